@@ -1,0 +1,78 @@
+"""
+What can go wrong, as a tree.
+
+    OncebridgeError
+    ├── ConfigError           wrong settings; raised at start, names the place
+    ├── EventError            the input is not an event we can key; carries the reason
+    ├── StoreError            the store could not answer (cause kept)
+    │   └── StoreUnavailable  worth trying again
+    ├── SinkError             the sink could not take it
+    │   └── SinkRejected      never worth trying again
+    ├── DeadLetterError       the dead letters could not take it; nothing is acknowledged
+    └── HandedBack            a call protected by `once` was neither made now nor before
+
+An expected outcome (a duplicate, a busy key) is a value, never one of these.
+"""
+
+
+class OncebridgeError(Exception):
+    """Everything this library raises on purpose."""
+
+
+class ConfigError(OncebridgeError):
+    """
+    A setting that cannot work.
+
+    *where* names the place (``rules[0].match.detail.state``), *message* says what
+    was found and what is allowed.
+    """
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(f"{where}: {message}" if where else message)
+        self.where = where
+        self.message = message
+
+
+class EventError(OncebridgeError):
+    """
+    The input is not an event, or not a safe one.
+
+    *reason* is one word for counting (see `oncebridge.event.REASONS`); the message
+    says what to do and never quotes the payload.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class StoreError(OncebridgeError):
+    """The store could not answer; whether the request was applied is not known."""
+
+
+class StoreUnavailable(StoreError):
+    """The store could not answer now; the same request may be sent again."""
+
+
+class SinkError(OncebridgeError):
+    """The sink did not take the event; it may be sent again."""
+
+
+class SinkRejected(SinkError):
+    """The sink will never take this event; it belongs in the dead letters."""
+
+
+class DeadLetterError(OncebridgeError):
+    """The dead letters could not be written, so the event must come again."""
+
+
+class HandedBack(OncebridgeError):
+    """
+    The protected call did not happen, and is not known to have happened: call again.
+
+    *retry_after_s* says when. The usual reason is that another worker is at it.
+    """
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
