@@ -1,0 +1,150 @@
+"""
+One spelling for each JSON value: RFC 8785, with exact integers.
+
+Two events are the same when their canonical bytes are, whatever the order of their
+names, the blanks between them, or the way a number or a character was written.
+
+There is one deviation from the RFC, and it is on purpose. The RFC reads every number
+as a double, so that 9223372036854775807 and 9223372036854775806 become one text, and
+two events would become one. Here a Python integer of any size is written digit by
+digit. A float is written as ECMAScript writes it, so 1, 1.0 and 1e0 agree.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from oncebridge.errors import EventError
+
+# Sorts names by code point, and writes strings exactly as the RFC asks.
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+_EXACT_BELOW = 2.0**53
+"""The first double whose neighbours are not all integers; from here on digits are lost."""
+
+_PLAIN_FROM = 1e-4
+"""From here up, msgspec, Python and ECMAScript write a fraction the same way."""
+
+_NOT_ASTRAL = bytes(range(0xF0))
+"""The bytes that do not begin a character from U+10000 up, in UTF-8."""
+
+
+def canonical(value: Any) -> bytes:
+    """
+    Write a parsed JSON *value* in its one canonical form.
+
+    Raises `EventError` for what JSON cannot say: NaN and infinities, lone surrogates,
+    names that are not strings, and objects of other types.
+    """
+    try:
+        return canonical_plain(value) if _is_plain(value) else _write(value).encode()
+    except UnicodeEncodeError:
+        # the cause would quote the text
+        raise EventError("lone-surrogate", "a string holds half a surrogate pair") from None
+    except RecursionError:
+        raise EventError("too-deep", "the value is nested too deeply to be written") from None
+    except ValueError:
+        raise EventError("number-too-long", "an integer has too many digits") from None
+
+
+def canonical_plain(value: Any) -> bytes:
+    """
+    Write a *value* whose floats are all known to be plain (see `plain_number`).
+
+    This is the fast half of `canonical`: it spares the walk through the value.
+    """
+    text = _encode(value)
+    # Among names below U+10000, the order of code points is the order of UTF-16 units.
+    if text.isascii() or not text.translate(None, _NOT_ASTRAL) or not _has_astral_name([value]):
+        return text
+    return _write(value).encode()
+
+
+def plain_number(value: float) -> int | float | None:
+    """
+    Give the number to keep for a float: one that is written alike everywhere.
+
+    A whole number becomes an integer, a fraction stays. None stands for the few that
+    msgspec and ECMAScript write differently, and for what is not finite.
+    """
+    if value.is_integer():
+        return int(value) if -_EXACT_BELOW < value < _EXACT_BELOW else None
+    return value if _PLAIN_FROM <= abs(value) < _EXACT_BELOW else None
+
+
+def number_text(value: float) -> str:
+    """Write a float as ECMAScript's ``Number::toString`` does."""
+    if not math.isfinite(value):
+        raise EventError("not-finite", "a number is not finite")
+    if value == 0:
+        return "0"
+    sign = "-" if value < 0 else ""
+    digits, point = _shortest_digits(abs(value))
+    return sign + _lay_out(digits, point)
+
+
+def _shortest_digits(value: float) -> tuple[str, int]:
+    """Split into digits and the place of the point: 0.DIGITS times ten to the *point*."""
+    mantissa, _, exponent = repr(value).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    leading = len(whole + fraction) - len(digits)
+    return digits.rstrip("0"), len(whole) - leading + int(exponent or 0)
+
+
+def _lay_out(digits: str, point: int) -> str:
+    count = len(digits)
+    if count <= point <= 21:
+        return digits + "0" * (point - count)
+    if 0 < point <= 21:
+        return f"{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return f"0.{'0' * -point}{digits}"
+    fraction = f".{digits[1:]}" if count > 1 else ""
+    return f"{digits[0]}{fraction}e{point - 1:+d}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Say whether msgspec would write every number as we want it, and knows every type."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return True
+    if kind is float:
+        return type(plain_number(value)) is float
+    if kind is dict:
+        return all(type(name) is str and _is_plain(item) for name, item in value.items())
+    return kind is list and all(_is_plain(item) for item in value)
+
+
+def _has_astral_name(value: Any) -> bool:
+    if type(value) is dict:
+        for name in value:
+            if not name.isascii() and max(name) > "\uffff":
+                return True
+        value = value.values()
+    for item in value:
+        if (type(item) is dict or type(item) is list) and _has_astral_name(item):
+            return True
+    return False
+
+
+def _write(value: Any) -> str:
+    """Write exactly, in plain Python: for the values msgspec writes in another way."""
+    kind = type(value)
+    if kind is float:
+        return number_text(value)
+    if kind is dict:
+        members = (f"{_encode(name).decode()}:{_write(value[name])}" for name in _in_order(value))
+        return f"{{{','.join(members)}}}"
+    if kind is list:
+        return f"[{','.join(map(_write, value))}]"
+    if kind is str or kind is int or kind is bool or value is None:
+        return _encode(value).decode()
+    raise EventError("not-json", f"a {kind.__name__} has no form in JSON")
+
+
+def _in_order(names: dict[Any, Any]) -> list[str]:
+    if any(type(name) is not str for name in names):
+        raise EventError("not-json", "a name is not a string")
+    return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

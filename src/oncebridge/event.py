@@ -1,0 +1,442 @@
+"""
+From the bytes that arrived to an event that never changes.
+
+The bytes are read once and kept, because they are what a sink passes on. What cannot be
+told apart safely is refused here, with one word for the reason, so that the rest of the
+product meets no surprise: no name twice, no number that was rounded, no half character.
+
+Most events take a short way. They are decoded, encoded again, and the two texts are
+compared by length: encoding never makes a text longer than it was received, so an equal
+length proves that nothing was dropped, and the encoding is the canonical form that a key
+needs anyway. Anything unusual takes an exact and slower way, with the same answers.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.canonical import canonical, canonical_plain, plain_number
+from oncebridge.errors import EventError
+
+REASONS: Final[Mapping[str, str]] = {
+    "not-json": "the bytes are not JSON in UTF-8",
+    "not-an-object": "the JSON is not an object",
+    "no-detail": "there is no detail object, nor a string that holds one",
+    "duplicate-name": "an object has the same name twice, so it can be read in two ways",
+    "not-finite": "a number is NaN, infinite or beyond the range of a double",
+    "lone-surrogate": "a string holds half a surrogate pair, which UTF-8 cannot carry",
+    "too-deep": "the event is nested more deeply than the limit",
+    "too-large": "the event is larger than the limit",
+    "number-too-long": "an integer has more digits than Python reads",
+}
+"""Why an event is refused: the word for counting, and the sentence for people."""
+
+_Object = dict[str, Any]
+
+
+class Limits(Struct, frozen=True):
+    """
+    How large an event may be.
+
+    *max_bytes* counts the bytes as received; EventBridge sends at most 1 MiB, SQS the
+    same. *max_depth* counts the envelope as one level.
+    """
+
+    max_bytes: int = 2 * 1024 * 1024
+    max_depth: int = 100
+
+
+class Unreadable(Struct, frozen=True):
+    """A record that is no event: its bytes, the reason (see `REASONS`) and the message."""
+
+    raw: bytes
+    reason: str
+    message: str
+
+
+class _Envelope(
+    Struct,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename={"detail_type": "detail-type", "replay_name": "replay-name"},
+):
+    """
+    The envelope as EventBridge writes it; any other takes the exact way.
+
+    A default is left out when it is encoded again, so an envelope that spells one out
+    (``"id": null``) does not reach its own length, and takes the exact way too.
+    """
+
+    version: str | None = None
+    id: str | None = None
+    detail_type: str = ""
+    source: str = ""
+    account: str | None = None
+    time: str | None = None
+    region: str | None = None
+    resources: list[str] | None = None
+    replay_name: str | None = None
+    detail: _Object = {}
+
+
+class Event(Struct, frozen=True, eq=False):
+    """
+    One event, parsed once and never changed.
+
+    *raw* is what was received, byte for byte. *detail* and `envelope` are parsed, and
+    read-only by convention; in them a whole number is an integer, also when it was
+    spelt ``1.0``. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
+    and *detail_type* are empty, and *resources* has no items, where the envelope has no
+    such field or has something other than a string (a list of strings) there: an id of
+    ``7`` or ``null`` is no id. `envelope` still shows what stood there.
+    *bare* says that there was no envelope and the whole text is the detail.
+
+    *kept* is the canonical detail without the names in *apart* (see `parse`).
+    Two events are never equal, even when they arrived with the same bytes.
+    """
+
+    raw: bytes
+    detail: _Object
+    id: str | None
+    source: str
+    detail_type: str
+    time: str | None
+    account: str | None
+    region: str | None
+    resources: Sequence[str]
+    replay_name: str | None
+    bare: bool
+    plain: bool
+    apart: tuple[str, ...]
+    kept: bytes
+    _envelope: _Envelope | _Object
+    _canonical: bytes | None = None
+
+    @property
+    def canonical(self) -> bytes:
+        """The canonical form of the whole detail."""
+        if not self.apart:
+            return self.kept
+        if self._canonical is None:
+            text = canonical_plain(self.detail) if self.plain else canonical(self.detail)
+            msgspec.structs.force_setattr(self, "_canonical", text)
+            return text
+        return self._canonical
+
+    @property
+    def envelope(self) -> Mapping[str, Any]:
+        """The whole event as one mapping, with the parsed detail and any unknown field."""
+        top = self._envelope
+        if isinstance(top, _Envelope):
+            values = zip(_FIELDS, msgspec.structs.astuple(top), strict=True)
+            top = {field.encode_name: value for field, value in values if value != field.default}
+            top["detail"] = self.detail
+            msgspec.structs.force_setattr(self, "_envelope", top)
+        return top
+
+    def __repr__(self) -> str:
+        # a detail may hold personal data, and a repr ends up in logs
+        return f"<Event of {len(self.raw)} bytes>"
+
+
+_FIELDS: Final = msgspec.structs.fields(_Envelope)
+_DEFAULT_LIMITS: Final = Limits()
+
+_JOINT: Final = b'"detail":,'
+"""What stands in a whole event besides its detail and the rest, when there is no blank."""
+
+
+def parse(
+    raw: bytes,
+    *,
+    limits: Limits = _DEFAULT_LIMITS,
+    bare: bool = False,
+    apart: tuple[str, ...] = (),
+) -> Event:
+    """
+    Read one event, or raise `EventError` with the reason.
+
+    With *bare*, an object without a ``detail`` member is taken as the detail itself.
+    *apart* names members of the detail which the key is going to ignore (give it
+    `ContentKey.apart`). It changes no answer; it spares that key a second encoding.
+    """
+    if len(raw) > limits.max_bytes:
+        raise EventError("too-large", f"{len(raw)} bytes, and the limit is {limits.max_bytes}")
+    try:
+        top = _decode_envelope(raw)
+        detail = top.detail
+        top.detail = {}  # a default, so it is left out of the rest
+        rest = _encode(top)
+        if apart:
+            kept, others = _encode_apart(detail, apart)
+            body = kept + others
+        else:
+            body = kept = canonical_plain(detail)
+    except (ValueError, RecursionError):
+        is_whole = False
+    else:
+        is_whole = len(body) + len(_JOINT) + len(rest) == len(raw) or (
+            _same_colons(raw, body + _JOINT + rest)
+        )
+    if not is_whole or not detail:
+        return _parse_unusual(raw, limits, bare=bare, apart=apart)
+    if body.replace(b"{", b"[").count(b"[") >= limits.max_depth:
+        _check_depth(detail, limits.max_depth - 1)
+    return Event(
+        raw,
+        detail,
+        top.id,
+        top.source,
+        top.detail_type,
+        top.time,
+        top.account,
+        top.region,
+        top.resources or (),
+        top.replay_name,
+        False,
+        True,
+        apart,
+        kept,
+        top,
+    )
+
+
+def parse_all(
+    raws: Iterable[bytes],
+    *,
+    limits: Limits = _DEFAULT_LIMITS,
+    bare: bool = False,
+    apart: tuple[str, ...] = (),
+) -> list[Event | Unreadable]:
+    """Read a batch: one answer per record, in order, and no record spoils another's."""
+    return [read(raw, limits=limits, bare=bare, apart=apart) for raw in raws]
+
+
+def read(
+    raw: bytes,
+    *,
+    limits: Limits = _DEFAULT_LIMITS,
+    bare: bool = False,
+    apart: tuple[str, ...] = (),
+) -> Event | Unreadable:
+    """Read one event; what is none is a value too, with the reason."""
+    try:
+        return parse(raw, limits=limits, bare=bare, apart=apart)
+    except EventError as error:
+        return Unreadable(raw, error.reason, str(error))
+
+
+def from_object(
+    mapping: Mapping[str, Any],
+    *,
+    limits: Limits = _DEFAULT_LIMITS,
+    bare: bool = False,
+    apart: tuple[str, ...] = (),
+) -> Event:
+    """
+    Make an event for a caller that only has the parsed object, such as a Lambda.
+
+    The bytes as they were received are gone; *raw* becomes a compact encoding.
+    """
+    try:
+        # NaN is let through here, so that `parse` refuses it like any other
+        text = json.dumps(
+            dict(mapping), ensure_ascii=False, check_circular=False, separators=(",", ":")
+        )
+        raw = text.encode()
+    except UnicodeEncodeError:
+        _refuse("lone-surrogate")
+    except RecursionError:
+        _refuse("too-deep")
+    except ValueError:
+        _refuse("number-too-long")
+    except TypeError as error:
+        raise EventError("not-json", f"the object is not made of JSON values: {error}") from None
+    return parse(raw, limits=limits, bare=bare, apart=apart)
+
+
+def _read_plain_float(text: str) -> int | float:
+    number = plain_number(float(text))
+    # The comparison of lengths in `parse` needs that nothing grows, as 1e5 would.
+    # Without an exponent nothing can: the digits written are the fewest that will do.
+    if number is None or (("e" in text or "E" in text) and len(repr(number)) > len(text)):
+        raise ValueError
+    return number
+
+
+_decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=_read_plain_float).decode
+_decode_any = msgspec.json.Decoder(float_hook=_read_plain_float).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def _encode_apart(detail: _Object, apart: tuple[str, ...]) -> tuple[bytes, bytes]:
+    """Encode the detail without the names *apart*, and the rest of its members after that."""
+    remaining = detail.copy()
+    aside = {name: remaining.pop(name) for name in apart if name in remaining}
+    kept = canonical_plain(remaining)
+    # the opening brace goes, the closing one stays for the comma there would have been
+    return kept, _encode(aside)[1:] if aside else b""
+
+
+def _same_colons(raw: bytes, again: bytes) -> bool:
+    """
+    Prove in spite of blanks and escapes that encoding *again* dropped no member.
+
+    Each member has a colon of its own, and a string keeps the colons it had, unless
+    one was spelt as an escape.
+    """
+    if b"\\" in raw and b"\\u003" in raw:
+        return False
+    return raw.count(b":") == again.count(b":")
+
+
+def _check_depth(value: Any, limit: int) -> None:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return
+    _refuse("too-deep")
+
+
+def _parse_unusual(raw: bytes, limits: Limits, *, bare: bool, apart: tuple[str, ...]) -> Event:
+    """Read whatever the short way leaves: other fields, other types, faults."""
+    top, plain = _read(raw, limits)
+    if type(top) is not dict:
+        _refuse("not-an-object")
+    bare = bare and "detail" not in top
+    if bare:
+        top = {"detail": top}
+    elif type(top.get("detail")) is str:
+        top["detail"], plain = _read_inner(top["detail"], limits)
+    detail = top.get("detail")
+    if type(detail) is not dict:
+        _refuse("no-detail")
+    remaining = {name: item for name, item in detail.items() if name not in apart}
+    return Event(
+        raw,
+        detail,
+        _string(top, "id"),
+        _string(top, "source") or "",
+        _string(top, "detail-type") or "",
+        _string(top, "time"),
+        _string(top, "account"),
+        _string(top, "region"),
+        _strings(top.get("resources")),
+        _string(top, "replay-name"),
+        bare,
+        plain,
+        apart,
+        canonical_plain(remaining) if plain else canonical(remaining),
+        top,
+    )
+
+
+def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
+    """Read any JSON; the second answer says whether its floats are known to be plain."""
+    try:
+        value = _decode_any(raw)
+        again = _encode(value)
+    except (ValueError, RecursionError):
+        is_whole = False
+    else:
+        is_whole = len(again) == len(raw) or _same_colons(raw, again)
+    if not is_whole:
+        return _read_exactly(raw, limits), False
+    if again.replace(b"{", b"[").count(b"[") > limits.max_depth:
+        _check_depth(value, limits.max_depth)
+    return value, True
+
+
+def _read_inner(text: str, limits: Limits) -> tuple[Any, bool]:
+    """Read a detail that was sent as a string of JSON."""
+    try:
+        return _read(text.encode(), limits)
+    except EventError as error:
+        if error.reason == "not-json":
+            _refuse("no-detail")
+        raise
+
+
+def _read_exactly(raw: bytes, limits: Limits) -> Any:
+    """Read any JSON member by member, and give the reason if it cannot be taken."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        _refuse("lone-surrogate" if _is_surrogate(raw, error.start) else "not-json")
+    if text.startswith("\ufeff"):
+        raise EventError("not-json", "the text begins with a byte order mark; send it without")
+    try:
+        value = _exact_decoder.decode(text)
+    except json.JSONDecodeError as error:
+        raise EventError("not-json", f"the text is not JSON (at character {error.pos})") from None
+    except RecursionError:
+        _refuse("too-deep")
+    _check_depth([value], limits.max_depth + 1)
+    try:
+        _encode(value)
+    except UnicodeEncodeError:
+        _refuse("lone-surrogate")
+    return value
+
+
+def _is_surrogate(raw: bytes, start: int) -> bool:
+    """Recognise a surrogate that was encoded on its own, as CESU-8 does."""
+    return raw[start] == 0xED and raw[start + 1 : start + 2] >= b"\xa0"
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> _Object:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        _refuse("duplicate-name")
+    return members
+
+
+def _read_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        _refuse("number-too-long")
+
+
+def _read_float(text: str) -> int | float:
+    value = float(text)
+    if not math.isfinite(value):
+        _refuse("not-finite")
+    number = plain_number(value)
+    return value if number is None else number
+
+
+def _read_constant(_text: str) -> NoReturn:
+    _refuse("not-finite")
+
+
+def _refuse(reason: str) -> NoReturn:
+    # nothing of the payload may be quoted, so the error that led here is not kept either
+    raise EventError(reason, REASONS[reason]) from None
+
+
+_exact_decoder = json.JSONDecoder(
+    object_pairs_hook=_without_repeats,
+    parse_float=_read_float,
+    parse_int=_read_int,
+    parse_constant=_read_constant,
+)
+
+
+def _string(top: _Object, name: str) -> str | None:
+    value = top.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _strings(value: Any) -> Sequence[str]:
+    return value if type(value) is list and all(type(item) is str for item in value) else ()

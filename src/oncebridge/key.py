@@ -1,0 +1,343 @@
+"""
+How an event becomes a key.
+
+A key is one byte for the version of this algorithm, and the SHA-256 of everything that
+makes the event this one and no other: the namespace, the kind of key, the source, the
+detail-type, and the parts that the rule chose. Each stands behind its own length, so
+that ``a|bc`` and ``ab|c`` are two keys. In text a key is written in hex, which is safe
+in a header, in SQL and in the name of a file, whatever the event held.
+
+A kind of key answers None when it has nothing to go by: a part that is missing or null,
+an id that is empty, a detail with nothing left in it. That is not a key, and the caller
+decides what then. A constant would make strangers into duplicates.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+import jmespath
+from jmespath.exceptions import JMESPathError
+from jmespath.functions import Functions
+
+from oncebridge.canonical import canonical, canonical_plain
+from oncebridge.errors import ConfigError, EventError
+from oncebridge.event import Event
+
+Scope = Literal["source", "organisation"]
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
+
+KEY_VERSION: Final = 1
+"""The first byte of every key; it changes whenever equal events would get other keys."""
+
+_VERSION_BYTE: Final = bytes([KEY_VERSION])
+
+
+class KeyKind(Protocol):
+    """
+    One way to tell events apart.
+
+    *kind* is its name, which goes into the key. `parts` gives what goes in besides, or
+    None if this event cannot be told apart in this way.
+    """
+
+    @property
+    def kind(self) -> bytes: ...
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None: ...
+
+
+class ContentKey:
+    """
+    The canonical detail, without the paths in *ignore*.
+
+    A path is made of names and dots and starts at the envelope: ``detail.timestamp``.
+    ``*`` stands for any name or any element of an array, and a name with odd characters
+    goes into double quotes: ``detail."odd.name"``. *where* names the setting in errors.
+
+    *apart* is for `oncebridge.event.parse`, which then encodes each event only once.
+    """
+
+    kind: Final = b"content"
+
+    def __init__(self, ignore: Sequence[str] = (), *, where: str = "ignore") -> None:
+        self.ignore = _listed(ignore, where)
+        self._paths = [_read_path(path, f"{where}[{n}]") for n, path in enumerate(self.ignore)]
+        names = [path[0] for path in self._paths if len(path) == 1 and path[0] is not None]
+        self._names = tuple(names) if len(names) == len(self._paths) else None
+        self.apart: tuple[str, ...] = self._names or ()
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None:
+        body = event.kept if event.apart == self._names else self.body(event)
+        return None if body == b"{}" else (body,)
+
+    def body(self, event: Event) -> bytes:
+        """Give what of the detail counts, as canonical bytes; ``{}`` when nothing does."""
+        if event.apart == self._names:
+            return event.kept
+        if self._names is not None:
+            left = {name: item for name, item in event.detail.items() if name not in self._names}
+        else:
+            left = _without(event.detail, self._paths)
+            if _says_nothing(left):
+                return b"{}"
+        return canonical_plain(left) if event.plain else canonical(left)
+
+
+class IdKey:
+    """The id that EventBridge gave the event."""
+
+    kind: Final = b"id"
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None:
+        return (event.id.encode(),) if event.id else None
+
+
+class FieldsKey:
+    """
+    The values that JMESPath *expressions* find in the envelope.
+
+    ``detail.a.b`` is walked directly, anything else is JMESPath's to evaluate. The
+    expressions are part of the key, so two rules with different ones never meet. A value
+    is taken in its canonical form: 1 and 1.0 agree, ``"1"`` is another.
+    *where* names the setting in errors.
+    """
+
+    kind: Final = b"fields"
+
+    def __init__(self, expressions: Sequence[str], *, where: str = "key") -> None:
+        self.expressions = _listed(expressions, where)
+        if not expressions:
+            raise ConfigError(where, "is empty; name at least one field, such as detail.id")
+        self._finders = [
+            (expression.encode(), _compile(expression, f"{where}[{n}]"))
+            for n, expression in enumerate(self.expressions)
+        ]
+        if all(not _says_nothing(find({})) for _, find in self._finders):
+            raise ConfigError(
+                where,
+                "has a value even when the event is empty, so different events would get one "
+                "key; use at least one field without a fallback",
+            )
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None:
+        envelope = event.envelope
+        found: list[bytes] = []
+        for expression, find in self._finders:
+            value = find(envelope)
+            if _says_nothing(value):
+                return None
+            try:
+                found += (expression, canonical(value))
+            except EventError:
+                # what an expression makes may be no JSON: to_number('nan'), for one
+                return None
+        return tuple(found)
+
+
+def compile_field(expression: str, where: str = "field") -> Callable[[Event], Any]:
+    """Compile one JMESPath expression over the envelope; None where it finds nothing."""
+    find = _compile(expression, where)
+    return lambda event: find(event.envelope)
+
+
+def make_key(
+    namespace: str, kind: bytes, source: str, detail_type: str, parts: tuple[bytes, ...]
+) -> bytes:
+    """Make the key: 33 bytes, the first of which is `KEY_VERSION`."""
+    hashed = _start(namespace, kind, source, detail_type).copy()
+    hashed.update(_frame(parts))
+    return _VERSION_BYTE + hashed.digest()
+
+
+def fingerprint(
+    event: Event, *, content: ContentKey | None = None, source: str | None = None
+) -> bytes:
+    """
+    Give 16 bytes which tell whether two events with one key say the same.
+
+    Only what the sender wrote counts, less what *content* ignores. What the transport
+    adds (id, time, region, account, replay-name) does not. *source* is for a scoped one.
+    """
+    body = event.canonical if content is None else content.body(event)
+    scope = event.source if source is None else source
+    hashed = _start("", b"fingerprint", scope, event.detail_type).copy()
+    hashed.update(_frame((body,)))
+    return hashed.digest()[:16]
+
+
+def conflict_key(key: bytes, fingerprint: bytes) -> bytes:
+    """Make the key of an event that came under another event's *key*."""
+    return _VERSION_BYTE + sha256(_frame((b"conflict", key, fingerprint))).digest()
+
+
+_ORGANISATION: Final = re.compile(
+    r"(aws\.partner/genesys\.com(?:\.test)?/cloud/[^/]+)/.+", re.DOTALL
+)
+
+
+@lru_cache(maxsize=1024)
+def scoped_source(source: str, scope: Scope) -> str:
+    """
+    Give the source under which events count as one sender's.
+
+    Within an organisation, all integrations of one Genesys organisation are one source:
+    the suffix goes. Sources of anyone else stay as they are.
+    """
+    if scope == "organisation" and (found := _ORGANISATION.fullmatch(source)):
+        return found[1]
+    return source
+
+
+def _frame(parts: Sequence[bytes]) -> bytes:
+    """Put each part behind its length."""
+    framed = b""
+    for part in parts:
+        framed += len(part).to_bytes(8) + part
+    return framed
+
+
+# Few senders send many events: what their keys have in common is hashed once.
+@lru_cache(maxsize=4096)
+def _start(namespace: str, kind: bytes, source: str, detail_type: str) -> "HASH":
+    """Hash what comes before the parts; to be copied, never updated."""
+    return sha256(_frame((namespace.encode(), kind, source.encode(), detail_type.encode())))
+
+
+def _listed(items: Sequence[str], where: str) -> tuple[str, ...]:
+    if isinstance(items, str) or not all(isinstance(item, str) for item in items):
+        raise ConfigError(where, "must be a list of strings")
+    return tuple(items)
+
+
+# A step on a path: a name, or None for the star, which any name and any element match.
+_Path = tuple[str | None, ...]
+
+_STEP: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\*|[^.*"\s\[\]]+')
+_PATH_HELP: Final = (
+    "a path is names and dots and starts with detail, as in detail.timestamp or "
+    'detail.items.*.sentAt; a name with odd characters stands in quotes: detail."odd.name"'
+)
+
+
+def _read_path(path: str, where: str) -> _Path:
+    """Read an ignored path, and give the steps below ``detail``."""
+    steps: list[str | None] = []
+    position = 0
+    while True:
+        step = _STEP.match(path, position)
+        if not step:
+            raise ConfigError(where, f"{path!r} breaks off at column {position + 1}; {_PATH_HELP}")
+        steps.append(_read_step(step[0], where))
+        position = step.end()
+        if position == len(path):
+            break
+        if path[position] != ".":
+            raise ConfigError(where, f"{path!r} has no dot at column {position + 1}; {_PATH_HELP}")
+        position += 1
+    if steps[0] != "detail" or len(steps) == 1:
+        raise ConfigError(where, f"{path!r} is not below detail; {_PATH_HELP}")
+    return tuple(steps[1:])
+
+
+def _read_step(step: str, where: str) -> str | None:
+    if step == "*":
+        return None
+    if not step.startswith('"'):
+        return step
+    try:
+        name: str = json.loads(step)
+        name.encode()
+    except ValueError:
+        raise ConfigError(where, f"{step} is not a name in quotes; {_PATH_HELP}") from None
+    return name
+
+
+def _without(value: Any, paths: Sequence[_Path]) -> Any:
+    """Copy what is left without *paths*; what no path touches is shared, not copied."""
+    if isinstance(value, dict):
+        members = ((name, item, _below(paths, name)) for name, item in value.items())
+        return {
+            name: _without(item, below) if below else item
+            for name, item, below in members
+            if () not in below
+        }
+    if isinstance(value, list):
+        below = _below(paths, None)
+        return [] if () in below else [_without(item, below) for item in value]
+    return value
+
+
+def _below(paths: Sequence[_Path], name: str | None) -> list[_Path]:
+    return [path[1:] for path in paths if path[0] is None or path[0] == name]
+
+
+def _says_nothing(value: Any) -> bool:
+    """Recognise null, and what holds nothing but null: ``[a, b]`` makes that of missing fields."""
+    if isinstance(value, dict):
+        return all(map(_says_nothing, value.values()))
+    if isinstance(value, list):
+        return all(map(_says_nothing, value))
+    return value is None
+
+
+_NAME: Final = r'(?:[A-Za-z_][A-Za-z0-9_]*|"(?:[^"\\]|\\.)*")'
+_PLAIN: Final = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+
+
+def _compile(expression: str, where: str) -> Callable[[Any], Any]:
+    try:
+        compiled = jmespath.compile(expression)
+    except JMESPathError as error:
+        raise ConfigError(where, f"{expression!r} is not JMESPath: {_in_a_line(error)}") from None
+    _check_functions(compiled.parsed, expression, where)
+    if _PLAIN.fullmatch(expression):
+        return _walker([_unquote(name) for name in re.findall(_NAME, expression)])
+
+    def search(envelope: Any) -> Any:
+        try:
+            return compiled.search(envelope)
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError):
+            # a function was given what it cannot take, often the null of a missing field
+            return None
+
+    return search
+
+
+def _walker(names: list[str]) -> Callable[[Any], Any]:
+    def walk(envelope: Any) -> Any:
+        value = envelope
+        for name in names:
+            if not isinstance(value, dict):
+                return None
+            value = value.get(name)
+        return value
+
+    return walk
+
+
+def _unquote(name: str) -> str:
+    return str(json.loads(name)) if name.startswith('"') else name
+
+
+def _in_a_line(error: JMESPathError) -> str:
+    first = str(error).splitlines()[0].rstrip(": ")
+    return f"{first} (a name with odd characters needs double quotes)" if "-" in first else first
+
+
+def _check_functions(node: Any, expression: str, where: str) -> None:
+    """Refuse an unknown function now; JMESPath would notice only when it is called."""
+    if not isinstance(node, dict):
+        return
+    if node["type"] == "function_expression" and node["value"] not in Functions.FUNCTION_TABLE:
+        known = ", ".join(sorted(Functions.FUNCTION_TABLE))
+        raise ConfigError(
+            where, f"{expression!r} calls {node['value']!r}, which is none of {known}"
+        )
+    for child in node["children"]:
+        _check_functions(child, expression, where)
