@@ -1,0 +1,529 @@
+"""
+EventBridge's event patterns, compiled once and matched in about a microsecond.
+
+A pattern has the shape of the event it looks for. Names are joined by *and*; the
+values in one array, and the objects under ``$or``, are joined by *or*::
+
+    {
+        "source": ["com.example.orders", {"prefix": "com.example.v2."}],
+        "detail": {"total": [{"numeric": [">", 0, "<=", 500]}], "error": [{"exists": False}]},
+    }
+
+The meaning is that of AWS's open-source engine, event-ruler. What surprises people:
+
+- Only leaves count. ``{}``, ``[]`` and a missing field are the same nothing, which
+  ``exists: false`` accepts and everything else, ``anything-but`` too, declines;
+  ``null`` and ``""`` are leaves, and two different ones.
+- An event's array matches when any of its items does, however deeply arrays nest.
+- Two names below one array must be found in the same item of it.
+- A dot in a name is a step: ``{"a.b": …}`` and ``{"a": {"b": …}}`` are one path, in
+  patterns and in events alike.
+
+Patterns that EventBridge refuses are refused here. So is a path that ``$or`` gives a
+second time in the same branch: EventBridge would keep only the last without a word.
+"""
+
+import difflib
+import ipaddress
+import operator
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from oncebridge.errors import ConfigError
+
+_Test = Callable[[Any], bool]
+_Path = tuple[str, ...]
+_Branch = dict[_Path, "_Leaf"]
+
+# What stands in for a missing field: like one, it has no leaves.
+_NOTHING: dict[str, Any] = {}
+
+# How many combinations the $or of one pattern may unfold into.
+_MOST_BRANCHES = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """
+    One compiled pattern.
+
+    *spec* is what it was compiled from, for printing. *fields* are the top-level names
+    it looks at: an answer depends on nothing else in the event.
+    """
+
+    spec: Mapping[str, Any]
+    fields: frozenset[str]
+    _branches: "tuple[_Node, ...]" = field(repr=False)
+
+    @classmethod
+    def compile(cls, spec: Mapping[str, Any], where: str = "match") -> "Pattern":
+        """Compile *spec*, or raise ``ConfigError`` naming the place below *where*."""
+        branches = _expand(spec, where, ())
+        fields = frozenset(path[0] for branch in branches for path in branch)
+        return cls(spec, fields, tuple(map(_tree, branches)))
+
+    def matches(self, envelope: Mapping[str, Any]) -> bool:
+        """Tell whether the whole event *envelope*, as parsed JSON, fits; never raises."""
+        for branch in self._branches:  # noqa: SIM110 - a generator would take twice as long
+            if branch.matches_object(envelope):
+                return True
+        return False
+
+
+# Matching -----------------------------------------------------------------------------
+
+
+def _never(_value: object) -> bool:
+    return False
+
+
+def _always(_value: object) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Leaf:
+    """The values one field may have: as a string, as any other scalar, or not at all."""
+
+    text: _Test = _never
+    other: _Test = _never
+    absent: bool = False
+
+    def matches(self, value: object) -> bool:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return self.absent
+        if isinstance(value, list):
+            scalars = [item for item in _items(value) if not isinstance(item, dict)]
+            return any(map(self.matches, scalars)) if scalars else self.absent
+        return self.other(value)
+
+    def first_found(self, value: object) -> tuple[int, ...] | None:
+        items = _items(value) if isinstance(value, list) else [value]
+        return None if all(isinstance(item, dict) for item in items) else ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Node:
+    """
+    The fields one object must have, in the order of their dotted paths.
+
+    *may_lack* says that some leaf below accepts absence. *dotted* are the names by
+    which an event could give several steps at once.
+    """
+
+    children: "tuple[tuple[str, _Leaf | _Node], ...]"
+    may_lack: bool
+    dotted: frozenset[str]
+
+    def matches(self, value: object) -> bool:
+        if isinstance(value, dict):
+            return self.matches_object(value)
+        if isinstance(value, list):
+            return self._matches_array(value)
+        return self.matches_object(_NOTHING)
+
+    def matches_object(self, value: Mapping[str, Any]) -> bool:
+        if self.dotted:
+            value = _unfolded(value, self.dotted)
+        for name, child in self.children:  # noqa: SIM110 - as above
+            if not child.matches(value.get(name, _NOTHING)):
+                return False
+        return True
+
+    def _matches_array(self, array: list[Any]) -> bool:
+        """
+        Find one item that has it all.
+
+        event-ruler takes the paths in sorted order, and the first one that the array
+        holds anywhere settles which item is meant. A path sorted before that one is
+        therefore absent only if no item has it; a path after it, if that item has not.
+        """
+        objects = [item for item in _items(array) if isinstance(item, dict)]
+        if self.may_lack:
+            found = [self.first_found(each) for each in objects]
+            first = min((path for path in found if path is not None), default=None)
+            if first is None:
+                return self.matches_object(_NOTHING)
+            objects = [objects[i] for i, path in enumerate(found) if path == first]
+        return any(map(self.matches_object, objects))
+
+    def first_found(self, value: object) -> tuple[int, ...] | None:
+        """Locate, by the children's positions, the first path that has a leaf in *value*."""
+        if isinstance(value, list):
+            objects = (item for item in _items(value) if isinstance(item, dict))
+            found = map(self.first_found, objects)
+            return min((path for path in found if path is not None), default=None)
+        if isinstance(value, dict):
+            unfolded = _unfolded(value, self.dotted)
+            for position, (name, child) in enumerate(self.children):
+                below = child.first_found(unfolded.get(name, _NOTHING))
+                if below is not None:
+                    return (position, *below)
+        return None
+
+
+def _items(array: list[Any]) -> Iterator[Any]:
+    """Go through *array* and the arrays in it, without recursion: events nest as they like."""
+    pending = [array]
+    while pending:
+        for item in pending.pop():
+            if isinstance(item, list):
+                pending.append(item)
+            else:
+                yield item
+
+
+def _unfolded(value: Mapping[str, Any], dotted: frozenset[str]) -> Mapping[str, Any]:
+    """Read *value* with its *dotted* names as objects: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    if value.keys().isdisjoint(dotted):
+        return value
+    plain = {name: value[name] for name in value if name not in dotted}
+    for name in sorted(dotted.intersection(value)):
+        head, _, rest = name.partition(".")
+        old = plain.get(head, _NOTHING)
+        if isinstance(old, dict) and rest not in old:
+            plain[head] = {**old, rest: value[name]}
+        else:
+            plain[head] = [old, {rest: value[name]}]  # both count, as items of an array do
+    return plain
+
+
+# Compiling: structure -----------------------------------------------------------------
+
+
+def _expand(spec: object, where: str, prefix: _Path, *, inside_or: bool = False) -> list[_Branch]:
+    """Turn *spec* into branches, of which one must match; each maps every path to its leaf."""
+    if not isinstance(spec, Mapping):
+        raise _unexpected(where, "an object of fields", spec)
+    if not spec:
+        raise ConfigError(where, "an empty object is not allowed; name at least one field")
+    branches: list[_Branch] = [{}]
+    for name, value in spec.items():
+        place = f"{where}.{name}"
+        path = (*prefix, *str(name).split("."))
+        if name == "$or" and _joins_branches(value):
+            options = _expand_or(value, place, prefix)
+        elif inside_or and name in _RESERVED_INSIDE_OR:
+            raise ConfigError(place, f"{name!r} cannot be the name of a field inside $or")
+        elif isinstance(value, Mapping):
+            options = _expand(value, place, path, inside_or=inside_or)
+        else:
+            options = [{path: _compile_leaf(value, place)}]
+        if len(branches) * len(options) > _MOST_BRANCHES:
+            raise ConfigError(place, f"$or unfolds into more than {_MOST_BRANCHES} combinations")
+        branches = [_joined(left, right, place) for left in branches for right in options]
+    return branches
+
+
+def _joins_branches(value: object) -> bool:
+    """Tell the operator ``$or`` from a field that happens to have that name."""
+    if not isinstance(value, list) or not value:
+        return False
+    if not all(isinstance(each, Mapping) for each in value):
+        return False
+    return not any(name in _RESERVED_INSIDE_OR for each in value for name in each)
+
+
+def _expand_or(value: list[Any], where: str, prefix: _Path) -> list[_Branch]:
+    if len(value) < 2:
+        raise ConfigError(where, "$or needs at least two objects to choose from")
+    branches = []
+    for index, each in enumerate(value):
+        branches += _expand(each, f"{where}[{index}]", prefix, inside_or=True)
+    return branches
+
+
+def _joined(left: _Branch, right: _Branch, where: str) -> _Branch:
+    twice = left.keys() & right.keys()
+    if twice:
+        path = ".".join(min(twice))
+        message = f"{path!r} is given twice in one branch; EventBridge would use only the last"
+        raise ConfigError(where, message)
+    return left | right
+
+
+def _tree(branch: _Branch) -> _Node:
+    """Arrange the paths of *branch* as nested nodes, keeping event-ruler's order."""
+    children: dict[str, tuple[str, _Leaf | _Node]] = {}
+    deeper: dict[str, _Branch] = {}
+    for (name, *rest), leaf in branch.items():
+        if rest:
+            deeper.setdefault(name, {})[tuple(rest)] = leaf
+        else:
+            children[name] = (name, leaf)
+    # A subtree sorts by what its paths begin with, so that "a-b" comes before "a.c".
+    children |= {f"{name}.": (name, _tree(paths)) for name, paths in deeper.items()}
+    return _Node(
+        children=tuple(children[key] for key in sorted(children)),
+        may_lack=any(leaf.absent for leaf in branch.values()),
+        dotted=frozenset(".".join(path[:n]) for path in branch for n in range(2, len(path) + 1)),
+    )
+
+
+# Compiling: values --------------------------------------------------------------------
+
+
+def _unexpected(where: str, wanted: str, found: object) -> ConfigError:
+    return ConfigError(where, f"expected {wanted}, found {found!r}")
+
+
+def _compile_leaf(values: object, where: str) -> _Leaf:
+    if not isinstance(values, list):
+        wanted = "an array of values, such as ['a'] or [{'prefix': 'b'}], or an object of fields"
+        raise _unexpected(where, wanted, values)
+    if not values:
+        raise ConfigError(where, "an empty array is not allowed; give at least one value")
+    places = [(value, f"{where}[{index}]") for index, value in enumerate(values)]
+    strings = frozenset(value for value in values if isinstance(value, str))
+    leaves = [_compile_value(*each) for each in places if not isinstance(each[0], str)]
+    leaves += [_Leaf(text=strings.__contains__)] if strings else []
+    return _Leaf(
+        text=_any_of([leaf.text for leaf in leaves]),
+        other=_any_of([leaf.other for leaf in leaves]),
+        absent=any(leaf.absent for leaf in leaves),
+    )
+
+
+def _compile_value(value: object, where: str) -> _Leaf:
+    if value is None or isinstance(value, bool):
+        return _Leaf(other=lambda found: found is value)
+    if isinstance(value, (int, float)):
+        _require_finite(value, where)
+        return _Leaf(other=lambda found: _is_number(found) and found == value)
+    if isinstance(value, Mapping):
+        name, operand = _only_entry(value, where, _OPERATORS)
+        return _OPERATORS[name](operand, f"{where}.{name}")
+    raise _unexpected(where, "a string, number, true, false, null or operator", value)
+
+
+def _any_of(tests: list[_Test]) -> _Test:
+    tests = [test for test in tests if test is not _never]
+    if len(tests) < 2:
+        return tests[0] if tests else _never
+    return lambda value: any(test(value) for test in tests)
+
+
+def _only_entry(spec: Mapping[str, Any], where: str, allowed: Collection[str]) -> tuple[str, Any]:
+    names = ", ".join(sorted(allowed))
+    if len(spec) != 1:
+        raise _unexpected(where, f"exactly one of {names}", spec)
+    ((name, operand),) = spec.items()
+    if name not in allowed:
+        close = difflib.get_close_matches(str(name), allowed, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(where, f"{name!r} is not one of {names}{hint}")
+    return name, operand
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise _unexpected(where, "a string", value)
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require_finite(value: float, where: str) -> None:
+    if value - value != 0:  # so it is inf or nan, which TOML has and JSON has not
+        raise _unexpected(where, "a finite number", value)
+
+
+def _threshold(value: object, where: str) -> float:
+    """Check a number to compare with, which EventBridge holds as a 64-bit float."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise _unexpected(where, "a number", value)
+    _require_finite(value, where)
+    try:
+        exact = float(value) == value
+    except OverflowError:
+        exact = False
+    if not exact:
+        raise _unexpected(where, "a number that a 64-bit float can hold", value)
+    return value
+
+
+# Compiling: operators -----------------------------------------------------------------
+
+
+def _any_case(value: str) -> str:
+    """
+    Spell *value* as a regular expression for either case of each of its characters.
+
+    This is event-ruler's rule, and not the same as comparing what ``lower`` or
+    ``casefold`` return: ``ß`` stands for ``ß`` and ``SS``, but ``ss`` never for ``ß``.
+    """
+    cases = ({each, each.lower(), each.upper()} for each in value)
+    return "".join(f"(?:{'|'.join(map(re.escape, sorted(case)))})" for case in cases)
+
+
+def _found(search: Callable[[str], re.Match[str] | None]) -> _Test:
+    return lambda text: search(text) is not None
+
+
+def _like(value: str, where: str) -> _Test:
+    """Compare piece by piece: a regular expression could backtrack for ever on a hostile event."""
+    head, *rest = _pieces(value, where)
+    if not rest:
+        return frozenset((head,)).__contains__
+    *middle, tail = rest
+
+    def test(text: str) -> bool:
+        start, end = len(head), len(text) - len(tail)
+        if start > end or not text.startswith(head) or not text.endswith(tail):
+            return False
+        for piece in middle:
+            start = text.find(piece, start, end)
+            if start < 0:
+                return False
+            start += len(piece)
+        return True
+
+    return test
+
+
+def _pieces(value: str, where: str) -> list[str]:
+    """Split *value* at its wildcards; a star or backslash after a backslash is itself."""
+    pieces = [""]
+    characters = iter(value)
+    for each in characters:
+        if each == "*":
+            if len(pieces) > 1 and not pieces[-1]:
+                raise ConfigError(where, f"two wildcards in a row in {value!r}; write one *")
+            pieces.append("")
+        elif each == "\\":
+            escaped = next(characters, "")
+            if escaped not in ("*", "\\"):
+                raise ConfigError(where, f"a backslash must stand before * or \\ in {value!r}")
+            pieces[-1] += escaped
+        else:
+            pieces[-1] += each
+    return pieces
+
+
+_TEXT_TESTS: dict[str, Callable[[str, str], _Test]] = {
+    "exactly": lambda value, _: frozenset((value,)).__contains__,
+    "prefix": lambda value, _: operator.methodcaller("startswith", value),
+    "suffix": lambda value, _: operator.methodcaller("endswith", value),
+    "equals-ignore-case": lambda value, _: _found(re.compile(_any_case(value)).fullmatch),
+    "wildcard": _like,
+}
+_ANY_CASE_TESTS: dict[str, Callable[[str], _Test]] = {
+    "prefix": lambda value: _found(re.compile(_any_case(value)).match),
+    "suffix": lambda value: _found(re.compile(_any_case(value) + r"\Z").search),
+}
+_NEGATED = ("prefix", "suffix", "equals-ignore-case", "wildcard")
+
+
+def _compile_text(name: str, spec: object, where: str) -> _Leaf:
+    if name in _ANY_CASE_TESTS and isinstance(spec, Mapping):
+        inner, value = _only_entry(spec, where, ("equals-ignore-case",))
+        return _Leaf(text=_ANY_CASE_TESTS[name](_text(value, f"{where}.{inner}")))
+    return _Leaf(text=_TEXT_TESTS[name](_text(spec, where), where))
+
+
+def _compile_anything_but(spec: object, where: str) -> _Leaf:
+    if isinstance(spec, Mapping):
+        name, operand = _only_entry(spec, where, _NEGATED)
+        unwanted = _compile_negated(name, operand, f"{where}.{name}")
+        return _Leaf(text=lambda text: not unwanted(text), other=_always)
+    values = spec if isinstance(spec, list) else [spec]
+    if values and all(isinstance(each, str) for each in values):
+        texts = frozenset(values)
+        return _Leaf(text=lambda text: text not in texts, other=_always)
+    if values and all(map(_is_number, values)):
+        numbers = frozenset(_threshold(each, where) for each in values)
+        return _Leaf(
+            text=_always, other=lambda found: not _is_number(found) or found not in numbers
+        )
+    wanted = "a string, a number, an array of only strings or only numbers, or one of "
+    raise _unexpected(where, wanted + ", ".join(_NEGATED), spec)
+
+
+def _compile_negated(name: str, operand: object, where: str) -> _Test:
+    values = operand if isinstance(operand, list) else [operand]
+    if not values:
+        raise ConfigError(where, "an empty array is not allowed; give at least one string")
+    if name in ("prefix", "suffix") and "" in values:
+        raise ConfigError(where, f"an empty {name} is not allowed; it would rule out every string")
+    return _any_of([_TEXT_TESTS[name](_text(each, where), where) for each in values])
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def _compile_numeric(spec: object, where: str) -> _Leaf:
+    if not isinstance(spec, list) or len(spec) not in (2, 4):
+        raise _unexpected(where, "a comparison ['>', 0] or a range ['>', 0, '<=', 5]", spec)
+    signs = _COMPARISONS if len(spec) == 2 else (">", ">=")
+    above = _comparison(spec[0], f"{where}[0]", signs)
+    low = _threshold(spec[1], f"{where}[1]")
+    if len(spec) == 2:
+        return _Leaf(other=lambda found: _is_number(found) and above(found, low))
+    below = _comparison(spec[2], f"{where}[2]", ("<", "<="))
+    high = _threshold(spec[3], f"{where}[3]")
+    if low >= high:
+        raise ConfigError(where, f"no number fits: {low!r} must be less than {high!r}")
+    return _Leaf(other=lambda found: _is_number(found) and above(found, low) and below(found, high))
+
+
+def _comparison(sign: object, where: str, allowed: Collection[str]) -> Callable[[Any, Any], bool]:
+    if not isinstance(sign, str) or sign not in allowed:
+        raise _unexpected(where, f"one of {' '.join(allowed)}", sign)
+    return _COMPARISONS[sign]
+
+
+def _compile_cidr(spec: object, where: str) -> _Leaf:
+    text = _text(spec, where)
+    try:
+        network = ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        network = None
+    # ipaddress also reads "10.0.0.0" and "10.0.0.0/255.0.0.0"; EventBridge does not.
+    if network is None or not text.partition("/")[2].isdecimal():
+        raise _unexpected(where, "an address block such as '10.0.0.0/24'", spec)
+    if network.num_addresses == 1:
+        hint = f"write the plain value {str(network.network_address)!r} instead"
+        raise ConfigError(where, f"EventBridge takes no block of a single address; {hint}")
+
+    def test(found: str) -> bool:
+        try:
+            return ipaddress.ip_address(found) in network
+        except ValueError:
+            return False
+
+    return _Leaf(text=test)
+
+
+def _compile_exists(spec: object, where: str) -> _Leaf:
+    if not isinstance(spec, bool):
+        raise _unexpected(where, "true or false", spec)
+    return _Leaf(text=_always, other=_always) if spec else _Leaf(absent=True)
+
+
+_OPERATORS: dict[str, Callable[[Any, str], _Leaf]] = {
+    **{name: partial(_compile_text, name) for name in _TEXT_TESTS},
+    "anything-but": _compile_anything_but,
+    "numeric": _compile_numeric,
+    "cidr": _compile_cidr,
+    "exists": _compile_exists,
+}
+
+# event-ruler keeps these for itself, the later ones for operators it may add one day.
+_RESERVED_INSIDE_OR = frozenset(
+    {*_OPERATORS, *_COMPARISONS, "regex", "not-wildcard", "not-equals-ignore-case"}
+    | {"date-after", "date-on-or-after", "date-before", "date-on-or-before", "in-date-range"}
+    | {"ip-address-in-range", "ip-address-not-in-range"}
+)
