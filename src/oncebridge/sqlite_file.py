@@ -1,0 +1,220 @@
+"""
+A SQLite file, as the store and the dead letters use it.
+
+SQLite blocks, so it lives in a thread of its own: one, as there is one writer anyway.
+Everything that is written is durable when the call returns (`synchronous=FULL`).
+"""
+
+import asyncio
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from oncebridge.clock import ms
+from oncebridge.errors import StoreError, StoreUnavailable
+
+_T = TypeVar("_T")
+
+_VERSIONS = """
+CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INTEGER NOT NULL)
+"""
+_PAUSE_MS = 10
+_NETWORK_FILE_SYSTEMS = frozenset(
+    [
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
+        *("fuse.glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse"),
+    ]
+)
+_TRANSIENT = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+
+
+class SQLiteFile:
+    """
+    The file at *path*, with the tables of *schema*.
+
+    *name* and *version* say whose tables and which layout they are, so that a file
+    written by another version is refused rather than misread.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        name: str,
+        version: int,
+        schema: str,
+        busy_timeout: timedelta = timedelta(seconds=10),
+    ) -> None:
+        self._path = Path(path)
+        self._name = name
+        self._version = version
+        self._schema = schema
+        self._busy_timeout = busy_timeout
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncebridge-sqlite")
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
+
+    async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Do *work* in the thread; the file is opened, checked and set up on first use."""
+        if self._closed:
+            raise StoreError(f"{self._path}: has been closed")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, work)
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown(wait=False)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _guarded(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            return work(self._connection)
+        except sqlite3.Error as error:
+            raise _translated(error, self._path) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        _refuse_network_file_system(self._path)
+        if not self._path.parent.is_dir():
+            raise StoreError(
+                f"{self._path}: the directory does not exist; create it, or name another path"
+            )
+        db = sqlite3.connect(
+            self._path,
+            timeout=self._busy_timeout.total_seconds(),
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            self._prepare(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        db.execute(f"PRAGMA busy_timeout = {ms(self._busy_timeout)}")
+        mode = self._switch_to_wal(db)
+        if mode != "wal":
+            raise StoreError(
+                f"{self._path}: this file system gives SQLite no write-ahead log "
+                f"(journal mode {mode!r}); put the file on a local disk"
+            )
+        db.execute("PRAGMA synchronous = FULL")
+        # Keys are random, so every write touches pages all over the table: keep them at hand,
+        # and carry them over to the main file less often than every 4 MB.
+        db.execute("PRAGMA cache_size = -65536")
+        db.execute("PRAGMA wal_autocheckpoint = 4000")
+        with transaction(db):
+            db.execute(_VERSIONS)
+            db.execute(
+                "INSERT OR IGNORE INTO oncebridge_schema VALUES (?, ?)", (self._name, self._version)
+            )
+            (version,) = db.execute(
+                "SELECT version FROM oncebridge_schema WHERE name = ?", (self._name,)
+            ).fetchone()
+            if version != self._version:
+                raise StoreError(
+                    f"{self._path}: the {self._name} were written by another version of oncebridge "
+                    f"(layout {version}, this one reads {self._version}); start a new file"
+                )
+            db.execute(self._schema)
+
+    def _switch_to_wal(self, db: sqlite3.Connection) -> str:
+        """Ask for a write-ahead log; SQLite itself does not wait when several ask at once."""
+        left = ms(self._busy_timeout) // _PAUSE_MS
+        while True:
+            try:
+                return str(db.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                left -= 1
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or left <= 0:
+                    raise
+            threading.Event().wait(_PAUSE_MS / 1000)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Do all of the block or nothing, alone among all processes that share the file."""
+    # IMMEDIATE takes the write lock before the first read, so nothing that was read can change.
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            db.execute("ROLLBACK")
+        raise
+
+
+def _translated(error: sqlite3.Error, path: Path) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_READONLY:
+        return StoreError(
+            f"{path}: the file or its directory is read-only; SQLite has to write beside it too"
+        )
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreError(
+            f"{path}: cannot be opened or created; the directory must exist and be writable"
+        )
+    if code == sqlite3.SQLITE_NOTADB:
+        return StoreError(f"{path}: is not a SQLite file; name another path")
+    if code in _TRANSIENT:
+        return StoreUnavailable(f"{path}: {error}")
+    return StoreError(f"{path}: {error}")
+
+
+def _refuse_network_file_system(path: Path) -> None:
+    kind = file_system(path)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{path}: lies on a network file system ({kind}), where SQLite's locks do not hold "
+            "and two workers would both win; put the file on a local disk, or use a store made "
+            "for several hosts (redis, postgresql, dynamodb)"
+        )
+
+
+def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Name the type of the file system that *path* is on; empty where the system does not tell."""
+    try:
+        lines = mounts.read_bytes().splitlines()
+    except OSError:
+        return ""
+    target = path.absolute().resolve()
+    best, kind = -1, ""
+    for line in lines:
+        left, _, right = line.partition(b" - ")
+        fields, types = left.split(), right.split()
+        if len(fields) < 5 or not types:
+            continue
+        # the kernel writes blanks in a path as octal escapes
+        name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8) & 0xFF]), fields[4])
+        point = Path(os.fsdecode(name))
+        depth = len(point.parts)
+        if target.is_relative_to(point) and depth >= best:
+            best, kind = depth, os.fsdecode(types[0])
+    return kind

@@ -1,0 +1,321 @@
+"""
+The store in this process's memory.
+
+**What survives a crash:** nothing. **Whose clock:** this host's. **What an outage does:**
+there is none. For tests, demos and single processes that may forget on restart.
+
+It is bounded: at *max_keys* it refuses new keys and never evicts, because an evicted
+key is a duplicate let through in silence.
+
+Ten million done keys have to fit, so a done record is not an object with fields but one
+`bytes` of 15 (`_Packed`), under the first 120 bits of a hash of its key: a dict of two
+48-byte objects, about 140 bytes a key with everything counted. Records that are not done
+are few, and kept as they are.
+"""
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import Self, TypeVar
+
+from oncebridge import record as table
+from oncebridge.clock import Clock, system_clock
+from oncebridge.errors import ConfigError
+from oncebridge.store import (
+    Claim,
+    ClaimAnswer,
+    Commit,
+    CommitAnswer,
+    ExtendAnswer,
+    Extension,
+    Fate,
+    Memory,
+    NoAnswer,
+    Record,
+    Release,
+    ReleaseAnswer,
+    RememberAnswer,
+    Want,
+)
+
+_Asked = TypeVar("_Asked", Commit, Release, Extension, Memory)
+_Answer = TypeVar("_Answer")
+
+_SHARDS = 256  # a dict of ten million stops for half a second when it grows; 256 small ones do not
+_BUCKET_MS = 30_000
+_STEP = 64
+
+
+class MemoryStore:
+    """Keep at most *max_keys* records in this process."""
+
+    def __init__(self, *, max_keys: int = 1_000_000, clock: Clock = system_clock) -> None:
+        if max_keys < 1:
+            raise ConfigError("max_keys", f"must be at least 1, not {max_keys}")
+        self._max_keys = max_keys
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[bytes, tuple[bytes, Record]] = {}
+        """Records that are not done, each with the one object that is its name everywhere."""
+        self._done: list[dict[bytes, bytes]] = [{} for _ in range(_SHARDS)]
+        self._count = 0
+        self._calendar = _Calendar()
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Open `memory:`."""
+        if url != "memory:":
+            raise ConfigError("store", f"{url!r}: the memory store is just 'memory:'")
+        return cls()
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def open(self) -> None:
+        """Do nothing: memory is always there."""
+
+    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        with self._lock:
+            now = self._clock()
+            self._sweep(now, 2 * len(wants) + _STEP)
+            return [self._claim(want, now) for want in wants]
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        return self._each(table.commit, commits)
+
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        return self._each(table.release, releases)
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+        return self._each(table.extend, extensions)
+
+    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+        with self._lock:
+            now = self._clock()
+            answers: list[RememberAnswer] = []
+            for asked in memories:
+                name = _name(asked.key)
+                before = self._read(name, asked.key)
+                if before is None and self._count >= self._max_keys:
+                    answers.append(self._full())
+                    continue
+                answer, after = table.remember(before, asked, now)
+                if after is not None:
+                    self._write(name, after, is_new=before is None)
+                answers.append(answer)
+            return answers
+
+    async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
+        with self._lock:
+            return [self._read(_name(key), key) for key in keys]
+
+    async def forget(self, keys: Sequence[bytes]) -> list[bool]:
+        with self._lock:
+            now = self._clock()
+            answers = []
+            for key in keys:
+                name = _name(key)
+                may = table.may_forget(self._read(name, key), now)
+                if may:
+                    self._remove(name)
+                answers.append(may)
+            return answers
+
+    async def purge(self, limit: int = 1000) -> int:
+        with self._lock:
+            return self._sweep(self._clock(), limit)
+
+    async def now_ms(self) -> int:
+        return self._clock()
+
+    async def aclose(self) -> None:
+        """Do nothing: the memory goes with the object."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    # --- one item ----------------------------------------------------------------
+
+    def _claim(self, want: Want, now: int) -> ClaimAnswer:
+        names = {part.key: _name(part.key) for part in want.parts}
+        before = [self._read(name, key) for key, name in names.items()]
+        answer, after = table.claim(before, want, now)
+        fresh = before.count(None)
+        if fresh and type(answer) is Claim and self._count + fresh > self._max_keys:
+            # What is known is still answered; only what needs room is refused.
+            return self._full()
+        for record in after:
+            name = names[record.key]
+            self._write(name, record, is_new=fresh > 0 and not self._has(name))
+        return answer
+
+    def _each(
+        self,
+        decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
+        items: Sequence[_Asked],
+    ) -> list[_Answer | NoAnswer]:
+        """Decide operations that change what is there and never add a key."""
+        with self._lock:
+            now = self._clock()
+            answers: list[_Answer | NoAnswer] = []
+            for asked in items:
+                name = _name(asked.key)
+                answer, after = decide(self._read(name, asked.key), asked, now)
+                if after is not None:
+                    self._write(name, after, is_new=False)
+                answers.append(answer)
+            return answers
+
+    def _full(self) -> NoAnswer:
+        return NoAnswer(
+            f"the memory store is full ({self._max_keys} keys): raise max_keys, "
+            "shorten the window, or use a store on disk (sqlite:PATH)"
+        )
+
+    # --- where records lie -------------------------------------------------------
+
+    def _read(self, name: bytes, key: bytes) -> Record | None:
+        packed = self._done[name[0]].get(name)
+        if packed is not None:
+            return _unpack(key, packed)
+        found = self._open.get(name)
+        return found[1] if found is not None else None
+
+    def _has(self, name: bytes) -> bool:
+        return name in self._done[name[0]] or name in self._open
+
+    def _write(self, name: bytes, record: Record, *, is_new: bool) -> None:
+        done = self._done[name[0]]
+        if record.fate is None:
+            done.pop(name, None)
+            self._open[name] = name, record
+        else:
+            before = self._open.pop(name, None)
+            if before is not None:
+                name = before[0]  # the object that the calendar has: one for both
+            done[name] = _pack(record)
+        if is_new:
+            self._count += 1
+            self._calendar.add(record.keep_until_ms, name)
+
+    def _remove(self, name: bytes) -> None:
+        if self._open.pop(name, None) is None:
+            del self._done[name[0]][name]
+        self._count -= 1
+
+    def _sweep(self, now: int, limit: int) -> int:
+        """
+        Remove records past keeping, at most *limit* looks at a time.
+
+        Every record stands in the calendar once, from when it was new. One that has been
+        prolonged since is put forward to its present date when its day comes.
+        """
+        removed = 0
+        for name in self._calendar.due(now, limit):
+            packed = self._done[name[0]].get(name)
+            if packed is not None:
+                keep_until = _until(packed)
+            elif (found := self._open.get(name)) is not None:
+                keep_until = found[1].keep_until_ms
+            else:
+                continue
+            if keep_until > now:
+                self._calendar.add(keep_until, name)
+            else:
+                self._remove(name)
+                removed += 1
+        return removed
+
+
+class _Calendar:
+    """Names by the half minute in which they fall due: eight bytes a name."""
+
+    def __init__(self) -> None:
+        self._days: dict[int, list[bytes]] = {}
+        self._order: list[int] = []
+
+    def add(self, at_ms: int, name: bytes) -> None:
+        day = at_ms // _BUCKET_MS + 1
+        names = self._days.get(day)
+        if names is None:
+            self._days[day] = [name]
+            heappush(self._order, day)
+        else:
+            names.append(name)
+
+    def due(self, now_ms: int, limit: int) -> Iterator[bytes]:
+        today = now_ms // _BUCKET_MS
+        while limit > 0 and self._order and self._order[0] <= today:
+            names = self._days[self._order[0]]
+            taken = names[-limit:]
+            del names[-limit:]
+            if not names:
+                del self._days[heappop(self._order)]
+            limit -= len(taken)
+            yield from taken
+
+
+def _name(key: bytes) -> bytes:
+    """
+    Shorten a key of any shape to 15 bytes, as long as fit in the smallest object.
+
+    120 bits of a strong hash: among ten million keys, two agree once in 10^22 runs.
+    """
+    return blake2b(key, digest_size=15).digest()
+
+
+# A done record: flags, end of the window (48 bits), head of the generation; then, where there
+# is any of them, the whole generation, the hard end, the hash and the memo.
+_HEAD = struct.Struct(">BHI8s")
+_TAIL = struct.Struct(">16sQB")
+_WITH_TAIL = 0b1000_0000
+_ATTEMPTS_SHIFT = 3
+_MOST_ATTEMPTS = 0b1111
+
+
+def _pack(record: Record) -> bytes:
+    assert record.fate is not None  # noqa: S101 - claims are kept as they are
+    until = record.until_ms
+    flags = record.fate | min(record.attempts, _MOST_ATTEMPTS) << _ATTEMPTS_SHIFT
+    if record.memo or record.hash or record.hard_until_ms:
+        return (
+            _HEAD.pack(flags | _WITH_TAIL, until >> 32, until & 0xFFFF_FFFF, record.generation[:8])
+            + _TAIL.pack(record.generation, record.hard_until_ms, len(record.hash))
+            + record.hash
+            + record.memo
+        )
+    return _HEAD.pack(flags, until >> 32, until & 0xFFFF_FFFF, record.generation[:8])
+
+
+def _unpack(key: bytes, packed: bytes) -> Record:
+    flags, high, low, generation = _HEAD.unpack_from(packed)
+    until = high << 32 | low
+    fate = Fate(flags & 0b111)
+    attempts = flags >> _ATTEMPTS_SHIFT & _MOST_ATTEMPTS
+    if not flags & _WITH_TAIL:
+        return Record(key, b"", generation, until, attempts, b"", fate, b"", 0, until)
+    generation, hard_until, hash_length = _TAIL.unpack_from(packed, _HEAD.size)
+    at = _HEAD.size + _TAIL.size
+    return Record(
+        key,
+        b"",
+        generation,
+        until,
+        attempts,
+        packed[at : at + hash_length],
+        fate,
+        packed[at + hash_length :],
+        hard_until,
+        until,
+    )
+
+
+def _until(packed: bytes) -> int:
+    _, high, low, _ = _HEAD.unpack_from(packed)
+    return int(high << 32 | low)

@@ -1,0 +1,293 @@
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import ClassVar, TypeVar
+
+import pytest
+import pytest_asyncio
+
+from oncebridge.clock import SystemDice
+from oncebridge.store import (
+    Claim,
+    ClaimAnswer,
+    Commit,
+    CommitAnswer,
+    ExtendAnswer,
+    Extension,
+    Fate,
+    Memory,
+    Part,
+    Record,
+    Release,
+    ReleaseAnswer,
+    RememberAnswer,
+    Reply,
+    Store,
+    Want,
+)
+from oncebridge.testing.clock import ManualClock
+
+_Case = TypeVar("_Case", bound=Callable[..., Awaitable[None]])
+
+_NEEDS: dict[str, str] = {}
+
+CONTENT = b"1" * 32
+OTHER = b"2" * 32
+TASKS = 16
+
+
+def needs(capability: str) -> Callable[[_Case], _Case]:
+    """Leave a case out of classes that lack *capability*: `shared`, `purges`, `manual_time`."""
+
+    def mark(case: _Case) -> _Case:
+        _NEEDS[case.__name__] = capability
+        return case
+
+    return mark
+
+
+class Harness:
+    """What every case stands on: the seams, the run, and the words to ask in."""
+
+    real_time: ClassVar[bool] = False
+    """The backend keeps its own time; waiting takes as long as it says."""
+    shared: ClassVar[bool] = False
+    """Two handles can be opened on one backend; then write `open_second` too."""
+    purges: ClassVar[bool] = True
+    """`purge`, or the backend by itself, removes records `purge_slack_ms` after keeping."""
+    unit_ms: ClassVar[int] = 150
+    """The shortest lease. A call has to be much faster than this, on real time."""
+    tolerance_ms: ClassVar[int] = 100
+    """On real time, how far a stored time may be from the one expected."""
+    wait_slack_ms: ClassVar[int] = 20
+    """On real time, how much longer to wait: rounding, and the margin of a skewed clock."""
+    purge_slack_ms: ClassVar[int] = 60_000
+    """How long a record may stay after `keep_until_ms`. Small, please, on real time."""
+    left_out: ClassVar[tuple[str, ...]] = ()
+    """The cases this class does not run."""
+
+    clock: ManualClock
+
+    # --- the seams ---------------------------------------------------------------
+
+    def open(self, clock: ManualClock) -> AbstractAsyncContextManager[Store]:
+        """Open a store that is empty, or in which nobody else uses our keys."""
+        raise NotImplementedError
+
+    def open_second(self, clock: ManualClock) -> AbstractAsyncContextManager[Store]:
+        """Open another handle on the backend that `open` has just opened."""
+        raise NotImplementedError
+
+    async def wait(self, ms: int) -> None:
+        """Let *ms* pass at the store."""
+        if self.real_time:
+            await asyncio.sleep((ms + self.wait_slack_ms) / 1000)
+        else:
+            self.clock.advance(ms)
+
+    def token(self, worker: str = "") -> bytes:  # noqa: ARG002 - a faulty harness looks at it
+        """Draw the token for one claim of *worker*; never the same one twice."""
+        return _fresh()
+
+    # --- how cases are run -------------------------------------------------------
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[Store]:
+        """Open the store of one case."""
+        self.clock = ManualClock()
+        async with self.open(self.clock) as store:
+            yield store
+
+    @pytest_asyncio.fixture
+    async def store(self, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+        if request.function.__name__ == "test_what_is_left_out_is_said":
+            request.node.user_properties.extend(("left_out", name) for name in self.left_out)
+        async with self.started() as store:
+            yield store
+
+    @classmethod
+    def cases(cls) -> list[str]:
+        """Name the cases this class runs."""
+        return [name for name in dir(cls) if name.startswith("test_") and getattr(cls, name)]
+
+    async def run(self, case: str) -> None:
+        """Run one case without pytest."""
+        async with self.started() as store:
+            await getattr(self, case)(store)
+
+    # --- what cases are written in -----------------------------------------------
+
+    @property
+    def short(self) -> int:
+        """A lease or window that cases wait for."""
+        return self.unit_ms
+
+    @property
+    def long(self) -> int:
+        """A lease or window that no case ever waits for."""
+        return 400 * self.unit_ms
+
+    def key(self, name: bytes = b"") -> bytes:
+        return _fresh().hex().encode() + b"/" + name
+
+    def keys(self, count: int) -> list[bytes]:
+        start = self.key()
+        return [start + b"%d" % number for number in range(count)]
+
+    def want(
+        self,
+        *parts: bytes | Part,
+        worker: str = "",
+        content: bytes = b"",
+        lease_ms: int | None = None,
+        keep_ms: int | None = None,
+        memo: bytes = b"",
+    ) -> Want:
+        return Want(
+            tuple(Part(part, content) if isinstance(part, bytes) else part for part in parts),
+            self.token(worker),
+            _fresh(),
+            self.long if lease_ms is None else lease_ms,
+            self.long if keep_ms is None else keep_ms,
+            memo,
+        )
+
+    def done(
+        self,
+        claim: Claim,
+        fate: Fate = Fate.DELIVERED,
+        *,
+        part: int = 0,
+        window_ms: int | None = None,
+        hard_ms: int = 0,
+        memo: bytes | None = None,
+    ) -> Commit:
+        held = claim.held[part]
+        window = self.long if window_ms is None else window_ms
+        return Commit(held.key, held.generation, fate, window, hard_ms, memo)
+
+    def back(
+        self,
+        claim: Claim,
+        delay_ms: int = 0,
+        *,
+        part: int = 0,
+        keep_ms: int | None = None,
+        memo: bytes | None = None,
+        unsent: bool = False,
+    ) -> Release:
+        keep = self.long if keep_ms is None else keep_ms
+        return Release(claim.held[part].key, claim.token, delay_ms, keep, memo, unsent)
+
+    def more(self, claim: Claim, lease_ms: int | None = None, *, part: int = 0) -> Extension:
+        return Extension(
+            claim.held[part].key, claim.token, self.long if lease_ms is None else lease_ms
+        )
+
+    def memory(
+        self,
+        key: bytes,
+        fate: Fate = Fate.DELIVERED,
+        *,
+        window_ms: int | None = None,
+        content: bytes = b"",
+        memo: bytes = b"",
+    ) -> Memory:
+        window = self.long if window_ms is None else window_ms
+        return Memory(key, _fresh(), fate, window, content, memo)
+
+    def near(self, told_ms: int, expected_ms: int) -> bool:
+        """Compare times: to the millisecond on a manual clock, roughly on a real one."""
+        return abs(told_ms - expected_ms) <= (self.tolerance_ms if self.real_time else 0)
+
+    async def lapsed(
+        self, store: Store, *parts: bytes | Part, content: bytes = b"", memo: bytes = b""
+    ) -> Claim:
+        """Claim and let the lease run out."""
+        want = self.want(*parts, lease_ms=self.short, content=content, memo=memo)
+        claim = await hold(store, want)
+        await self.wait(self.short)
+        return claim
+
+    async def committed(
+        self,
+        store: Store,
+        key: bytes,
+        *,
+        fate: Fate = Fate.DELIVERED,
+        window_ms: int | None = None,
+        hard_ms: int = 0,
+        content: bytes = b"",
+        memo: bytes = b"",
+    ) -> Claim:
+        """Claim and commit."""
+        claim = await hold(store, self.want(key, content=content, memo=memo))
+        asked = self.done(claim, fate, window_ms=window_ms, hard_ms=hard_ms)
+        assert await commit(store, asked) is Reply.COMMITTED
+        return claim
+
+    async def purge(self, store: Store) -> None:
+        """Purge until nothing more can be expected to go."""
+        for _ in range(5):
+            await store.purge(10_000)
+
+    async def _claims(self, store: Store, count: int) -> list[Claim]:
+        answers = await store.claim([self.want(key) for key in self.keys(count)])
+        return [claimed(answer) for answer in answers]
+
+
+# --- a batch of one --------------------------------------------------------------
+
+
+async def ask(store: Store, want: Want) -> ClaimAnswer:
+    """Claim, whatever the answer."""
+    (answer,) = await store.claim([want])
+    return answer
+
+
+def claimed(answer: ClaimAnswer) -> Claim:
+    """Insist that the answer is a claim."""
+    assert isinstance(answer, Claim), answer
+    return answer
+
+
+async def hold(store: Store, want: Want) -> Claim:
+    """Claim, and insist on getting it."""
+    return claimed(await ask(store, want))
+
+
+async def commit(store: Store, asked: Commit) -> CommitAnswer:
+    (answer,) = await store.commit([asked])
+    return answer
+
+
+async def release(store: Store, asked: Release) -> ReleaseAnswer:
+    (answer,) = await store.release([asked])
+    return answer
+
+
+async def extend(store: Store, asked: Extension) -> ExtendAnswer:
+    (answer,) = await store.extend([asked])
+    return answer
+
+
+async def remember(store: Store, asked: Memory) -> RememberAnswer:
+    (answer,) = await store.remember([asked])
+    return answer
+
+
+async def look(store: Store, key: bytes) -> Record | None:
+    """Peek at one key."""
+    (record,) = await store.peek([key])
+    return record
+
+
+async def see(store: Store, key: bytes) -> Record:
+    """Peek at one key, and insist that something is there."""
+    record = await look(store, key)
+    assert record is not None, key
+    return record
+
+
+def _fresh() -> bytes:
+    return SystemDice().tokens(1)[0]

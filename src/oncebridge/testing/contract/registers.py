@@ -1,0 +1,29 @@
+from oncebridge.store import Reply, Store
+from oncebridge.testing.contract.harness import Harness, hold, release, see
+
+
+class RegisterCases(Harness):
+    """An entity's register hands its memo from hold to hold and is never done."""
+
+    async def test_a_register_hands_its_memo_from_hold_to_hold_and_is_never_done(
+        self, store: Store
+    ) -> None:
+        entity = self.key()
+        read = []
+        for version in (b"v1", b"v2", b"v3"):
+            claim = await hold(store, self.want(entity))
+            read.append(claim.held[0].memo)
+            asked = self.back(claim, memo=version, unsent=True)
+            assert await release(store, asked) is Reply.RELEASED
+        assert read == [b"", b"v1", b"v2"]
+        record = await see(store, entity)
+        assert (record.memo, record.fate, record.attempts) == (b"v3", None, 0)
+
+    async def test_a_holder_that_lost_its_register_cannot_write_to_it(self, store: Store) -> None:
+        old = await self.lapsed(store, self.key())
+        entity = old.held[0].key
+        new = await hold(store, self.want(entity))
+        assert await release(store, self.back(old, memo=b"v1")) is Reply.FENCED
+        assert await release(store, self.back(new, memo=b"v2")) is Reply.RELEASED
+        assert await release(store, self.back(old, memo=b"v1")) is Reply.FENCED
+        assert (await hold(store, self.want(entity))).held[0].memo == b"v2"

@@ -1,0 +1,171 @@
+from oncebridge.store import (
+    Busy,
+    Claim,
+    Duplicate,
+    Extension,
+    Held,
+    Part,
+    Release,
+    Reply,
+    Store,
+    Want,
+)
+from oncebridge.testing.contract.harness import (
+    Harness,
+    _fresh,
+    ask,
+    extend,
+    hold,
+    look,
+    needs,
+    release,
+    see,
+)
+
+
+class ReleaseCases(Harness):
+    """A release gives a key back, at once or later, and only from the hand that has it."""
+
+    async def test_a_released_key_may_be_claimed_at_once_as_the_next_attempt(
+        self, store: Store
+    ) -> None:
+        old = await hold(store, self.want(self.key(), memo=b"m"))
+        assert await release(store, self.back(old)) is Reply.RELEASED
+        assert (await see(store, old.held[0].key)).token == b""
+        new = await hold(store, self.want(old.held[0].key))
+        assert new.held[0] == Held(old.held[0].key, old.held[0].generation, 2, b"m")
+
+    async def test_a_release_with_a_delay_keeps_the_key_busy_until_then(self, store: Store) -> None:
+        claim = await hold(store, self.want(self.key()))
+        key = claim.held[0].key
+        now = await store.now_ms()
+        assert await release(store, self.back(claim, self.long)) is Reply.RELEASED
+        assert self.near((await see(store, key)).until_ms, now + self.long)
+        await self.wait(self.short)
+        answer = await ask(store, self.want(key))
+        assert isinstance(answer, Busy)
+        assert 0 < answer.left_ms < self.long
+
+    async def test_a_release_with_a_delay_frees_the_key_when_it_is_over(self, store: Store) -> None:
+        claim = await hold(store, self.want(self.key()))
+        assert await release(store, self.back(claim, 2 * self.short)) is Reply.RELEASED
+        await self.wait(2 * self.short)
+        assert (await hold(store, self.want(claim.held[0].key))).held[0].attempts == 2
+
+    @needs("manual_time")
+    async def test_a_delay_ends_on_the_millisecond(self, store: Store) -> None:
+        claim = await hold(store, self.want(self.key()))
+        key = claim.held[0].key
+        assert await release(store, self.back(claim, self.short)) is Reply.RELEASED
+        await self.wait(self.short - 1)
+        assert await ask(store, self.want(key)) == Busy(key, 1)
+        await self.wait(1)
+        assert isinstance(await ask(store, self.want(key)), Claim)
+
+    async def test_a_release_repeated_is_fenced_and_changes_nothing(self, store: Store) -> None:
+        claim = await hold(store, self.want(self.key()))
+        back = self.back(claim, self.long, unsent=True)
+        assert await release(store, back) is Reply.RELEASED
+        before = await see(store, claim.held[0].key)
+        await self.wait(self.short)
+        assert await release(store, back) is Reply.FENCED
+        assert await see(store, claim.held[0].key) == before
+
+    async def test_a_release_with_an_old_token_is_refused_and_changes_nothing(
+        self, store: Store
+    ) -> None:
+        old = await self.lapsed(store, self.key())
+        await hold(store, self.want(old.held[0].key))
+        before = await see(store, old.held[0].key)
+        stale = self.back(old, self.long, memo=b"stale", unsent=True)
+        assert await release(store, stale) is Reply.FENCED
+        assert await see(store, old.held[0].key) == before
+
+    async def test_a_release_on_nothing_is_fenced_and_writes_nothing(self, store: Store) -> None:
+        key = self.key()
+        assert await release(store, Release(key, _fresh())) is Reply.FENCED
+        assert await look(store, key) is None
+
+    async def test_a_release_never_erases_what_is_done(self, store: Store) -> None:
+        key = self.key()
+        claim = await self.committed(store, key)
+        before = await see(store, key)
+        assert await release(store, self.back(claim)) is Reply.FENCED
+        assert await see(store, key) == before
+        assert isinstance(await ask(store, self.want(key)), Duplicate)
+
+    async def test_a_release_of_a_lapsed_lease_that_nobody_took_counts(self, store: Store) -> None:
+        claim = await self.lapsed(store, self.key())
+        assert await release(store, self.back(claim, self.long, memo=b"m")) is Reply.RELEASED
+        assert isinstance(await ask(store, self.want(claim.held[0].key)), Busy)
+        assert (await see(store, claim.held[0].key)).memo == b"m"
+
+    async def test_unsent_gives_the_attempt_back(self, store: Store) -> None:
+        first = await hold(store, self.want(self.key()))
+        key = first.held[0].key
+        assert await release(store, self.back(first, unsent=True)) is Reply.RELEASED
+        second = await hold(store, self.want(key))
+        assert second.held[0].attempts == 1
+        assert await release(store, self.back(second)) is Reply.RELEASED
+        third = await hold(store, self.want(key))
+        assert third.held[0].attempts == 2
+        assert await release(store, self.back(third, unsent=True)) is Reply.RELEASED
+        assert (await see(store, key)).attempts == 1
+
+    async def test_unsent_never_goes_below_zero(self, store: Store) -> None:
+        key = self.key()
+        for _ in range(3):
+            claim = await hold(store, self.want(key))
+            assert claim.held[0].attempts == 1
+            assert await release(store, self.back(claim, unsent=True)) is Reply.RELEASED
+            assert await release(store, self.back(claim, unsent=True)) is Reply.FENCED
+            assert (await see(store, key)).attempts == 0
+
+    async def test_a_release_keeps_the_memo_or_replaces_it_when_given(self, store: Store) -> None:
+        for given, kept in ((None, b"first"), (b"second", b"second"), (b"", b"")):
+            claim = await hold(store, self.want(self.key(), memo=b"first"))
+            assert await release(store, self.back(claim, memo=given)) is Reply.RELEASED
+            again = await hold(store, self.want(claim.held[0].key, memo=b"third"))
+            assert again.held[0].memo == kept
+
+    async def test_a_delayed_release_does_not_free_the_next_attempt_of_the_same_worker(
+        self, store: Store
+    ) -> None:
+        """Needs a token of its own for every claim: a worker's name would match."""
+        first = await hold(store, self.want(self.key(), worker="w", lease_ms=self.short))
+        await self.wait(self.short)
+        key = first.held[0].key
+        second = await hold(store, self.want(key, worker="w"))
+        assert second.held[0].attempts == 2
+        assert await release(store, self.back(first)) is Reply.FENCED
+        assert isinstance(await ask(store, self.want(key, worker="v")), Busy)
+        assert await extend(store, self.more(second)) is Reply.EXTENDED
+
+    async def test_a_release_that_lands_twice_does_not_free_the_next_attempt_of_the_same_worker(
+        self, store: Store
+    ) -> None:
+        first = await hold(store, self.want(self.key(), worker="w"))
+        assert await release(store, self.back(first)) is Reply.RELEASED
+        second = await hold(store, self.want(first.held[0].key, worker="w"))
+        assert await release(store, self.back(first)) is Reply.FENCED
+        assert await extend(store, self.more(second)) is Reply.EXTENDED
+        assert isinstance(await ask(store, self.want(first.held[0].key, worker="v")), Busy)
+
+    async def test_an_empty_token_never_matches_a_released_key(self, store: Store) -> None:
+        claim = await hold(store, self.want(self.key()))
+        key = claim.held[0].key
+        assert await release(store, self.back(claim, self.long)) is Reply.RELEASED
+        before = await see(store, key)
+        assert await release(store, Release(key, b"", unsent=True)) is Reply.FENCED
+        assert await extend(store, Extension(key, b"", self.short)) is Reply.FENCED
+        nameless = Want((Part(key),), b"", _fresh(), self.long, self.long)
+        assert isinstance(await ask(store, nameless), Busy)
+        assert await see(store, key) == before
+
+    async def test_an_empty_token_never_matches_a_done_key(self, store: Store) -> None:
+        key = self.key()
+        await self.committed(store, key)
+        before = await see(store, key)
+        assert await release(store, Release(key, b"")) is Reply.FENCED
+        assert await extend(store, Extension(key, b"", self.short)) is Reply.FENCED
+        assert await see(store, key) == before

@@ -1,0 +1,162 @@
+"""
+What the operations mean: one dict and one clock.
+
+Written from PROTOCOL §2, §3 and §10 alone, on purpose without `oncebridge.record`, so
+that a mistake there is not repeated here. It is slow, it is plain, and it has only one
+subtlety: a record past keeping may or may not have been removed, so there is more than
+one state a healthy store can be in (`worlds`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from oncebridge.clock import Clock
+from oncebridge.store import (
+    Busy,
+    Claim,
+    ClaimAnswer,
+    Commit,
+    Duplicate,
+    Extension,
+    Fate,
+    Held,
+    Memory,
+    Mismatch,
+    Part,
+    Release,
+    Reply,
+    Want,
+)
+
+
+@dataclass(slots=True)
+class Row:
+    """One record, as a store should show it."""
+
+    token: bytes
+    generation: bytes
+    until_ms: int
+    attempts: int
+    hash: bytes
+    fate: Fate | None
+    memo: bytes
+    hard_until_ms: int
+    keep_until_ms: int
+
+
+class Reference:
+    """The answers a store has to give, one item at a time."""
+
+    def __init__(self, clock: Clock, rows: dict[bytes, Row] | None = None) -> None:
+        self.clock = clock
+        self.rows = rows or {}
+
+    def worlds(self) -> Iterator["Reference"]:
+        """Copy this state, once for each choice of the rows that may have been purged."""
+        loose = [key for key, row in self.rows.items() if self.clock() >= row.keep_until_ms]
+        for count in range(len(loose) + 1):
+            for gone in combinations(loose, count):
+                rows = {key: replace(row) for key, row in self.rows.items() if key not in gone}
+                yield Reference(self.clock, rows)
+
+    def is_done(self, row: Row | None) -> bool:
+        return row is not None and row.fate is not None and self.clock() < row.until_ms
+
+    def is_claimed(self, row: Row | None) -> bool:
+        return row is not None and row.fate is None and self.clock() < row.until_ms
+
+    def claim(self, want: Want) -> ClaimAnswer:
+        now = self.clock()
+        tiers = [(part, self.rows.get(part.key)) for part in want.parts]
+        done = [(part, row) for part, row in tiers if row is not None and self.is_done(row)]
+        if done and done[-1][0] is want.parts[-1] and _same(*done[-1]):
+            return self._duplicate(*done[-1])
+        busy = [
+            (row.until_ms - now, part.key)
+            for part, row in tiers
+            if row is not None and self.is_claimed(row) and not _owns(row, want.token)
+        ]
+        if busy:
+            left, key = max(busy)
+            return Busy(key, left)
+        for part, row in reversed(done):
+            if not _same(part, row):
+                return Mismatch(part.key, row.memo)
+        for part, row in done:
+            return self._duplicate(part, row)
+        return Claim(want.token, tuple(self._take(part, want) for part in want.parts), now)
+
+    def _duplicate(self, part: Part, row: Row) -> Duplicate:
+        assert row.fate is not None
+        if part.slide_ms and row.hard_until_ms:
+            pushed = min(self.clock() + part.slide_ms, row.hard_until_ms)
+            row.until_ms = row.keep_until_ms = max(row.until_ms, pushed)
+        return Duplicate(part.key, row.fate, row.memo)
+
+    def _take(self, part: Part, want: Want) -> Held:
+        row = self.rows.get(part.key)
+        if row is None or not _owns(row, want.token):
+            until = self.clock() + want.lease_ms
+            if row is None or row.fate is not None or not _same(part, row):
+                row = Row(b"", want.generation, 0, 0, part.hash, None, want.memo, 0, 0)
+                self.rows[part.key] = row
+            row.token, row.until_ms, row.attempts = want.token, until, row.attempts + 1
+            row.hash, row.keep_until_ms = row.hash or part.hash, until + want.keep_ms
+        return Held(part.key, row.generation, row.attempts, row.memo)
+
+    def commit(self, asked: Commit) -> Reply:
+        row = self.rows.get(asked.key)
+        if row is None or row.generation != asked.generation:
+            return Reply.FENCED
+        if row.fate is not None:
+            return Reply.ALREADY
+        row.token, row.fate = b"", asked.fate
+        row.until_ms = row.keep_until_ms = self.clock() + asked.window_ms
+        row.hard_until_ms = self.clock() + asked.hard_ms if asked.hard_ms else 0
+        row.memo = row.memo if asked.memo is None else asked.memo
+        return Reply.COMMITTED
+
+    def release(self, asked: Release) -> Reply:
+        row = self.rows.get(asked.key)
+        if row is None or not _owns(row, asked.token):
+            return Reply.FENCED
+        row.token, row.until_ms = b"", self.clock() + asked.delay_ms
+        row.keep_until_ms = row.until_ms + asked.keep_ms
+        row.attempts = max(row.attempts - asked.unsent, 0)
+        row.memo = row.memo if asked.memo is None else asked.memo
+        return Reply.RELEASED
+
+    def extend(self, asked: Extension) -> Reply:
+        row = self.rows.get(asked.key)
+        if row is None or not _owns(row, asked.token):
+            return Reply.FENCED
+        until = self.clock() + asked.lease_ms
+        row.keep_until_ms += max(until - row.until_ms, 0)
+        row.until_ms = until
+        return Reply.EXTENDED
+
+    def remember(self, asked: Memory) -> Reply:
+        row = self.rows.get(asked.key)
+        if self.is_done(row) or self.is_claimed(row):
+            return Reply.KNOWN
+        free = row if row is not None and row.fate is None else None
+        generation, attempts = (free.generation, free.attempts) if free else (asked.generation, 0)
+        until = self.clock() + asked.window_ms
+        self.rows[asked.key] = Row(
+            b"", generation, until, attempts, asked.hash, asked.fate, asked.memo, 0, until
+        )
+        return Reply.REMEMBERED
+
+    def forget(self, key: bytes) -> bool:
+        if self.is_claimed(self.rows.get(key)):
+            return False
+        return self.rows.pop(key, None) is not None
+
+
+def _owns(row: Row, token: bytes) -> bool:
+    return bool(token) and row.token == token
+
+
+def _same(part: Part, row: Row) -> bool:
+    return not part.hash or not row.hash or part.hash == row.hash

@@ -1,0 +1,431 @@
+"""
+Stores with one fault each, to see whether the suites notice.
+
+Every one is a `MemoryStore` that is right in all but one thing. `FAULTS` names for each
+at least one case that has to fail, and whether a random walk can see it too.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from oncebridge.store import (
+    Busy,
+    Claim,
+    ClaimAnswer,
+    Commit,
+    CommitAnswer,
+    Duplicate,
+    ExtendAnswer,
+    Extension,
+    Fate,
+    Mismatch,
+    Record,
+    Release,
+    ReleaseAnswer,
+    Reply,
+    Store,
+    Want,
+)
+from oncebridge.stores.memory import MemoryStore, _name
+from oncebridge.testing import ManualClock, StoreContract, StoreMachine
+
+
+class Faulty(MemoryStore):
+    """What the faults have in common: they look, one item at a time."""
+
+    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        return [await self.claim_one(want) for want in wants]
+
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        (answer,) = await super().claim([want])
+        return answer
+
+    async def look(self, key: bytes) -> Record | None:
+        (record,) = await self.peek([key])
+        return record
+
+    async def records(self, want: Want) -> list[Record]:
+        return [record for record in await self.peek([p.key for p in want.parts]) if record]
+
+    def put(self, record: Record) -> None:
+        self._write(_name(record.key), record, is_new=False)
+
+    def is_free(self, record: Record | None) -> bool:
+        return record is not None and record.fate is None and record.until_ms <= self._clock()
+
+
+class UnfencedRelease(Faulty):
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        held = [await self.look(asked.key) for asked in releases]
+        return await super().release(
+            [
+                replace(asked, token=record.token) if record and record.token else asked
+                for asked, record in zip(releases, held, strict=True)
+            ]
+        )
+
+
+class UnfencedExtend(Faulty):
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+        held = [await self.look(asked.key) for asked in extensions]
+        return await super().extend(
+            [
+                replace(asked, token=record.token) if record and record.token else asked
+                for asked, record in zip(extensions, held, strict=True)
+            ]
+        )
+
+
+class CommitByKeyAlone(Faulty):
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        held = [await self.look(asked.key) for asked in commits]
+        return await super().commit(
+            [
+                replace(asked, generation=record.generation) if record else asked
+                for asked, record in zip(commits, held, strict=True)
+            ]
+        )
+
+
+class CommitOnlyUnderALease(Faulty):
+    """Safe, but what was delivered late is delivered again."""
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        answers = []
+        for asked in commits:
+            record = await self.look(asked.key)
+            late = self.is_free(record)
+            answers += [Reply.FENCED] if late else await super().commit([asked])
+        return answers
+
+
+class RepeatedCommitMovesTheWindow(Faulty):
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        answers = await super().commit(commits)
+        for asked, answer in zip(commits, answers, strict=True):
+            record = await self.look(asked.key)
+            if answer is Reply.ALREADY and record is not None:
+                self.put(replace(record, until_ms=self._clock() + asked.window_ms))
+        return answers
+
+
+class NoExpiryCondition(Faulty):
+    """Whatever is there counts, as with `attribute_not_exists` alone."""
+
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        for record in await self.records(want):
+            if record.fate is not None and record.until_ms <= self._clock():
+                return Duplicate(record.key, record.fate, record.memo)
+        return await super().claim_one(want)
+
+
+class BusyAsDuplicate(Faulty):
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        answer = await super().claim_one(want)
+        return Duplicate(answer.key, Fate.DELIVERED, b"") if isinstance(answer, Busy) else answer
+
+
+class MismatchAsDuplicate(Faulty):
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        answer = await super().claim_one(want)
+        if isinstance(answer, Mismatch):
+            return Duplicate(answer.key, Fate.DELIVERED, answer.memo)
+        return answer
+
+
+class OwnTokenUnknown(Faulty):
+    """A dropped reply then means busy against oneself for a whole lease."""
+
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        for record in await self.records(want):
+            if record.token == want.token and record.until_ms > self._clock():
+                return Busy(record.key, record.until_ms - self._clock())
+        return await super().claim_one(want)
+
+
+class TakeOverStartsAGeneration(Faulty):
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        before = {record.key: record for record in await self.records(want)}
+        answer = await super().claim_one(want)
+        if not isinstance(answer, Claim):
+            return answer
+        held = []
+        for part in answer.held:
+            old, new = before.get(part.key), await self.look(part.key)
+            if self.is_free(old) and new is not None and old.token != new.token:
+                self.put(replace(new, generation=want.generation))
+                part = replace(part, generation=want.generation)  # noqa: PLW2901
+            held.append(part)
+        return replace(answer, held=tuple(held))
+
+
+class TakeOverUncounted(Faulty):
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        answer = await super().claim_one(want)
+        if not isinstance(answer, Claim):
+            return answer
+        for part in answer.held:
+            record = await self.look(part.key)
+            if record is not None:
+                self.put(replace(record, attempts=1))
+        return replace(answer, held=tuple(replace(part, attempts=1) for part in answer.held))
+
+
+class HashIgnoredOnFree(Faulty):
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        free = {record.key for record in await self.records(want) if self.is_free(record)}
+        parts = (replace(part, hash=b"") if part.key in free else part for part in want.parts)
+        return await super().claim_one(replace(want, parts=tuple(parts)))
+
+
+class DelayForgotten(Faulty):
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        return await super().release([replace(asked, delay_ms=0) for asked in releases])
+
+
+class UnsentIgnored(Faulty):
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        return await super().release([replace(asked, unsent=False) for asked in releases])
+
+
+class PartsOneByOne(Faulty):
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        held = []
+        for part in want.parts:
+            answer = await super().claim_one(replace(want, parts=(part,)))
+            if not isinstance(answer, Claim):
+                return answer
+            held += answer.held
+        return Claim(want.token, tuple(held), self._clock())
+
+
+class DoneTierBeforeBusy(Faulty):
+    """Fatal: the event is lost when the worker that holds its own key dies."""
+
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        for part in want.parts[:-1]:
+            alone = await self.look(part.key)
+            if alone is not None and alone.fate is not None and alone.until_ms > self._clock():
+                return await super().claim_one(replace(want, parts=(part,)))
+        return await super().claim_one(want)
+
+
+class EndlessSliding(Faulty):
+    async def claim_one(self, want: Want) -> ClaimAnswer:
+        answer = await super().claim_one(want)
+        if isinstance(answer, Duplicate):
+            record = await self.look(answer.key)
+            slide = next(part.slide_ms for part in want.parts if part.key == answer.key)
+            if slide and record is not None and record.hard_until_ms:
+                self.put(replace(record, until_ms=max(record.until_ms, self._clock() + slide)))
+        return answer
+
+
+class PurgeByUntil(Faulty):
+    """The lease's end is taken for the end of keeping, and the attempts are gone."""
+
+    async def purge(self, limit: int = 1000) -> int:
+        lapsed = [r for _, r in self._open.values() if r.until_ms <= self._clock()]
+        for record in lapsed:
+            self._remove(_name(record.key))
+        return len(lapsed) + await super().purge(limit)
+
+
+class ForgetUnderAClaim(Faulty):
+    async def forget(self, keys: Sequence[bytes]) -> list[bool]:
+        there = [await self.look(key) is not None for key in keys]
+        for key, yes in zip(keys, there, strict=True):
+            if yes:
+                self._remove(_name(key))
+        return there
+
+
+class AnswersOutOfOrder(Faulty):
+    """As a store may that sorts its rows against deadlocks and forgets to sort back."""
+
+    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        return await super().claim(sorted(wants, key=lambda want: want.parts[0].key))
+
+
+# --- the same suites, over any store -----------------------------------------------
+
+
+def contract_of(store_class: type[MemoryStore]) -> type[StoreContract]:
+    class Contract(StoreContract):
+        @asynccontextmanager
+        async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
+            async with store_class(clock=clock) as store:
+                yield store
+
+    return Contract
+
+
+def machine_of(store_class: type[MemoryStore]) -> type[StoreMachine]:
+    class Machine(StoreMachine):
+        @asynccontextmanager
+        async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
+            async with store_class(clock=clock) as store:
+                yield store
+
+    return Machine
+
+
+def _name_of(worker: str) -> bytes:
+    return blake2b(worker.encode(), digest_size=16).digest()
+
+
+class WorkerNameAsToken(contract_of(MemoryStore)):
+    """The fault is in who asks: a worker that gives its own name instead of fresh bits."""
+
+    def token(self, worker: str = "") -> bytes:
+        return _name_of(worker) if worker else super().token()
+
+
+class WorkerNameAsTokenMachine(machine_of(MemoryStore)):
+    def token(self, worker: str) -> bytes:
+        return _name_of(worker)
+
+
+def failures(contract: type[StoreContract]) -> dict[str, AssertionError]:
+    """Run all cases and tell which promises were broken; any other error is our own."""
+    broken = {}
+    for case in contract.cases():
+        try:
+            asyncio.run(contract().run(case))
+        except AssertionError as error:
+            broken[case] = error
+    return broken
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    contract: type[StoreContract]
+    machine: type[StoreMachine]
+    convicted_by: set[str]
+    seen_by_machine: bool = field(default=True)
+
+
+def _fault(
+    store_class: type[MemoryStore], *convicted_by: str, seen_by_machine: bool = True
+) -> Fault:
+    return Fault(
+        store_class.__name__,
+        contract_of(store_class),
+        machine_of(store_class),
+        set(convicted_by),
+        seen_by_machine,
+    )
+
+
+FAULTS = [
+    _fault(
+        UnfencedRelease,
+        "test_a_release_with_an_old_token_is_refused_and_changes_nothing",
+        "test_a_lapsed_lease_moves_on_and_fences_the_old_owner",
+        "test_a_delayed_release_does_not_free_the_next_attempt_of_the_same_worker",
+        "test_a_holder_that_lost_its_register_cannot_write_to_it",
+    ),
+    _fault(
+        UnfencedExtend,
+        "test_an_extension_with_an_old_token_is_refused_and_changes_nothing",
+        "test_lapsed_parts_move_on_together_and_fence_the_old_owner",
+    ),
+    _fault(
+        CommitByKeyAlone,
+        "test_a_commit_from_before_the_windows_end_does_not_land_on_the_next_claim",
+        "test_a_late_commit_of_the_old_content_does_not_mark_the_new_one_done",
+        "test_a_commit_of_another_generation_is_fenced_and_changes_nothing",
+    ),
+    _fault(
+        CommitOnlyUnderALease,
+        "test_a_commit_counts_after_the_lease_ran_out",
+    ),
+    _fault(
+        RepeatedCommitMovesTheWindow,
+        "test_a_commit_repeated_is_already_and_changes_nothing",
+    ),
+    _fault(
+        NoExpiryCondition,
+        "test_a_key_past_its_window_passes_although_its_record_is_still_there",
+        "test_a_window_ends_on_the_millisecond",
+    ),
+    _fault(
+        BusyAsDuplicate,
+        "test_a_claimed_key_is_busy_for_everybody_else",
+        "test_of_many_claims_at_once_exactly_one_wins_each_key",
+    ),
+    _fault(
+        MismatchAsDuplicate,
+        "test_done_with_other_content_is_a_mismatch",
+    ),
+    _fault(
+        OwnTokenUnknown,
+        "test_a_claim_whose_reply_was_dropped_may_be_sent_again",
+        "test_a_claim_of_parts_sent_again_is_the_same_claim",
+    ),
+    Fault(
+        "WorkerNameAsToken",
+        WorkerNameAsToken,
+        WorkerNameAsTokenMachine,
+        {
+            "test_a_delayed_release_does_not_free_the_next_attempt_of_the_same_worker",
+            "test_a_release_that_lands_twice_does_not_free_the_next_attempt_of_the_same_worker",
+        },
+    ),
+    _fault(
+        TakeOverStartsAGeneration,
+        "test_a_take_over_keeps_generation_and_memo_and_counts_an_attempt",
+        "test_a_late_commit_counts_after_a_take_over_and_the_other_hears_already",
+    ),
+    _fault(
+        TakeOverUncounted,
+        "test_every_take_over_counts_one_attempt",
+    ),
+    _fault(
+        HashIgnoredOnFree,
+        "test_a_free_key_with_other_content_starts_a_new_generation",
+        "test_a_late_commit_of_the_old_content_does_not_mark_the_new_one_done",
+    ),
+    _fault(
+        DelayForgotten,
+        "test_a_release_with_a_delay_keeps_the_key_busy_until_then",
+        "test_a_delay_ends_on_the_millisecond",
+    ),
+    _fault(
+        UnsentIgnored,
+        "test_unsent_gives_the_attempt_back",
+    ),
+    _fault(
+        PartsOneByOne,
+        "test_any_claimed_part_makes_all_busy_and_none_is_taken",
+        "test_of_overlapping_claims_of_parts_none_is_half_taken",
+    ),
+    _fault(
+        DoneTierBeforeBusy,
+        "test_a_claimed_identifying_part_is_busy_although_a_tier_is_done",
+    ),
+    _fault(
+        EndlessSliding,
+        "test_a_sliding_window_is_never_pushed_past_its_hard_end",
+    ),
+    _fault(
+        PurgeByUntil,
+        "test_attempts_survive_the_lease_until_the_end_of_keeping",
+        "test_a_released_key_is_kept_as_long_as_the_release_says",
+    ),
+    _fault(
+        ForgetUnderAClaim,
+        "test_a_live_claim_cannot_be_forgotten",
+    ),
+    _fault(
+        AnswersOutOfOrder,
+        "test_a_batch_of_hundreds_of_mixed_wants_answers_in_order",
+        seen_by_machine=False,  # it asks one thing at a time
+    ),
+]
