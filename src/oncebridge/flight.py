@@ -1,0 +1,426 @@
+"""
+What travels through the gateway: batches, flights, and what is written down about them.
+
+A flight is one event of a batch on its way, together with the repeats of it that stood
+in the same batch. Nothing here talks to a store or a sink.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from hashlib import blake2b
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.clock import Dice, ms
+from oncebridge.dead import DeadLetter
+from oncebridge.event import Event, Unreadable
+from oncebridge.holds import Hold
+from oncebridge.rules import OnConflict, Plan
+from oncebridge.sink import Delivery
+from oncebridge.store import Claim, Commit, Fate, Memory, Part
+from oncebridge.verdict import First, Outcome, Verdict
+
+Arrival = bytes | Event | Unreadable
+
+
+def now_s() -> float:
+    """Tell this process's monotonic time, which the running loop owns."""
+    return asyncio.get_running_loop().time()
+
+
+class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What the record of an event remembers: the first arrival, and the last failure."""
+
+    id: str | None = None
+    arrived_ms: int = 0
+    maybe_delivered: bool = False
+    error: str = ""
+    counted: int = 0
+    """How many attempts had been counted when this was written."""
+
+    @classmethod
+    def read(cls, memo: bytes) -> "Memo":
+        """Read a memo; one that another version wrote says nothing."""
+        try:
+            return _read_memo(memo) if memo else cls()
+        except msgspec.MsgspecError:
+            return cls()
+
+    def write(self) -> bytes:
+        return _write(self)
+
+
+class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What the record of an entity remembers: the newest state that was delivered."""
+
+    kind: str = ""
+    version: int | float = 0
+    state: str = ""
+    """A fingerprint: states may be personal data."""
+    at_ms: int = 0
+
+    @classmethod
+    def read(cls, memo: bytes) -> "Register":
+        try:
+            return _read_register(memo) if memo else cls()
+        except msgspec.MsgspecError:
+            return cls()
+
+    def write(self) -> bytes:
+        return _write(self)
+
+    def judge(self, plan: Plan, now_ms: int) -> Verdict | None:
+        """Tell why the event need not be sent, if so."""
+        if self._is_newer_than(plan):
+            return Verdict.STALE
+        quiet = plan.rule.quiet
+        if quiet is None or not self.state or self.state != _fingerprint(plan.state):
+            return None
+        return Verdict.UNCHANGED if now_ms - self.at_ms < ms(quiet.time) else None
+
+    def raised(self, plan: Plan, now_ms: int) -> "Register":
+        """Write down that the event was delivered; what is newer stays."""
+        if self._is_newer_than(plan):
+            return self
+        kind, version = plan.version or ("", 0)
+        return Register(kind, version, _fingerprint(plan.state), now_ms)
+
+    def noted(self, plan: Plan) -> "Register":
+        """Write down the version of an event that changes nothing else."""
+        if plan.version is None or self._is_newer_than(plan):
+            return self
+        kind, version = plan.version
+        return Register(kind, version, self.state, self.at_ms)
+
+    def _is_newer_than(self, plan: Plan) -> bool:
+        # Strictly: two events of one version are two events, and both go.
+        return (
+            plan.version is not None
+            and plan.version[0] == self.kind
+            and plan.version[1] < self.version
+        )
+
+
+_NOTHING_YET = Register()
+
+_read_memo = msgspec.json.Decoder(Memo).decode
+_read_register = msgspec.json.Decoder(Register).decode
+_write = msgspec.json.Encoder().encode
+
+
+def _writable(text: str) -> str:
+    """Make UTF-8 of any text: the messages of a driver may hold half characters."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _fingerprint(state: bytes) -> str:
+    return blake2b(state, digest_size=16).hexdigest() if state else ""
+
+
+def first_arrival(memo: bytes) -> First | None:
+    """Read who came first out of a record's memo."""
+    if not memo:
+        return None
+    read = Memo.read(memo)
+    return First(read.id, read.arrived_ms)
+
+
+class Batch:
+    """The arrivals of one call, their outcomes, and the time there is."""
+
+    __slots__ = ("arrivals", "ends", "flights", "outcomes", "patient_until")
+
+    def __init__(
+        self, arrivals: Sequence[Arrival], within: timedelta | None, patience: timedelta
+    ) -> None:
+        self.arrivals = arrivals
+        self.outcomes: list[Outcome | None] = [None] * len(arrivals)
+        self.flights: list[Flight] = []
+        self.ends = None if within is None else now_s() + within.total_seconds()
+        until = now_s() + patience.total_seconds() if patience else 0.0
+        self.patient_until = until if self.ends is None else min(until, self.ends)
+
+    def latest(self) -> float:
+        """Tell until when a claim may last: 2 s beyond the caller's time."""
+        return math.inf if self.ends is None else self.ends + 2
+
+    def lease_ms(self, lease_ms: int) -> int:
+        """Shorten the lease to the caller's time and 2 s: whoever comes next need not wait."""
+        if self.ends is None:
+            return lease_ms
+        return max(min(lease_ms, int((self.latest() - now_s()) * 1000)), 1)
+
+    def send_time(self, sink_timeout: timedelta, margin: timedelta) -> float:
+        """Tell how many seconds a send may take; none or less: too late."""
+        longest = sink_timeout.total_seconds()
+        if self.ends is None:
+            return longest
+        return min(longest, self.ends - now_s() - margin.total_seconds())
+
+    def is_patient(self) -> bool:
+        """Tell whether to wait in place for a busy key."""
+        return bool(self.patient_until) and now_s() < self.patient_until
+
+    def is_over(self) -> bool:
+        return self.ends is not None and now_s() >= self.ends
+
+
+class Flight:
+    """One event on its way, and what is known about it so far."""
+
+    __slots__ = (
+        *("arrived_ms", "attempt", "batch", "claim", "clashed", "error", "event", "forwarded"),
+        *("hold", "index", "known", "matched", "maybe", "on_yes", "parts", "plan", "register"),
+        *("register_offset_ms", "repeats", "settled", "state_before", "unprotected"),
+    )
+
+    def __init__(
+        self,
+        batch: Batch,
+        index: int,
+        event: Event | Unreadable,
+        plan: Plan | None,
+        arrived_ms: int,
+    ) -> None:
+        self.batch = batch
+        self.index = index
+        self.event = event
+        self.plan = plan
+        self.parts: tuple[Part, ...] = () if plan is None else plan.parts
+        self.arrived_ms = arrived_ms
+        self.claim: Claim | None = None
+        self.attempt = 1
+        self.hold: Hold | None = None
+        self.register: Hold | None = None
+        self.register_offset_ms = 0.0
+        """The store's clock less ours, so that its time can be told later."""
+        self.state_before = _NOTHING_YET
+        self.known: First | None = None
+        """The arrival that this one repeats."""
+        self.matched = b""
+        """The key by which the store knew it."""
+        self.repeats: list[Flight] = []
+        self.on_yes = Verdict.DELIVERED
+        self.clashed = False
+        """Its key is known with other content."""
+        self.maybe = False
+        """An earlier send may have arrived."""
+        self.forwarded = False
+        self.unprotected = False
+        self.settled = False
+        self.error = ""
+
+    # --- what the plan says ------------------------------------------------------------
+
+    @property
+    def entity(self) -> bytes:
+        return self.plan.entity if self.plan else b""
+
+    @property
+    def keep_ms(self) -> int:
+        return self.plan.keep_ms if self.plan and self.plan.parts else 0
+
+    @property
+    def on_conflict(self) -> OnConflict:
+        return self.plan.rule.on_conflict if self.plan else "deliver"
+
+    @property
+    def first(self) -> First:
+        """Name this arrival as the first of its kind."""
+        return First(self.event.id if isinstance(self.event, Event) else None, self.arrived_ms)
+
+    def clash(self, key: bytes) -> None:
+        """Go on as an event of its own: *key* is known with other content."""
+        assert self.plan is not None  # noqa: S101 - only keyed events are claimed
+        self.plan = self.plan.in_conflict(key)
+        self.parts = self.plan.parts
+        self.clashed = True
+        self.on_yes = Verdict.CONFLICT
+
+    def names(self) -> list[bytes]:
+        """List the records that this event has to do with."""
+        names = [part.key for part in self.parts]
+        if self.entity:
+            names.append(self.entity)
+        return names
+
+    def parts_beside(self, other: "Flight") -> tuple[Part, ...]:
+        """List the further tiers of a repeat that *other*, delivered as the same, has not."""
+        if self.parts[-1].key != other.parts[-1].key:
+            return ()
+        known = {part.key for part in other.parts}
+        return tuple(part for part in self.parts if part.key not in known)
+
+    # --- what the claim says -----------------------------------------------------------
+
+    def take(self, claim: Claim, hold: Hold) -> None:
+        """Hold the event's keys."""
+        self.claim = claim
+        self.hold = hold
+        self.attempt = max([held.attempts for held in claim.held])
+        if self.attempt > 1:
+            memo = Memo.read(claim.held[-1].memo)
+            # An attempt that left no word died on the way, perhaps after the sink's yes.
+            self.maybe = memo.maybe_delivered or memo.counted != self.attempt - 1
+            self.error = memo.error
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether another worker has taken the event over."""
+        return self.hold is not None and self.hold.lost
+
+    def is_held_until(self, when: float) -> bool:
+        return all(
+            not hold.lost and hold.ends >= when
+            for hold in (self.hold, self.register)
+            if hold is not None
+        )
+
+    # --- what is written down ----------------------------------------------------------
+
+    def first_memo(self) -> bytes:
+        event_id = self.event.id if isinstance(self.event, Event) else None
+        # Longer ids are somebody's mischief, and the memo is stored with every key.
+        return Memo(event_id[:128] if event_id else None, self.arrived_ms).write()
+
+    def last_memo(self, error: str, counted: int) -> bytes:
+        memo = Memo.read(self.claim.held[-1].memo) if self.claim else Memo()
+        text = _writable(error)[:200]
+        return Memo(memo.id, memo.arrived_ms, self.maybe, text, counted).write()
+
+    def commits(self, fate: Fate) -> list[Commit]:
+        """State the same fate of every part, each under its own generation."""
+        assert self.plan is not None  # noqa: S101 - only keyed events are committed
+        assert self.claim is not None  # noqa: S101
+        return [
+            Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
+            for held, span in zip(self.claim.held, self.plan.spans, strict=True)
+        ]
+
+    def memories(self, parts: Sequence[Part], fate: Fate, dice: Dice) -> list[Memory]:
+        """Ask the store to remember *parts* of this event without a claim."""
+        assert self.plan is not None  # noqa: S101 - only keyed events are remembered
+        windows = {
+            part.key: span.window_ms
+            for part, span in zip(self.plan.parts, self.plan.spans, strict=True)
+        }
+        return [
+            Memory(part.key, generation, fate, windows[part.key], part.hash, self.first_memo())
+            for part, generation in zip(parts, dice.tokens(len(parts)), strict=True)
+        ]
+
+    def delivery(self, route: str) -> Delivery:
+        assert isinstance(self.event, Event)  # noqa: S101 - what is unreadable is never sent
+        return Delivery(
+            self.event,
+            self.plan.key if self.plan else b"",
+            self.claim.held[-1].generation if self.claim else b"",
+            self.attempt,
+            route,
+            self.plan.version[1] if self.plan and self.plan.version else None,
+            self.unprotected,
+        )
+
+    def letter(self, reason: str, route: str, now_ms: int) -> DeadLetter:
+        if isinstance(self.event, Unreadable):
+            reason, message = self.event.reason, self.event.message
+        else:
+            message = self.error or (self.plan.message if self.plan else "")
+        return DeadLetter(
+            self.event.raw,
+            reason,
+            _writable(message),
+            route,
+            self.plan.rule.name if self.plan else "",
+            self.plan.key if self.plan else b"",
+            # The claim that found too many attempts has sent nothing.
+            (self.attempt - (reason == "attempts")) if self.claim else 0,
+            self.maybe,
+            now_ms,
+        )
+
+
+def waves(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
+    """
+    Fold repeats together, and order what must not run side by side.
+
+    Events that share a key with other content, or an entity, go one after another: the
+    first of each such lane in the first wave, the second in the second. Most batches are
+    one wave.
+    """
+    lanes: dict[bytes, _Lane] = {}
+    is_one_wave = True
+    for flight in flights:
+        names = flight.names()
+        lane: _Lane | None = None
+        for name in names:
+            met = lanes.get(name)
+            if met is not None and met is not lane:
+                is_one_wave = False
+                lane = met if lane is None else lane.join(met, lanes)
+        if lane is None:
+            lane = _Lane(flight)
+        else:
+            lane.add(flight)
+        for name in names:
+            lanes[name] = lane
+    if is_one_wave:
+        yield list(flights)
+        return
+    unkeyed = [flight for flight in flights if not flight.parts]
+    queues = [lane.in_order() for lane in dict.fromkeys(lanes.values())]
+    turn = 0
+    while queues:
+        yield [*(queue[turn] for queue in queues), *unkeyed]
+        unkeyed = []
+        turn += 1
+        queues = [queue for queue in queues if len(queue) > turn]
+
+
+class _Lane:
+    """Events that go one after another, each with its repeats."""
+
+    __slots__ = ("_leaders", "flights")
+
+    def __init__(self, flight: Flight) -> None:
+        self.flights = [flight]
+        self._leaders: dict[Part, Flight] | None = None
+
+    def add(self, flight: Flight) -> None:
+        """Put *flight* behind the one it repeats, or at the end."""
+        if self._leaders is None:
+            self._leaders = {_identity(part): f for f in self.flights for part in f.parts}
+        for part in flight.parts:
+            leader = self._leaders.get(_identity(part))
+            if leader is not None:
+                leader.repeats.append(flight)
+                return
+        self.flights.append(flight)
+        for part in flight.parts:
+            self._leaders[_identity(part)] = flight
+
+    def join(self, other: "_Lane", lanes: "dict[bytes, _Lane]") -> "_Lane":
+        """Take the flights of *other* in, in the order of arrival."""
+        for flight in other.flights:
+            for one in (flight, *flight.repeats):
+                lanes.update(dict.fromkeys(one.names(), self))
+        self.flights = sorted(self.flights + other.flights, key=lambda flight: flight.index)
+        self._leaders = None
+        return self
+
+    def in_order(self) -> list[Flight]:
+        """Let the versions of one entity go in their order, so that none is stale."""
+        versions = [f.plan.version for f in self.flights if f.plan and f.plan.version]
+        one_entity = len({flight.entity for flight in self.flights}) == 1
+        if len(versions) < len(self.flights) or not one_entity or len({k for k, _ in versions}) > 1:
+            return self.flights
+        order = sorted(zip(versions, self.flights, strict=True), key=lambda pair: pair[0])
+        return [flight for _, flight in order]
+
+
+def _identity(part: Part) -> Part:
+    """Name what makes two events the same here: the key, with the same content."""
+    return Part(part.key, part.hash)

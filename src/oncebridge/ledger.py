@@ -1,0 +1,144 @@
+"""
+The store as the gateway uses it: many questions in one round trip, patient, and counted.
+
+What a store may do here is answer, fail, or apply a request and fail to say so. Every
+request may be repeated, so the ledger repeats it: a claim with the same token, a commit
+with the same generation. What it has to give up on is left to the backlog.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from oncebridge.backlog import Backlog
+from oncebridge.batcher import Batcher
+from oncebridge.books import Books
+from oncebridge.clock import Dice
+from oncebridge.errors import StoreError, StoreUnavailable
+from oncebridge.store import (
+    ClaimAnswer,
+    Commit,
+    CommitAnswer,
+    Memory,
+    NoAnswer,
+    Release,
+    ReleaseAnswer,
+    Reply,
+    Store,
+    Want,
+    rounds,
+)
+
+_CLAIM_PAUSES_S = (0.05, 0.2, 0.0)
+_COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
+
+
+class Ledger:
+    """Ask *store*; never raise for what a store may do."""
+
+    def __init__(self, store: Store, books: Books, dice: Dice) -> None:
+        self._store = store
+        self._books = books
+        self._dice = dice
+        self._claims: Batcher[Want, ClaimAnswer] = Batcher(
+            store.claim, keys_of=lambda want: [part.key for part in want.parts]
+        )
+        self._commits: Batcher[Commit, CommitAnswer] = Batcher(
+            store.commit, keys_of=lambda commit: [commit.key]
+        )
+        self.backlog = Backlog(store, books, dice)
+
+    async def claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
+        """
+        Claim, trying again with the same tokens where no answer comes.
+
+        A claim that is given up may have been applied: it is released by its token later,
+        or we would stand in our own way for a lease.
+        """
+        answers: list[ClaimAnswer] = [NoAnswer("")] * len(wants)
+        unanswered: Sequence[int] = range(len(wants))
+        for pause in _CLAIM_PAUSES_S:
+            is_passing = True
+            again: Sequence[ClaimAnswer]
+            try:
+                again = await self._claims.ask([wants[at] for at in unanswered])
+            except StoreError as error:
+                self._books.store_errors += 1
+                again = [NoAnswer(str(error))] * len(unanswered)
+                is_passing = isinstance(error, StoreUnavailable)
+            for at, answer in zip(unanswered, again, strict=True):
+                answers[at] = answer
+            unanswered = [at for at in unanswered if type(answers[at]) is NoAnswer]
+            if not unanswered:
+                return answers
+            if not is_passing:
+                break
+            await self.pause(pause)
+        self.backlog.owe(
+            [
+                Release(part.key, wants[at].token, keep_ms=wants[at].keep_ms, unsent=True)
+                for at in unanswered
+                for part in wants[at].parts
+            ]
+        )
+        return answers
+
+    async def commit(self, commits: Sequence[Commit], until_s: float) -> None:
+        """
+        Commit, trying until *until_s*, then behind the caller's back.
+
+        Each record decides for itself: one that is fenced never cancels the others.
+        """
+        now_s = asyncio.get_running_loop().time
+        pause = _COMMIT_PAUSE_S
+        while commits:
+            answers: Sequence[CommitAnswer]
+            try:
+                answers = await self._commits.ask(commits)
+            except StoreError as error:
+                self._books.store_errors += 1
+                answers = [NoAnswer(str(error))] * len(commits)
+            self._books.fenced_commits += answers.count(Reply.FENCED)
+            commits = [c for c, a in zip(commits, answers, strict=True) if type(a) is NoAnswer]
+            if not commits:
+                return
+            if now_s() >= until_s:
+                self._books.acked_uncommitted += len(commits)
+                self.backlog.owe(list(commits))
+                return
+            await self.pause(pause)
+            pause = min(2 * pause, _LONGEST_COMMIT_PAUSE_S)
+
+    async def release(
+        self, releases: Sequence[Release], *, owe: bool = True
+    ) -> Sequence[ReleaseAnswer]:
+        """
+        Release, now or later; until it lands, others see the key busy for its lease.
+
+        With *owe* false, the caller tries again itself.
+        """
+        if not releases:
+            return ()
+        answers: Sequence[ReleaseAnswer]
+        try:
+            answers = await self._store.release(releases)
+        except StoreError as error:
+            self._books.store_errors += 1
+            answers = [NoAnswer(str(error))] * len(releases)
+        if owe:
+            late = [r for r, a in zip(releases, answers, strict=True) if type(a) is NoAnswer]
+            self.backlog.owe(list(late))
+        return answers
+
+    async def remember(self, memories: Sequence[Memory]) -> None:
+        """Remember if the store is there: it only saves work later."""
+        if not memories:
+            return
+        try:
+            # Two repeats may bring the same further tier; one of them is enough.
+            await self._store.remember(rounds(memories, lambda memory: memory.key)[0])
+        except StoreError:
+            self._books.store_errors += 1
+
+    async def pause(self, about_s: float) -> None:
+        """Wait half to one and a half times *about_s*, so that workers do not march in step."""
+        await asyncio.sleep(about_s * (0.5 + self._dice.fraction()))

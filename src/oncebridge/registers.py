@@ -1,0 +1,173 @@
+"""
+Newest wins, and unchanged within the quiet time: the register of an entity.
+
+A register is a record that is never done. Its memo says which version and state of the
+entity was delivered last. It is held from before the comparison until after the send, so
+that no older state can reach the sink after a newer one: comparing first and sending
+later, or writing the version down at the claim, both let that happen.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from oncebridge.books import Books
+from oncebridge.clock import Dice
+from oncebridge.flight import Flight, Register
+from oncebridge.holds import Hold, Holds
+from oncebridge.ledger import Ledger
+from oncebridge.settings import Settings
+from oncebridge.store import Busy, Claim, Part, Release, Reply, Want
+from oncebridge.verdict import Verdict
+
+_LOOK_AGAIN_S = 0.25
+_TRY_AGAIN_S = 0.1
+
+
+class Entered(Struct):
+    """How taking hold of the entities went."""
+
+    outdated: list[tuple[Flight, Verdict]]
+    """Stale or unchanged: not to be sent."""
+    busy: list[tuple[Flight, int]]
+    """Another worker holds the entity, for so many more milliseconds."""
+    unanswered: list[Flight]
+
+
+class Registers:
+    """The registers of one gateway."""
+
+    def __init__(
+        self, ledger: Ledger, holds: Holds, books: Books, dice: Dice, settings: Settings
+    ) -> None:
+        self._ledger = ledger
+        self._holds = holds
+        self._books = books
+        self._dice = dice
+        self._settings = settings
+
+    async def enter(
+        self, flights: Sequence[Flight], lease_ms: int, is_over: Callable[[], bool]
+    ) -> Entered:
+        """
+        Take hold of the flights' entities and compare.
+
+        A busy entity is waited for in place, since handing its event back would burn the
+        source's receive counts; not longer than *patience*, and not once *is_over*.
+        """
+        entered = Entered([], [], [])
+        now_s = asyncio.get_running_loop().time
+        ends = now_s() + self._settings.patience.total_seconds()
+        waiting = list(flights)
+        while waiting:
+            sent = now_s()
+            answers = await self._ledger.claim(self._wants(waiting, lease_ms))
+            busy: list[tuple[Flight, int]] = []
+            for flight, answer in zip(waiting, answers, strict=True):
+                match answer:
+                    case Claim():
+                        verdict = self._compare(flight, answer, sent, lease_ms)
+                        if verdict is not None:
+                            entered.outdated.append((flight, verdict))
+                    case Busy():
+                        busy.append((flight, answer.left_ms))
+                    case _:
+                        entered.unanswered.append(flight)
+            waiting = [flight for flight, _ in busy]
+            if busy and (now_s() >= ends or is_over()):
+                entered.busy = busy
+                break
+            if busy:
+                left_s = min(left for _, left in busy) / 1000
+                await self._ledger.pause(min(left_s, _LOOK_AGAIN_S))
+        return entered
+
+    def _wants(self, flights: Sequence[Flight], lease_ms: int) -> list[Want]:
+        tokens = iter(self._dice.tokens(2 * len(flights)))
+        return [
+            Want((Part(flight.entity),), next(tokens), next(tokens), lease_ms, flight.keep_ms)
+            for flight in flights
+        ]
+
+    def _compare(self, flight: Flight, claim: Claim, sent: float, lease_ms: int) -> Verdict | None:
+        gives_up = sent + self._settings.max_hold.total_seconds()
+        flight.register = Hold(
+            (flight.entity,),
+            claim.token,
+            sent + lease_ms / 1000,
+            gives_up,
+            flight.batch.latest(),
+        )
+        flight.register_offset_ms = claim.now_ms - sent * 1000
+        self._holds.add(flight.register)
+        flight.state_before = Register.read(claim.held[0].memo)
+        assert flight.plan is not None  # noqa: S101 - only planned events have an entity
+        return flight.state_before.judge(flight.plan, claim.now_ms)
+
+    def give_back(self, flight: Flight, verdict: Verdict | None = None) -> list[Release]:
+        """
+        Give the entity back; the caller sends the release.
+
+        An unchanged state is the newest all the same, so its version is written down.
+        """
+        register, flight.register = flight.register, None
+        if register is None:
+            return []
+        self._holds.discard(register)
+        memo = None
+        if verdict is Verdict.UNCHANGED and flight.plan is not None:
+            memo = flight.state_before.noted(flight.plan).write()
+        return [Release(flight.entity, register.token, 0, flight.keep_ms, memo, unsent=True)]
+
+    async def raise_all(self, flights: Sequence[Flight], lease_ms: int) -> None:
+        """
+        Write down the newest states, after the sink's yes and before the events' own commits.
+
+        Where the hold was lost meanwhile, the register is claimed again: whoever took it may
+        not know yet that this version was delivered. What cannot be written within the
+        commit budget is given up: the delivery is safe, but an older state may pass later.
+        """
+        now_s = asyncio.get_running_loop().time
+        ends = now_s() + self._settings.commit_budget.total_seconds()
+        pending = [flight for flight in flights if flight.register is not None]
+        if pending and pending[0].batch.ends is not None:
+            ends = min(ends, pending[0].batch.ends)
+        while pending:
+            releases = [self._raised(flight) for flight in pending]
+            answers = await self._ledger.release(releases, owe=False)
+            fenced: list[Flight] = []
+            unanswered: list[Flight] = []
+            for flight, answer in zip(pending, answers, strict=True):
+                if answer is Reply.RELEASED or answer is Reply.FENCED:
+                    self._holds.discard(flight.register)
+                    flight.register = None
+                if answer is Reply.FENCED:
+                    fenced.append(flight)
+                elif answer is not Reply.RELEASED:
+                    unanswered.append(flight)
+            pending = fenced + unanswered
+            if pending and now_s() >= ends:
+                self._books.registers_behind += len(pending)
+                await self._ledger.release([self._raised(flight) for flight in unanswered])
+                return
+            if fenced:
+                retaken = await self.enter(fenced, lease_ms, lambda: now_s() >= ends)
+                missed = [flight for flight, _ in retaken.busy] + retaken.unanswered
+                self._books.registers_behind += len(missed)
+                pending = [flight for flight in pending if flight not in missed]
+            if unanswered:
+                await self._ledger.pause(_TRY_AGAIN_S)
+
+    def _raised(self, flight: Flight) -> Release:
+        assert flight.register is not None  # noqa: S101 - the caller looked
+        assert flight.plan is not None  # noqa: S101
+        now_ms = asyncio.get_running_loop().time() * 1000 + flight.register_offset_ms
+        after = flight.state_before.raised(flight.plan, int(now_ms))
+        return Release(
+            flight.entity,
+            flight.register.token,
+            keep_ms=flight.keep_ms,
+            memo=after.write(),
+            unsent=True,
+        )

@@ -1,0 +1,109 @@
+"""
+Where events go.
+
+A sink gets a batch of deliveries and answers one result for each, in order. It sends
+the bytes that were received (`delivery.event.raw`), says honestly what it knows, and
+never tries a second time on its own: the retry is a new claim after a release, so that
+every worker sees the back-off.
+
+The five answers differ in what may have happened:
+
+| answer    | what happened                              | what follows                          |
+| --------- | ------------------------------------------ | ------------------------------------- |
+| `Yes`     | it was taken                               | commit, acknowledge                   |
+| `No`      | nothing was sent (refused, no name, no TLS)| release, again later; not counted     |
+| `Unknown` | sent, then no clear answer                 | release, again later; maybe delivered |
+| `Closed`  | our access is at fault, not the event      | release, again later; not counted     |
+| `Never`   | this event will never be taken             | dead letters                          |
+
+A sink that raises has said nothing: `SinkRejected` counts as `Never`, anything else as
+`Unknown`. The gateway bounds every call with its *sink_timeout*; a call that is still
+running then counts as `Unknown`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from oncebridge.event import Event
+
+
+class Delivery(Struct, frozen=True, gc=False):
+    """One event on its way out."""
+
+    event: Event
+    key: bytes
+    """The same for every attempt at this event; empty if the rule does not deduplicate."""
+    generation: bytes = b""
+    attempt: int = 1
+    route: str = ""
+    version: int | float | None = None
+    """Newest-wins rules: lets the sink refuse a write that comes late after a stall."""
+    unprotected: bool = False
+    """The store was down and this is sent all the same; it may repeat."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """What a receiver can use to recognise a repeat: hex, safe in any header."""
+        return self.key.hex()
+
+
+class Yes(Struct, frozen=True, gc=False):
+    """It was taken."""
+
+
+class No(Struct, frozen=True, gc=False):
+    """Nothing was sent; try again later."""
+
+    reason: str
+    retry_after_ms: int = 0
+
+
+class Unknown(Struct, frozen=True, gc=False):
+    """It may have been taken; try again later, under the same key."""
+
+    reason: str
+    retry_after_ms: int = 0
+
+
+class Closed(Struct, frozen=True, gc=False):
+    """The door is shut to us, whatever the event; somebody has to look."""
+
+    reason: str
+    retry_after_ms: int = 0
+
+
+class Never(Struct, frozen=True, gc=False):
+    """The event will never be taken, by any attempt."""
+
+    reason: str
+
+
+SinkAnswer = Yes | No | Unknown | Closed | Never
+
+
+class Sink(Protocol):
+    """What the gateway needs of a place to deliver to."""
+
+    @property
+    def batch(self) -> int:
+        """How many deliveries one call takes; 1 where each is a request of its own."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """How many calls may run at once."""
+        ...
+
+    async def open(self) -> None:
+        """Connect; safe to repeat."""
+        ...
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        """Send, once each, and say what happened."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections; safe to repeat."""
+        ...

@@ -1,0 +1,99 @@
+"""The sink that is a Python function: called once per event."""
+
+import asyncio
+import importlib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+from oncebridge.errors import ConfigError, SinkRejected
+from oncebridge.event import Event
+from oncebridge.sink import Delivery, Never, No, SinkAnswer, Unknown, Yes
+
+
+class FunctionSink:
+    """
+    Call *function* with each event; returning is a yes, raising is a failure.
+
+    A plain function runs in a thread, so that it may block; an `async def` runs on the
+    loop. `SinkRejected` sends the event to the dead letters; any other exception means
+    "again later", and since the function may have got half-way, "maybe delivered".
+
+    *concurrency* calls run at once. The default is one: most functions were not written
+    to be called from several threads.
+    """
+
+    batch = 1
+
+    def __init__(
+        self, function: Callable[[Event], Awaitable[Any] | Any], *, concurrency: int = 1
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError("concurrency", f"must be at least 1, not {concurrency}")
+        self._function = function
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+        )
+        self.concurrency = concurrency
+        self._threads: ThreadPoolExecutor | None = None
+        self._free = threading.Semaphore(concurrency)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Find the function of `python:MODULE:FUNCTION`."""
+        match url.split(":"):
+            case ["python", module, name] if module and name:
+                pass
+            case _:
+                raise ConfigError("sink", f"{url!r}: a function is python:MODULE:FUNCTION")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except Exception as error:  # whatever the module does when it is imported
+            raise ConfigError("sink", f"{url!r}: {type(error).__name__}: {error}") from error
+        if not callable(found):
+            raise ConfigError("sink", f"{url!r}: is not a function")
+        return cls(found)
+
+    async def open(self) -> None:
+        """Do nothing: the function is there."""
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        return [await self._call(delivery.event) for delivery in deliveries]
+
+    async def aclose(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
+    async def _call(self, event: Event) -> SinkAnswer:
+        try:
+            if self._is_async:
+                await self._function(event)
+            elif self._free.acquire(blocking=False):
+                result = await self._call_in_thread(event)
+                if inspect.isawaitable(result):
+                    await result  # a plain wrapper around an async def
+            else:
+                # Calls that were given up still run, and this one would only queue behind them.
+                return No("the function is still busy with an earlier event")
+        except SinkRejected as error:
+            return Never(_named(error))
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            return Unknown(_named(error))
+        return Yes()
+
+    async def _call_in_thread(self, event: Event) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(
+                self.concurrency, thread_name_prefix="oncebridge-sink"
+            )
+        call = self._threads.submit(self._function, event)
+        call.add_done_callback(lambda _: self._free.release())
+        return await asyncio.wrap_future(call)
+
+
+def _named(error: Exception) -> str:
+    """Name the error's type only: its text may quote the event."""
+    return type(error).__name__

@@ -1,0 +1,59 @@
+"""What became of an arrival: one word, everywhere the same."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Verdict(StrEnum):
+    """The nine things that can become of an arrival."""
+
+    DELIVERED = "delivered"
+    """First of its kind: the sink took it, the store remembers."""
+    DUPLICATE = "duplicate"
+    """Delivered before, within its window."""
+    STALE = "stale"
+    """A newer state of the same entity was delivered."""
+    UNCHANGED = "unchanged"
+    """The same state as the last delivered one, inside the quiet time."""
+    CONFLICT = "conflict"
+    """Same identity, other content; handled as the rule says."""
+    BUSY = "busy"
+    """Another worker holds it right now: hand it back, it will come again."""
+    FAILED = "failed"
+    """The sink or the store could not take it: hand it back, it will come again."""
+    DEAD = "dead"
+    """It can never succeed, and is kept whole in the dead letters."""
+    BYPASSED = "bypassed"
+    """A rule says not to deduplicate: forwarded as it is."""
+
+
+HANDED_BACK = frozenset({Verdict.BUSY, Verdict.FAILED})
+"""The verdicts after which the source must bring the event again."""
+
+
+class First(Struct, frozen=True, gc=False):
+    """The first arrival of an event, as far as it is remembered."""
+
+    id: str | None
+    arrived_ms: int
+
+
+class Outcome(Struct, frozen=True, gc=False):
+    """What became of one arrival, and what to tell its source."""
+
+    verdict: Verdict
+    acknowledge: bool
+    """True: the source may forget it. False: the source must bring it again."""
+    rule: str = ""
+    key: bytes = b""
+    retry_after_ms: int = 0
+    """When handed back: how long to wait before bringing it again."""
+    reason: str = ""
+    """What stood in the way, in words; never part of the payload."""
+    forwarded: bool = False
+    """The sink took it, whatever the verdict (in shadow mode it takes duplicates too)."""
+    unprotected: bool = False
+    """Forwarded while the store was down."""
+    first: First | None = None
+    """For a duplicate: the arrival that was delivered."""
