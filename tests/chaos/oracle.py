@@ -1,0 +1,147 @@
+"""
+What happened, and whether it was allowed.
+
+A delivery beyond the first needs an excuse, and an excuse belongs to one delivery by one
+process, not to a stretch of time:
+
+* killed: its process got SIGKILL with the event still in hand (exception a)
+* stopped: its process was frozen between claiming it and letting go of it (exception b)
+* unclear: the sink hung up on it, or its answer came too late (exception c)
+* late: the store held its commit up until the lease was over (exception d)
+
+Of all deliveries of one event, one needs no excuse. The one without is not always the
+last: a frozen process that wakes up in the middle of a send delivers after its successor.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+
+class Delivery(NamedTuple):
+    """One event that reached the sink. Times are of the one monotonic clock of the host."""
+
+    event: int
+    key: str
+    incarnation: int
+    attempt: int
+    claimed_at: float
+    at: float
+
+
+@dataclass
+class History:
+    """Everything the harness saw."""
+
+    events: int
+    capacity: int = 0
+    """How many messages one process has in hand at most."""
+    deliveries: list[Delivery] = field(default_factory=list)
+    settled: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """
+    By incarnation and event: when it deleted a message of the event, or handed back the
+    last one that it had in hand.
+    """
+    killed: set[int] = field(default_factory=set)
+    stops: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    terms: int = 0
+    unclear: set[tuple[int, str, int]] = field(default_factory=set)
+    """By incarnation, key and attempt."""
+    late: set[tuple[int, str]] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    """What went wrong besides: a worker that died by itself, bytes that changed, …"""
+
+    @property
+    def stopped(self) -> int:
+        return sum(len(stops) for stops in self.stops.values())
+
+    def excuse(self, delivery: Delivery) -> str | None:
+        """Find why *delivery* may have been repeated."""
+        who = delivery.incarnation
+        settled = self.settled.get((who, delivery.event), [])
+        after = bisect_left(settled, delivery.at)
+        let_go_at = settled[after] if after < len(settled) else inf
+        if who in self.killed and let_go_at == inf:
+            return "killed"
+        stops = self.stops.get(who, [])
+        if any(stop < let_go_at and delivery.claimed_at < go_on for stop, go_on in stops):
+            return "stopped"
+        if (who, delivery.key, delivery.attempt) in self.unclear:
+            return "unclear"
+        return "late" if (who, delivery.key) in self.late else None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the oracle says."""
+
+    lost: int
+    extra: int
+    unexplained: int
+    excuses: Counter[str]
+    """Why events were delivered more than once: one excuse for each extra delivery."""
+    violations: list[str]
+
+
+def judge(history: History) -> Judgement:
+    by_event: dict[int, list[Delivery]] = defaultdict(list)
+    for delivery in history.deliveries:
+        by_event[delivery.event].append(delivery)
+    lost = [event for event in range(history.events) if event not in by_event]
+    repeated = [several for several in by_event.values() if len(several) > 1]
+    extra = sum(len(several) - 1 for several in repeated)
+    excuses: Counter[str] = Counter()
+    unexplained: list[list[Delivery]] = []
+    for several in repeated:
+        found = [history.excuse(delivery) for delivery in several]
+        if found.count(None) > 1:
+            unexplained += [several] * (found.count(None) - 1)
+        # One delivery is the rightful one, and needs no excuse even if it has one.
+        excuses.update([excuse for excuse in found if excuse][: len(several) - 1])
+    return Judgement(
+        len(lost),
+        extra,
+        len(unexplained),
+        excuses,
+        [
+            *history.faults,
+            *(f"event {event} is lost" for event in lost),
+            *(f"not explained: {_told(several, history)}" for several in unexplained),
+            *_key_faults(history.deliveries),
+            *_too_many(history, excuses),
+        ],
+    )
+
+
+def _key_faults(deliveries: Iterable[Delivery]) -> Iterable[str]:
+    """Hold the Idempotency-Key to its promise: one for an event, one event for each."""
+    keys: dict[int, set[str]] = defaultdict(set)
+    events: dict[str, set[int]] = defaultdict(set)
+    for delivery in deliveries:
+        keys[delivery.event].add(delivery.key)
+        events[delivery.key].add(delivery.event)
+    for event, several in keys.items():
+        if len(several) > 1:
+            yield f"event {event} went out under {len(several)} keys"
+    for key, merged in events.items():
+        if len(merged) > 1:
+            yield f"key {key} stands for {len(merged)} events"
+
+
+def _too_many(history: History, excuses: Counter[str]) -> Iterable[str]:
+    """A fault costs at most what its process had in hand."""
+    for excuse, faults in (("killed", len(history.killed)), ("stopped", history.stopped)):
+        if excuses[excuse] > faults * history.capacity:
+            yield f"{excuses[excuse]} extra deliveries for {faults} processes {excuse}"
+
+
+def _told(several: list[Delivery], history: History) -> str:
+    start = several[0].at
+    return f"event {several[0].event}: " + ", ".join(
+        f"by {d.incarnation} at {d.at - start:+.3f}s (claimed {d.claimed_at - start:+.3f}s, "
+        f"attempt {d.attempt}, {history.excuse(d) or 'no excuse'})"
+        for d in several
+    )

@@ -1,0 +1,109 @@
+"""A test of the test: the oracle excuses what it should, and nothing else."""
+
+import pytest
+
+from .oracle import Delivery, History, judge
+
+
+def delivered(event=0, *, by=1, at=10.0, claimed_at=None, key=None, attempt=1):
+    return Delivery(
+        event, key or f"k{event}", by, attempt, at - 0.1 if claimed_at is None else claimed_at, at
+    )
+
+
+def history(*deliveries, events=1, **seen):
+    return History(events, capacity=10, deliveries=list(deliveries), **seen)
+
+
+def test_one_delivery_each_is_right():
+    judged = judge(history(delivered(0), delivered(1), events=2))
+    assert (judged.lost, judged.extra, judged.unexplained, judged.violations) == (0, 0, 0, [])
+
+
+def test_an_event_that_never_came_is_lost():
+    judged = judge(history(delivered(1), events=3))
+    assert judged.lost == 2
+    assert judged.violations == ["event 0 is lost", "event 2 is lost"]
+
+
+def test_a_repeat_without_a_fault_is_not_explained():
+    judged = judge(history(delivered(by=1), delivered(by=2, at=11)))
+    assert (judged.extra, judged.unexplained) == (1, 1)
+    assert len(judged.violations) == 1
+
+
+def test_three_deliveries_and_one_kill_leave_one_not_explained():
+    seen = history(delivered(by=1), delivered(by=2, at=11), delivered(by=3, at=12), killed={1})
+    assert (judge(seen).extra, judge(seen).unexplained) == (2, 1)
+
+
+def test_a_kill_excuses_what_was_in_hand():
+    judged = judge(history(delivered(by=1), delivered(by=2, at=11), killed={1}))
+    assert (judged.extra, judged.unexplained, judged.violations) == (1, 0, [])
+    assert judged.excuses == {"killed": 1}
+
+
+def test_a_kill_does_not_excuse_what_had_been_let_go():
+    seen = history(delivered(by=1), delivered(by=2, at=11), killed={1}, settled={(1, 0): [10.5]})
+    assert judge(seen).unexplained == 1
+
+
+def test_letting_go_before_the_delivery_says_nothing_about_it():
+    seen = history(delivered(by=1), delivered(by=2, at=11), killed={1}, settled={(1, 0): [9.5]})
+    assert judge(seen).unexplained == 0
+
+
+@pytest.mark.parametrize(
+    ("stop", "explained"),
+    [
+        ((10.2, 13), True),  # frozen between the delivery and letting go
+        ((9.95, 13), True),  # frozen between claim and delivery
+        ((5, 9), False),  # before the claim
+        ((14.5, 18), False),  # after letting go
+    ],
+)
+def test_a_stop_excuses_what_it_fell_into(stop, explained):
+    seen = history(
+        delivered(by=1), delivered(by=2, at=12), stops={1: [stop]}, settled={(1, 0): [14.0]}
+    )
+    assert judge(seen).unexplained == (0 if explained else 1)
+
+
+def test_a_frozen_process_may_deliver_after_its_successor():
+    late = delivered(by=1, claimed_at=5, at=12)
+    judged = judge(history(delivered(by=2, at=11), late, stops={1: [(5.1, 11.9)]}))
+    assert (judged.extra, judged.unexplained) == (1, 0)
+
+
+def test_an_unclear_answer_excuses_its_own_attempt_only():
+    first, second, third = (delivered(by=1, at=10 + n, attempt=n) for n in (1, 2, 3))
+    unclear = {(1, "k0", 1)}
+    assert judge(history(first, second, unclear=unclear)).unexplained == 0
+    assert judge(history(first, second, third, unclear=unclear)).unexplained == 1
+
+
+def test_a_late_commit_is_an_excuse():
+    judged = judge(history(delivered(by=1), delivered(by=2, at=13), late={(1, "k0")}))
+    assert judged.excuses == {"late": 1}
+    assert judged.violations == []
+
+
+def test_an_event_keeps_its_key():
+    seen = history(delivered(by=1), delivered(by=2, at=11, key="other"), killed={1})
+    assert judge(seen).violations == ["event 0 went out under 2 keys"]
+
+
+def test_a_key_stands_for_one_event():
+    seen = history(delivered(0, key="same"), delivered(1, key="same"), events=2)
+    assert judge(seen).violations == ["key same stands for 2 events"]
+
+
+def test_a_kill_excuses_no_more_than_was_in_hand():
+    twice = [delivered(event, by=by) for event in range(11) for by in (1, 2)]
+    judged = judge(history(*twice, events=11, killed={1}))
+    assert judged.unexplained == 0
+    assert judged.violations == ["11 extra deliveries for 1 processes killed"]
+
+
+def test_other_faults_are_violations():
+    assert judge(history(delivered(), faults=["stuck"])).violations == ["stuck"]

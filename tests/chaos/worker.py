@@ -1,0 +1,229 @@
+"""
+A worker as anybody would run it: poll the queue, process, delete or bring again later.
+
+The gateway and the store are the real ones. The harness looks on through two thin
+wrappers at the seams, which tell it what only the worker can know: when a claim began,
+that a send ended without an answer, that a commit came after its lease.
+"""
+
+import asyncio
+import ctypes
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
+from oncebridge.errors import StoreError
+from oncebridge.gateway import Gateway, Settings
+from oncebridge.rules import Rule
+from oncebridge.sink import Delivery, No, SinkAnswer, Unknown, Yes
+from oncebridge.store import Claim, Commit, Extension, Reply, Store, Want
+from oncebridge.stores.sqlite import SQLiteStore
+
+from .wire import GONE, Connection
+
+RULE = Rule.parse(
+    {
+        "name": "genesys",
+        "key": "content",
+        "ignore": ["detail.timestamp", "detail.metadata"],
+        "scope": "organisation",
+    }
+)
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """What the harness tells a worker on its command line."""
+
+    incarnation: int
+    socket: str
+    store: str
+    dead: str
+    lease_s: float
+    sink_timeout_s: float
+    commit_budget_s: float
+    margin_s: float
+    latency_s: float
+    pollers: int
+    receive: int
+    sink_batch: int
+    sink_concurrency: int
+
+    def settings(self) -> Settings:
+        return Settings(
+            lease=timedelta(seconds=self.lease_s),
+            sink_timeout=timedelta(seconds=self.sink_timeout_s),
+            commit_budget=timedelta(seconds=self.commit_budget_s),
+            margin=timedelta(seconds=self.margin_s),
+            backoff=timedelta(milliseconds=50),
+            max_backoff=timedelta(milliseconds=500),
+        )
+
+
+class Notes:
+    """Tell the harness, and do not wait for an answer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def unclear(self, sends: Sequence[tuple[str, int]]) -> None:
+        self._connection.tell("unclear", sends)
+
+    def late(self, keys: Sequence[str]) -> None:
+        self._connection.tell("late", keys)
+
+    async def bye(self, *, drained: bool, balanced: bool) -> None:
+        self._connection.tell("bye", drained, balanced)
+        await self._connection.flush()
+        self._connection.close()
+
+
+class WatchedStore:
+    """Look on while *store* works."""
+
+    def __init__(self, store: Store, lease_s: float, notes: Notes) -> None:
+        self._store = store
+        self._lease_s = lease_s
+        self._notes = notes
+        self._ends: dict[bytes, float] = {}
+        self.claimed_at: dict[bytes, float] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim(self, wants: Sequence[Want]) -> Any:
+        began = monotonic()
+        answers = await self._store.claim(wants)
+        for answer in answers:
+            if isinstance(answer, Claim):
+                for held in answer.held:
+                    self.claimed_at[held.key] = began
+                    self._ends[held.key] = began + self._lease_s
+        return answers
+
+    async def extend(self, extensions: Sequence[Extension]) -> Any:
+        began = monotonic()
+        answers = await self._store.extend(extensions)
+        for asked, answer in zip(extensions, answers, strict=True):
+            if answer is Reply.EXTENDED:
+                self._ends[asked.key] = began + self._lease_s
+        return answers
+
+    async def commit(self, commits: Sequence[Commit]) -> Any:
+        try:
+            answers = await self._store.commit(commits)
+        except StoreError:
+            self._notes.late([commit.key.hex() for commit in commits])
+            raise
+        now = monotonic()
+        late = [c.key.hex() for c in commits if now > self._ends.pop(c.key, now)]
+        if late:
+            self._notes.late(late)
+        return answers
+
+
+class SocketSink:
+    """Deliver to the harness, which records; a connection for each call under way."""
+
+    def __init__(self, job: Job, store: WatchedStore, notes: Notes) -> None:
+        self.batch = job.sink_batch
+        self.concurrency = job.sink_concurrency
+        self._job = job
+        self._store = store
+        self._notes = notes
+        self._idle: list[Connection] = []
+
+    async def open(self) -> None:
+        """Connect when needed."""
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        # The way to the sink takes its time: a kill often falls between claim and arrival.
+        await asyncio.sleep(self._job.latency_s)
+        connection = self._idle.pop() if self._idle else await self._connect()
+        try:
+            answers = await connection.ask(
+                "deliver",
+                [
+                    (d.idempotency_key, d.attempt, self._store.claimed_at[d.key], d.event.raw)
+                    for d in deliveries
+                ],
+            )
+        except BaseException as error:
+            # Given up while waiting, or hung up on: whatever comes now is not for us.
+            connection.close()
+            self._notes.unclear([(d.idempotency_key, d.attempt) for d in deliveries])
+            if not isinstance(error, GONE):
+                raise
+            return [Unknown("hung up")] * len(deliveries)
+        self._idle.append(connection)
+        return [Yes() if answer == "yes" else No("refused") for answer in answers]
+
+    async def aclose(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self) -> Connection:
+        return await Connection.open(self._job.socket, self._job.incarnation)
+
+
+async def poll(job: Job, gateway: Gateway, stopping: asyncio.Event) -> None:
+    queue = await Connection.open(job.socket, job.incarnation)
+    while not stopping.is_set():
+        messages = await queue.ask("receive", job.receive)
+        if not messages:
+            continue
+        outcomes = await gateway.process([body for _, body in messages])
+        settled = list(zip([number for number, _ in messages], outcomes, strict=True))
+        gone = [number for number, outcome in settled if outcome.acknowledge]
+        later = [(n, o.retry_after_ms / 1000) for n, o in settled if not o.acknowledge]
+        if gone:
+            await queue.ask("delete", gone)
+        if later:
+            await queue.ask("later", later)
+    queue.close()
+
+
+async def work(job: Job) -> int:
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    notes = Notes(await Connection.open(job.socket, job.incarnation))
+    store = WatchedStore(SQLiteStore(job.store), job.lease_s, notes)
+    gateway = Gateway(
+        store=store,
+        sink=SocketSink(job, store, notes),
+        rules=[RULE],
+        dead=SQLiteDeadLetters(job.dead),
+        settings=job.settings(),
+    )
+    await gateway.open()
+    async with asyncio.TaskGroup() as pollers:
+        for _ in range(job.pollers):
+            pollers.create_task(poll(job, gateway, stopping))
+        await stopping.wait()
+        drained = await gateway.drain()
+    await gateway.aclose()
+    await notes.bye(drained=drained, balanced=gateway.books.balance and not gateway.books.in_flight)
+    return 0
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill us when the harness is no more, frozen or not."""
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def main() -> int:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the harness's to answer
+    return asyncio.run(work(msgspec.json.decode(sys.argv[1], type=Job)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

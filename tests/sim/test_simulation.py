@@ -1,0 +1,38 @@
+"""The real gateway and store on a seeded scheduler: 2,000 worlds, and the mutants."""
+
+from pathlib import Path
+
+import pytest
+
+from .mutants import MUTANTS, first_conviction
+from .run import run_seeds
+from .world import World
+
+SEEDS = 2_000
+PARTS = 8
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_is_lost_and_every_repeat_has_an_excuse(part):
+    count = SEEDS // PARTS
+    seen, broken = run_seeds(part * count, count)
+    assert not broken, broken[0][1]
+    # A run in which nothing went wrong would prove nothing.
+    assert seen["seeds"] == count
+    assert seen["deliveries"] > count
+    assert seen["excuses"] > count
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path):
+    traces = []
+    for _ in range(2):
+        world = World(12, tmp_path)
+        world.run()
+        traces.append(world.trace)
+    assert traces[0] == traces[1]
+    assert traces[0]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_convicted(name, tmp_path: Path):
+    assert first_conviction(name, 2_000, tmp_path) is not None

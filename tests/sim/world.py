@@ -1,0 +1,603 @@
+"""
+The world around the real gateway: a queue, a network, a store, a sink, and their faults.
+
+The gateway, the store and everything between them is the code that ships. What it talks
+through is here: requests and answers travel, get lost, come late; the sink refuses, or
+takes an event and fails to say so; workers die and stand still; messages become visible
+too early. How often each happens is drawn anew for every seed, so that some runs see one
+kind of fault only, and some all of them at once.
+
+The oracle knows what a worker cannot: which deliveries landed, and for each of them
+whether the protocol had an excuse to deliver once more.
+"""
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from oncebridge import Gateway, Never, No, Outcome, Rule, Settings, Unknown, Yes
+from oncebridge.dead import DeadLetter
+from oncebridge.errors import DeadLetterError, StoreUnavailable
+from oncebridge.event import parse
+from oncebridge.rules import RuleSet
+from oncebridge.sink import Delivery, SinkAnswer
+from oncebridge.store import Claim, NoAnswer, Record, Reply, Store
+from oncebridge.stores.memory import MemoryStore
+from oncebridge.stores.sqlite import SQLiteStore
+
+from .simloop import Node, SimLoop
+
+EPOCH_MS = 1_700_000_000_000
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass
+class Swarm:
+    """What one seed is like."""
+
+    workers: int
+    events: int
+    copies: int
+    phases: int
+    batch: int
+    lease_s: float
+    window_s: float
+    rule: str
+    store: str
+    is_patient: bool
+    calm_after_s: float
+    crash: float
+    freeze: float
+    store_error: float
+    lost_reply: float
+    late_request: float
+    part_unanswered: float
+    outage_s: float
+    sink_refuses: float
+    sink_unclear: float
+    sink_slow: float
+    sink_never: float
+    dead_fails: float
+    early_return: float
+
+    @classmethod
+    def draw(cls, random: Random) -> "Swarm":
+        def rate(most: float) -> float:
+            """Off in two runs of five, else anything up to *most*, small more often."""
+            return 0.0 if random.random() < 0.4 else most * random.random() ** 2
+
+        return cls(
+            workers=random.randint(1, 4),
+            events=random.randint(1, 6),
+            copies=random.randint(1, 4),
+            phases=random.choice([1, 1, 2, 3]),
+            batch=random.randint(1, 5),
+            lease_s=random.choice([2.0, 3.0, 6.0, 12.0]),
+            window_s=2000.0,
+            rule=random.choice(["content", "content", "tiers", "id", "clash", "latest", "quiet"]),
+            store="sqlite" if random.random() < 0.03 else "memory",
+            is_patient=random.random() < 0.3,
+            calm_after_s=random.choice([10.0, 40.0, 120.0]),
+            crash=rate(0.01),
+            freeze=rate(0.01),
+            store_error=rate(0.4),
+            lost_reply=rate(0.4),
+            late_request=rate(0.3),
+            part_unanswered=rate(0.3),
+            outage_s=random.choice([0.0, 0.0, 5.0, 30.0]),
+            sink_refuses=rate(0.5),
+            sink_unclear=rate(0.4),
+            sink_slow=rate(0.3),
+            sink_never=rate(0.1),
+            dead_fails=rate(0.5),
+            early_return=rate(0.3),
+        )
+
+    def settings(self) -> Settings:
+        return Settings(
+            lease=timedelta(seconds=self.lease_s),
+            sink_timeout=timedelta(seconds=self.lease_s * 0.4),
+            commit_budget=timedelta(seconds=self.lease_s * 0.3),
+            margin=timedelta(seconds=self.lease_s * 0.1),
+            max_hold=timedelta(seconds=self.lease_s * 10),
+            patience=timedelta(seconds=self.lease_s),
+            backoff=timedelta(seconds=0.5),
+            max_backoff=timedelta(seconds=10),
+        )
+
+
+_IGNORE = ["detail.sent"]
+RULES: dict[str, dict[str, Any]] = {
+    "content": {"ignore": _IGNORE},
+    "tiers": {"tiers": [{"key": "id"}, {"key": "content", "ignore": _IGNORE}]},
+    "id": {"key": "id"},
+    "clash": {"key": "id"},
+    "latest": {
+        "ignore": _IGNORE,
+        "latest": {"entity": "detail.entity", "version": "detail.version"},
+    },
+    "quiet": {
+        "ignore": _IGNORE,
+        "quiet": {"entity": "detail.entity", "state": "detail.version", "for": "1ms"},
+    },
+}
+
+
+@dataclass
+class Sent:
+    """One delivery that reached the sink."""
+
+    event: int
+    phase: int
+    key: bytes
+
+
+@dataclass
+class Message:
+    """One copy of an event in the queue."""
+
+    event: int
+    raw: bytes
+    visible_at: float
+    receipt: int = 0
+    deleted: bool = False
+
+
+class World:
+    """
+    One run: everything in it, and everything that was seen.
+
+    The keyword arguments replace a part by a broken one, to see whether it is noticed.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        directory: Path,
+        *,
+        make_gateway: Callable[..., Gateway] = Gateway,
+        make_store: Callable[..., Store] | None = None,
+        acknowledges: Callable[[Outcome], bool] = lambda outcome: outcome.acknowledge,
+    ) -> None:
+        self.random = Random(seed)
+        self.swarm = Swarm.draw(self.random)
+        self.loop = SimLoop(Random(self.random.random()))
+        self.loop.mishap = self._mishap
+        self.clock = lambda: EPOCH_MS + int(self.loop.time() * 1000)
+        if make_store is None and self.swarm.store == "sqlite":
+            path = directory / f"{seed}.db"
+            make_store = lambda clock: SQLiteStore(path, clock=clock)  # noqa: E731
+        self.store = (make_store or MemoryStore)(clock=self.clock)
+        self.rule = Rule.parse(
+            {"name": "sim", **RULES[self.swarm.rule]},
+            window=timedelta(seconds=self.swarm.window_s),
+        )
+        self._make_gateway = make_gateway
+        self._acknowledges = acknowledges
+        self._rules = RuleSet([self.rule], namespace="default")
+        self.calm = False
+        self.phase = 0
+        self.outage_until = 0.0
+        self.messages: list[Message] = []
+        self._more = asyncio.Event()
+        self.sent: list[Sent] = []
+        self.buried: set[tuple[int, int]] = set()
+        self.excuses: Counter[tuple[int, int]] = Counter()
+        self.held: dict[Node, set[int]] = defaultdict(set)
+        self.sending: dict[Node, set[int]] = defaultdict(set)
+        self.events_of: dict[bytes, set[int]] = defaultdict(set)
+        self.trace: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.loop.time():9.3f} {text}")
+
+    # --- the run -----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run to the end; raises `Violation` if a promise was broken."""
+        try:
+            self.loop.run_until_complete(self.loop.spawn(self.loop.root, self._run()))
+            if self.loop.errors:
+                raise Violation(f"an error that nobody saw: {self.loop.errors[0]}")
+        finally:
+            self._clear_away()
+            self.loop.close()
+
+    async def _run(self) -> None:
+        await self.store.open()
+        self._workers = [self._start(f"w{number}") for number in range(self.swarm.workers)]
+        for phase in range(self.swarm.phases):
+            self.phase = phase
+            self._send_all()
+            await self._drain()
+            self._judge()
+            # What comes after the window is new, whatever is still on its way.
+            await asyncio.sleep(self.swarm.window_s + self.swarm.lease_s)
+
+    def _send_all(self) -> None:
+        swarm, random = self.swarm, self.random
+        self.calm = False
+        now = self.loop.time()
+        self.outage_until = now + swarm.outage_s * random.random()
+        self.loop.at_root(swarm.calm_after_s, self._calm_down)
+        for event in range(swarm.events):
+            first = self._raw(event, f"{event // 2 if swarm.rule == 'clash' else event}")
+            copies = [first] * random.randint(1, swarm.copies)
+            if "id" not in (RULES[swarm.rule].get("key"), swarm.rule):
+                # Re-emissions: the same event under other ids.
+                again = range(random.randint(0, swarm.copies - 1))
+                copies += [self._raw(event, f"{event}-{number}") for number in again]
+            self.messages += [
+                Message(event, raw, now + random.random() * swarm.lease_s * 2) for raw in copies
+            ]
+        self._more.set()
+
+    def _calm_down(self) -> None:
+        self.calm = True
+
+    def _raw(self, event: int, event_id: str) -> bytes:
+        detail = {"number": event, "entity": event % 2, "version": 100 * self.phase + event}
+        if self.rule.tiers[0].key.kind != b"id":
+            detail["sent"] = self.random.randint(0, 999)
+        envelope = {"id": event_id, "source": "sim", "detail-type": "sim", "detail": detail}
+        raw = json.dumps(envelope).encode()
+        plan = self._rules.plan(parse(raw))
+        for part in plan.parts:
+            self.events_of[part.key].add(event)
+            self.events_of[plan.in_conflict(part.key).key].add(event)
+        self.events_of[plan.entity].add(event)
+        return raw
+
+    async def _drain(self) -> None:
+        """Wait until every copy is acknowledged; once the faults are over, that must happen."""
+        ends = self.loop.time() + self.swarm.calm_after_s + 1000
+        while any(not message.deleted for message in self.messages):
+            await asyncio.sleep(1)
+            self._raise_errors()
+            if self.loop.time() > ends:
+                left = {m.event for m in self.messages if not m.deleted}
+                raise Violation(f"copies of {left} were never acknowledged")
+
+    def _raise_errors(self) -> None:
+        """Nothing in a worker may end in an error, seen or unseen."""
+        self.loop.tasks = [task for task in self.loop.tasks if not self._ended_well(task)]
+
+    def _ended_well(self, task: "asyncio.Task[Any]") -> bool:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise Violation(f"a task ended in {error!r}") from error
+        return task.done()
+
+    def _start(self, name: str) -> "asyncio.Task[None]":
+        node = self.loop.node(name)
+        return self.loop.spawn(node, self._work(node))
+
+    async def _work(self, node: Node) -> None:
+        """Be one worker: receive, process, acknowledge, until the end of the world."""
+        gateway = self._make_gateway(
+            store=StoreClient(self, node),
+            sink=SinkClient(self, node),
+            rules=[self.rule],
+            dead=DeadClient(self),
+            settings=self.swarm.settings(),
+            clock=self.clock,
+            dice=SeededDice(self.random),
+        )
+        patience = timedelta(seconds=self.swarm.lease_s if self.swarm.is_patient else 0)
+        while True:
+            got = self._receive()
+            if not got:
+                await self._wait_for_messages()
+                continue
+            outcomes = await gateway.process([m.raw for m, _ in got], patience=patience)
+            if not gateway.books.balance:
+                raise Violation(f"the books do not balance: {gateway.books.counts()}")
+            for (message, receipt), outcome in zip(got, outcomes, strict=True):
+                await asyncio.sleep(0)
+                self.note(f"{node} e{message.event} {outcome.verdict} {outcome.reason}")
+                if self._acknowledges(outcome):
+                    message.deleted = True
+                elif message.receipt == receipt:
+                    message.visible_at = self.loop.time() + outcome.retry_after_ms / 1000
+
+    async def _wait_for_messages(self) -> None:
+        visible = [m.visible_at for m in self.messages if not m.deleted]
+        if visible:
+            await asyncio.sleep(max(min(visible) - self.loop.time(), 0) + 0.05)
+        else:
+            self._more.clear()
+            await self._more.wait()
+
+    def _receive(self) -> list[tuple[Message, int]]:
+        now = self.loop.time()
+        due = [m for m in self.messages if not m.deleted and m.visible_at <= now]
+        self.random.shuffle(due)
+        got = []
+        for message in due[: self.swarm.batch]:
+            is_early = not self.calm and self.random.random() < self.swarm.early_return
+            message.visible_at = now + self.swarm.lease_s * (0.3 if is_early else 3)
+            message.receipt += 1
+            got.append((message, message.receipt))
+        return got
+
+    def _clear_away(self) -> None:
+        """End all tasks, the dead included, so that nothing is left to complain."""
+        self.loop.mishap = lambda node: None
+        self.loop.revive_all()
+        while tasks := [task for task in self.loop.tasks if not task.done()]:
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.wait(tasks))
+        self.loop.run_until_complete(self.store.aclose())
+
+    # --- mishaps and excuses -----------------------------------------------------------
+
+    def _mishap(self, node: Node) -> None:
+        """Perhaps kill or stop a worker; asked before each of its callbacks."""
+        if self.calm:
+            return
+        drawn = self.random.random()
+        if drawn < self.swarm.crash:
+            self.note(f"{node} CRASH while sending {self.sending[node]}")
+            self.excuse(self.sending.pop(node, set()), "died between the send and the commit")
+            self.loop.crash(node)
+            name, _, life = node.name.partition(".")
+            successor = f"{name}.{int(life or 0) + 1}"
+            self.loop.at_root(self.random.random() * 5, self._start, successor)
+        elif drawn < self.swarm.crash + self.swarm.freeze:
+            leases = self.random.choice([0.3, 1.2, 1.7, 4.0])
+            self.note(f"{node} FREEZE for {leases} leases holding {self.held[node]}")
+            # A short stop can still outlast the time there is to hear the sink's answer.
+            stalled = self.sending[node] | (self.held[node] if leases > 0.5 else set())
+            self.excuse(stalled, "its worker stood still")
+            self.loop.freeze(node, leases * self.swarm.lease_s)
+
+    def excuse(self, events: set[int], reason: str) -> None:
+        """Allow one more delivery of each of *events*."""
+        for event in events:
+            self.excuses[event, self.phase] += 1
+            self.note(f"e{event} is excused: {reason}")
+
+    def happens(self, rate: float) -> bool:
+        return not self.calm and self.random.random() < rate
+
+    # --- the verdict -------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        sent = [s for s in self.sent if s.phase == self.phase]
+        counts = Counter(s.event for s in sent)
+        for event in range(self.swarm.events):
+            excuses = self.excuses[event, self.phase]
+            is_safe = counts[event] or (event, self.phase) in self.buried
+            if not is_safe and not self._may_be_stale(event):
+                raise Violation(f"event {event} of phase {self.phase} was LOST")
+            if counts[event] > 1 + excuses:
+                raise Violation(
+                    f"event {event} of phase {self.phase} was delivered {counts[event]} times "
+                    f"with {excuses} excuses"
+                )
+        if self.swarm.rule == "latest":
+            self._judge_order(sent)
+        if self.swarm.rule != "clash":
+            events_by_key = defaultdict(set)
+            for one in self.sent:
+                events_by_key[one.key].add(one.event)
+            if any(len(events) > 1 for events in events_by_key.values()):
+                raise Violation("two events went out under one idempotency key")
+
+    def _may_be_stale(self, event: int) -> bool:
+        return self.swarm.rule == "latest" and event + 2 < self.swarm.events
+
+    def _judge_order(self, sent: list[Sent]) -> None:
+        """Nothing older may arrive after something newer, unless a worker stalled."""
+        for entity in (0, 1):
+            order = [s.event for s in sent if s.event % 2 == entity]
+            is_excused = any(self.excuses[event, self.phase] for event in order)
+            if not is_excused and order != sorted(order):
+                raise Violation(f"entity {entity} went back in time: {order}")
+
+
+class SeededDice:
+    """The gateway's dice, from the seed."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def tokens(self, count: int) -> list[bytes]:
+        return [self._random.randbytes(16) for _ in range(count)]
+
+    def fraction(self) -> float:
+        return self._random.random()
+
+
+class StoreClient:
+    """The store as one worker reaches it: through a network that loses and delays."""
+
+    def __init__(self, world: World, node: Node) -> None:
+        self._world = world
+        self._node = node
+
+    async def open(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def claim(self, wants: Sequence[Any]) -> Any:
+        return await self._call("claim", wants, [w.parts[-1].key for w in wants])
+
+    async def commit(self, commits: Sequence[Any]) -> Any:
+        return await self._call("commit", commits, [c.key for c in commits])
+
+    async def release(self, releases: Sequence[Any]) -> Any:
+        return await self._call("release", releases, [r.key for r in releases])
+
+    async def extend(self, extensions: Sequence[Any]) -> Any:
+        return await self._call("extend", extensions, [e.key for e in extensions])
+
+    async def remember(self, memories: Sequence[Any]) -> Any:
+        return await self._call("remember", memories, [m.key for m in memories])
+
+    async def _call(self, name: str, items: Sequence[Any], keys: list[bytes]) -> Any:
+        world, swarm = self._world, self._world.swarm
+        assert len(set(keys)) == len(keys), "the keys of one call must be distinct"
+        timeout = swarm.lease_s * 0.2
+        await asyncio.sleep(world.random.random() * 0.02)
+        if world.loop.time() < world.outage_until or world.happens(swarm.store_error):
+            self._excuse(name, keys, "did not reach the store")
+            await asyncio.sleep(timeout * world.random.random())
+            raise StoreUnavailable("sim: refused")
+        if world.happens(swarm.late_request):
+            self._excuse(name, keys, "reached the store late")
+            # Sometimes so late that the next event of the same key is already there.
+            longest = world.random.choice([swarm.lease_s, 4 * swarm.lease_s, 2 * swarm.window_s])
+            delay = longest * world.random.random()
+            world.loop.at_root(delay, self._apply, name, items, keys, None)
+            await asyncio.sleep(timeout)
+            raise StoreUnavailable("sim: timed out")
+        answer: asyncio.Future[Any] = world.loop.create_future()
+        world.loop.at_root(0, self._apply, name, items, keys, answer)
+        answers = await answer
+        if world.happens(swarm.lost_reply):
+            await asyncio.sleep(timeout)
+            raise StoreUnavailable("sim: the reply was lost")
+        if world.happens(swarm.part_unanswered):
+            # Applied, but not said so for some.
+            answers = [NoAnswer("sim") if world.random.random() < 0.5 else a for a in answers]
+        await asyncio.sleep(world.random.random() * 0.02)
+        return answers
+
+    def _excuse(self, name: str, keys: list[bytes], what: str) -> None:
+        # A commit that is not recorded, or a hold that cannot be prolonged, before the lease ends.
+        if name in ("commit", "extend"):
+            events = set().union(*(self._world.events_of[key] for key in keys))
+            self._world.excuse(events, f"a {name} {what}")
+
+    def _apply(
+        self,
+        name: str,
+        items: Sequence[Any],
+        keys: list[bytes],
+        answer: "asyncio.Future[Any] | None",
+    ) -> None:
+        async def apply() -> None:
+            before = await self._world.store.peek(keys)
+            answers = await getattr(self._world.store, name)(items)
+            self._check(name, before, await self._world.store.peek(keys))
+            self._follow(name, keys, answers)
+            if answer is not None and not answer.done():
+                answer.set_result(answers)
+
+        self._world.loop.spawn(self._world.loop.root, apply())
+
+    def _check(
+        self, name: str, before: Sequence[Record | None], after: Sequence[Record | None]
+    ) -> None:
+        """What is done stays done while its window lasts."""
+        now = self._world.clock()
+        for old, new in zip(before, after, strict=True):
+            if old is None or old.fate is None or old.until_ms <= now:
+                continue
+            if new is None or new.fate is None or new.until_ms < old.until_ms:
+                raise Violation(f"{name} erased what was done")
+
+    def _follow(self, name: str, keys: list[bytes], answers: Sequence[Any]) -> None:
+        """Keep book of who holds what, for the excuses."""
+        held, sending = self._world.held[self._node], self._world.sending[self._node]
+        for key, answer in zip(keys, answers, strict=True):
+            events = self._world.events_of[key]
+            if isinstance(answer, Claim):
+                held |= events
+            elif answer in (Reply.COMMITTED, Reply.ALREADY):
+                held -= events
+                sending -= events
+            elif answer is Reply.RELEASED:
+                held -= events
+
+
+class SinkClient:
+    """The sink as one worker reaches it."""
+
+    concurrency = 3
+
+    def __init__(self, world: World, node: Node) -> None:
+        self._world = world
+        self._node = node
+        self.batch = world.random.choice([1, 1, 3])
+
+    async def open(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> list[SinkAnswer]:
+        # One slow delivery leaves the answers of the whole call open.
+        is_slow = self._world.happens(self._world.swarm.sink_slow)
+        return list(
+            await asyncio.gather(*[self._deliver(one, is_slow=is_slow) for one in deliveries])
+        )
+
+    async def _deliver(self, delivery: Delivery, *, is_slow: bool) -> SinkAnswer:
+        world, swarm = self._world, self._world.swarm
+        event = delivery.event.detail["number"]
+        mine = {event}
+        world.sending[self._node] |= mine
+        if is_slow:
+            world.excuse(mine, "the sink answered too late")
+            slow = swarm.lease_s * 0.4 * (1 + world.random.random())
+            self._land(delivery, event, slow * world.random.random())
+            await asyncio.sleep(slow)
+            return Yes()
+        await asyncio.sleep(world.random.random() * 0.05)
+        if world.happens(swarm.sink_never):
+            world.sending[self._node] -= mine
+            return Never("sim")
+        if world.happens(swarm.sink_refuses):
+            world.sending[self._node] -= mine
+            return No("sim")
+        if world.happens(swarm.sink_unclear):
+            world.excuse(mine, "the sink's answer was unclear")
+            if world.random.random() < 0.5:
+                self._land(delivery, event, 0.0)
+            return Unknown("sim")
+        landed = self._land(delivery, event, world.random.random() * 0.05)
+        await landed
+        await asyncio.sleep(world.random.random() * 0.05)
+        return Yes()
+
+    def _land(self, delivery: Delivery, event: int, delay: float) -> "asyncio.Future[None]":
+        """Reach the sink, whatever happens to the worker on the way."""
+        done: asyncio.Future[None] = self._world.loop.create_future()
+
+        def land() -> None:
+            self._world.note(f"{self._node} e{event} reached the sink")
+            self._world.sent.append(Sent(event, self._world.phase, delivery.key))
+            if not done.done():
+                done.set_result(None)
+
+        self._world.loop.at_root(delay, land)
+        return done
+
+
+class DeadClient:
+    """Dead letters that sometimes cannot be written."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def open(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def put(self, letters: Sequence[DeadLetter]) -> None:
+        await asyncio.sleep(0.01)
+        if self._world.happens(self._world.swarm.dead_fails):
+            raise DeadLetterError("sim")
+        for letter in letters:
+            event = json.loads(letter.raw)["detail"]["number"]
+            self._world.buried.add((event, self._world.phase))
