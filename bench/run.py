@@ -1,0 +1,571 @@
+"""
+The numbers, as ratios in one run on one machine.
+
+    python bench/run.py [--quick]
+    python bench/run.py --row NAME [--quick]
+
+Every row runs in a process of its own, three times, all rows in turn, so that a busy
+moment of the machine does not hit one row alone. The table shows the median and half the
+spread; everything measured goes to build/bench.json. A missed target is said in the last
+column and is no failure: this is a measurement.
+"""
+
+import argparse
+import asyncio
+import gc
+import hashlib
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from oncebridge import Delivery, Gateway, Rule, Settings, SinkAnswer, Store, Verdict, Yes, parse
+from oncebridge.rules import RuleSet
+from oncebridge.store import Claim, Commit, Fate, Part, Want
+from oncebridge.stores.memory import MemoryStore
+from oncebridge.stores.sqlite import SQLiteStore
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build"
+EVENTS = ROOT / "tests" / "events"
+IGNORED = ("timestamp", "metadata")
+RULE = Rule.parse(
+    {"name": "ours", "ignore": [f"detail.{name}" for name in IGNORED], "scope": "organisation"}
+)
+BATCH = 100
+SIX_DAYS_MS = 6 * 86_400_000
+
+Measured = dict[str, Any]
+
+
+# --- a key ------------------------------------------------------------------------------
+
+
+def naive_key(raw: bytes, ignored: Sequence[str] = ()) -> str:
+    """What people write by hand."""
+    detail = json.loads(raw)["detail"]
+    if ignored:
+        detail = {name: value for name, value in detail.items() if name not in ignored}
+    return hashlib.sha256(json.dumps(detail, sort_keys=True).encode()).hexdigest()
+
+
+def key_row(*, pretty: bool, ignore: bool) -> Callable[..., Measured]:
+    def measure(*, quick: bool) -> Measured:
+        raws = [path.read_bytes() for path in sorted(EVENTS.glob("*.json"))]
+        if not pretty:
+            raws = [
+                json.dumps(json.loads(raw), ensure_ascii=False, separators=(",", ":")).encode()
+                for raw in raws
+            ]
+        rules = RuleSet([RULE] if ignore else [], namespace="default")
+        apart, plan = rules.apart, rules.plan
+        ignored = IGNORED if ignore else ()
+
+        def ours() -> None:
+            for raw in raws:
+                plan(parse(raw, apart=apart))
+
+        def naive() -> None:
+            for raw in raws:
+                naive_key(raw, ignored)
+
+        first, second = in_turn([ours, naive], rounds=20 if quick else 100)
+        return {
+            "ours": first / len(raws) * 1e6,
+            "peer": second / len(raws) * 1e6,
+            "bytes": statistics.mean(map(len, raws)),
+        }
+
+    return measure
+
+
+def in_turn(works: Sequence[Callable[[], None]], *, rounds: int) -> list[float]:
+    """Time *works* one after the other, many times; the medians, in seconds of CPU."""
+    took: list[list[float]] = [[] for _ in works]
+    for work in works:
+        work()
+    for _ in range(rounds):
+        for times, work in zip(took, works, strict=True):
+            begins = time.thread_time()
+            for _ in range(5):
+                work()
+            times.append((time.thread_time() - begins) / 5)
+    return [statistics.median(times) for times in took]
+
+
+# --- whole decisions --------------------------------------------------------------------
+
+
+class NullSink:
+    """Take everything and do nothing."""
+
+    batch = 1000
+    concurrency = 8
+
+    async def open(self) -> None: ...
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        return [Yes()] * len(deliveries)
+
+    async def aclose(self) -> None: ...
+
+
+def make_events(count: int) -> list[bytes]:
+    """Make Genesys-like events of 1.8 KB, every fifth the re-emission of an earlier one."""
+    template = json.loads((EVENTS / "v2.detail.events.conversation.id.user.end.json").read_bytes())
+    detail = template.pop("detail")
+    body = detail.pop("eventBody")
+    body["attributes"] = {f"attribute {n}": f"a value of some length, {n}" for n in range(13)}
+
+    def event(number: int, copy: int) -> bytes:
+        stamp = f"2025-12-12T15:15:{number % 60:02}.{copy:03}Z"
+        mark = hashlib.md5(f"{number} {copy}".encode()).hexdigest()
+        own = hashlib.md5(f"{number}".encode()).hexdigest()
+        inner = {**body, "conversationId": own, "eventTime": 1_765_552_507_657 + number}
+        metadata = {"CorrelationId": mark}
+        whole = {**template, "id": mark, "time": f"{stamp[:19]}Z"}
+        whole["detail"] = {**detail, "eventBody": inner, "metadata": metadata, "timestamp": stamp}
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
+
+    # the first one is far enough back that it is never still on its way
+    return [
+        event(at - 1003, 1) if at % 5 == 4 and at > 1003 else event(at, 0) for at in range(count)
+    ]
+
+
+def decision_row(kind: str, in_flight: int) -> Callable[..., Measured]:
+    def measure(*, quick: bool) -> Measured:
+        events = make_events(5_000 if quick else 30_000)
+        with tempfile.TemporaryDirectory(dir=build(), prefix="bench-") as directory:
+            store: Store = (
+                MemoryStore() if kind == "memory" else SQLiteStore(Path(directory) / "ours.db")
+            )
+            measured = asyncio.run(decide(store, events, in_flight))
+            measured["bytes"] = statistics.mean(map(len, events))
+            if kind == "memory":
+                measured["peer"], naive = naive_memory(events)
+            else:
+                measured["peer"], naive = naive_sqlite(
+                    events[: 2_000 if quick else 6_000], directory
+                )
+                measured["floor"] = floor_sqlite(events, directory)
+        measured["naive duplicates"] = naive
+        return measured
+
+    return measure
+
+
+async def decide(store: Store, events: list[bytes], in_flight: int) -> Measured:
+    """Decide on all *events* and give the rate, the CPU time and the duplicates found."""
+    gateway = Gateway(store=store, sink=NullSink(), rules=[RULE])
+    batches = iter([events[at : at + BATCH] for at in range(0, len(events), BATCH)])
+    async with gateway:
+        for _ in range(5):  # files are made, statements prepared
+            await gateway.process(next(batches))
+        warm = gateway.books.arrived
+
+        async def work() -> None:
+            for batch in batches:
+                await gateway.process(batch)
+
+        begins, spent = time.perf_counter(), time.process_time()
+        await asyncio.gather(*[work() for _ in range(in_flight)])
+        took, spent = time.perf_counter() - begins, time.process_time() - spent
+    verdicts = gateway.books.verdicts
+    found = verdicts[Verdict.DUPLICATE]
+    if found + verdicts[Verdict.DELIVERED] != len(events):
+        raise SystemExit(f"the books say {gateway.books.counts()} of {len(events)} events")
+    count = len(events) - warm
+    return {"ours": count / took, "cpu": spent / count * 1e6, "duplicates": found}
+
+
+def naive_memory(events: list[bytes]) -> tuple[float, int]:
+    """Look the key up, deliver, remember: one event at a time."""
+    seen: dict[str, float] = {}
+    deliver = list[bytes]().append
+    duplicates = 0
+    begins = time.perf_counter()
+    for raw in events:
+        key = naive_key(raw, IGNORED)
+        if key in seen:
+            duplicates += 1
+        else:
+            deliver(raw)
+            seen[key] = time.time() + 6 * 86_400
+    return len(events) / (time.perf_counter() - begins), duplicates
+
+
+def naive_sqlite(events: list[bytes], directory: str) -> tuple[float, int]:
+    """Insert each key in a durable transaction of its own."""
+    db = raw_sqlite(f"{directory}/naive.db")
+    db.execute("CREATE TABLE seen (key TEXT PRIMARY KEY, until REAL) WITHOUT ROWID")
+    deliver = list[bytes]().append
+    duplicates = 0
+    begins = time.perf_counter()
+    for raw in events:
+        row = naive_key(raw, IGNORED), time.time() + 6 * 86_400
+        if db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount:
+            deliver(raw)
+        else:
+            duplicates += 1
+    took = time.perf_counter() - begins
+    db.close()
+    return len(events) / took, duplicates
+
+
+def floor_sqlite(events: list[bytes], directory: str) -> float:
+    """Do the same two batched transactions with the driver alone: no event, no loop."""
+    db = raw_sqlite(f"{directory}/floor.db")
+    db.execute(
+        "CREATE TABLE seen (key BLOB PRIMARY KEY, token BLOB, generation BLOB, until INTEGER, "
+        "attempts INTEGER, hash BLOB, fate INTEGER, memo BLOB, hard INTEGER, keep INTEGER) "
+        "WITHOUT ROWID"
+    )
+    keys = [bytes.fromhex(naive_key(raw, IGNORED)) for raw in events]
+    memo, token = b"m" * 56, os.urandom(16)
+    begins = time.perf_counter()
+    for at in range(0, len(keys), BATCH):
+        rows = [(k, token, token, 1, 1, b"", 0, memo, 0, 1) for k in keys[at : at + BATCH]]
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany("INSERT OR IGNORE INTO seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        db.execute("COMMIT")
+        db.execute("BEGIN IMMEDIATE")
+        done = "UPDATE seen SET token = x'', fate = 1, until = ? WHERE key = ? AND fate = 0"
+        db.executemany(done, [(2, key) for key in keys[at : at + BATCH]])
+        db.execute("COMMIT")
+    took = time.perf_counter() - begins
+    db.close()
+    return len(keys) / took
+
+
+def raw_sqlite(path: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA cache_size = -65536")
+    db.execute("PRAGMA wal_autocheckpoint = 4000")
+    return db
+
+
+# --- what a key takes -------------------------------------------------------------------
+
+
+class Hand:
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_765_551_600_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+async def pass_keys(
+    store: Store, count: int, *, window_ms: int = SIX_DAYS_MS, memo: bytes = b""
+) -> float:
+    """Claim and commit *count* new keys in batches; give the seconds the store took."""
+    took = 0.0
+    for at in range(0, count, BATCH):
+        drawn = os.urandom(64 * min(BATCH, count - at))
+        wants = [
+            Want(
+                (Part(b"\1" + drawn[n : n + 32]),),
+                drawn[n + 32 : n + 48],
+                drawn[n + 48 : n + 64],
+                30_000,
+                window_ms,
+                memo,
+            )
+            for n in range(0, len(drawn), 64)
+        ]
+        begins = time.perf_counter()
+        answers = await store.claim(wants)
+        took += time.perf_counter() - begins
+        held = [answer.held[0] for answer in answers if isinstance(answer, Claim)]
+        if len(held) != len(wants):
+            raise SystemExit(f"a new key was not claimed: {answers}")
+        commits = [Commit(h.key, h.generation, Fate.DELIVERED, window_ms) for h in held]
+        begins = time.perf_counter()
+        await store.commit(commits)
+        took += time.perf_counter() - begins
+    return took
+
+
+def memory_keys(*, quick: bool) -> Measured:
+    """Fill the memory store, weigh it, and time it at every power of ten on the way."""
+    most = 1_000_000 if quick else 10_000_000
+    clock = Hand()
+    store = MemoryStore(max_keys=2 * most, clock=clock)
+    events = iter(make_events(4 * 2_000 * 2))
+
+    async def fill() -> Measured:
+        at_size: dict[str, float] = {}
+        whole: dict[str, float] = {}
+        settings = Settings(explain=False)
+        gateway = Gateway(
+            store=store, sink=NullSink(), rules=[RULE], settings=settings, clock=clock
+        )
+        sizes = [size for size in (10**4, 10**5, 10**6, 10**7) if size <= most]
+        weighed = 0
+        for size in sizes:
+            while len(store) < size:
+                step = min(100_000, size - len(store))
+                clock.now_ms += step // 100  # a hundred thousand events a second
+                await pass_keys(store, step)
+            if size == most:
+                gc.collect()
+                weighed = resident() - empty
+            at_size[f"{size:.0e}"] = await pass_keys(store, 20_000) / 20_000 * 1e6
+            batches = [[next(events) for _ in range(BATCH)] for _ in range(40)]
+            begins = time.perf_counter()
+            for batch in batches:
+                await gateway.process(batch)
+            whole[f"{size:.0e}"] = (time.perf_counter() - begins) / 4_000 * 1e6
+        # and now all of it ends: what was learned has to be forgotten on the way
+        clock.now_ms += SIX_DAYS_MS + 60_000
+        forgetting = await pass_keys(store, 20_000) / 20_000 * 1e6
+        return {
+            "keys": most,
+            "bytes per key": weighed / most,
+            "store": at_size,
+            "whole": whole,
+            "forgetting": forgetting,
+        }
+
+    gc.collect()
+    empty = resident()
+    return asyncio.run(fill())
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def sqlite_bytes(*, quick: bool) -> Measured:
+    """Weigh the file with and without the memo that explains a duplicate."""
+    keys = 50_000 if quick else 300_000
+    measured: Measured = {"keys": keys}
+    memo = b'["1dfbc15a-2a17-4071-923d-8f2d1614d09b",1765552507919]'
+    with tempfile.TemporaryDirectory(dir=build(), prefix="bench-") as directory:
+        for name, note in (("with memo", memo), ("without memo", b"")):
+            path = Path(directory) / f"{name}.db"
+
+            async def fill(path: Path = path, note: bytes = note) -> None:
+                async with SQLiteStore(path) as store:
+                    await pass_keys(store, keys, memo=note)
+
+            asyncio.run(fill())
+            measured[name] = path.stat().st_size / keys
+    return measured
+
+
+def sqlite_flat(*, quick: bool) -> Measured:
+    """Write ten windows' worth of keys, and look at the file on the way."""
+    worth = 5_000 if quick else 20_000
+    window_ms = 60_000
+    clock = Hand()
+    sizes: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(dir=build(), prefix="bench-") as directory:
+        path = Path(directory) / "flat.db"
+
+        async def fill() -> None:
+            async with SQLiteStore(path, clock=clock) as store:
+                for number in range(1, 11):
+                    for _ in range(worth // BATCH):
+                        await pass_keys(store, BATCH, window_ms=window_ms)
+                        clock.now_ms += window_ms * BATCH // worth
+                    if number in {1, 2, 5, 10}:
+                        db = sqlite3.connect(path)
+                        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                        db.close()
+                        sizes[f"{number}x"] = path.stat().st_size
+
+        asyncio.run(fill())
+    return {"keys": worth, "sizes": sizes, "ratio": sizes["10x"] / sizes["2x"]}
+
+
+def build() -> Path:
+    BUILD.mkdir(exist_ok=True)
+    return BUILD
+
+
+ROWS: dict[str, Callable[..., Measured]] = {
+    "key-compact": key_row(pretty=False, ignore=False),
+    "key-compact-ignore": key_row(pretty=False, ignore=True),
+    "key-pretty": key_row(pretty=True, ignore=False),
+    "key-pretty-ignore": key_row(pretty=True, ignore=True),
+    "memory-1": decision_row("memory", 1),
+    "memory-4": decision_row("memory", 4),
+    "sqlite-1": decision_row("sqlite", 1),
+    "sqlite-4": decision_row("sqlite", 4),
+    "memory-keys": memory_keys,
+    "sqlite-bytes": sqlite_bytes,
+    "sqlite-flat": sqlite_flat,
+}
+
+
+# --- the table --------------------------------------------------------------------------
+
+Line = tuple[str, str, str, str, str, str]
+
+
+def lines(results: dict[str, list[Measured]]) -> Iterator[Line]:
+    """Turn what was measured into rows of the table."""
+    for name, how in (
+        ("key-compact", "compact"),
+        ("key-compact-ignore", "compact, two fields ignored"),
+        ("key-pretty", "pretty-printed"),
+        ("key-pretty-ignore", "pretty-printed, two fields ignored"),
+    ):
+        runs = results[name]
+        ratio = statistics.median(run["peer"] / run["ours"] for run in runs)
+        ours, peer = middle(runs, "ours", "{:.1f} µs"), middle(runs, "peer", "{:.1f} µs")
+        yield f"key, {how}", ours, f"{peer} naive", f"{ratio:.1f}x", ">= 3x", met(ratio >= 3)
+    for name, kind, in_flight in (
+        ("memory-1", "memory", 1),
+        ("memory-4", "memory", 4),
+        ("sqlite-1", "SQLite", 1),
+        ("sqlite-4", "SQLite", 4),
+    ):
+        runs = results[name]
+        ratio = statistics.median(run["ours"] / run["peer"] for run in runs)
+        ours, peer = middle(runs, "ours", "{:,.0f}/s"), middle(runs, "peer", "{:,.0f}/s")
+        cpu = statistics.median(run["cpu"] for run in runs)
+        ours = f"{ours}, {cpu:.0f} µs CPU"
+        work = f"decision, {kind}, {in_flight} x {BATCH}"
+        target, reached = "-", "-"
+        if kind == "SQLite":
+            target = ">= 30,000/s"
+            reached = met(statistics.median(run["ours"] for run in runs) >= 30_000)
+        yield work, ours, f"{peer} naive", f"{ratio:.1f}x", target, reached
+        if kind == "SQLite":
+            share = statistics.median(run["ours"] / run["floor"] for run in runs)
+            floor = f"{middle(runs, 'floor', '{:,.0f}/s')} floor"
+            yield "  beside the raw driver", "", floor, f"{share:.2f}x", "-", "-"
+    yield from weights(results)
+
+
+def weights(results: dict[str, list[Measured]]) -> Iterator[Line]:
+    runs = results["memory-keys"]
+    weight = statistics.median(run["bytes per key"] for run in runs)
+    ours = middle(runs, "bytes per key", "{:.0f} B")
+    yield f"memory, a key of {runs[0]['keys']:,}", ours, "", "", "<= 150 B", met(weight <= 150)
+    for part, what in (("store", "claim + commit"), ("whole", "whole decision")):
+        costs = {size: statistics.median(run[part][size] for run in runs) for size in runs[0][part]}
+        growth = max(costs.values()) / min(costs.values())
+        listed = " ".join(f"{cost:.1f}" for cost in costs.values())
+        sizes = f"at {', '.join(size.replace('e+0', 'e') for size in costs)}"
+        work = f"memory, {what}, µs"
+        yield work, listed, sizes, f"{growth:.2f}x", "flat (<= 1.3x)", met(growth <= 1.3)
+    last = [*runs[0]["store"]][-1]
+    growth = statistics.median(run["forgetting"] / run["store"][last] for run in runs)
+    ours = middle(runs, "forgetting", "{:.1f} µs")
+    work = "memory, claim + commit while windows end"
+    before = statistics.median(run["store"][last] for run in runs)
+    yield (
+        work,
+        ours,
+        f"{before:.1f} µs before",
+        f"{growth:.2f}x",
+        "flat (<= 1.3x)",
+        met(growth <= 1.3),
+    )
+    runs = results["sqlite-bytes"]
+    ours = middle(runs, "with memo", "{:.0f} B")
+    without = f"{middle(runs, 'without memo', '{:.0f} B')} without memo"
+    yield f"SQLite, a key of {runs[0]['keys']:,}", ours, without, "", "-", "-"
+    runs = results["sqlite-flat"]
+    sizes = runs[0]["sizes"]
+    listed = " ".join(f"{size / 2**20:.1f}" for size in sizes.values())
+    growth = statistics.median(run["ratio"] for run in runs)
+    work = f"SQLite, MiB after n x {runs[0]['keys']:,} keys"
+    yield (
+        work,
+        listed,
+        f"at {', '.join(sizes)}",
+        f"{growth:.2f}x",
+        "flat (<= 1.3x)",
+        met(growth <= 1.3),
+    )
+
+
+def middle(runs: list[Measured], name: str, form: str) -> str:
+    """Give the median, and half the spread in per cent."""
+    values = [run[name] for run in runs]
+    centre = statistics.median(values)
+    spread = (max(values) - min(values)) / 2 / centre
+    return f"{form.format(centre)} ±{spread:.0%}"
+
+
+def met(reached: bool) -> str:  # noqa: FBT001 - it is the question
+    return "met" if reached else "missed"
+
+
+def heading(repeats: int, *, quick: bool) -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "repeats": repeats,
+        "quick": quick,
+    }
+
+
+def show(table: Sequence[Line]) -> None:
+    head: Line = ("work", "ours", "peer", "ratio", "target", "met?")
+    widths = [max(len(row[at]) for row in [head, *table]) for at in range(len(head))]
+    for row in [head, tuple("-" * width for width in widths), *table]:
+        print(
+            " | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def run_row(name: str, *, quick: bool) -> Measured:
+    command = [sys.executable, __file__, "--row", name, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    measured: Measured = json.loads(done.stdout)
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure, and print one table.")
+    parser.add_argument("--quick", action="store_true", help="less of everything, for a first look")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each row (%(default)s)")
+    parser.add_argument("--row", choices=ROWS, help="measure one row here, and print JSON")
+    given = parser.parse_args()
+    if given.row:
+        print(json.dumps(ROWS[given.row](quick=given.quick)))
+        return
+    machine = heading(given.repeats, quick=given.quick)
+    results: dict[str, list[Measured]] = {name: [] for name in ROWS}
+    for number in range(given.repeats):
+        for name in ROWS:
+            print(
+                f"\r\x1b[K{number + 1}/{given.repeats} {name}", end="", file=sys.stderr, flush=True
+            )
+            results[name].append(run_row(name, quick=given.quick))
+    print("\r\x1b[K", end="", file=sys.stderr)
+    print(
+        f"oncebridge bench: {machine['cores']} cores (load {machine['load']}), "
+        f"{machine['machine']}, Python {machine['python']}, SQLite {machine['sqlite']}; "
+        f"medians of {given.repeats}{', quick' if given.quick else ''}\n"
+    )
+    table = list(lines(results))
+    show(table)
+    saved = {"machine": machine, "table": table, "results": results}
+    (build() / "bench.json").write_text(json.dumps(saved, indent=1, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
