@@ -39,4 +39,4 @@ def format_duration(duration: timedelta) -> str:
     for unit, length in reversed(_UNITS.items()):
         if duration >= length and not duration % length:
             return f"{duration // length}{unit}"
-    return f"{duration / _UNITS['ms']:g}ms"
+    return f"{duration / _UNITS['ms']:.3f}".rstrip("0").rstrip(".") + "ms"

@@ -3,16 +3,22 @@ What can go wrong, as a tree.
 
     OncebridgeError
     ├── ConfigError           wrong settings; raised at start, names the place
+    │   └── ConfigErrors      all that is wrong with them
     ├── EventError            the input is not an event we can key; carries the reason
     ├── StoreError            the store could not answer (cause kept)
     │   └── StoreUnavailable  worth trying again
     ├── SinkError             the sink could not take it
     │   └── SinkRejected      never worth trying again
     ├── DeadLetterError       the dead letters could not take it; nothing is acknowledged
+    ├── BadGzip, TooLarge     a body or file cannot be unpacked (`oncebridge.records`)
+    ├── NotSent, Unclear      what an HTTP request came to (`oncebridge.http.client`)
+    ├── Taken                 another process goes on from a checkpoint
     └── HandedBack            a call protected by `once` was neither made now nor before
 
 An expected outcome (a duplicate, a busy key) is a value, never one of these.
 """
+
+from collections.abc import Sequence
 
 
 class OncebridgeError(Exception):
@@ -31,6 +37,16 @@ class ConfigError(OncebridgeError):
         super().__init__(f"{where}: {message}" if where else message)
         self.where = where
         self.message = message
+
+
+class ConfigErrors(ConfigError):
+    """All mistakes of one configuration, each with its place; *file* is where it stands."""
+
+    def __init__(self, problems: Sequence[ConfigError], file: str = "") -> None:
+        lines = [f"{file}: {problem}" if file else str(problem) for problem in problems]
+        super().__init__("", "\n".join(lines))
+        self.problems = tuple(problems)
+        self.file = file
 
 
 class EventError(OncebridgeError):

@@ -14,13 +14,14 @@ needs anyway. Anything unusual takes an exact and slower way, with the same answ
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 from msgspec import Struct
 
 from oncebridge.canonical import canonical, canonical_plain, plain_number
 from oncebridge.errors import EventError
+from oncebridge.options import Doc, Size
 
 REASONS: Final[Mapping[str, str]] = {
     "not-json": "the bytes are not JSON in UTF-8",
@@ -46,8 +47,12 @@ class Limits(Struct, frozen=True):
     same. *max_depth* counts the envelope as one level.
     """
 
-    max_bytes: int = 2 * 1024 * 1024
-    max_depth: int = 100
+    max_bytes: Annotated[Size, Doc("The largest event that is read.", example="2MiB")] = Size(
+        2 * 1024 * 1024
+    )
+    max_depth: Annotated[
+        int, Doc("How many levels an event may be nested.", "100", at_least=2, at_most=1000)
+    ] = 100
 
 
 class Unreadable(Struct, frozen=True):

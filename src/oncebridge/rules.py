@@ -8,17 +8,15 @@ the event may change. Nothing here touches a store.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from oncebridge.canonical import canonical
 from oncebridge.clock import ms
-from oncebridge.duration import parse_duration
 from oncebridge.errors import ConfigError
 from oncebridge.event import Event
 from oncebridge.key import (
@@ -32,6 +30,7 @@ from oncebridge.key import (
     make_key,
     scoped_source,
 )
+from oncebridge.options import Doc, Problems, read
 from oncebridge.pattern import Pattern
 from oncebridge.store import Part
 
@@ -77,7 +76,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     """
     What is the same, for the events that *match*.
 
-    Without *tiers* the rule does not deduplicate: events are forwarded as they are.
+    Without *tiers* the rule does not deduplicate: events are forwarded as they are, or,
+    with *discard*, not at all. *entity* is what an event is about, for gateways that keep
+    the events of one entity in order.
     """
 
     name: str
@@ -89,13 +90,20 @@ class Rule(Struct, frozen=True, kw_only=True):
     on_conflict: OnConflict = "deliver"
     on_replay: OnReplay = "deduplicate"
     scope: Scope = "source"
+    entity: str | None = None
+    discard: bool = False
 
     @classmethod
     def parse(
         cls, spec: Mapping[str, Any], where: str = "rule", *, window: timedelta = DEFAULT_WINDOW
     ) -> Self:
-        """Read a rule as the configuration file writes it (see the README)."""
-        return cls(**_RuleReader(spec, where, window).read())
+        """Read a rule as the configuration file writes it; raise every mistake at once."""
+        problems = Problems()
+        rule = read(RuleOptions, spec, where, problems)
+        if rule is None:
+            problems.check()
+        assert rule is not None  # noqa: S101 - or it was raised
+        return cls(**rule.build(where, window, problems))
 
 
 class Span(Struct, frozen=True, gc=False):
@@ -109,7 +117,7 @@ class Plan(Struct, frozen=True, gc=False):
     """What a rule makes of one event."""
 
     rule: Rule
-    action: Literal["deduplicate", "bypass", "dead"]
+    action: Literal["deduplicate", "bypass", "discard", "dead"]
     parts: tuple[Part, ...] = ()
     spans: tuple[Span, ...] = ()
     """How long each part is remembered, in the same order."""
@@ -147,17 +155,29 @@ class Plan(Struct, frozen=True, gc=False):
 
 
 class RuleSet:
-    """The rules of one route, compiled; *namespace* keeps routes apart in one store."""
+    """
+    The rules of one route, compiled; *namespace* keeps routes apart in one store.
 
-    def __init__(self, rules: Sequence[Rule], *, namespace: str) -> None:
+    With *ordered*, every rule that names an entity plans for a hold of its register. What no
+    rule matches is remembered for *window*.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        namespace: str,
+        ordered: bool = False,
+        window: timedelta = DEFAULT_WINDOW,
+    ) -> None:
         names = [rule.name for rule in rules]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError("rules", f"two rules are named {name!r}")
         self.rules = tuple(rules)
         self.namespace = namespace
-        self._compiled = [_Compiled(rule, namespace) for rule in rules]
-        self._default = _Compiled(Rule(name="default"), namespace)
+        self._compiled = [_Compiled(rule, namespace, ordered=ordered) for rule in rules]
+        self._default = _Compiled(Rule(name="default", tiers=(Tier(window=window),)), namespace)
         # Most patterns look at these two only, and there are few pairs of them.
         self._by_type = all(
             rule.match is None or rule.match.fields <= {"source", "detail-type"} for rule in rules
@@ -190,7 +210,7 @@ class RuleSet:
 class _Compiled:
     """One rule with its expressions compiled."""
 
-    def __init__(self, rule: Rule, namespace: str) -> None:
+    def __init__(self, rule: Rule, namespace: str, *, ordered: bool = False) -> None:
         self.rule = rule
         self._namespace = namespace
         self._fallback = ContentKey()
@@ -205,11 +225,13 @@ class _Compiled:
         self._spans = tuple(span for _, span in self._tiers)
         self._only = rule.tiers[0].key if len(rule.tiers) == 1 else None
         entities = {part.entity for part in (rule.latest, rule.quiet) if part}
+        if ordered and rule.entity:
+            entities.add(rule.entity)
         if len(entities) > 1:
             raise ConfigError(
                 f"rule {rule.name!r}",
-                "latest and quiet name different entities; a rule keeps the state of one: "
-                "use the same expression, or two rules",
+                "names different entities; a rule keeps the state of one: use the same "
+                "expression for entity, latest and quiet, or two rules",
             )
         self._entity = FieldsKey(list(entities)) if entities else None
         self._version = compile_field(rule.latest.version) if rule.latest else None
@@ -218,7 +240,7 @@ class _Compiled:
     def plan(self, event: Event) -> Plan:
         rule = self.rule
         if not rule.tiers:
-            return Plan(rule, "bypass")
+            return self._unkeyed(event)
         namespace = self._namespace
         if event.replay_name is not None:
             if rule.on_replay == "deliver":
@@ -234,6 +256,13 @@ class _Compiled:
                 part = Part(key, b"", self._slides[0])
                 return Plan(rule, "deduplicate", (part,), self._spans)
         return self._gather(event, namespace, source)
+
+    def _unkeyed(self, event: Event) -> Plan:
+        if self.rule.discard:
+            return Plan(self.rule, "discard")
+        source = scoped_source(event.source, self.rule.scope)
+        entity, *_ = self._register(event, self._namespace, source)
+        return Plan(self.rule, "bypass", entity=entity)
 
     def _gather(self, event: Event, namespace: str, source: str) -> Plan:
         rule = self.rule
@@ -322,179 +351,206 @@ def _version(value: Any) -> Version | None:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# --- reading rules as people write them -------------------------------------------------
+# --- rules as people write them -----------------------------------------------------------
 
 
-class _RuleReader:
-    """Read one rule of the configuration, naming the place of every mistake."""
+class TierOptions(Struct, frozen=True, kw_only=True):
+    """One way to recognise an event, as the configuration writes it."""
 
-    _NAMES = (
-        *("name", "match", "key", "ignore", "window", "sliding", "max_window", "check", "tiers"),
-        *("latest", "quiet", "on_missing", "on_conflict", "on_replay", "scope"),
-    )
-    _TIER_NAMES = ("key", "ignore", "window", "sliding", "max_window", "check")
+    key: Annotated[
+        Literal["content", "id", "none"] | list[str],
+        Doc(
+            'What makes it the same event: "content", "id", a list of JMESPath expressions, or '
+            '"none" to forward without deduplication.',
+            example='["detail.orderId", "detail.status"]',
+        ),
+    ] = "content"
+    ignore: Annotated[
+        list[str],
+        Doc("Paths that do not count in the content.", example='["detail.sentAt"]'),
+    ] = []
+    window: Annotated[
+        timedelta | None,
+        Doc("How long an event is remembered; otherwise the window of the file.", example="6d"),
+    ] = None
+    sliding: Annotated[bool, Doc("Every repeat prolongs the window, up to max_window.")] = False
+    max_window: Annotated[
+        timedelta | None,
+        Doc("The end of a sliding window that no repeat can push further.", example="30d"),
+    ] = None
+    check: Annotated[
+        bool | None,
+        Doc(
+            "Compare the content too: the same key with other content is a conflict. "
+            'On for key = "id", otherwise off.'
+        ),
+    ] = None
 
-    def __init__(self, spec: Mapping[str, Any], where: str, window: timedelta) -> None:
-        self._spec = spec
-        self._where = where
-        self._window = window
-
-    def read(self) -> dict[str, Any]:
-        spec, where = self._spec, self._where
-        if not isinstance(spec, Mapping):
-            raise ConfigError(where, "a rule is a table with a name, a key and so on")
-        _known(spec, self._NAMES, where)
-        name = _text(spec, "name", where)
-        read: dict[str, Any] = {"name": name, "tiers": self._tiers()}
-        if "match" in spec:
-            read["match"] = Pattern.compile(spec["match"], f"{where}.match")
-        if "latest" in spec:
-            read["latest"] = self._latest(spec["latest"], f"{where}.latest")
-        if "quiet" in spec:
-            read["quiet"] = self._quiet(spec["quiet"], f"{where}.quiet")
-        for choice, allowed in (
-            ("on_missing", OnMissing),
-            ("on_conflict", OnConflict),
-            ("on_replay", OnReplay),
-            ("scope", Scope),
-        ):
-            if choice in spec:
-                read[choice] = _choice(spec[choice], get_args(allowed), f"{where}.{choice}")
-        if not read["tiers"] and ("latest" in read or "quiet" in read):
-            raise ConfigError(
-                where, 'key = "none" forwards everything; latest and quiet need a key'
-            )
-        return read
-
-    def _tiers(self) -> tuple[Tier, ...]:
-        spec, where = self._spec, self._where
-        if "tiers" not in spec:
-            if spec.get("key") == "none":
-                for name in self._TIER_NAMES[1:]:
-                    if name in spec:
-                        raise ConfigError(f"{where}.{name}", 'means nothing with key = "none"')
-                return ()
-            return (self._tier(spec, where),)
-        beside = sorted(set(self._TIER_NAMES) & set(spec))
-        if beside:
-            raise ConfigError(
-                f"{where}.{beside[0]}", "stands beside tiers; say it inside the tier it is for"
-            )
-        tiers = spec["tiers"]
-        if not isinstance(tiers, list) or not tiers:
-            raise ConfigError(f"{where}.tiers", "must be a list of at least one tier")
-        read = []
-        for at, tier in enumerate(tiers):
-            place = f"{where}.tiers[{at}]"
-            if not isinstance(tier, Mapping):
-                raise ConfigError(place, "must be a table such as { key = 'id', window = '5m' }")
-            _known(tier, self._TIER_NAMES, place)
-            if tier.get("key") == "none":
-                raise ConfigError(f"{place}.key", '"none" is for a whole rule, not for a tier')
-            read.append(self._tier(tier, place))
-        return tuple(read)
-
-    def _tier(self, spec: Mapping[str, Any], where: str) -> Tier:
-        key = _key(spec, where)
-        window = (
-            parse_duration(spec["window"], f"{where}.window") if "window" in spec else self._window
-        )
-        sliding = _flag(spec, "sliding", where, default=False)
-        longest = (
-            parse_duration(spec["max_window"], f"{where}.max_window")
-            if "max_window" in spec
-            else max(Tier().max_window, window)
-        )
-        if "max_window" in spec and not sliding:
+    def tier(self, where: str, window: timedelta) -> Tier:
+        """Make the tier, or raise what is wrong with it."""
+        key = self._key(where)
+        window = self.window or window
+        longest = self.max_window or max(Tier().max_window, window)
+        if self.max_window is not None and not self.sliding:
             raise ConfigError(f"{where}.max_window", "goes with sliding = true only")
         if longest < window:
             raise ConfigError(f"{where}.max_window", "must not be shorter than the window")
-        return Tier(
-            key=key,
-            window=window,
-            sliding=sliding,
-            max_window=longest,
-            check=_flag(spec, "check", where, default=isinstance(key, IdKey)),
-        )
+        check = isinstance(key, IdKey) if self.check is None else self.check
+        return Tier(key=key, window=window, sliding=self.sliding, max_window=longest, check=check)
 
-    def _latest(self, spec: Any, where: str) -> Latest:
-        _table(spec, ("entity", "version"), where)
-        return Latest(
-            _expression(spec, "entity", where),
-            _expression(spec, "version", where),
-        )
-
-    def _quiet(self, spec: Any, where: str) -> Quiet:
-        _table(spec, ("entity", "state", "for"), where)
-        return Quiet(
-            _expression(spec, "entity", where),
-            _expression(spec, "state", where),
-            parse_duration(spec["for"], f"{where}.for"),
+    def _key(self, where: str) -> ContentKey | IdKey | FieldsKey:
+        if self.ignore and self.key != "content":
+            raise ConfigError(f"{where}.ignore", 'goes with key = "content" only')
+        if self.key == "content":
+            return ContentKey(self.ignore, where=f"{where}.ignore")
+        if self.key == "id":
+            return IdKey()
+        if isinstance(self.key, list) and self.key:
+            return FieldsKey(self.key, where=f"{where}.key")
+        raise ConfigError(
+            f"{where}.key",
+            f'{self.key!r}: must be "content", "id", "none", or a list of JMESPath expressions '
+            'such as ["detail.orderId"]',
         )
 
 
-def _key(spec: Mapping[str, Any], where: str) -> ContentKey | IdKey | FieldsKey:
-    key = spec.get("key", "content")
-    ignore = spec.get("ignore", [])
-    if not isinstance(ignore, list) or not all(isinstance(path, str) for path in ignore):
-        raise ConfigError(f"{where}.ignore", "must be a list of paths such as 'detail.sentAt'")
-    if ignore and key != "content":
-        raise ConfigError(f"{where}.ignore", 'goes with key = "content" only')
-    makers: dict[str, Callable[[], ContentKey | IdKey]] = {
-        "content": lambda: ContentKey(ignore, where=f"{where}.ignore"),
-        "id": IdKey,
-    }
-    if isinstance(key, str) and key in makers:
-        return makers[key]()
-    if isinstance(key, list) and key and all(isinstance(one, str) for one in key):
-        return FieldsKey(key, where=f"{where}.key")
-    raise ConfigError(
-        f"{where}.key",
-        f'{key!r}: must be "content", "id", "none", or a list of JMESPath expressions '
-        'such as ["detail.orderId"]',
-    )
+class LatestOptions(Struct, frozen=True, kw_only=True):
+    """Newest wins, as the configuration writes it."""
+
+    entity: Annotated[
+        str | None,
+        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+    ] = None
+    version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
 
 
-def _known(spec: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    for name in spec:
-        if name not in names:
-            close = get_close_matches(str(name), names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"allowed: {', '.join(names)}"
-            raise ConfigError(f"{where}.{name}", f"no such setting; {hint}")
+class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
+    """The same state again so soon is noise, as the configuration writes it."""
+
+    entity: Annotated[
+        str | None,
+        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+    ] = None
+    state: Annotated[str, Doc("Its state.", example="detail.status")]
+    time: Annotated[timedelta, Doc("How long the same state is noise.", example="500ms")]
 
 
-def _table(spec: Any, names: Sequence[str], where: str) -> None:
-    if not isinstance(spec, Mapping):
-        raise ConfigError(where, f"must be a table with {', '.join(names)}")
-    _known(spec, names, where)
-    for name in names:
-        if name not in spec:
-            raise ConfigError(f"{where}.{name}", "is missing")
+class RuleOptions(TierOptions, frozen=True, kw_only=True):
+    """One rule, as the configuration writes it."""
+
+    name: Annotated[str, Doc("What the rule is called in verdicts and counts.", example="orders")]
+    match: Annotated[
+        dict[str, Any] | None,
+        Doc(
+            "Which events it is for, in EventBridge's own pattern language; without it, all.",
+            example='{ source = ["com.example.orders"] }',
+        ),
+    ] = None
+    tiers: Annotated[
+        list[TierOptions] | None,
+        Doc(
+            "Several ways to recognise an event, the identifying one last.",
+            example='[{ key = "id", window = "5m" }, { key = "content" }]',
+        ),
+    ] = None
+    entity: Annotated[
+        str | None,
+        Doc('What the event is about, for order = "entity".', example="detail.conversationId"),
+    ] = None
+    latest: Annotated[
+        LatestOptions | None,
+        Doc(
+            "Drop what is older than what was delivered of the same entity.",
+            example='{ entity = "detail.orderId", version = "detail.timestamp" }',
+        ),
+    ] = None
+    quiet: Annotated[
+        QuietOptions | None,
+        Doc(
+            "Drop the same state of the same entity again within a short time.",
+            example='{ entity = "detail.orderId", state = "detail.status", for = "500ms" }',
+        ),
+    ] = None
+    on_missing: Annotated[
+        OnMissing, Doc("What to do when a field of the key is missing or null.")
+    ] = "content"
+    on_conflict: Annotated[
+        OnConflict, Doc("What to do with the same identity and other content.")
+    ] = "deliver"
+    on_replay: Annotated[OnReplay, Doc("What to do with events out of an archive.")] = "deduplicate"
+    scope: Annotated[
+        Scope,
+        Doc('"organisation" takes all Genesys integrations of one organisation for one source.'),
+    ] = "source"
+    discard: Annotated[bool, Doc("Drop what matches: acknowledged, and not forwarded.")] = False
+
+    def build(self, where: str, window: timedelta, problems: Problems) -> dict[str, Any]:
+        """Give the arguments of a `Rule`; raise every mistake there is."""
+        made: dict[str, Any] = {"name": self.name, "discard": self.discard, "entity": self.entity}
+        for name in ("on_missing", "on_conflict", "on_replay", "scope"):
+            made[name] = getattr(self, name)
+        with problems.caught():
+            made["tiers"] = self._tiers(where, window, problems)
+        if self.match is not None:
+            with problems.caught():
+                made["match"] = Pattern.compile(self.match, f"{where}.match")
+        if self.entity is not None:
+            with problems.caught():
+                compile_field(self.entity, f"{where}.entity")
+        if self.latest is not None:
+            with problems.caught():
+                place, entity = f"{where}.latest", self.latest.entity or self.entity
+                made["latest"] = Latest(
+                    _expression(entity, f"{place}.entity"),
+                    _expression(self.latest.version, f"{place}.version"),
+                )
+        if self.quiet is not None:
+            with problems.caught():
+                place, entity = f"{where}.quiet", self.quiet.entity or self.entity
+                made["quiet"] = Quiet(
+                    _expression(entity, f"{place}.entity"),
+                    _expression(self.quiet.state, f"{place}.state"),
+                    self.quiet.time,
+                )
+        if made.get("tiers") == () and (self.latest or self.quiet):
+            problems.add(where, "latest and quiet need a key")
+        problems.check()
+        return made
+
+    def _tiers(self, where: str, window: timedelta, problems: Problems) -> tuple[Tier, ...]:
+        default = TierOptions()
+        own = [
+            name
+            for name in TierOptions.__struct_fields__
+            if getattr(self, name) != getattr(default, name)
+        ]
+        if self.discard or self.key == "none":
+            beside = [name for name in own if name != "key" or self.discard]
+            beside += ["tiers"] if self.tiers is not None else []
+            why = "discard" if self.discard else 'key = "none"'
+            for name in beside:
+                problems.add(f"{where}.{name}", f"means nothing with {why}")
+            return ()
+        if self.tiers is None:
+            return (self.tier(where, window),)
+        if own:
+            raise ConfigError(
+                f"{where}.{own[0]}", "stands beside tiers; say it inside the tier it is for"
+            )
+        if not self.tiers:
+            raise ConfigError(f"{where}.tiers", "must be a list of at least one tier")
+        tiers = []
+        for at, tier in enumerate(self.tiers):
+            place = f"{where}.tiers[{at}]"
+            with problems.caught():
+                if tier.key == "none":
+                    raise ConfigError(f"{place}.key", '"none" is for a whole rule, not for a tier')
+                tiers.append(tier.tier(place, window))
+        return tuple(tiers)
 
 
-def _text(spec: Mapping[str, Any], name: str, where: str) -> str:
-    value = spec.get(name)
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise ConfigError(f"{where}.{name}", "must be a text that is not empty")
-    return value
-
-
-def _expression(spec: Mapping[str, Any], name: str, where: str) -> str:
-    text = _text(spec, name, where)
-    compile_field(text, f"{where}.{name}")
+def _expression(text: str | None, where: str) -> str:
+    if text is None:
+        raise ConfigError(where, "is missing, and the rule names no entity either")
+    compile_field(text, where)
     return text
-
-
-def _flag(spec: Mapping[str, Any], name: str, where: str, *, default: bool) -> bool:
-    value = spec.get(name, default)
-    if not isinstance(value, bool):
-        raise ConfigError(f"{where}.{name}", f"{value!r}: must be true or false")
-    return value
-
-
-def _choice(value: Any, allowed: Sequence[str], where: str) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        close = get_close_matches(str(value), allowed, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(where, f"{value!r}: must be one of {', '.join(allowed)}{hint}")
-    return value

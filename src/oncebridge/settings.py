@@ -1,46 +1,102 @@
 """How a gateway behaves: one frozen record, each setting with its default and its reason."""
 
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
 from oncebridge.duration import format_duration
 from oncebridge.errors import ConfigError
 from oncebridge.event import Limits
+from oncebridge.options import Doc, Rate
+from oncebridge.rules import DEFAULT_WINDOW
 
 
 class Settings(Struct, frozen=True, kw_only=True):
     """The defaults are meant to be kept."""
 
-    lease: timedelta = timedelta(seconds=30)
-    """How long a claim lasts without a heartbeat."""
-    sink_timeout: timedelta = timedelta(seconds=10)
-    """How long one send may take; after that nobody knows whether it arrived."""
-    commit_budget: timedelta = timedelta(seconds=5)
-    """How long a commit is tried before the event is acknowledged without it."""
-    margin: timedelta = timedelta(seconds=1)
-    """What a claim must outlast a send by."""
-    max_hold: timedelta = timedelta(minutes=15)
-    """How long an event may wait here for its turn, heartbeat or not."""
-    patience: timedelta = timedelta(seconds=10)
-    """How long to wait in place for an entity that another worker holds."""
-    max_attempts: int = 8
-    """Sends without a clear answer before an event goes to the dead letters."""
-    backoff: timedelta = timedelta(seconds=1)
-    """The pause after a first failure is drawn from none to this; it doubles each time."""
-    max_backoff: timedelta = timedelta(minutes=5)
-    """The longest pause, also where a sink asks for a longer one."""
-    mode: Literal["enforce", "shadow"] = "enforce"
-    """`shadow` forwards everything and only counts what it would have dropped."""
-    on_store_outage: Literal["hold", "deliver"] = "hold"
-    """`deliver` sends unprotected while the store is down; duplicates may pass."""
-    explain: bool = True
-    """Remember the first arrival's id and time with each key, about 60 bytes."""
-    limits: Limits = Limits()
-    """How large and how deep an event may be."""
-    bare: bool = False
-    """Accept events without an envelope (a rule target with `InputPath: $.detail`)."""
+    window: Annotated[
+        timedelta,
+        Doc(
+            "How long an event is remembered, unless its rule says otherwise: four days of "
+            "Genesys re-sends, one of EventBridge retries, and a margin.",
+            example="6d",
+        ),
+    ] = DEFAULT_WINDOW
+    lease: Annotated[
+        timedelta, Doc("How long a claim lasts without a heartbeat.", example="30s")
+    ] = timedelta(seconds=30)
+    sink_timeout: Annotated[
+        timedelta,
+        Doc(
+            "How long one send may take; after that nobody knows whether it arrived.",
+            example="10s",
+        ),
+    ] = timedelta(seconds=10)
+    commit_budget: Annotated[
+        timedelta,
+        Doc("How long a commit is tried before the event is acknowledged without it.", "5s"),
+    ] = timedelta(seconds=5)
+    margin: Annotated[timedelta, Doc("What a claim must outlast a send by.", "1s")] = timedelta(
+        seconds=1
+    )
+    max_hold: Annotated[
+        timedelta,
+        Doc("How long an event may wait here for its turn, heartbeat or not.", example="15m"),
+    ] = timedelta(minutes=15)
+    patience: Annotated[
+        timedelta,
+        Doc("How long to wait in place for an entity that another worker holds.", example="10s"),
+    ] = timedelta(seconds=10)
+    max_attempts: Annotated[
+        int,
+        Doc(
+            "Sends without a clear answer before an event goes to the dead letters.",
+            example="8",
+            at_least=1,
+        ),
+    ] = 8
+    backoff: Annotated[
+        timedelta,
+        Doc(
+            "The pause after a first failure is drawn from none to this; it doubles each time.",
+            example="1s",
+        ),
+    ] = timedelta(seconds=1)
+    max_backoff: Annotated[
+        timedelta, Doc("The longest pause, also where a sink asks for a longer one.", "5m")
+    ] = timedelta(minutes=5)
+    breaker: Annotated[
+        int,
+        Doc(
+            "Failures in a row after which a sink or store counts as down, and nothing is "
+            "claimed until a single try goes through.",
+            example="5",
+            at_least=1,
+        ),
+    ] = 5
+    rate: Annotated[
+        Rate | None, Doc("How many events a sink is sent at most.", example="100/s")
+    ] = None
+    order: Annotated[
+        Literal["none", "entity"],
+        Doc('"entity" sends the events of one entity (of the rule) one at a time, in order.'),
+    ] = "none"
+    mode: Annotated[
+        Literal["enforce", "shadow"],
+        Doc('"shadow" forwards everything and only counts what it would have dropped.'),
+    ] = "enforce"
+    on_store_outage: Annotated[
+        Literal["hold", "deliver"],
+        Doc('"deliver" sends unprotected while the store is down; duplicates may pass.'),
+    ] = "hold"
+    explain: Annotated[
+        bool, Doc("Remember the first arrival's id and time with each key, about 60 bytes.")
+    ] = True
+    limits: Annotated[Limits, Doc("How large and how deep an event may be.")] = Limits()
+    bare: Annotated[
+        bool, Doc("Accept events without an envelope (a target with `InputPath: $.detail`).")
+    ] = False
 
     def check(self) -> None:
         """Refuse settings that cannot keep the promise."""
@@ -53,5 +109,6 @@ class Settings(Struct, frozen=True, kw_only=True):
                 f"({format_duration(self.commit_budget)}) and a margin "
                 f"({format_duration(self.margin)}) have to fit in it",
             )
-        if self.max_attempts < 1:
-            raise ConfigError("max_attempts", f"must be at least 1, not {self.max_attempts}")
+        for name in ("max_attempts", "breaker"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")

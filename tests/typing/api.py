@@ -7,7 +7,9 @@ A line that stops type-checking here is a breaking change for somebody.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Self, assert_type
+from typing import Annotated, Any, ClassVar, Self, assert_type
+
+from msgspec import Struct
 
 from oncebridge import (
     BlockingGateway,
@@ -38,9 +40,22 @@ from oncebridge import (
     parse,
     parse_all,
 )
+from oncebridge.backends import SinkPlace, SourcePlace, StorePlace
+from oncebridge.config import Config, Route, Setup, load, route_name, with_sink
+from oncebridge.dead_letters.file import FileDeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.sinks.function import FunctionSink
+from oncebridge.errors import ConfigError, ConfigErrors
+from oncebridge.options import Doc, Rate, Size, schema
+from oncebridge.secret import Secret
+from oncebridge.service import Service, gateways
+from oncebridge.sinks.file import FileSink
+from oncebridge.sinks.function import FunctionOptions, FunctionSink
+from oncebridge.sinks.http import HttpSink, HttpSinkOptions
+from oncebridge.sinks.stdout import StdoutSink
+from oncebridge.source import Host, Source
+from oncebridge.sources.file import FileSource
+from oncebridge.sources.http import HttpSource, HttpSourceOptions
 from oncebridge.store import (
     ClaimAnswer,
     Commit,
@@ -66,6 +81,22 @@ dead_in_memory: DeadLetters = MemoryDeadLetters()
 dead_on_disk: DeadLetters = SQLiteDeadLetters("dead.db")
 function: Sink = FunctionSink(print, concurrency=4)
 stores: list[Store] = [MemoryStore.from_url("memory:"), SQLiteStore.from_url("sqlite:seen.db")]
+sinks: list[Sink] = [
+    HttpSink("https://crm.example.com/", HttpSinkOptions(sign=(Secret("whsec_…"),))),
+    HttpSink.from_url("https://crm.example.com/", HttpSinkOptions(concurrency=4)),
+    FunctionSink.from_url("python:builtins:print", FunctionOptions(concurrency=4)),
+    FileSink.from_url("file:out.ndjson"),
+    StdoutSink.from_url("-"),
+]
+sources: list[Source] = [
+    HttpSource.from_url("http://127.0.0.1:8080/", HttpSourceOptions(api_keys=(Secret("…"),))),
+    FileSource.from_url("-"),
+]
+dead: list[DeadLetters] = [
+    FileDeadLetters.from_url("file:dead.ndjson"),
+    MemoryDeadLetters.from_url("memory:"),
+    SQLiteDeadLetters.from_url("sqlite:dead.db"),
+]
 
 
 # --- a store and a sink of one's own --------------------------------------------------------
@@ -184,6 +215,79 @@ own_store: Store = SilentStore()
 own_sink: Sink = PostingSink()
 measured_sink: Sink = MeasuredSink()
 own_dead: DeadLetters = ListedDeadLetters()
+
+
+# --- a source of one's own, with options -----------------------------------------------------
+
+
+class QueueOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about a queue."""
+
+    wait: Annotated[timedelta, Doc("How long to wait for more.", example="20s")] = timedelta(
+        seconds=20
+    )
+    most: Annotated[Size, Doc("The largest message.", at_least=1)] = Size(256 * 1024)
+    rate: Annotated[Rate | None, Doc("How many to ask for.", example="5/s")] = None
+    password: Annotated[Secret | None, Doc("Who asks.", example="env:QUEUE_PASSWORD")] = None
+
+
+class QueueSource:
+    """A source that inherits nothing."""
+
+    Options: ClassVar = QueueOptions
+
+    @classmethod
+    def from_url(cls, url: str, options: QueueOptions | None = None) -> Self:
+        if not url:
+            raise ConfigError("", "there is no queue")
+        return cls()
+
+    async def open(self, host: Host) -> None:
+        assert_type(host.batch, int)
+        host.inbox.put(b"{}", lambda answer: print(answer.acknowledge))
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def progress(self) -> tuple[int, int] | None:
+        return None
+
+    async def aclose(self) -> None: ...
+
+
+own_source: Source = QueueSource.from_url("queue:events", QueueOptions(wait=timedelta(0)))
+
+
+# --- a configuration --------------------------------------------------------------------------
+
+
+def configure() -> Setup:
+    try:
+        setup = load("oncebridge.toml", environment={}, flags={"sink.concurrency": "3"})
+    except ConfigErrors as errors:
+        assert_type(errors.problems, tuple[ConfigError, ...])
+        assert_type(errors.problems[0].where, str)
+        raise
+    assert_type(setup.config, Config)
+    assert_type(setup.config.source, list[SourcePlace])
+    assert_type(setup.config.store, StorePlace)
+    assert_type(setup.config.lease, timedelta)
+    assert_type(setup.config.settings(), Settings)
+    assert_type(setup.routes, tuple[Route, ...])
+    assert_type(route_name(setup.routes[0].sink), str)
+    assert_type(gateways(setup), list[Gateway])
+    assert_type(schema(Config), dict[str, Any])
+    return with_sink(setup, SinkPlace.of("https://crm.example.com/", concurrency=3))
+
+
+async def serve() -> None:
+    service = Service(configure(), hooks=[count])
+    await service.open()
+    await service.run()
+    assert_type(await service.close(timedelta(seconds=5)), bool)
+    assert_type(service.counts(), dict[str, int])
+    assert_type(service.books(), dict[str, Books])
 
 
 # --- a gateway ------------------------------------------------------------------------------

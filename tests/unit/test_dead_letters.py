@@ -131,7 +131,7 @@ class TestMemory(DeadLettersContract):
         assert isinstance(MemoryDeadLetters.from_url("memory:"), MemoryDeadLetters)
         with pytest.raises(ConfigError) as caught:
             MemoryDeadLetters.from_url("memory:5")
-        assert caught.value.where == "dead"
+        assert caught.value.where == ""
 
 
 class TestSQLite(DeadLettersContract):
@@ -193,7 +193,7 @@ class TestSQLite(DeadLettersContract):
         for url in ("sqlite:", "d.db", ""):
             with pytest.raises(ConfigError) as caught:
                 SQLiteDeadLetters.from_url(url)
-            assert caught.value.where == "dead"
+            assert caught.value.where == ""
 
 
 async def test_a_letter_can_be_read_as_the_event_it_was():

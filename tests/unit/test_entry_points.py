@@ -4,30 +4,78 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 import oncebridge
 from oncebridge import ConfigError
+from oncebridge.options import settings_of
 
 ADDRESSES = {
+    "oncebridge.sources": {
+        "-": "-",
+        "file": "file:events.ndjson",
+        "http": "http://127.0.0.1:8080/events",
+        "https": "https://127.0.0.1:8443/events",
+    },
     "oncebridge.stores": {"memory": "memory:", "sqlite": "sqlite:seen.db"},
-    "oncebridge.sinks": {"python": "python:builtins:print"},
-    "oncebridge.dead_letters": {"memory": "memory:", "sqlite": "sqlite:dead.db"},
+    "oncebridge.sinks": {
+        "-": "-",
+        "file": "file:out.ndjson",
+        "http": "http://127.0.0.1:9/hook",
+        "https": "https://crm.example.com/hook",
+        "python": "python:builtins:print",
+    },
+    "oncebridge.dead_letters": {
+        "file": "file:dead.ndjson",
+        "memory": "memory:",
+        "sqlite": "sqlite:dead.db",
+    },
 }
+NEEDED = {("oncebridge.sources", "https"): {"tls_cert": "cert.pem"}}
+"""Options without which an address cannot be opened."""
+
+
+def backends(group):
+    return {point.name: point.load() for point in entry_points(group=group)}
+
+
+def test_the_schemes_are_those_that_are_announced():
+    for group, addresses in ADDRESSES.items():
+        assert {point.name for point in entry_points(group=group)} == addresses.keys()
 
 
 @pytest.mark.parametrize("group", ADDRESSES)
-def test_every_declared_backend_opens_its_address(group):
-    declared = {point.name: point.load() for point in entry_points(group=group)}
-    assert declared.keys() == ADDRESSES[group].keys()
-    for scheme, opens in declared.items():
-        assert opens(ADDRESSES[group][scheme]) is not None
+def test_every_declared_backend_opens_its_address(group, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for scheme, backend in backends(group).items():
+        url = ADDRESSES[group][scheme]
+        options = getattr(backend, "Options", None)
+        needed = NEEDED.get((group, scheme), {})
+        if not needed:
+            assert isinstance(backend.from_url(url), backend)
+        if options is not None:
+            assert isinstance(backend.from_url(url, options(**needed)), backend)
+    assert not list(tmp_path.iterdir()), "an address that is only named makes no file"
 
 
 @pytest.mark.parametrize("group", ADDRESSES)
 def test_an_address_of_another_kind_is_refused(group):
-    for point in entry_points(group=group):
-        with pytest.raises(ConfigError):
-            point.load()("ftp://example.com/x")
+    for backend in backends(group).values():
+        for url in ("ftp://example.com/x", "", "x", ":"):
+            with pytest.raises(ConfigError) as caught:
+                backend.from_url(url)
+            assert caught.value.where == ""
+
+
+@pytest.mark.parametrize("group", ADDRESSES)
+def test_options_are_one_frozen_record_of_declared_settings(group):
+    for backend in backends(group).values():
+        options = getattr(backend, "Options", None)
+        if options is not None:
+            assert issubclass(options, Struct)
+            assert options.__struct_config__.frozen
+            assert not any(setting.required for setting in settings_of(options))
+            assert all(setting.doc.text for setting in settings_of(options))
 
 
 def test_the_version_is_the_same_everywhere_and_has_a_place_in_the_changelog():

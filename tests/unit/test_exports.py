@@ -14,7 +14,7 @@ import oncebridge
 SOURCE = Path(oncebridge.__file__).parent
 DRIVERS = {
     *("sqlite3", "boto3", "botocore", "aioboto3", "redis", "psycopg", "asyncpg", "httpx"),
-    *("aiohttp", "requests", "rich", "hypothesis", "pytest"),
+    *("aiohttp", "requests", "rich", "hypothesis", "pytest", "click", "httptools", "uvloop"),
 }
 MODULES = sorted(
     module.name
@@ -70,6 +70,15 @@ def test_the_core_asks_for_no_driver():
 
 def test_the_store_in_memory_asks_for_no_driver():
     assert not loaded_after("from oncebridge.stores.memory import MemoryStore") & DRIVERS
+
+
+def test_a_configuration_loads_the_drivers_of_what_it_names_and_no_others():
+    assert not loaded_after("from oncebridge.config import load") & DRIVERS
+    flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:print"}
+    code = f"from oncebridge.config import load\nload(environment={{}}, flags={flags!r})"
+    assert not loaded_after(code) & DRIVERS
+    code = code.replace("python:builtins:print", "https://crm.example.com/")
+    assert loaded_after(code) & DRIVERS == {"httptools"}
 
 
 def test_sqlite_is_loaded_by_who_asks_for_it():

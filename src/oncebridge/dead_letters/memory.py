@@ -21,7 +21,7 @@ class MemoryDeadLetters:
     def from_url(cls, url: str) -> Self:
         """Open `memory:`."""
         if url != "memory:":
-            raise ConfigError("dead", f"{url!r}: dead letters in memory are just 'memory:'")
+            raise ConfigError("", f"{url!r}: dead letters in memory are just 'memory:'")
         return cls()
 
     async def open(self) -> None:

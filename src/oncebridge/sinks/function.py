@@ -6,11 +6,20 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Self
+
+from msgspec import Struct
 
 from oncebridge.errors import ConfigError, SinkRejected
 from oncebridge.event import Event
+from oncebridge.options import Doc
 from oncebridge.sink import Delivery, Never, No, SinkAnswer, Unknown, Yes
+
+
+class FunctionOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about a function."""
+
+    concurrency: Annotated[int, Doc("How many calls may run at once.", "1", at_least=1)] = 1
 
 
 class FunctionSink:
@@ -25,6 +34,7 @@ class FunctionSink:
     to be called from several threads.
     """
 
+    Options: ClassVar = FunctionOptions
     batch = 1
 
     def __init__(
@@ -41,20 +51,23 @@ class FunctionSink:
         self._free = threading.Semaphore(concurrency)
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
+    def from_url(cls, url: str, options: FunctionOptions | None = None) -> Self:
         """Find the function of `python:MODULE:FUNCTION`."""
         match url.split(":"):
             case ["python", module, name] if module and name:
                 pass
             case _:
-                raise ConfigError("sink", f"{url!r}: a function is python:MODULE:FUNCTION")
+                raise ConfigError("", f"{url!r}: a function is python:MODULE:FUNCTION")
         try:
             found = getattr(importlib.import_module(module), name)
-        except Exception as error:  # whatever the module does when it is imported
-            raise ConfigError("sink", f"{url!r}: {type(error).__name__}: {error}") from error
+        except (ImportError, AttributeError) as error:
+            raise ConfigError("", f"{url!r}: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - said below
+            # Whatever the module does when it is imported; its text may quote a secret.
+            raise ConfigError("", f"{url!r}: importing it ends in {_named(error)}") from None
         if not callable(found):
-            raise ConfigError("sink", f"{url!r}: is not a function")
-        return cls(found)
+            raise ConfigError("", f"{url!r}: is not a function")
+        return cls(found, concurrency=(options or FunctionOptions()).concurrency)
 
     async def open(self) -> None:
         """Do nothing: the function is there."""
@@ -80,7 +93,11 @@ class FunctionSink:
                 return No("the function is still busy with an earlier event")
         except SinkRejected as error:
             return Never(_named(error))
+        except _Left as error:
+            return Unknown(str(error))
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            return Unknown(_named(error))
+        except SystemExit as error:
             return Unknown(_named(error))
         return Yes()
 
@@ -89,11 +106,22 @@ class FunctionSink:
             self._threads = ThreadPoolExecutor(
                 self.concurrency, thread_name_prefix="oncebridge-sink"
             )
-        call = self._threads.submit(self._function, event)
+        call = self._threads.submit(self._stay, event)
         call.add_done_callback(lambda _: self._free.release())
         return await asyncio.wrap_future(call)
 
+    def _stay(self, event: Event) -> Any:
+        """Call the function; one that wants to leave the process takes nobody with it."""
+        try:
+            return self._function(event)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _Left(_named(error)) from None
 
-def _named(error: Exception) -> str:
+
+class _Left(Exception):
+    """The function raised what would end the process."""
+
+
+def _named(error: BaseException) -> str:
     """Name the error's type only: its text may quote the event."""
     return type(error).__name__

@@ -18,11 +18,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
+
+from msgspec import Struct
 
 from oncebridge import record as table
 from oncebridge.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
+from oncebridge.options import Doc
 from oncebridge.store import (
     Claim,
     ClaimAnswer,
@@ -48,8 +51,18 @@ _BUCKET_MS = 30_000
 _STEP = 64
 
 
+class MemoryOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about the memory store."""
+
+    max_keys: Annotated[
+        int, Doc("How many keys are kept; beyond that, new ones are refused.", at_least=1)
+    ] = 1_000_000
+
+
 class MemoryStore:
     """Keep at most *max_keys* records in this process."""
+
+    Options: ClassVar = MemoryOptions
 
     def __init__(self, *, max_keys: int = 1_000_000, clock: Clock = system_clock) -> None:
         if max_keys < 1:
@@ -64,11 +77,11 @@ class MemoryStore:
         self._calendar = _Calendar()
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
+    def from_url(cls, url: str, options: MemoryOptions | None = None) -> Self:
         """Open `memory:`."""
         if url != "memory:":
-            raise ConfigError("store", f"{url!r}: the memory store is just 'memory:'")
-        return cls()
+            raise ConfigError("", f"{url!r}: the memory store is just 'memory:'")
+        return cls(max_keys=(options or MemoryOptions()).max_keys)
 
     def __len__(self) -> int:
         return self._count

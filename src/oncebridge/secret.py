@@ -1,0 +1,85 @@
+"""What must never be printed: secrets, and addresses that may hold one."""
+
+import os
+import re
+from pathlib import Path
+
+from oncebridge.errors import ConfigError
+
+_HIDDEN = "***"
+_MOST = 64 * 1024
+# A password may hold any character, written as it is: so all up to the last @ is hidden.
+_USER_INFO = re.compile(r"(?is)^(?:[a-z][a-z0-9+.-]*:(?:https?:)?//)?(.*)@")
+_LOCAL = re.compile(r"(?i)^(file|sqlite|python|memory):(?!//[^/])")
+_QUERY_SECRET = re.compile(
+    r"(?is)[?&;#][^=&;#]*(?:pass|pwd|secret|token|key|sig|auth|cred|code|jwt|session)[^=&;#]*=([^&]+)"
+)
+
+
+class Secret:
+    """A text that is shown to nobody: every way of printing it gives `***`."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Give the text itself, for the one who has to send or compare it."""
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __repr__(self) -> str:
+        return _HIDDEN
+
+
+class Address(str):
+    """An address as it was configured; its `repr` is for printing, and hides the password."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(masked(self))
+
+
+def resolve(text: str, where: str) -> str:
+    """Look up `env:NAME` and `file:PATH`; any other text stands for itself."""
+    kind, _, name = text.partition(":")
+    if kind == "env":
+        found = os.environ.get(name)
+        if not found:
+            raise ConfigError(where, f"the environment has no {name}, which {text!r} asks for")
+        return found
+    if kind == "file":
+        try:
+            with Path(name).open("rb") as file:
+                read = file.read(_MOST + 1)
+            found = read.decode("utf-8-sig").strip("\r\n")
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
+            raise ConfigError(where, f"{text!r} cannot be read: {type(error).__name__}") from None
+        if not found:
+            raise ConfigError(where, f"{text!r} is empty")
+        if len(read) > _MOST:
+            raise ConfigError(
+                where, f"{text!r} is larger than {_MOST} bytes, too large for a secret"
+            )
+        return found
+    return text
+
+
+def masked(url: str) -> str:
+    """Hide what may be secret in an address: user, password, telling query parameters."""
+    found = [*_QUERY_SECRET.finditer(url)]
+    if not _LOCAL.match(url):
+        found += _USER_INFO.finditer(url)
+    shown, at = "", 0
+    for start, end in sorted(one.span(1) for one in found):
+        if start >= at:
+            shown += url[at:start] + _HIDDEN
+        at = max(at, end)
+    return shown + url[at:]
