@@ -10,7 +10,6 @@ import asyncio
 
 from oncebridge.books import Books
 from oncebridge.clock import Dice
-from oncebridge.errors import StoreError
 from oncebridge.store import Commit, Memory, NoAnswer, Release, Store, rounds
 
 Debt = Commit | Memory | Release
@@ -62,7 +61,7 @@ class Backlog:
             chunk = rounds(self._owed[:_CHUNK], lambda debt: debt.key)[0]
             try:
                 left = await self._pay(chunk)
-            except StoreError:
+            except Exception:  # noqa: BLE001 - also a store with a fault: what is owed stays owed
                 self._books.store_errors += 1
                 left = chunk
             # What was added meanwhile stands behind; what was dropped meanwhile stood before.

@@ -6,8 +6,9 @@ in the same batch. Nothing here talks to a store or a sink.
 """
 
 import asyncio
+import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from hashlib import blake2b
 
@@ -21,9 +22,15 @@ from oncebridge.holds import Hold
 from oncebridge.rules import OnConflict, Plan
 from oncebridge.sink import Delivery
 from oncebridge.store import Claim, Commit, Fate, Memory, Part
+from oncebridge.turns import Turn
 from oncebridge.verdict import First, Outcome, Verdict
 
+_log = logging.getLogger("oncebridge")
+
 Arrival = bytes | Event | Unreadable
+
+Settled = Callable[[int, Outcome], None]
+"""Told the outcome of each arrival of a batch, by its place in it."""
 
 
 def now_s() -> float:
@@ -131,17 +138,43 @@ def first_arrival(memo: bytes) -> First | None:
 class Batch:
     """The arrivals of one call, their outcomes, and the time there is."""
 
-    __slots__ = ("arrivals", "ends", "flights", "outcomes", "patient_until")
+    __slots__ = (
+        "arrivals",
+        "ends",
+        "flights",
+        "now",
+        "outcomes",
+        "patient_until",
+        "settled",
+        "turns",
+    )
 
     def __init__(
-        self, arrivals: Sequence[Arrival], within: timedelta | None, patience: timedelta
+        self,
+        arrivals: Sequence[Arrival],
+        within: timedelta | None,
+        patience: timedelta,
+        settled: Settled | None = None,
     ) -> None:
         self.arrivals = arrivals
+        self.settled = settled
+        # Kept: asking for the running loop is a system call in Python 3.11.
+        self.now = asyncio.get_running_loop().time
+        self.turns: dict[bytes, Turn] = {}
+        """Its places in the lines of the entities, where those are kept in order."""
         self.outcomes: list[Outcome | None] = [None] * len(arrivals)
         self.flights: list[Flight] = []
-        self.ends = None if within is None else now_s() + within.total_seconds()
-        until = now_s() + patience.total_seconds() if patience else 0.0
+        self.ends = None if within is None else self.now() + within.total_seconds()
+        until = self.now() + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
+
+    def tell(self, index: int, outcome: Outcome) -> None:
+        """Tell an outcome to whoever wants to know at once."""
+        if self.settled is not None:
+            try:
+                self.settled(index, outcome)
+            except Exception:  # noqa: BLE001 - it must never cost an event
+                _log.exception("oncebridge.settled_failed")
 
     def latest(self) -> float:
         """Tell until when a claim may last: 2 s beyond the caller's time."""
@@ -151,21 +184,21 @@ class Batch:
         """Shorten the lease to the caller's time and 2 s: whoever comes next need not wait."""
         if self.ends is None:
             return lease_ms
-        return max(min(lease_ms, int((self.latest() - now_s()) * 1000)), 1)
+        return max(min(lease_ms, int((self.latest() - self.now()) * 1000)), 1)
 
     def send_time(self, sink_timeout: timedelta, margin: timedelta) -> float:
         """Tell how many seconds a send may take; none or less: too late."""
         longest = sink_timeout.total_seconds()
         if self.ends is None:
             return longest
-        return min(longest, self.ends - now_s() - margin.total_seconds())
+        return min(longest, self.ends - self.now() - margin.total_seconds())
 
     def is_patient(self) -> bool:
         """Tell whether to wait in place for a busy key."""
-        return bool(self.patient_until) and now_s() < self.patient_until
+        return bool(self.patient_until) and self.now() < self.patient_until
 
     def is_over(self) -> bool:
-        return self.ends is not None and now_s() >= self.ends
+        return self.ends is not None and self.now() >= self.ends
 
 
 class Flight:
@@ -173,8 +206,20 @@ class Flight:
 
     __slots__ = (
         *("arrived_ms", "attempt", "batch", "claim", "clashed", "error", "event", "forwarded"),
-        *("hold", "index", "known", "matched", "maybe", "on_yes", "parts", "plan", "register"),
-        *("register_offset_ms", "repeats", "settled", "state_before", "unprotected"),
+        *(
+            "hold",
+            "index",
+            "is_sent",
+            "known",
+            "matched",
+            "maybe",
+            "on_yes",
+            "parts",
+            "plan",
+            "register",
+        ),
+        *("register_offset_ms", "repeats", "send_at", "settled", "state_before", "tries_sink"),
+        "unprotected",
     )
 
     def __init__(
@@ -203,6 +248,12 @@ class Flight:
         self.matched = b""
         """The key by which the store knew it."""
         self.repeats: list[Flight] = []
+        self.is_sent = False
+        """It was handed to the sink, whatever came of that."""
+        self.tries_sink = False
+        """It is to find out whether a sink that was down is there again."""
+        self.send_at: float | None = None
+        """Its turn under a rate limit, once it has one."""
         self.on_yes = Verdict.DELIVERED
         self.clashed = False
         """Its key is known with other content."""
@@ -370,7 +421,7 @@ def waves(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
     if is_one_wave:
         yield list(flights)
         return
-    unkeyed = [flight for flight in flights if not flight.parts]
+    unkeyed = [flight for flight in flights if not flight.names()]
     queues = [lane.in_order() for lane in dict.fromkeys(lanes.values())]
     turn = 0
     while queues:

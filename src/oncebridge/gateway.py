@@ -4,6 +4,7 @@ The order of things: claim, deliver, commit.
 This is the only file that knows it. One batch goes through these steps:
 
     plan      what is each event the same as (rules), and which repeat each other here
+    admit     stay away while sink or store is down; keep entities in order where asked
     claim     take hold of the keys; what is known already ends here
     enter     newest-wins and quiet rules: take hold of the entity, compare
     deliver   send what we hold, while we hold it
@@ -13,36 +14,41 @@ This is the only file that knows it. One batch goes through these steps:
 What must never happen, and where it is prevented:
 
 * acknowledged while busy, failed or before the yes: `_settle` takes the acknowledgement
-  from the verdict alone, and a verdict is given after its step.
+  from the verdict, which is given after its step, or from the sink's yes.
 * committed before the yes: `_commit` is called by `_took`, by `_bury` (after the dead
-  letters are safe) and by `_drop` (there is nothing to send), by nobody else.
+  letters are safe) and by `_drop` (there is nothing to send), by nobody else; `_owe` is
+  for what was taken.
 * sent without a live claim: `_still_ours` stands before every send.
 * an error swallowed into an acknowledgement: what is unforeseen raises out of
   `process`, and its arrivals count as failed.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from msgspec import Struct
 
 from oncebridge.books import Books
+from oncebridge.breaker import Breaker
 from oncebridge.clock import Clock, Dice, SystemDice, ms, system_clock
 from oncebridge.dead import DeadLetters
-from oncebridge.errors import DeadLetterError, StoreError, StoreUnavailable
+from oncebridge.errors import ConfigError, DeadLetterError, StoreError, StoreUnavailable
 from oncebridge.event import Event, Unreadable, read
-from oncebridge.flight import Arrival, Batch, Flight, first_arrival, now_s, waves
+from oncebridge.flight import Arrival, Batch, Flight, Settled, first_arrival, now_s, waves
 from oncebridge.holds import Hold, Holds
 from oncebridge.hooks import Decision, Hook, tell
 from oncebridge.ledger import Ledger
+from oncebridge.pace import Pace
 from oncebridge.registers import Registers
 from oncebridge.rules import Rule, RuleSet
-from oncebridge.sender import send
+from oncebridge.sender import Answered, Sends, Slots
 from oncebridge.settings import Settings
-from oncebridge.sink import Closed, Never, No, Sink, SinkAnswer, Unknown, Yes
+from oncebridge.sink import Closed, Never, No, Sink, Unknown, Yes
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.store import (
     Busy,
@@ -57,11 +63,14 @@ from oncebridge.store import (
     Store,
     Want,
 )
+from oncebridge.turns import Turns
 from oncebridge.verdict import HANDED_BACK, Outcome, Verdict
 
+_PAUSED_S = 5.0
 _LOOK_AGAIN_S = 0.25  # most holds end well before their lease
 _DROPPED = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
 _FATES = {**_DROPPED, Verdict.DEAD: Fate.DEAD}
+_UNKEYED = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
 
 
 class Gateway:
@@ -92,7 +101,9 @@ class Gateway:
         settings.check()
         self.books = Books()
         self.route = route
-        self.rules = RuleSet(rules, namespace=route)
+        self.rules = RuleSet(
+            rules, namespace=route, ordered=settings.order == "entity", window=settings.window
+        )
         self._store = store
         self._sink: Sink = FunctionSink(sink) if callable(sink) else sink
         self._dead = dead
@@ -104,15 +115,49 @@ class Gateway:
         self._holds = Holds(store, self.books, lease_ms=self._lease_ms)
         self._ledger = Ledger(store, self.books, self._dice)
         self._registers = Registers(self._ledger, self._holds, self.books, self._dice, settings)
-        self._slots = asyncio.Semaphore(self._sink.concurrency)
+        self._slots = Slots(self._sink.concurrency)
+        self._sends: dict[Sends, None] = {}
         self._is_shadow = settings.mode == "shadow"
         self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
-        self._refusals = 0  # sends in a row that the sink did not even take in
-        self._outages = 0  # claims in a row that the store did not answer
+        self.sink_breaker = Breaker(settings.breaker, self._dice)
+        self.store_breaker = Breaker(settings.breaker, self._dice)
+        self._pace = Pace(settings.rate) if settings.rate else None
+        self._turns = Turns() if settings.order == "entity" else None
+        self._paused = False
         self._opened = False
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @classmethod
+    def from_config(
+        cls,
+        file: str | Path | None = None,
+        *,
+        sink: Sink | Callable[[Event], Any] | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> Self:
+        """
+        Make the gateway that a configuration file describes, with *sink* instead of its own.
+
+        The environment (`ONCEBRIDGE_…`) counts as it does for the command line. A file with
+        several routes is `oncebridge.service.make_router`'s.
+        """
+        from oncebridge.config import load  # noqa: PLC0415 - most callers need none
+
+        setup = load(file)
+        if len(setup.routes) > 1:
+            raise ConfigError("routes", "one gateway is one route; make a router of several")
+        (route,) = setup.routes
+        return cls(
+            store=setup.config.store.opened,
+            sink=route.sink.opened if sink is None else sink,
+            rules=route.rules,
+            dead=setup.config.dead.opened,
+            route=route.name,
+            settings=route.settings,
+            hooks=hooks,
+        )
 
     # --- from outside ------------------------------------------------------------------
 
@@ -122,24 +167,27 @@ class Gateway:
         *,
         within: timedelta | None = None,
         patience: timedelta = timedelta(0),
+        settled: Settled | None = None,
     ) -> list[Outcome]:
         """
         Take a batch of arrivals and tell what became of each, in order.
 
         *within* is the time the caller has left: what cannot be sent by then is handed
         back. *patience* is how long to wait in place for a key that another worker
-        holds, for callers to whom handing back is costly.
+        holds, for callers to whom handing back is costly. *settled* is told each outcome
+        as soon as it is known, with its place in the batch: one slow send need not keep
+        the others' sources waiting.
         """
-        batch = Batch(arrivals, within, patience)
+        batch = Batch(arrivals, within, patience, settled)
         self.books.arrive(len(arrivals))
         self._idle.clear()
         try:
             self._plan(batch)
-            if not self._draining:
-                await self._open_if_needed()
+            if not self._draining and await self._is_open(batch):
                 await self._run(batch)
         finally:
             outcomes = self._settle_rest(batch)
+            batch.flights.clear()  # a circle less for the garbage collector to find
             if not self.books.in_flight:
                 self._idle.set()
         return outcomes
@@ -153,13 +201,73 @@ class Gateway:
             await self._store.open()
             self._opened = True
 
-    async def _open_if_needed(self) -> None:
-        try:
-            await self.open()
-        except StoreUnavailable:
-            if not self._fails_open:
+    async def _is_open(self, batch: Batch) -> bool:
+        """Open on first use; a store that is away at the start is an outage like any other."""
+        if self._opened:
+            return True
+        reason = "it is down"
+        if self.store_breaker.admits(now_s()):
+            try:
+                await self.open()
+            except StoreUnavailable as error:
+                reason = str(error)
+                self.books.store_errors += 1
+                self.store_breaker.failed(now_s(), at_once=True)
+            except BaseException:
+                self.store_breaker.abandoned()
                 raise
-            self.books.store_errors += 1
+            else:
+                self.store_breaker.succeeded()
+                return True
+        if not self._fails_open:
+            for flight in batch.flights:
+                self._outage(flight, reason, [])
+        return self._fails_open
+
+    def pause(self) -> None:
+        """Take nothing until `resume`: what arrives is handed back, what is under way ends."""
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    @property
+    def is_ordered(self) -> bool:
+        return self._turns is not None
+
+    def down(self) -> list[str]:
+        """Name what was down when it was last tried."""
+        found = {"the sink": self.sink_breaker, "the store": self.store_breaker}
+        return [what for what, breaker in found.items() if breaker.is_open]
+
+    def not_ready(self) -> list[str]:
+        """
+        Name what keeps events from passing right now.
+
+        What is down counts until it is time to try it: somebody who sends nothing while we
+        are not ready would else keep us from ever finding out.
+        """
+        now = now_s()
+        store_is_down = self.store_breaker.left_s(now) > 0 and not self._fails_open
+        found = {
+            "shutting down": self._draining,
+            "paused": self._paused,
+            "the sink is down": self.sink_breaker.left_s(now) > 0,
+            "the store is down": store_is_down,
+        }
+        return [why for why, is_so in found.items() if is_so]
+
+    def away_s(self) -> float:
+        """Tell how many seconds there is no point in bringing events; none: bring them."""
+        if self._paused or self._draining:
+            return _PAUSED_S
+        now = now_s()
+        store_s = 0.0 if self._fails_open else self.store_breaker.left_s(now)
+        return max(self.sink_breaker.left_s(now), store_s)
 
     async def drain(self, grace: timedelta = timedelta(seconds=25)) -> bool:
         """
@@ -168,6 +276,8 @@ class Gateway:
         Tells whether all was finished within *grace*. A graceful stop costs no duplicate.
         """
         self._draining = True
+        for sends in self._sends:
+            sends.wake()
         ends = now_s() + grace.total_seconds()
         try:
             async with asyncio.timeout_at(ends):
@@ -207,9 +317,26 @@ class Gateway:
         if self._is_shadow:
             # What is no event cannot be forwarded as one; all others are.
             unkeyable = [flight for flight in unkeyable if flight.plan is None]
-        await self._bury(unkeyable, "unkeyable")
-        for wave in waves([f for f in batch.flights if not f.settled]):
-            await self._pass(wave)
+        else:
+            for flight in batch.flights:
+                if flight.plan is not None and flight.plan.action == "discard":
+                    self._settle(flight, Verdict.DISCARDED)
+        if not unkeyable:
+            await self._let_pass([f for f in batch.flights if not f.settled])
+            return
+        # Beside the others: the dead letters may take their time.
+        apart = {id(flight) for flight in unkeyable}
+        keyed = [f for f in batch.flights if not f.settled and id(f) not in apart]
+        done = await asyncio.gather(
+            self._bury(unkeyable, "unkeyable"), self._let_pass(keyed), return_exceptions=True
+        )
+        for error in done:
+            if error is not None:
+                raise error
+
+    async def _let_pass(self, flights: list[Flight]) -> None:
+        for wave in waves(flights):
+            await self._admit(wave)
 
     def _plan(self, batch: Batch) -> None:
         """Turn arrivals into flights: read what comes as bytes, ask the rules."""
@@ -223,20 +350,102 @@ class Gateway:
                 event = arrival
             plan = None if isinstance(event, Unreadable) else self.rules.plan(event)
             batch.flights.append(Flight(batch, index, event, plan, now))
+        if self._turns is not None:
+            batch.turns = self._turns.stand([f.entity for f in batch.flights if f.entity])
+
+    # --- admit -------------------------------------------------------------------------
+
+    async def _admit(self, wave: list[Flight]) -> None:
+        """Let events pass when it is their turn, and their sink is there."""
+        turns = wave[0].batch.turns if wave else {}
+        if not turns:
+            await self._unless_shut(wave)
+            return
+        behind = [f for f in wave if f.entity in turns and turns[f.entity].ahead is not None]
+        waits = {id(flight) for flight in behind}
+        await self._unless_overtaking([flight for flight in wave if id(flight) not in waits])
+        for entity in dict.fromkeys([flight.entity for flight in behind]):
+            await turns[entity].come(behind[0].batch.ends)
+        await self._unless_overtaking(behind)
+
+    async def _unless_overtaking(self, wave: list[Flight]) -> None:
+        """Hand back what is behind an event of the same entity that was handed back."""
+        late = [f for f in wave if f.entity and f.batch.turns[f.entity].failed]
+        why, wait = "an earlier event of the same entity is not through", self._backoff(1)
+        for flight in late:
+            self._settle_all(flight, why, wait)
+        await self._unless_shut([flight for flight in wave if not flight.settled])
+
+    async def _unless_shut(self, wave: list[Flight]) -> None:
+        """Let a wave pass; while the sink is down, one event at most, to try it."""
+        while wave and self.sink_breaker.is_open and not self._paused:
+            if not self.sink_breaker.admits(now_s()):
+                break
+            wave[0].tries_sink = True
+            try:
+                await self._pass(wave[:1])
+            finally:
+                # It may have been a duplicate, and then nothing is known about the sink.
+                self.sink_breaker.abandoned()
+            wave = wave[1:]
+        if not self._paused and not self.sink_breaker.is_open:
+            await self._pass(wave)
+            return
+        why = "paused by an operator" if self._paused else "the sink is down"
+        for flight in wave:
+            self._settle_all(flight, why, self._jittered(int(self.away_s() * 1000)))
+
+    def _settle_all(self, flight: Flight, reason: str, wait_ms: int) -> None:
+        """Hand back what was not even claimed, with its repeats."""
+        for one in (flight, *flight.repeats):
+            self._settle(one, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
     async def _pass(self, wave: list[Flight]) -> None:
         """Take events that have nothing to do with each other through all steps."""
         bypassed = [flight for flight in wave if not flight.parts]
         for flight in bypassed:
-            is_dead = flight.plan is not None and flight.plan.action == "dead"
-            flight.on_yes = Verdict.DEAD if is_dead else Verdict.BYPASSED
+            action = flight.plan.action if flight.plan else "bypass"
+            flight.on_yes = _UNKEYED.get(action, Verdict.BYPASSED)
         ready, waiting = await self._claim([flight for flight in wave if flight.parts])
-        await self._deliver(bypassed + await self._enter(ready))
+        await self._enter_and_deliver(bypassed + ready)
         while waiting:
             await self._ledger.pause(_LOOK_AGAIN_S)
             ready, waiting = await self._claim(waiting)
-            await self._deliver(await self._enter(ready))
+            await self._enter_and_deliver(ready)
         await self._close_repeats(wave)
+
+    async def _enter_and_deliver(self, flights: list[Flight]) -> None:
+        """
+        Send; what has to wait for its entity keeps nobody else waiting.
+
+        A busy entity is waited for in place, since handing its event back would burn the
+        source's receive counts.
+        """
+        entering = [flight for flight in flights if flight.entity and flight.claim is not None]
+        ready = [flight for flight in flights if not flight.entity or flight.claim is None]
+        patient_until = 0.0
+        if entering:
+            patient_until = now_s() + self._settings.patience.total_seconds()
+        sending: list[asyncio.Task[None]] = []
+        try:
+            while entering:
+                entered, entering, pause_s = await self._enter(entering, patient_until)
+                ready += entered
+                if entering:
+                    sending.append(asyncio.create_task(self._deliver(ready)))
+                    ready = []
+                    await self._ledger.pause(pause_s)
+            await self._deliver(ready)
+        except BaseException:
+            for task in sending:
+                task.cancel()
+            raise
+        finally:
+            # All of them, also beside one that fails: none may run on behind our back.
+            errors = await asyncio.gather(*sending, return_exceptions=True) if sending else ()
+        for error in errors:
+            if error is not None:
+                raise error
 
     # --- claim -------------------------------------------------------------------------
 
@@ -248,10 +457,8 @@ class Gateway:
         while flights:
             again: list[Flight] = []
             lease_ms = flights[0].batch.lease_ms(self._lease_ms)
-            sent = now_s()
+            sent = flights[0].batch.now()
             answers = await self._ask(flights, lease_ms)
-            is_down = any(type(answer) is NoAnswer for answer in answers)
-            self._outages = self._outages + 1 if is_down else 0
             for flight, answer in zip(flights, answers, strict=True):
                 match answer:
                     case Claim():
@@ -276,21 +483,32 @@ class Gateway:
         return await self._worth_sending(ready), waiting
 
     async def _ask(self, flights: list[Flight], lease_ms: int) -> Sequence[ClaimAnswer]:
+        if self.store_breaker.is_open and not self.store_breaker.admits(now_s()):
+            return [NoAnswer("it is down")] * len(flights)
         tokens = iter(self._dice.tokens(2 * len(flights)))
         explain = self._settings.explain
-        return await self._ledger.claim(
-            [
-                Want(
-                    flight.parts,
-                    next(tokens),
-                    next(tokens),
-                    lease_ms,
-                    flight.keep_ms,
-                    flight.first_memo() if explain else b"",
-                )
-                for flight in flights
-            ]
-        )
+        try:
+            answers = await self._ledger.claim(
+                [
+                    Want(
+                        flight.parts,
+                        next(tokens),
+                        next(tokens),
+                        lease_ms,
+                        flight.keep_ms,
+                        flight.first_memo() if explain else b"",
+                    )
+                    for flight in flights
+                ]
+            )
+        except BaseException:
+            self.store_breaker.abandoned()
+            raise
+        if all([type(answer) is NoAnswer for answer in answers]):  # noqa: C419 - quicker
+            self.store_breaker.failed(now_s())
+        else:
+            self.store_breaker.succeeded()
+        return answers
 
     def _hold(self, flight: Flight, claim: Claim, sent: float, lease_ms: int) -> None:
         gives_up = sent + self._settings.max_hold.total_seconds()
@@ -331,7 +549,8 @@ class Gateway:
             ready.append(flight)
         else:
             reason = f"the store did not answer: {reason}"
-            wait = self._backoff(self._outages)
+            left_s = self.store_breaker.left_s(now_s())
+            wait = max(self._backoff(self.store_breaker.level), int(left_s * 1000))
             self._settle(flight, Verdict.FAILED, reason=reason, retry_after_ms=wait)
 
     async def _worth_sending(self, ready: list[Flight]) -> list[Flight]:
@@ -349,23 +568,22 @@ class Gateway:
 
     # --- enter -------------------------------------------------------------------------
 
-    async def _enter(self, flights: list[Flight]) -> list[Flight]:
-        """Take hold of the entities whose newest state the rules want to know."""
-        entering = [f for f in flights if f.entity and f.claim is not None]
-        if not entering:
-            return flights
-        batch = entering[0].batch
-        entered = await self._registers.enter(
-            entering,
-            batch.lease_ms(self._lease_ms),
-            lambda: self._is_shadow or self._draining or batch.is_over(),
-        )
+    async def _enter(
+        self, flights: list[Flight], patient_until: float
+    ) -> tuple[list[Flight], list[Flight], float]:
+        """
+        Take hold of the entities whose newest state the rules want to know.
+
+        Gives the flights to be sent, those to wait for, and how long.
+        """
+        batch = flights[0].batch
+        entered = await self._registers.enter(flights, batch.lease_ms(self._lease_ms))
         if self._is_shadow:
             for flight, verdict in entered.outdated:
                 flight.on_yes = verdict
             for flight, _ in entered.busy:
                 flight.on_yes = Verdict.BUSY
-            return flights
+            return flights, [], 0
         await self._drop(entered.outdated)
         pause = self._backoff(1)
         await self._hand_back(
@@ -374,62 +592,148 @@ class Gateway:
                 for flight in entered.unanswered
             ]
         )
-        await self._hand_back(
-            [
-                _Back(flight, "another worker holds the entity", left, unsent=True)
-                for flight, left in entered.busy
-            ],
-            verdict=Verdict.BUSY,
-        )
-        return [flight for flight in flights if not flight.settled]
+        waiting, pause_s = [flight for flight, _ in entered.busy], 0.0
+        if waiting and now_s() < patient_until and not self._draining and not batch.is_over():
+            left_s = min(left for _, left in entered.busy) / 1000
+            pause_s = min(left_s, _LOOK_AGAIN_S)
+        elif waiting:
+            await self._hand_back(
+                [
+                    _Back(flight, "another worker holds the entity", left, unsent=True)
+                    for flight, left in entered.busy
+                ],
+                verdict=Verdict.BUSY,
+            )
+            waiting = []
+        busy = {id(flight) for flight in waiting}
+        ready = [flight for flight in flights if not flight.settled and id(flight) not in busy]
+        return ready, waiting, pause_s
 
     # --- deliver -----------------------------------------------------------------------
 
     async def _deliver(self, flights: list[Flight]) -> None:
-        """Send in the sink's own batches, several at once."""
+        """Send in the sink's own batches, several at once, and deal with answers as they come."""
+        if not flights:
+            return
         size = self._sink.batch
-        if len(flights) > size:
-            sends = [self._send(flights[at : at + size]) for at in range(0, len(flights), size)]
-            # All of them, also beside one that fails: none may run on behind our back.
-            for error in await asyncio.gather(*sends, return_exceptions=True):
-                if error is not None:
-                    raise error
-        elif flights:
-            await self._send(flights)
+        waiting = deque([flights[at : at + size] for at in range(0, len(flights), size)])
+        sends = Sends(self._sink, self._slots)
+        self._sends[sends] = None
+        dealing: list[asyncio.Task[None]] = []
+        try:
+            while waiting or sends.are_under_way:
+                await self._start(waiting, sends)
+                if not waiting and not sends.are_under_way:
+                    break
+                answered = await sends.next()
+                if not answered:
+                    continue
+                answers = self._sort(answered)
+                if waiting or sends.are_under_way:
+                    # What is still to be sent or answered need not wait for these commits.
+                    dealing.append(asyncio.create_task(self._deal(answers)))
+                else:
+                    await self._deal(answers)
+        except BaseException:
+            self._sort(sends.answered())
+            for task in dealing:
+                task.cancel()
+            raise
+        finally:
+            del self._sends[sends]
+            sends.close()
+            try:
+                # All of them, also beside one that fails: none may run on behind our back.
+                errors = await asyncio.gather(*dealing, return_exceptions=True) if dealing else ()
+            finally:
+                # Nobody waits for the answer any more where we were cancelled, but the sink
+                # has the event.
+                self._owe([flight for flight in flights if flight.forwarded and not flight.settled])
+        for error in errors:
+            if error is not None:
+                raise error
 
-    async def _send(self, flights: list[Flight]) -> None:
-        """Send once, and deal with each answer."""
-        async with self._slots:
-            flights = await self._still_ours(flights)
-            if not flights:
+    async def _start(self, waiting: deque[list[Flight]], sends: Sends) -> None:
+        """Start what may be sent now: it is its time, there is a slot, and it is ours."""
+        while waiting:
+            if await self._is_pointless(waiting):
+                sends.wish_no_more()
                 return
-            answers = await self._call(flights)
-        taken: list[Flight] = []
-        refused: list[Flight] = []
-        back: list[_Back] = []
-        for flight, answer in zip(flights, answers, strict=True):
+            if self._pace is not None and (pause := self._turn_in(waiting[0], self._pace)) > 0:
+                sends.wake_in(pause)
+                return
+            if not sends.take_slot():
+                return
+            try:
+                flights = await self._still_ours(waiting.popleft())
+                if flights:
+                    self._call(flights, sends)
+                else:
+                    sends.return_slot()
+            except BaseException:
+                sends.return_slot()
+                raise
+
+    @staticmethod
+    def _turn_in(flights: list[Flight], pace: Pace) -> float:
+        """Tell in how many seconds it is the turn of *flights*, which get one if they have none."""
+        now = flights[0].batch.now()
+        at = flights[0].send_at
+        if at is None or pace.is_past(at, now):
+            at = flights[0].send_at = now + pace.take(len(flights), now)
+        return at - now
+
+    async def _is_pointless(self, waiting: deque[list[Flight]]) -> bool:
+        """Hand all that waits back if it can't be sent in time, or nobody would take it."""
+        first = waiting[0][0]
+        back_after_ms = 0
+        if self._draining:
+            why = "this gateway is shutting down"
+        elif self.sink_breaker.is_open and not first.tries_sink:
+            # It went down after these were claimed.
+            why, back_after_ms = "the sink is down", int(self.away_s() * 1000)
+        elif (
+            self._pace is not None
+            and first.send_at is None
+            and self._pace.left_s(now_s()) >= self._send_time([first])
+            and first.batch.ends is not None
+        ):
+            why = "no time left to send"
+        else:
+            return False
+        flights = [flight for several in waiting for flight in several]
+        waiting.clear()
+        await self._hand_back([_Back(f, why, back_after_ms, unsent=True) for f in flights])
+        return True
+
+    def _sort(self, answers: Sequence[Answered]) -> "_Answers":
+        """Tell what was taken from what was refused for good and what has to come again."""
+        found = _Answers([], [], [])
+        for flight, answer in answers:
             match answer:
                 case Yes():
-                    taken.append(flight)
+                    flight.forwarded = True
+                    found.taken.append(flight)
                 case Never():
+                    self.sink_breaker.succeeded()
                     flight.error = answer.reason
-                    refused.append(flight)
+                    found.refused.append(flight)
                 case _:
-                    back.append(self._later(flight, answer))
-        await self._took(taken)
-        await self._bury(refused, "rejected")
-        await self._hand_back(back)
+                    found.back.append(self._later(flight, answer))
+        return found
+
+    async def _deal(self, answers: "_Answers") -> None:
+        await self._took(answers.taken)
+        await self._bury(answers.refused, "rejected")
+        await self._hand_back(answers.back)
 
     async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
         """Keep what may be sent now: there is time, and the claim outlasts the send."""
-        if self._draining:
-            await self._hand_back_unsent(flights, "this gateway is shutting down")
-            return []
         send_time = self._send_time(flights)
         if send_time <= 0:
             await self._hand_back_unsent(flights, "no time left to send")
             return []
-        needed = now_s() + send_time + self._settings.margin.total_seconds()
+        needed = flights[0].batch.now() + send_time + self._settings.margin.total_seconds()
         short = [
             hold
             for flight in flights
@@ -442,21 +746,29 @@ class Gateway:
             await self._holds.extend(short)
         except StoreError:
             self.books.store_errors += 1
+        # Anew: the store may have taken its time.
+        needed = flights[0].batch.now() + send_time + self._settings.margin.total_seconds()
         ours = [flight for flight in flights if flight.is_held_until(needed)]
         lost = [flight for flight in flights if not flight.is_held_until(needed)]
         await self._hand_back_unsent(lost, "the claim ran out before the send")
         return ours
 
-    async def _call(self, flights: list[Flight]) -> Sequence[SinkAnswer]:
+    def _call(self, flights: list[Flight], sends: Sends) -> None:
         """Call the sink; from now on the heartbeat ends with this attempt."""
         settings = self._settings
         timeout = self._send_time(flights)
-        gives_up = now_s() + timeout + (settings.commit_budget + settings.margin).total_seconds()
+        gives_up = (
+            flights[0].batch.now()
+            + timeout
+            + (settings.commit_budget + settings.margin).total_seconds()
+        )
         holds = [h for f in flights for h in (f.hold, f.register) if h is not None]
         for hold in holds:
             hold.give_up = gives_up
-        return await send(
-            self._sink,
+        for flight in flights:
+            flight.is_sent = True
+        sends.start(
+            flights,
             [flight.delivery(self.route) for flight in flights],
             timeout_s=timeout,
             # One lost hold must not break off the sends of others.
@@ -469,8 +781,9 @@ class Gateway:
     def _later(self, flight: Flight, answer: Unknown | No | Closed) -> "_Back":
         """Decide when to try again what the sink did not take."""
         asked = min(max(answer.retry_after_ms, 0), ms(self._settings.max_backoff))
+        if not flight.is_lost:  # else it was broken off by us
+            self.sink_breaker.failed(now_s(), at_once=isinstance(answer, Closed))
         if isinstance(answer, Unknown):
-            self._refusals = 0
             self.books.ambiguous += 1
             flight.maybe = True
             flight.error = answer.reason
@@ -478,8 +791,8 @@ class Gateway:
             return _Back(flight, answer.reason, wait, unsent=False)
         # The sink's fault, not the event's: it does not count as an attempt, and the pause
         # grows with the sink's refusals.
-        self._refusals += 1
-        wait = max(self._backoff(self._refusals), asked)
+        left_s = self.sink_breaker.left_s(now_s())
+        wait = max(self._backoff(self.sink_breaker.level), asked, int(left_s * 1000))
         return _Back(flight, answer.reason, wait, unsent=True)
 
     def _backoff(self, times: int) -> int:
@@ -496,34 +809,30 @@ class Gateway:
         """Record the sink's yes. From here on the event is acknowledged, whatever happens."""
         if not flights:
             return
-        self._refusals = 0
+        self.sink_breaker.succeeded()
         self.books.forwarded += len(flights)
         for flight in flights:
-            flight.forwarded = True
             if flight.unprotected:
                 self.books.unprotected += 1
                 self._ledger.backlog.owe(
                     [*flight.memories(flight.parts, Fate.DELIVERED, self._dice)]
                 )
-        try:
-            await self._raise_registers(flights)
-            await self._commit(flights, Fate.DELIVERED)
-        except asyncio.CancelledError:
-            # Nobody waits for the answer any more, but the sink has the event.
-            self._ledger.backlog.owe(
-                [
-                    commit
-                    for flight in flights
-                    if flight.claim
-                    for commit in flight.commits(Fate.DELIVERED)
-                ]
-            )
-            raise
+        await self._raise_registers(flights)
+        await self._commit(flights, Fate.DELIVERED)
         for flight in flights:
             self._settle(flight, flight.on_yes)
 
+    def _owe(self, flights: list[Flight]) -> None:
+        """Leave commits to the backlog that could not be waited for."""
+        claimed = [flight for flight in flights if flight.claim is not None]
+        self._ledger.backlog.owe(
+            [commit for flight in claimed for commit in flight.commits(Fate.DELIVERED)]
+        )
+
     async def _raise_registers(self, flights: list[Flight]) -> None:
         """Write down the newest states; what shadow mode would have dropped is none."""
+        if not any([flight.register for flight in flights]):  # noqa: C419 - quicker
+            return
         raised = [f for f in flights if f.register and f.on_yes not in _DROPPED]
         left = [f for f in flights if f.register and f.on_yes in _DROPPED]
         await self._ledger.release(
@@ -536,13 +845,16 @@ class Gateway:
         claimed = [flight for flight in flights if flight.claim is not None]
         if not claimed:
             return
-        ends = now_s() + self._settings.commit_budget.total_seconds()
+        for flight in claimed:
+            if flight.hold is not None:
+                flight.hold.ending = True
+        ends = claimed[0].batch.now() + self._settings.commit_budget.total_seconds()
         batch = claimed[0].batch
         await self._ledger.commit(
             [commit for flight in claimed for commit in flight.commits(fate)],
             ends if batch.ends is None else min(ends, batch.ends),
         )
-        now = now_s()
+        now = batch.now()
         self.books.late_commits += sum([f.hold is not None and now > f.hold.ends for f in claimed])
 
     async def _drop(self, outdated: list[tuple[Flight, Verdict]]) -> None:
@@ -598,6 +910,8 @@ class Gateway:
         for one in back:
             releases += self._registers.give_back(one.flight)
             releases += one.releases(remember=self._settings.explain)
+            if one.flight.hold is not None:
+                one.flight.hold.ending = True
         await self._ledger.release(releases)
         for one in back:
             if one.flight.is_lost:
@@ -682,8 +996,12 @@ class Gateway:
             flight.known,
         )
         flight.settled = True
-        flight.batch.outcomes[flight.index] = outcome
+        batch = flight.batch
+        batch.outcomes[flight.index] = outcome
         self.books.settle(verdict)
+        if batch.turns and flight.entity:
+            batch.turns[flight.entity].settled(acknowledged=outcome.acknowledge)
+        batch.tell(flight.index, outcome)
         if self._hooks:
             tell(self._hooks, Decision(self.route, flight.event, outcome))
 
@@ -692,13 +1010,27 @@ class Gateway:
         if None not in batch.outcomes:
             return [outcome for outcome in batch.outcomes if outcome is not None]
         reason = "this gateway is shutting down" if self._draining else "an unforeseen error"
-        for flight in batch.flights:
-            if not flight.settled:
-                self._settle(flight, Verdict.FAILED, reason=reason)
+        left = [flight for flight in batch.flights if not flight.settled]
+        # What was claimed and not sent is free for whoever comes next.
+        unsent = [_Back(flight, reason, 0, unsent=True) for flight in left if not flight.is_sent]
+        self._ledger.backlog.owe([r for back in unsent for r in back.releases(remember=False)])
+        for flight in left:
+            self._settle(flight, Verdict.FAILED, reason=reason)
         unplanned = batch.outcomes.count(None)
         self.books.settle(Verdict.FAILED, unplanned)
         failed = Outcome(Verdict.FAILED, acknowledge=False, reason=reason)
+        for index, outcome in enumerate(batch.outcomes):
+            if outcome is None:
+                batch.tell(index, failed)
         return [failed if outcome is None else outcome for outcome in batch.outcomes]
+
+
+class _Answers(Struct, frozen=True):
+    """What the sink said about several events."""
+
+    taken: list[Flight]
+    refused: list[Flight]
+    back: "list[_Back]"
 
 
 class _Back(Struct, frozen=True):

@@ -18,7 +18,7 @@ from oncebridge.store import Extension, Reply, Store, rounds
 class Hold:
     """One claim, measured by this process's own monotonic clock."""
 
-    __slots__ = ("ends", "give_up", "keys", "latest", "lost", "sending", "token")
+    __slots__ = ("ending", "ends", "give_up", "keys", "latest", "lost", "sending", "token")
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Hold:
         """How far the lease may be prolonged: the caller's time and a little."""
         self.lost = False
         """Somebody else has taken over."""
+        self.ending = False
+        """It is being committed or released; that a heartbeat comes too late says nothing."""
         self.sending: asyncio.Task[object] | None = None
         """The send to break off when the hold is lost."""
 
@@ -91,7 +93,7 @@ class Holds:
         )
         unanswered = set()
         for (hold, _), answer in zip(asked, answers, strict=True):
-            if answer is Reply.FENCED:
+            if answer is Reply.FENCED and not hold.ending:
                 self._lose(hold)
             elif answer is not Reply.EXTENDED:
                 unanswered.add(hold)

@@ -54,6 +54,13 @@ class Ledger:
         A claim that is given up may have been applied: it is released by its token later,
         or we would stand in our own way for a lease.
         """
+        try:
+            return await self._claim(wants)
+        except asyncio.CancelledError:
+            self._owe_releases(wants)
+            raise
+
+    async def _claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
         answers: list[ClaimAnswer] = [NoAnswer("")] * len(wants)
         unanswered: Sequence[int] = range(len(wants))
         for pause in _CLAIM_PAUSES_S:
@@ -73,14 +80,17 @@ class Ledger:
             if not is_passing:
                 break
             await self.pause(pause)
+        self._owe_releases([wants[at] for at in unanswered])
+        return answers
+
+    def _owe_releases(self, wants: Sequence[Want]) -> None:
         self.backlog.owe(
             [
-                Release(part.key, wants[at].token, keep_ms=wants[at].keep_ms, unsent=True)
-                for at in unanswered
-                for part in wants[at].parts
+                Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True)
+                for want in wants
+                for part in want.parts
             ]
         )
-        return answers
 
     async def commit(self, commits: Sequence[Commit], until_s: float) -> None:
         """

@@ -8,7 +8,7 @@ later, or writing the version down at the claim, both let that happen.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -47,40 +47,21 @@ class Registers:
         self._dice = dice
         self._settings = settings
 
-    async def enter(
-        self, flights: Sequence[Flight], lease_ms: int, is_over: Callable[[], bool]
-    ) -> Entered:
-        """
-        Take hold of the flights' entities and compare.
-
-        A busy entity is waited for in place, since handing its event back would burn the
-        source's receive counts; not longer than *patience*, and not once *is_over*.
-        """
+    async def enter(self, flights: Sequence[Flight], lease_ms: int) -> Entered:
+        """Take hold of the flights' entities, as far as they are free, and compare."""
         entered = Entered([], [], [])
-        now_s = asyncio.get_running_loop().time
-        ends = now_s() + self._settings.patience.total_seconds()
-        waiting = list(flights)
-        while waiting:
-            sent = now_s()
-            answers = await self._ledger.claim(self._wants(waiting, lease_ms))
-            busy: list[tuple[Flight, int]] = []
-            for flight, answer in zip(waiting, answers, strict=True):
-                match answer:
-                    case Claim():
-                        verdict = self._compare(flight, answer, sent, lease_ms)
-                        if verdict is not None:
-                            entered.outdated.append((flight, verdict))
-                    case Busy():
-                        busy.append((flight, answer.left_ms))
-                    case _:
-                        entered.unanswered.append(flight)
-            waiting = [flight for flight, _ in busy]
-            if busy and (now_s() >= ends or is_over()):
-                entered.busy = busy
-                break
-            if busy:
-                left_s = min(left for _, left in busy) / 1000
-                await self._ledger.pause(min(left_s, _LOOK_AGAIN_S))
+        sent = asyncio.get_running_loop().time()
+        answers = await self._ledger.claim(self._wants(flights, lease_ms))
+        for flight, answer in zip(flights, answers, strict=True):
+            match answer:
+                case Claim():
+                    verdict = self._compare(flight, answer, sent, lease_ms)
+                    if verdict is not None:
+                        entered.outdated.append((flight, verdict))
+                case Busy():
+                    entered.busy.append((flight, answer.left_ms))
+                case _:
+                    entered.unanswered.append(flight)
         return entered
 
     def _wants(self, flights: Sequence[Flight], lease_ms: int) -> list[Want]:
@@ -152,12 +133,23 @@ class Registers:
                 await self._ledger.release([self._raised(flight) for flight in unanswered])
                 return
             if fenced:
-                retaken = await self.enter(fenced, lease_ms, lambda: now_s() >= ends)
-                missed = [flight for flight, _ in retaken.busy] + retaken.unanswered
+                missed = await self._retake(fenced, lease_ms, ends)
                 self._books.registers_behind += len(missed)
                 pending = [flight for flight in pending if flight not in missed]
             if unanswered:
                 await self._ledger.pause(_TRY_AGAIN_S)
+
+    async def _retake(self, flights: list[Flight], lease_ms: int, ends: float) -> list[Flight]:
+        """Take hold of entities again, waiting until *ends*; give those that it came to nothing."""
+        missed: list[Flight] = []
+        while True:
+            entered = await self.enter(flights, lease_ms)
+            missed += entered.unanswered
+            flights = [flight for flight, _ in entered.busy]
+            if not flights or asyncio.get_running_loop().time() >= ends:
+                return missed + flights
+            left_s = min(left for _, left in entered.busy) / 1000
+            await self._ledger.pause(min(left_s, _LOOK_AGAIN_S))
 
     def _raised(self, flight: Flight) -> Release:
         assert flight.register is not None  # noqa: S101 - the caller looked

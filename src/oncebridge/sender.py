@@ -1,39 +1,207 @@
-"""One call of the sink: bounded in time, never trusted, one answer for each delivery."""
+"""
+The sends of one batch: several at once, each bounded in time, never trusted.
+
+There is one task for each call of the sink and nothing else, and answers that come
+together are given together, so that their commits can be one round trip.
+"""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from math import inf
+from types import CoroutineType
+from typing import get_args
 
 from oncebridge.errors import SinkRejected
+from oncebridge.flight import Flight
 from oncebridge.holds import Hold
 from oncebridge.sink import Delivery, Never, Sink, SinkAnswer, Unknown
 
+Answered = tuple[Flight, SinkAnswer]
 
-async def send(
-    sink: Sink, deliveries: Sequence[Delivery], *, timeout_s: float, holds: Iterable[Hold]
-) -> Sequence[SinkAnswer]:
-    """
-    Call the sink once; whatever it does, give one answer for each delivery.
+_Call = asyncio.Future[Sequence[SinkAnswer]]
+_ANSWERS = frozenset(get_args(SinkAnswer))
 
-    If one of *holds* is lost meanwhile, the call is broken off.
+
+class Slots:
+    """How many calls of the sink may run at once, over all batches."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._wishes: deque[Callable[[], None]] = deque()
+
+    def take(self) -> bool:
+        """Take a slot, if there is one."""
+        if self._free <= 0:
+            return False
+        self._free -= 1
+        return True
+
+    def give(self) -> None:
+        self._free += 1
+        self._offer()
+
+    def wish(self, wake: Callable[[], None]) -> None:
+        """Call *wake* once when there is a slot; it may be gone again by then."""
+        self._wishes.append(wake)
+
+    def give_up(self, wake: Callable[[], None]) -> None:
+        """Wish no more, and let the next one have what was offered."""
+        with suppress(ValueError):
+            self._wishes.remove(wake)
+        self._offer()
+
+    def _offer(self) -> None:
+        if self._free > 0 and self._wishes:
+            self._wishes.popleft()()
+
+
+class Sends:
     """
-    task = asyncio.ensure_future(sink.deliver(deliveries))
-    for hold in holds:
-        hold.sending = task
-    try:
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
-    except asyncio.CancelledError:
+    The calls of *sink* for one batch.
+
+    `start` one whenever there is a slot, and take what was answered from `next`. Whatever
+    the sink does, every delivery gets one answer, in its time.
+    """
+
+    def __init__(self, sink: Sink, slots: Slots) -> None:
+        self._sink = sink
+        self._slots = slots
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[_Call, tuple[list[Flight], float, float]] = {}
+        """With what each is for, when its time is up, and how much that was."""
+        self._answered: list[Answered] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_woken = False
+        self._wishes = False
+
+    @property
+    def are_under_way(self) -> bool:
+        return bool(self._calls or self._answered)
+
+    def take_slot(self) -> bool:
+        """Take a slot for a call, or be woken when there may be one."""
+        if self._slots.take():
+            return True
+        if not self._wishes:
+            self._wishes = True
+            self._slots.wish(self._has_slot)
+        return False
+
+    def return_slot(self) -> None:
+        self._slots.give()
+
+    def start(
+        self,
+        flights: list[Flight],
+        deliveries: Sequence[Delivery],
+        *,
+        timeout_s: float,
+        holds: Iterable[Hold],
+    ) -> None:
+        """
+        Call the sink, in a slot that was taken.
+
+        If one of *holds* is lost meanwhile, the call is broken off.
+        """
+        call = self._sink.deliver(deliveries)
+        # By the loop itself: `ensure_future` looks for it, which is a system call in 3.11.
+        is_plain = isinstance(call, CoroutineType)
+        task = self._loop.create_task(call) if is_plain else asyncio.ensure_future(call)
+        for hold in holds:
+            hold.sending = task
+        self._calls[task] = (flights, self._loop.time() + timeout_s, timeout_s)
+        task.add_done_callback(self._ended)
+        if self._timer is None:
+            self._timer = self._loop.call_later(timeout_s, self._look_at_the_time)
+
+    async def next(self) -> list[Answered]:
+        """Wait for answers, or for whatever else wakes; give all answers there are."""
+        if not self._answered and not self._is_woken:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._is_woken = False
+        return self.answered()
+
+    def answered(self) -> list[Answered]:
+        """Give the answers that have come, without waiting."""
+        for task in [task for task in self._calls if task.done()]:
+            self._ended(task)
+        answered, self._answered = self._answered, []
+        return answered
+
+    def wake_in(self, seconds: float) -> None:
+        """Let `next` return after so long, answers or not."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm = self._loop.call_later(seconds, self.wake)
+
+    def wish_no_more(self) -> None:
+        """Let somebody else have the slot that was waited for."""
+        self._wishes = False
+        self._slots.give_up(self._has_slot)
+
+    def close(self) -> None:
+        """Break off what is under way; nobody will ask for its answers."""
+        for timer in (self._timer, self._alarm):
+            if timer is not None:
+                timer.cancel()
+        self.wish_no_more()
+        for task in list(self._calls):
+            self._give_up(task)
+
+    def _ended(self, task: _Call) -> None:
+        call = self._calls.pop(task, None)
+        if call is None:
+            # Given up before; what it ends in is retrieved, so that nobody complains.
+            if not task.cancelled():
+                task.exception()
+            return
+        self._slots.give()
+        flights = call[0]
+        self._answered += zip(flights, _answers(task, len(flights)), strict=True)
+        self.wake()
+
+    def _look_at_the_time(self) -> None:
+        now, earliest = self._loop.time(), inf
+        for task, (flights, ends, timeout_s) in list(self._calls.items()):
+            if task.done():
+                continue  # its answer is on its way to `_ended`
+            if ends > now:
+                earliest = min(earliest, ends)
+                continue
+            self._give_up(task)
+            reason = Unknown(f"no answer within {timeout_s:g} s")
+            self._answered += [(flight, reason) for flight in flights]
+            self.wake()
+        self._timer = None
+        if earliest < inf:
+            self._timer = self._loop.call_at(earliest, self._look_at_the_time)
+
+    def _give_up(self, task: _Call) -> None:
+        # Not awaited: a sink that ignores its cancellation must not hold us up too.
+        del self._calls[task]
+        self._slots.give()
         task.cancel()
-        task.add_done_callback(_look_away)
-        raise
-    if done:
-        return _answers(task, len(deliveries))
-    # Not awaited: a sink that ignores its cancellation must not hold us up too.
-    task.cancel()
-    task.add_done_callback(_look_away)
-    return [Unknown(f"no answer within {timeout_s:g} s")] * len(deliveries)
+
+    def _has_slot(self) -> None:
+        self._wishes = False
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `next` return, answers or not."""
+        self._is_woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
-def _answers(task: asyncio.Future[Sequence[SinkAnswer]], count: int) -> Sequence[SinkAnswer]:
+def _answers(task: _Call, count: int) -> Sequence[SinkAnswer]:
     """Take the sink's answers, or make some from the way it failed."""
     answer: SinkAnswer
     if task.cancelled():
@@ -53,10 +221,4 @@ def _answers(task: asyncio.Future[Sequence[SinkAnswer]], count: int) -> Sequence
 
 
 def _are_answers(answers: object) -> bool:
-    return isinstance(answers, Sequence) and all(isinstance(a, SinkAnswer) for a in answers)
-
-
-def _look_away(task: asyncio.Future[Sequence[SinkAnswer]]) -> None:
-    """Retrieve what a send that was given up ends in, so that nobody complains about it."""
-    if not task.cancelled():
-        task.exception()
+    return isinstance(answers, Sequence) and all([type(a) in _ANSWERS for a in answers])  # noqa: C419 - quicker

@@ -2,7 +2,9 @@
 A SQLite file, as the store and the dead letters use it.
 
 SQLite blocks, so it lives in a thread of its own: one, as there is one writer anyway.
-Everything that is written is durable when the call returns (`synchronous=FULL`).
+Everything that is written is durable when the call returns (`synchronous=FULL`). Changes
+that are asked for while the thread is busy go together in its next transaction: one fsync
+for all of them.
 """
 
 import asyncio
@@ -10,22 +12,26 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from oncebridge.clock import ms
 from oncebridge.errors import StoreError, StoreUnavailable
 
 _T = TypeVar("_T")
+_Work = Callable[[sqlite3.Connection], Any]
+_Done = tuple[Any, Exception | None]
 
 _VERSIONS = """
 CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INTEGER NOT NULL)
 """
 _PAUSE_MS = 10
+_TOGETHER = 16  # works in one transaction: other processes get their turn in between
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
@@ -39,7 +45,6 @@ _TRANSIENT = frozenset(
         sqlite3.SQLITE_NOMEM,
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_PROTOCOL,
     }
 )
@@ -69,6 +74,7 @@ class SQLiteFile:
         self._busy_timeout = busy_timeout
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncebridge-sqlite")
         self._connection: sqlite3.Connection | None = None
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
         self._closed = False
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -77,10 +83,90 @@ class SQLiteFile:
             raise StoreError(f"{self._path}: has been closed")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, work)
 
+    async def change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+        """
+        Do *work* in the thread and in a transaction, perhaps together with others.
+
+        It is done wholly or not at all, and may be done twice if another's work beside it
+        fails; it must change nothing but the file.
+        """
+        if self._closed:
+            raise StoreError(f"{self._path}: has been closed")
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            line = self._lines[loop] = _Line()
+        if line.is_free:
+            line.is_free = False
+            try:
+                ((value, error),) = await self._in_thread(loop, [work])
+            finally:
+                self._go_on(loop, line)
+            if error is not None:
+                raise error
+            return cast("_T", value)
+        result: asyncio.Future[_T] = loop.create_future()
+        line.waiting.append((work, result))
+        return await result
+
+    def _in_thread(
+        self, loop: asyncio.AbstractEventLoop, works: Sequence[_Work]
+    ) -> asyncio.Future[list[_Done]]:
+        return loop.run_in_executor(self._thread, self._together, works)
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop, line: "_Line") -> None:
+        if line.waiting:
+            line.task = loop.create_task(self._empty(line))
+        else:
+            line.is_free = True
+
+    async def _empty(self, line: "_Line") -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while line.waiting:
+                group = line.waiting[:_TOGETHER]
+                del line.waiting[:_TOGETHER]
+                done = await self._in_thread(loop, [work for work, _ in group])
+                for (_, result), (value, error) in zip(group, done, strict=True):
+                    if result.done():
+                        continue  # whoever asked has been cancelled
+                    if error is not None:
+                        result.set_exception(error)
+                    else:
+                        result.set_result(value)
+        except BaseException as error:
+            for _, result in [*group, *line.waiting]:
+                if not result.done():
+                    result.set_exception(StoreError(f"{self._path}: {error!r}"))
+            line.waiting.clear()
+            raise
+        finally:
+            line.is_free = True
+
+    def _together(self, works: Sequence[_Work]) -> list[_Done]:
+        """Do all in one transaction; if that fails, each in one of its own."""
+
+        def all_of_them(db: sqlite3.Connection) -> list[_Done]:
+            with transaction(db):
+                return [(work(db), None) for work in works]
+
+        try:
+            return self._guarded(all_of_them)
+        except StoreUnavailable as error:
+            # It would be away for each of them too, and each would wait as long.
+            return [(None, error)] * len(works)
+        except Exception as error:  # noqa: BLE001 - handed to whoever asked for it
+            if len(works) == 1:
+                return [(None, error)]
+        return [self._together([work])[0] for work in works]
+
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
+        line = self._lines.get(asyncio.get_running_loop())
+        if line is not None and line.task is not None:
+            await asyncio.wait([line.task])
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
@@ -92,6 +178,8 @@ class SQLiteFile:
     def _guarded(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             if self._connection is None:
+                if self._closed:
+                    raise StoreError(f"{self._path}: has been closed")
                 self._connection = self._connect()
             return work(self._connection)
         except sqlite3.Error as error:
@@ -155,6 +243,16 @@ class SQLiteFile:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or left <= 0:
                     raise
             threading.Event().wait(_PAUSE_MS / 1000)
+
+
+class _Line:
+    """What one loop is waiting for."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[_Work, asyncio.Future[Any]]] = []
+        self.is_free = True
+        self.task: asyncio.Task[None] | None = None
+        """Kept, as the loop itself holds it weakly only."""
 
 
 @contextmanager

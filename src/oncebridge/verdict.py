@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Verdict(StrEnum):
-    """The nine things that can become of an arrival."""
+    """What can become of an arrival."""
 
     DELIVERED = "delivered"
     """First of its kind: the sink took it, the store remembers."""
@@ -26,6 +26,8 @@ class Verdict(StrEnum):
     """It can never succeed, and is kept whole in the dead letters."""
     BYPASSED = "bypassed"
     """A rule says not to deduplicate: forwarded as it is."""
+    DISCARDED = "discarded"
+    """A rule says to drop it, or no route is for it: not forwarded."""
 
 
 HANDED_BACK = frozenset({Verdict.BUSY, Verdict.FAILED})

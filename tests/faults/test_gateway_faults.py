@@ -224,15 +224,23 @@ async def test_the_pause_grows_with_the_attempts_of_an_event():
 
 
 @virtual
-async def test_the_pause_grows_with_the_refusals_of_the_sink():
-    sink = ScriptedSink(*[No("refused")] * 4, concurrency=1)
+async def test_the_pause_grows_with_the_tries_that_fail_and_not_with_their_number_at_once():
+    sink = ScriptedSink(otherwise=No("refused"), concurrency=50)
     async with Bench(sink=sink, fraction=0.999) as bench:
-        outcomes = [await bench.one(event({"n": n})) for n in range(4)]
-        for outcome, longest in zip(outcomes, (1, 2, 4, 8), strict=True):
-            assert longest * 990 <= outcome.retry_after_ms <= longest * 1000 + 300
-        await bench.one(event({"n": 9}))
+        many = await bench.gateway.process([event({"n": n}) for n in range(50)])
+        assert max(outcome.retry_after_ms for outcome in many) <= 1300
+        waits = [2000]
+        for _ in range(6):
+            await asyncio.sleep(waits[-1] / 1000)
+            waits.append((await bench.one(event({"n": 100}))).retry_after_ms)
+        waits.pop(0)
+        for wait, longest in zip(waits, (2, 4, 8, 16, 32, 64), strict=True):
+            assert longest * 990 <= wait <= longest * 1000 + 300
+        await asyncio.sleep(100)
+        sink.otherwise = Yes()
+        assert (await bench.one(event({"n": 100}))).acknowledge
         sink.script = [No("refused")]
-        assert (await bench.one(event({"n": 10}))).retry_after_ms <= 1300
+        assert (await bench.one(event({"n": 101}))).retry_after_ms <= 1300
 
 
 @pytest.mark.parametrize(

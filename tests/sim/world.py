@@ -25,6 +25,7 @@ from oncebridge import Gateway, Never, No, Outcome, Rule, Settings, Unknown, Yes
 from oncebridge.dead import DeadLetter
 from oncebridge.errors import DeadLetterError, StoreUnavailable
 from oncebridge.event import parse
+from oncebridge.options import Rate
 from oncebridge.rules import RuleSet
 from oncebridge.sink import Delivery, SinkAnswer
 from oncebridge.store import Claim, NoAnswer, Record, Reply, Store
@@ -68,6 +69,8 @@ class Swarm:
     sink_never: float
     dead_fails: float
     early_return: float
+    breaker: int
+    per_s: float | None
 
     @classmethod
     def draw(cls, random: Random) -> "Swarm":
@@ -79,11 +82,13 @@ class Swarm:
             workers=random.randint(1, 4),
             events=random.randint(1, 6),
             copies=random.randint(1, 4),
-            phases=random.choice([1, 1, 2, 3]),
+            phases=random.choice([1, 3, 4]),
             batch=random.randint(1, 5),
             lease_s=random.choice([2.0, 3.0, 6.0, 12.0]),
             window_s=2000.0,
-            rule=random.choice(["content", "content", "tiers", "id", "clash", "latest", "quiet"]),
+            rule=random.choice(
+                ["content", "tiers", "id", "clash", "clash", "latest", "quiet", "ordered"]
+            ),
             store="sqlite" if random.random() < 0.03 else "memory",
             is_patient=random.random() < 0.3,
             calm_after_s=random.choice([10.0, 40.0, 120.0]),
@@ -91,7 +96,7 @@ class Swarm:
             freeze=rate(0.01),
             store_error=rate(0.4),
             lost_reply=rate(0.4),
-            late_request=rate(0.3),
+            late_request=rate(0.5),
             part_unanswered=rate(0.3),
             outage_s=random.choice([0.0, 0.0, 5.0, 30.0]),
             sink_refuses=rate(0.5),
@@ -100,6 +105,8 @@ class Swarm:
             sink_never=rate(0.1),
             dead_fails=rate(0.5),
             early_return=rate(0.3),
+            breaker=random.choice([1, 5, 1000, 1000, 1000]),
+            per_s=random.choice([None] * 8 + [0.5, 5.0]),
         )
 
     def settings(self) -> Settings:
@@ -112,6 +119,9 @@ class Swarm:
             patience=timedelta(seconds=self.lease_s),
             backoff=timedelta(seconds=0.5),
             max_backoff=timedelta(seconds=10),
+            breaker=self.breaker,
+            rate=Rate(self.per_s) if self.per_s else None,
+            order="entity" if self.rule == "ordered" else "none",
         )
 
 
@@ -125,6 +135,7 @@ RULES: dict[str, dict[str, Any]] = {
         "ignore": _IGNORE,
         "latest": {"entity": "detail.entity", "version": "detail.version"},
     },
+    "ordered": {"ignore": _IGNORE, "entity": "detail.entity"},
     "quiet": {
         "ignore": _IGNORE,
         "quiet": {"entity": "detail.entity", "state": "detail.version", "for": "1ms"},
@@ -183,7 +194,9 @@ class World:
         )
         self._make_gateway = make_gateway
         self._acknowledges = acknowledges
-        self._rules = RuleSet([self.rule], namespace="default")
+        self._rules = RuleSet(
+            [self.rule], namespace="default", ordered=self.swarm.rule == "ordered"
+        )
         self.calm = False
         self.phase = 0
         self.outage_until = 0.0
@@ -456,8 +469,12 @@ class StoreClient:
         if world.happens(swarm.late_request):
             self._excuse(name, keys, "reached the store late")
             # Sometimes so late that the next event of the same key is already there.
-            longest = world.random.choice([swarm.lease_s, 4 * swarm.lease_s, 2 * swarm.window_s])
-            delay = longest * world.random.random()
+            next_phase_s = swarm.window_s + swarm.lease_s
+            least, longest = world.random.choice(
+                [(0, swarm.lease_s), (0, 4 * swarm.lease_s)]
+                + [(next_phase_s, swarm.calm_after_s)] * 2
+            )
+            delay = least + longest * world.random.random()
             world.loop.at_root(delay, self._apply, name, items, keys, None)
             await asyncio.sleep(timeout)
             raise StoreUnavailable("sim: timed out")

@@ -440,4 +440,4 @@ def test_addresses(tmp_path):
     for url in ("sqlite:", "a.db", "", "sqlite3:a.db"):
         with pytest.raises(ConfigError, match="sqlite:PATH") as caught:
             SQLiteStore.from_url(url)
-        assert caught.value.where == "store"
+        assert caught.value.where == ""

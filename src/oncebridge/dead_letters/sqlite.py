@@ -12,7 +12,7 @@ from typing import Self
 
 from oncebridge.dead import DeadLetter
 from oncebridge.errors import ConfigError, DeadLetterError, StoreError
-from oncebridge.sqlite_file import SQLiteFile, transaction
+from oncebridge.sqlite_file import SQLiteFile
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS oncebridge_dead (
@@ -50,7 +50,7 @@ class SQLiteDeadLetters:
         """Open `sqlite:PATH`."""
         path = url.removeprefix("sqlite:")
         if path == url or not path:
-            raise ConfigError("dead", f"{url!r}: dead letters in SQLite are sqlite:PATH")
+            raise ConfigError("", f"{url!r}: dead letters in SQLite are sqlite:PATH")
         return cls(path)
 
     async def open(self) -> None:
@@ -72,12 +72,8 @@ class SQLiteDeadLetters:
             for letter in letters
         ]
 
-        def insert(db: sqlite3.Connection) -> None:
-            with transaction(db):
-                db.executemany(_PUT, rows)
-
         try:
-            await self._file.run(insert)
+            await self._file.change(lambda db: db.executemany(_PUT, rows))
         except (StoreError, UnicodeEncodeError) as error:
             raise DeadLetterError(str(error)) from error
 
@@ -92,13 +88,12 @@ class SQLiteDeadLetters:
 
     async def drop(self, numbers: Sequence[int]) -> int:
         def delete(db: sqlite3.Connection) -> int:
-            with transaction(db):
-                return sum(
-                    db.execute("DELETE FROM oncebridge_dead WHERE number = ?", (number,)).rowcount
-                    for number in numbers
-                )
+            return sum(
+                db.execute("DELETE FROM oncebridge_dead WHERE number = ?", (number,)).rowcount
+                for number in numbers
+            )
 
-        return await self._file.run(delete)
+        return await self._file.change(delete)
 
     async def aclose(self) -> None:
         await self._file.aclose()

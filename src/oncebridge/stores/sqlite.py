@@ -13,16 +13,18 @@ network file system, SQLite's locks are not to be trusted, and two workers would
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
+
+from msgspec import Struct
 
 from oncebridge import record as table
 from oncebridge.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
-from oncebridge.sqlite_file import SQLiteFile, transaction
+from oncebridge.options import Doc
+from oncebridge.sqlite_file import SQLiteFile
 from oncebridge.store import (
     ClaimAnswer,
     Commit,
@@ -84,8 +86,18 @@ class _NotAll(Exception):
     """Some of the commits need a closer look; rolls the transaction back."""
 
 
+class SQLiteOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about the SQLite store."""
+
+    busy_timeout: Annotated[
+        timedelta, Doc("How long to wait while another process writes to the file.", "10s")
+    ] = timedelta(seconds=10)
+
+
 class SQLiteStore:
     """Keep records in the SQLite file at *path*."""
+
+    Options: ClassVar = SQLiteOptions
 
     def __init__(
         self,
@@ -101,12 +113,12 @@ class SQLiteStore:
         self._hand = b""
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
+    def from_url(cls, url: str, options: SQLiteOptions | None = None) -> Self:
         """Open `sqlite:PATH`."""
         path = url.removeprefix("sqlite:")
         if path == url or not path:
-            raise ConfigError("store", f"{url!r}: a SQLite store is sqlite:PATH")
-        return cls(path)
+            raise ConfigError("", f"{url!r}: a SQLite store is sqlite:PATH")
+        return cls(path, busy_timeout=(options or SQLiteOptions()).busy_timeout)
 
     async def open(self) -> None:
         await self._file.run(lambda _: None)
@@ -118,10 +130,12 @@ class SQLiteStore:
         answers: list[CommitAnswer] = []
         for at in range(0, len(commits), _CHUNK):
             chunk = commits[at : at + _CHUNK]
-            if await self._file.run(partial(self._commit, items=chunk)):
-                answers += [Reply.COMMITTED] * len(chunk)
-            else:
+            try:
+                await self._file.change(partial(self._commit, items=chunk))
+            except _NotAll:
                 answers += await self._each(table.commit, chunk)
+            else:
+                answers += [Reply.COMMITTED] * len(chunk)
         return answers
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
@@ -142,22 +156,17 @@ class SQLiteStore:
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
         def remove(db: sqlite3.Connection) -> list[bool]:
-            with transaction(db):
-                now = self._clock()
-                found = _read(db, keys)
-                may = [table.may_forget(found.get(key), now) for key in keys]
-                gone = [(key,) for key, yes in zip(keys, may, strict=True) if yes]
-                db.executemany(_REMOVE, gone)
-                return may
+            now = self._clock()
+            found = _read(db, keys)
+            may = [table.may_forget(found.get(key), now) for key in keys]
+            gone = [(key,) for key, yes in zip(keys, may, strict=True) if yes]
+            db.executemany(_REMOVE, gone)
+            return may
 
-        return await self._file.run(remove)
+        return await self._file.change(remove)
 
     async def purge(self, limit: int = 1000) -> int:
-        def sweep(db: sqlite3.Connection) -> int:
-            with transaction(db):
-                return self._sweep(db, self._clock(), limit)
-
-        return await self._file.run(sweep)
+        return await self._file.change(lambda db: self._sweep(db, self._clock(), limit))
 
     async def now_ms(self) -> int:
         return self._clock()
@@ -176,39 +185,35 @@ class SQLiteStore:
 
     def _claim(self, db: sqlite3.Connection, items: Sequence[Want]) -> list[ClaimAnswer]:
         keys = [part.key for want in items for part in want.parts]
-        with transaction(db):
-            now = self._clock()
-            self._sweep(db, now, 2 * len(keys) + 16)
-            found = _read(db, keys)
-            answers: list[ClaimAnswer] = []
-            changed: list[Record] = []
-            for want in items:
-                before = [found.get(part.key) for part in want.parts]
-                answer, after = table.claim(before, want, now)
-                answers.append(answer)
-                changed += after
-            _write(db, changed)
-            return answers
+        now = self._clock()
+        self._sweep(db, now, 2 * len(keys) + 16)
+        found = _read(db, keys)
+        answers: list[ClaimAnswer] = []
+        changed: list[Record] = []
+        for want in items:
+            before = [found.get(part.key) for part in want.parts]
+            answer, after = table.claim(before, want, now)
+            answers.append(answer)
+            changed += after
+        _write(db, changed)
+        return answers
 
-    def _commit(self, db: sqlite3.Connection, items: Sequence[Commit]) -> bool:
+    def _commit(self, db: sqlite3.Connection, items: Sequence[Commit]) -> None:
         """Commit all, if every one is a claim of its generation; otherwise none."""
-        with suppress(_NotAll), transaction(db):
-            now = self._clock()
-            rows = [
-                (
-                    now + c.window_ms,
-                    c.fate.value,
-                    c.memo,
-                    now + c.hard_ms if c.hard_ms else 0,
-                    c.key,
-                    c.generation,
-                )
-                for c in items
-            ]
-            if db.executemany(_COMMIT, rows).rowcount != len(items):
-                raise _NotAll
-            return True
-        return False
+        now = self._clock()
+        rows = [
+            (
+                now + c.window_ms,
+                c.fate.value,
+                c.memo,
+                now + c.hard_ms if c.hard_ms else 0,
+                c.key,
+                c.generation,
+            )
+            for c in items
+        ]
+        if db.executemany(_COMMIT, rows).rowcount != len(items):
+            raise _NotAll  # which undoes the transaction
 
     async def _each(
         self,
@@ -218,12 +223,11 @@ class SQLiteStore:
         """Decide operations on one record each."""
 
         def apply(db: sqlite3.Connection, items: Sequence[_Asked]) -> list[_Answer | NoAnswer]:
-            with transaction(db):
-                now = self._clock()
-                found = _read(db, [asked.key for asked in items])
-                decided = [decide(found.get(asked.key), asked, now) for asked in items]
-                _write(db, [after for _, after in decided if after is not None])
-                return [answer for answer, _ in decided]
+            now = self._clock()
+            found = _read(db, [asked.key for asked in items])
+            decided = [decide(found.get(asked.key), asked, now) for asked in items]
+            _write(db, [after for _, after in decided if after is not None])
+            return [answer for answer, _ in decided]
 
         return await self._chunks(apply, items)
 
@@ -252,7 +256,7 @@ class SQLiteStore:
     ) -> list[_T]:
         answers: list[_T] = []
         for at in range(0, len(items), _CHUNK):
-            answers += await self._file.run(partial(work, items=items[at : at + _CHUNK]))
+            answers += await self._file.change(partial(work, items=items[at : at + _CHUNK]))
         return answers
 
 
