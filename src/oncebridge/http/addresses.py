@@ -1,0 +1,120 @@
+"""
+Which addresses a connection may go to.
+
+A target's name comes from a configuration, its addresses come from whoever answers for
+that name, and they may point inwards: at this host, at the neighbours in a private
+network, at the cloud's metadata service, which hands out credentials. So only addresses
+of the public internet are used unless the user says otherwise.
+
+The lookup happens once per connection, and the connection is made to the very addresses
+that were checked. Looking the name up a second time would let the answer change in between.
+"""
+
+import asyncio
+import socket
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import cast
+
+from msgspec import Struct
+
+from oncebridge.errors import OncebridgeError
+
+SocketAddress = tuple[str, int] | tuple[str, int, int, int]
+
+# By the registries of IANA, and not `ipaddress.is_global`: what that one says changed
+# with the patch versions of Python.
+_SPECIAL_4 = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # public by its number, but it is the host of a machine in Azure
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+_UNICAST_6 = IPv6Network("2000::/3")
+_SPECIAL_6 = (IPv6Network("2001::/23"), IPv6Network("2001:db8::/32"), IPv6Network("3fff::/20"))
+_NAT64 = IPv6Network("64:ff9b::/96")
+_LOOPBACK_4 = IPv4Network("127.0.0.0/8")
+_LOOPBACK_6 = IPv6Address("::1")
+
+
+class AddressRefused(OncebridgeError):
+    """The name was found, but it leads nowhere we may go."""
+
+
+class Endpoint(Struct, frozen=True):
+    """One place to connect to, in the form that a socket takes."""
+
+    family: int
+    address: SocketAddress
+
+
+async def checked(host: str, port: int, *, allow_private: bool) -> list[Endpoint]:
+    """
+    Look up *host*, and give the addresses that may be connected to, in order.
+
+    Raises `AddressRefused` if there are only others, and `OSError` if the name is not
+    found. Who writes `localhost`, `127.0.0.1` or `[::1]` gets what was asked for; any
+    other way to this host, as to every address that is not public, takes *allow_private*.
+    """
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+        )
+    except UnicodeError:  # an empty part, or one that is too long
+        raise socket.gaierror(socket.EAI_NONAME, "not a host name") from None
+    endpoints = [
+        Endpoint(family, cast("SocketAddress", address)) for family, _, _, _, address in found
+    ]
+    if allow_private:
+        return endpoints
+    is_meant = is_loopback if names_loopback(host) else is_public
+    allowed = [endpoint for endpoint in endpoints if is_meant(endpoint.address[0])]
+    if not allowed:
+        raise AddressRefused(
+            "the target has no public address; allow_private = true permits a private one"
+        )
+    return allowed
+
+
+def names_loopback(host: str) -> bool:
+    """Tell whether *host* is plainly written as this host: no short form, no other name."""
+    try:
+        return host.lower() == "localhost" or is_loopback(host)
+    except ValueError:
+        return False
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether a numeric address is this host's own."""
+    ip = _read(address)
+    return ip == _LOOPBACK_6 if isinstance(ip, IPv6Address) else ip in _LOOPBACK_4
+
+
+def is_public(address: str) -> bool:
+    """Tell whether a numeric address belongs to the public internet."""
+    ip = _read(address)
+    if isinstance(ip, IPv6Address):
+        inner = IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else ip.sixtofour
+        if inner is None:
+            # Mapped and compatible forms of version 4 are outside of what is unicast.
+            return ip in _UNICAST_6 and not any(ip in network for network in _SPECIAL_6)
+        ip = inner
+    return not any(ip in network for network in _SPECIAL_4)
+
+
+def _read(address: str) -> IPv4Address | IPv6Address:
+    return ip_address(address.partition("%")[0])  # behind a % stands an interface

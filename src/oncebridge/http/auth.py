@@ -1,0 +1,194 @@
+"""
+Who may send events here.
+
+The kinds are those that EventBridge connections send (an API key in a header, Basic, an
+OAuth bearer token) and, for other senders, an HMAC over time and body. Of each kind several
+secrets may be valid at once, so that one can be replaced without a gap. Every secret is
+compared in constant time, and all of them are compared, whichever matches.
+"""
+
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Annotated, Final
+from urllib.parse import parse_qs
+
+from msgspec import Struct
+
+from oncebridge.clock import Clock
+from oncebridge.errors import ConfigError
+from oncebridge.http.server import Request, Response
+from oncebridge.options import Doc
+from oncebridge.secret import Secret
+
+_SKEW_S: Final = 300
+_TOKEN_S: Final = 3600
+_TIMESTAMP, _SIGNATURE = b"x-oncebridge-timestamp", b"x-oncebridge-signature"
+_SIGNED = re.compile(rb"v1=[0-9a-f]{64}")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
+
+
+class AuthOptions(Struct, frozen=True, kw_only=True):
+    """Who may send; with several kinds, any one of them will do."""
+
+    api_keys: Annotated[
+        tuple[Secret, ...],
+        Doc("Valid API keys (two while one is replaced).", example='["env:KEY", "env:OLD_KEY"]'),
+    ] = ()
+    api_key_header: Annotated[str, Doc("The header that carries the API key.")] = "x-api-key"
+    basic: Annotated[
+        tuple[Secret, ...], Doc("Valid USER:PASSWORD pairs for Basic.", example='["env:BASIC"]')
+    ] = ()
+    bearer: Annotated[
+        tuple[Secret, ...], Doc("Valid bearer tokens.", example='["file:/run/secrets/token"]')
+    ] = ()
+    oauth: Annotated[
+        tuple[Secret, ...],
+        Doc(
+            "CLIENT_ID:CLIENT_SECRET pairs that get a token at /oauth/token "
+            "(OAuth client credentials, as EventBridge connections use them).",
+            example='["env:OAUTH_CLIENT"]',
+        ),
+    ] = ()
+    hmac: Annotated[
+        tuple[Secret, ...],
+        Doc(
+            "Secrets for a signature: X-Oncebridge-Signature: v1=HEX of HMAC-SHA256 over "
+            "X-Oncebridge-Timestamp (seconds since 1970), a dot and the body.",
+            example='["env:HMAC_SECRET"]',
+        ),
+    ] = ()
+
+
+class Guard:
+    """Tell whether a request may pass."""
+
+    def __init__(self, options: AuthOptions, clock: Clock) -> None:
+        _check(options)
+        self._clock = clock
+        self._header = options.api_key_header.lower().encode()
+        self._keys = _bytes(options.api_keys)
+        self._basic = [base64.b64encode(pair) for pair in _bytes(options.basic)]
+        self._bearer = _bytes(options.bearer)
+        self._clients = _bytes(options.oauth)
+        self._hmac = _bytes(options.hmac)
+        self.is_needed = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
+        self.has_tokens = bool(self._clients)
+
+    def admits(self, request: Request, *, with_body: bool) -> bool:
+        """Tell whether *request* may pass; before its body is here, whether it still might."""
+        if not self.is_needed or self._by_key(request) or self._by_authorization(request):
+            return True
+        return self._is_timely(request) and (not with_body or self._by_signature(request))
+
+    def refusal(self) -> Response:
+        takes_bearer = self._bearer or self._clients or not self._basic
+        challenge = [*(["Basic"] if self._basic else []), *(["Bearer"] if takes_bearer else [])]
+        realm = ", ".join(f'{kind} realm="oncebridge"' for kind in challenge)
+        return Response(
+            401, b'{"error":"not authenticated"}', headers=(("WWW-Authenticate", realm),)
+        )
+
+    def token(self, request: Request) -> Response:
+        """Answer a request for a token: OAuth 2.0, grant type client_credentials."""
+        form = parse_qs(request.body[:4096].decode("latin-1"))
+        client = ":".join(form.get(name, [""])[0] for name in ("client_id", "client_secret"))
+        given = [client.encode()] if "client_id" in form else []
+        given += [base64_or_nothing(value) for value in _credentials(request, b"basic")]
+        if form.get("grant_type") != ["client_credentials"]:
+            return Response(400, b'{"error":"unsupported_grant_type"}')
+        if len(given) != 1 or not _is_one_of(given[0], self._clients):
+            return Response(401, b'{"error":"invalid_client"}', headers=_BASIC_CHALLENGE)
+        expires = str(self._clock() // 1000 + _TOKEN_S).encode()
+        token = b"%b.%b" % (expires, _sign(given[0], b"token." + expires))
+        return Response(
+            200,
+            b'{"access_token":"%b","token_type":"Bearer","expires_in":%d}' % (token, _TOKEN_S),
+            headers=(("Cache-Control", "no-store"),),
+        )
+
+    def _by_key(self, request: Request) -> bool:
+        given = request.values(self._header) if self._keys else []
+        return len(given) == 1 and _is_one_of(given[0], self._keys)
+
+    def _by_authorization(self, request: Request) -> bool:
+        if len(request.values(b"authorization")) != 1:
+            return False
+        basic, bearer = _credentials(request, b"basic"), _credentials(request, b"bearer")
+        if not basic and not bearer:
+            return False
+        if basic:
+            return _is_one_of(basic[0], self._basic)
+        return _is_one_of(bearer[0], self._bearer) or self._is_token(bearer[0])
+
+    def _is_token(self, token: bytes) -> bool:
+        expires, _, _signature = token.partition(b".")
+        valid = [b"%b.%b" % (expires, _sign(key, b"token." + expires)) for key in self._clients]
+        is_ours = _is_one_of(token, valid)
+        return is_ours and expires.isdigit() and int(expires) > self._clock() // 1000
+
+    def _is_timely(self, request: Request) -> bool:
+        """Tell whether there is a signature to be checked, and of now."""
+        times, signatures = request.values(_TIMESTAMP), request.values(_SIGNATURE)
+        if not self._hmac or len(times) != 1 or len(signatures) != 1:
+            return False
+        if not times[0].isdigit() or len(times[0]) > 12 or not _SIGNED.fullmatch(signatures[0]):
+            return False
+        return abs(int(times[0]) - self._clock() // 1000) <= _SKEW_S
+
+    def _by_signature(self, request: Request) -> bool:
+        (time,), (signature,) = request.values(_TIMESTAMP), request.values(_SIGNATURE)
+        signed = time + b"." + request.body
+        return _is_one_of(signature, [b"v1=" + _sign(key, signed) for key in self._hmac])
+
+
+_BASIC_CHALLENGE: Final = (("WWW-Authenticate", 'Basic realm="oncebridge"'),)
+
+
+def _check(options: AuthOptions) -> None:
+    """Refuse what no request could match, and what every request could."""
+    if not _NAME.fullmatch(options.api_key_header):
+        raise ConfigError("api_key_header", f"{options.api_key_header!r}: is no name of a header")
+    for name in ("basic", "oauth"):
+        for at, pair in enumerate(getattr(options, name)):
+            if not all(pair.reveal().partition(":")):
+                raise ConfigError(f"{name}[{at}]", "must be two parts with a colon between")
+    for name in ("api_keys", "bearer"):
+        for at, secret in enumerate(getattr(options, name)):
+            if not _VALUE.fullmatch(secret.reveal()):
+                raise ConfigError(f"{name}[{at}]", "must be one line without blanks around it")
+
+
+def _bytes(secrets: Sequence[Secret]) -> list[bytes]:
+    # as the environment holds them, which need not be UTF-8
+    return [secret.reveal().encode("utf-8", "surrogateescape") for secret in secrets]
+
+
+def _is_one_of(given: bytes, valid: Iterable[bytes]) -> bool:
+    # so that the time taken does not tell which one it was
+    return any([hmac.compare_digest(given, one) for one in valid])  # noqa: C419 - all of them
+
+
+def _credentials(request: Request, kind: bytes) -> list[bytes]:
+    found = []
+    for value in request.values(b"authorization"):
+        scheme, _, rest = value.partition(b" ")
+        if scheme.lower() == kind:
+            found.append(rest.strip())
+    return found
+
+
+def base64_or_nothing(text: bytes) -> bytes:
+    """Decode, or give nothing that any secret would equal."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return b""
+
+
+def _sign(key: bytes, text: bytes) -> bytes:
+    return hmac.new(key, text, sha256).hexdigest().encode()

@@ -1,0 +1,608 @@
+"""
+A client for one target: POST, and nothing else.
+
+It is a protocol right on the transport, because that costs a tenth of what the usual
+clients cost, and because a sink has to know one thing that they blur: whether anything of
+a request can have reached the target. So there are three ways for a request to end:
+
+- an `Answer`, whatever its status;
+- `NotSent`: nothing was written (no such name, refused, no TLS, address not allowed);
+- `Unclear`: something was written, and no whole answer came back.
+
+Nothing is sent twice: no redirect is followed and no request repeated, not even one that
+met a connection which the target was just closing. There is no time limit for an answer;
+the caller sets one by cancelling, and a cancelled request takes its connection with it.
+
+Connections are kept and used again, the latest first. There are as many as requests at
+once, so the caller decides how many that may be. A client belongs to the loop it is used in.
+"""
+
+import asyncio
+import base64
+import os
+import re
+import select
+import socket
+import ssl
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from ipaddress import IPv6Address
+from typing import Final, Self, cast
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import httptools
+from msgspec import Struct
+
+from oncebridge.errors import OncebridgeError
+from oncebridge.http.addresses import AddressRefused, Endpoint, checked
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NO_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_VISIBLE = re.compile(r"[!-\[\]-~]+")  # printable ASCII, but no space and no backslash
+_HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_TIMEOUT = re.compile(rb"(?i)\btimeout\s*=\s*\"?(\d{1,9})")
+_PORTS = {"http": 80, "https": 443}
+_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "expect", "te"})
+"""Headers that say how a request is transferred; they are not the caller's to give."""
+
+_MOST_HEAD: Final = 65536
+"""How many bytes an answer may take before its head is complete."""
+_LOOK_AFTER_S: Final = 0.05
+"""A connection that rested for longer is looked at before it is used."""
+_REFUSALS = (
+    *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
+    *("CERTIFICATE_REVOKED", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"),
+)
+
+
+class NotSent(OncebridgeError):
+    """Nothing of the request can have reached the target; the message says why."""
+
+
+class Unclear(OncebridgeError):
+    """The request was written, at least in part, and no whole answer came."""
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """What the target said."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    """By name in lower case; of several with one name, the last."""
+    body: bytes
+    """As much as the client keeps; the rest was not read."""
+
+
+class Target(Struct, frozen=True):
+    """A URL in parts, as a request needs them."""
+
+    host: str
+    port: int
+    is_tls: bool
+    path: str
+    """With the query, as it was written."""
+    authorization: str
+    """What the user and password in the URL become; empty if there are none."""
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Take *url* apart; a ValueError says what is wrong, and quotes nothing secret."""
+        # What is quoted is the scheme only: passwords are found in any later part.
+        if not _VISIBLE.fullmatch(url):
+            raise ValueError(
+                "the URL has a space, a backslash, or a character that is not ASCII; "
+                "percent-encode it (a host name in its xn-- form)"
+            )
+        scheme, separator, rest = url.partition("://")
+        scheme = scheme.lower()
+        if not separator or scheme not in _PORTS:
+            raise ValueError("a URL here starts with https:// or http://")
+        if "#" in url:
+            raise ValueError("the URL has a fragment (from the # on), which is never sent")
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            raise ValueError("the host or port of the URL cannot be read") from None
+        if port == 0:
+            raise ValueError("the port of the URL is 0; it is a number from 1 to 65535")
+        if not host:
+            raise ValueError("the URL has no host")
+        if not (_is_ipv6(host) if ":" in host else _HOST.fullmatch(host)):
+            raise ValueError("the host of the URL is neither a host name nor an address")
+        path = rest[len(parts.netloc) :]
+        return cls(
+            host,
+            port or _PORTS[scheme],
+            scheme == "https",
+            path if path.startswith("/") else f"/{path}",
+            _basic(parts.username, parts.password),
+        )
+
+    @property
+    def host_header(self) -> str:
+        """The host as the `Host` header names it: the port only if it is not the usual one."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = _PORTS["https" if self.is_tls else "http"]
+        return host if self.port == usual else f"{host}:{self.port}"
+
+    def __repr__(self) -> str:
+        # the path of a webhook is often its secret
+        return f"<Target {self.host_header}>"
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return "%" not in str(IPv6Address(host))  # a zone means nothing to the other side
+    except ValueError:
+        return False
+
+
+def _basic(user: str | None, password: str | None) -> str:
+    if not user and not password:
+        return ""
+    name = unquote_to_bytes(user or "")
+    if b":" in name:
+        raise ValueError("the user in the URL has a colon, which Basic authentication cannot carry")
+    both = name + b":" + unquote_to_bytes(password or "")
+    return f"Basic {base64.b64encode(both).decode()}"
+
+
+def check_header(name: str, value: str) -> None:
+    """Raise a ValueError if this cannot be a header of a request; the value is not quoted."""
+    if not _TOKEN.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a header")
+    if name.lower() in _OURS:
+        raise ValueError(f"the header {name} is set by the client itself")
+    if _NO_VALUE.search(value):
+        raise ValueError(
+            f"the value of the header {name} has a line break, another control character "
+            "or one outside of Latin-1"
+        )
+
+
+class _Connection(asyncio.Protocol):
+    """
+    One connection: a request, its answer, the next request.
+
+    *waiter* is there exactly while a request is under way.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_body",
+        "_complete",
+        "_headers",
+        "_is_first",
+        "_keep",
+        "_keep_alive",
+        "_left",
+        "_parser",
+        "_pool",
+        "_seen",
+        "rest_s",
+        "rests_since",
+        "transport",
+        "waiter",
+    )
+
+    def __init__(self, pool: "_Pool") -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self.transport: asyncio.Transport
+        self.waiter: asyncio.Future[Answer] | None = None
+        self.rests_since = 0.0
+        self.rest_s = pool.rest_s
+        self._keep_alive = b""
+        self._is_first = True
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seen = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._left = self._pool.max_answer
+        self._begun = False  # the head is complete, the body follows
+        self._complete = False
+        self._keep = False
+
+    def send(self, request: bytes, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer]:
+        """Write a whole request; the answer comes with the future."""
+        if self.transport.is_closing():
+            raise NotSent("connection closed")
+        self.waiter = waiter = loop.create_future()
+        self.transport.write(request)
+        return waiter
+
+    def is_stale(self) -> bool:
+        """Look whether something has arrived that the loop has not come round to yet."""
+        look = select.poll()
+        look.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(look.poll(0))
+
+    def abort(self) -> None:
+        """Close now, whatever is under way; who waits is not told."""
+        self.waiter = None
+        self._pool.forget(self)
+        self.transport.abort()
+
+    # --- from the transport ------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._pool.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.waiter is None:
+            self.abort()  # nobody has asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            # An answer counts even if what follows it makes no sense.
+            self._keep = False
+            if not self._complete:
+                self._fail(Unclear("the answer is not HTTP"))
+                return
+        if self._complete:
+            self._answer()
+            return
+        self._seen += len(data)
+        if self._seen > _MOST_HEAD:
+            self._refuse_more()
+
+    def eof_received(self) -> None:
+        # Not left to the transport: it would first try to write what is left of the request.
+        if self.waiter is None:
+            self.abort()
+        elif self._begun and self._ends_with_the_connection():
+            self._answer()
+        elif self._seen:
+            self._fail(Unclear("connection closed in the middle of the answer"))
+        else:
+            self._fail(Unclear("connection closed without an answer"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.closed(self)
+        if exc is None or self.waiter is None:
+            self.eof_received()
+        elif self._is_first and not self._seen and _is_refusal(exc):
+            # With TLS 1.3 our side is done before the other has seen our certificate.
+            self._fail(NotSent(f"TLS: {_reason(exc)}"))
+        else:
+            self._fail(Unclear(_reason(exc)))
+
+    # --- from the parser ---------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise EOFError  # a second answer to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._begun:  # else it is a trailer
+            self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self._begun = True
+
+    def on_body(self, body: bytes) -> None:
+        if self._left > 0:
+            self._body.append(body[: self._left])
+        self._left -= len(body)
+        if self._left < 0:
+            self._complete = True
+            raise EOFError  # enough
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200 and status != 101:
+            self._headers = {}  # the last word is still to come
+            self._begun = False
+        else:
+            self._keep = self._parser.should_keep_alive()
+            self._complete = True
+
+    # --- the end of a request ----------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Hand over the answer, and rest if the connection can be used again."""
+        waiter = cast("asyncio.Future[Answer]", self.waiter)
+        body = self._body
+        answer = Answer(
+            self._parser.get_status_code(),
+            self._headers,
+            body[0] if len(body) == 1 else b"".join(body),
+        )
+        transport = self.transport
+        if (
+            self._keep
+            and not waiter.done()  # it was cancelled, and is about to close the connection
+            and not transport.get_write_buffer_size()
+            and not transport.is_closing()
+        ):
+            self.waiter = None
+            keep_alive = self._headers.get(b"keep-alive", b"")
+            if keep_alive != self._keep_alive:
+                self._keep_alive = keep_alive
+                self.rest_s = self._pool.rest_for(keep_alive)
+            self._is_first = False
+            self._clear()
+            self._pool.rest(self)
+        else:
+            self.abort()
+        if not waiter.done():
+            waiter.set_result(answer)
+
+    def _fail(self, error: OncebridgeError) -> None:
+        waiter = self.waiter
+        self.abort()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def _refuse_more(self) -> None:
+        """Stop an answer that is all head, or whose body hides among chunks and trailers."""
+        if not self._begun:
+            self._fail(Unclear("the head of the answer is too large"))
+        elif self._seen > _MOST_HEAD + 8 * self._pool.max_answer:
+            self._keep = False
+            self._answer()
+
+    def _ends_with_the_connection(self) -> bool:
+        coding = self._headers.get(b"transfer-encoding", b"").lower()
+        return b"content-length" not in self._headers and b"chunked" not in coding
+
+
+class _Pool:
+    """The connections of a client: all that are open, and which of them rest."""
+
+    def __init__(self, *, rest_s: float, max_answer: int) -> None:
+        self.rest_s = rest_s
+        self.max_answer = max_answer
+        self.is_closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: dict[_Connection, None] = {}
+        self._idle: dict[_Connection, None] = {}  # the one used last is at the end
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._all_closed: asyncio.Future[None] | None = None
+
+    def bound(self) -> asyncio.AbstractEventLoop:
+        """Give the loop, which is asked for once: in Python 3.11 that is a system call."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def take(self, now: float) -> _Connection | None:
+        """Take the connection that was used last, if it can be trusted."""
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            rested_s = now - connection.rests_since
+            if rested_s < connection.rest_s and (
+                rested_s < _LOOK_AFTER_S or not connection.is_stale()
+            ):
+                return connection
+            connection.abort()
+        return None
+
+    def rest(self, connection: _Connection) -> None:
+        """Take a connection back after its answer."""
+        if connection.rest_s <= 0 or self.is_closed:
+            connection.abort()
+            return
+        loop = self.bound()
+        connection.rests_since = loop.time()
+        self._idle[connection] = None
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(self.rest_s, self._sweep)
+
+    def rest_for(self, keep_alive: bytes) -> float:
+        """Read from a `Keep-Alive` header how long a connection may rest."""
+        found = _TIMEOUT.search(keep_alive)
+        # A second less, so that we do not send just when the target closes.
+        return min(self.rest_s, int(found[1]) - 1) if found else self.rest_s
+
+    def opened(self, connection: _Connection) -> None:
+        self._open[connection] = None
+
+    def forget(self, connection: _Connection) -> None:
+        """Make sure that a connection is not used again."""
+        self._idle.pop(connection, None)
+
+    def closed(self, connection: _Connection) -> None:
+        """Note that a connection is gone for good."""
+        self._open.pop(connection, None)
+        if self._all_closed is not None and not self._open:
+            self._all_closed.set_result(None)
+            self._all_closed = None
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        if not self._open:
+            return
+        for connection in list(self._open):
+            connection.transport.abort()
+        if self._all_closed is None:
+            self._all_closed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._all_closed)
+
+    def _sweep(self) -> None:
+        """Close what has rested too long; one timer for all of them."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in [c for c in self._idle if now - c.rests_since >= c.rest_s]:
+            connection.abort()
+        self._sweeper = loop.call_later(self.rest_s, self._sweep) if self._idle else None
+
+
+class Client:
+    """
+    Send requests to the one target at *url*.
+
+    *headers* go with every request. An idle connection is kept for *idle_time*, or for
+    what the target asks for if that is less. Of an answer's body at most *max_answer*
+    bytes are kept; a longer one is cut, and its connection closed. Certificates are
+    verified against the system's authorities unless *tls* says otherwise. The target must
+    have a public address, or be written as localhost, unless *allow_private*.
+
+    A *url* or header that cannot be used raises a ValueError, here and not later.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Iterable[tuple[str, str]] = (),
+        connect_timeout: timedelta = timedelta(seconds=5),
+        idle_time: timedelta = timedelta(seconds=30),
+        max_answer: int = 65536,
+        allow_private: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.target = Target.parse(url)
+        self._fixed = self._write_fixed(list(headers))
+        self._starts: dict[str, bytes] = {}
+        self._names: set[str] = set()
+        self._connect_s = connect_timeout.total_seconds()
+        self._allow_private = allow_private
+        if self.target.is_tls and tls is None:
+            tls = ssl.create_default_context()
+            tls.set_alpn_protocols(["http/1.1"])
+        self._tls = tls if self.target.is_tls else None
+        self._pool = _Pool(rest_s=idle_time.total_seconds(), max_answer=max_answer)
+
+    async def post(
+        self, body: bytes, headers: Sequence[tuple[str, str]] = (), *, method: str = "POST"
+    ) -> Answer:
+        """
+        Send one request, and give its answer or raise `NotSent` or `Unclear`.
+
+        A header that cannot be sent raises a ValueError, and nothing is sent.
+        """
+        request = self._write(body, headers, method)
+        loop = self._pool.bound()
+        connection = self._pool.take(loop.time()) or await self._connect()
+        waiter = connection.send(request, loop)
+        try:
+            return await waiter
+        finally:
+            # Cancelled. With an answer it would be resting, or already somebody else's.
+            if connection.waiter is waiter:
+                connection.abort()
+
+    async def aclose(self) -> None:
+        """Close all connections; requests under way end as `Unclear`. Safe to repeat."""
+        await self._pool.aclose()
+
+    # --- the request -------------------------------------------------------------------
+
+    def _write(self, body: bytes, headers: Sequence[tuple[str, str]], method: str) -> bytes:
+        start = self._starts.get(method) or self._start(method)
+        names = self._names
+        lines = ""
+        for name, value in headers:
+            if name not in names or not (value.isascii() and value.isprintable()):
+                check_header(name, value)
+                names.add(name)
+            lines += f"{name}: {value}\r\n"
+        lines += f"Content-Length: {len(body)}\r\n\r\n"
+        return b"%b%b%b" % (start, lines.encode("latin-1"), body)
+
+    def _start(self, method: str) -> bytes:
+        if not _TOKEN.fullmatch(method):
+            raise ValueError(f"{method!r} is not a method")
+        target = self.target
+        start = f"{method} {target.path} HTTP/1.1\r\nHost: {target.host_header}\r\n{self._fixed}"
+        self._starts[method] = written = start.encode("latin-1")
+        return written
+
+    def _write_fixed(self, headers: list[tuple[str, str]]) -> str:
+        for name, value in headers:
+            check_header(name, value)
+        if self.target.authorization:
+            if any(name.lower() == "authorization" for name, _ in headers):
+                raise ValueError(
+                    "there are a user in the URL and a header Authorization; give one of them"
+                )
+            headers.append(("Authorization", self.target.authorization))
+        return "".join(f"{name}: {value}\r\n" for name, value in headers)
+
+    # --- connections -------------------------------------------------------------------
+
+    async def _connect(self) -> _Connection:
+        """Try the target's addresses in turn; each gets its share of the time that is left."""
+        if self._pool.is_closed:
+            raise NotSent("the client is closed")
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._connect_s
+        failure = late = NotSent(f"no connection within {self._connect_s:g} s")
+        try:
+            async with asyncio.timeout_at(ends):
+                endpoints = await checked(
+                    self.target.host, self.target.port, allow_private=self._allow_private
+                )
+        except AddressRefused as error:
+            raise NotSent(str(error)) from None
+        except TimeoutError:
+            raise late from None
+        except OSError as error:
+            raise NotSent(_reason(error)) from None
+        for tried, endpoint in enumerate(endpoints):
+            share = (ends - loop.time()) / (len(endpoints) - tried)
+            try:
+                async with asyncio.timeout(share):
+                    connection = await self._connect_to(endpoint)
+            except TimeoutError:
+                failure = late
+            except OSError as error:
+                failure = NotSent(_reason(error))
+            else:
+                if self._pool.is_closed:
+                    connection.abort()
+                    raise NotSent("the client is closed")
+                return connection
+        raise failure
+
+    async def _connect_to(self, endpoint: Endpoint) -> _Connection:
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(sock, endpoint.address)
+        except BaseException:
+            sock.close()
+            raise
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self._pool),
+            sock=sock,
+            ssl=self._tls,
+            server_hostname=self.target.host if self._tls else None,
+        )
+        return connection
+
+
+def _is_refusal(error: Exception) -> bool:
+    reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    return reason.endswith(_REFUSALS)
+
+
+def _reason(error: Exception) -> str:
+    """Say what failed in words of our own or the system's; nothing of the target's."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"certificate verify failed: {error.verify_message}"
+        case ssl.SSLError():
+            return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
+        case socket.gaierror():
+            is_final = error.errno == socket.EAI_NONAME
+            return "no such host name" if is_final else "the host name cannot be looked up now"
+        case ConnectionRefusedError():
+            return "connection refused"
+        case ConnectionResetError():
+            return "connection reset"
+        case OSError(errno=int(number)):
+            return os.strerror(number).lower()
+        case _:
+            return type(error).__name__

@@ -1,0 +1,917 @@
+"""
+Answer HTTP/1.1, with a bound on everything.
+
+The handler is a plain function: it gets a `Request` and a function to answer with, which
+it may call at once or later from the loop. There is no task per request, and no framework.
+
+How a connection goes:
+
+    idle ── first byte ──▶ head ── screen ──▶ body ──▶ busy (the handler's turn) ──▶ idle
+    any of them ── a refusal, or the last answer ──▶ lingering ──▶ closed
+
+* One request at a time: what a client sends ahead waits, at most two reads of it, so
+  answers leave in the order of their requests.
+* A head is judged in one piece by llhttp, and by stricter rules of our own, so how the
+  bytes were split cannot matter. What two servers in a row might read differently
+  (two lengths, folded lines, blanks before a colon, bare line feeds) is refused.
+* A body is counted while it comes, and refused at the byte that is one too many.
+* One sweep per server, not a timer per request, ends what takes too long.
+* After a refusal we listen on for a moment: closing on a client that is still sending
+  would reset the connection and destroy the answer.
+"""
+
+import asyncio
+import errno
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache, lru_cache, partial
+from http import HTTPStatus
+from math import inf
+from typing import Any, cast
+
+from httptools import (
+    HttpParserError,
+    HttpParserInvalidURLError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+    parse_url,
+)
+from msgspec import Struct
+
+from oncebridge.errors import ConfigError
+
+_log = logging.getLogger("oncebridge")
+
+
+class Request(Struct, frozen=True, gc=False):
+    """
+    What a client asks for.
+
+    *path* and *query* are as they were sent, not decoded. Names of *headers* are in lower
+    case, in the order they came, repeats kept.
+    """
+
+    method: str
+    path: str
+    query: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes = b""
+    peer: str = ""
+    """The address at the other end; empty where there is none."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """Give the first value of the header *name* (lower case), or None."""
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return None
+
+    def values(self, name: bytes) -> list[bytes]:
+        """Give all values of the header *name* (lower case), in order."""
+        return [value for known, value in self.headers if known == name]
+
+
+class Response(Struct, frozen=True):
+    """An answer. The server adds the length, and whether the connection stays open."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """How much, how long and how many."""
+
+    max_body: int = 2 * 1024 * 1024
+    max_head: int = 32 * 1024
+    """Request line and headers together."""
+    head_time: timedelta = timedelta(seconds=10)
+    """From the first byte (at first: from the connection) to the end of the headers."""
+    body_time: timedelta = timedelta(seconds=30)
+    """For a whole body; also how long a client may leave answers unread."""
+    idle_time: timedelta = timedelta(seconds=75)
+    """How long a connection stays open between two requests."""
+    max_connections: int = 1000
+
+
+Handler = Callable[[Request, Callable[[Response], None]], None]
+Screen = Callable[[Request], Response | None]
+_Asked = tuple[str, str, str, tuple[tuple[bytes, bytes], ...]]
+
+# What a connection is at; up to _CHUNKS it reads.
+_IDLE, _HEAD, _BODY, _CHUNKS, _BUSY, _BLOCKED, _LINGERING, _CLOSED = range(8)
+# Which line of a chunked body comes next.
+_SIZE, _END_OF_CHUNK, _TRAILER = range(3)
+
+_LAST_CALL_S = 0.02  # for a request that has arrived, and was not read yet, at a stop
+_LINGER_S = 1.0
+_LINGER_BYTES = 16 * 1024 * 1024
+_TURNED_AWAY = 256  # so many at once are told that there is no room; more are cut off
+_ACCEPTED_AT_ONCE = 64
+_MAX_LINE = 256  # a chunk's size and extensions
+_FRAMING_BYTES = 64 * 1024  # what chunking may add to the largest body
+
+_METHODS = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
+}
+_VERSIONS = {b"HTTP/1.1": True, b"HTTP/1.0": False}
+_FRAMING = frozenset([b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"])
+_HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+;=%:[]"
+_METHOD = re.compile(rb"[A-Z][A-Z-]*")
+_VERSION = re.compile(rb"HTTP/[0-9]\.[0-9]")
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED = rb'"(?:[\t\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;%b(?:=(?:%b|%b))?)*" % (_TOKEN, _TOKEN, _QUOTED))
+_FIELD = re.compile(rb"%b:[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_NAME = re.compile(_TOKEN.decode())
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_OURS = frozenset(["content-length", "content-type", "transfer-encoding", "connection"])
+_NEVER_A_BODY = frozenset([204, 304])
+
+
+def _refusal(status: int, why: str, *headers: tuple[str, str]) -> Response:
+    return Response(status, b'{"error":"%b"}' % why.encode(), headers=headers)
+
+
+_BAD_REQUEST = _refusal(400, "not a request that can be read safely")
+_TOO_SLOW = _refusal(408, "the request took too long to arrive")
+_BODY_TOO_LARGE = _refusal(413, "the body is too large")
+_NO_SUCH_EXPECTATION = _refusal(417, "only 100-continue can be expected")
+_HEAD_TOO_LARGE = _refusal(431, "the request line and headers are too large")
+_FAILED = _refusal(500, "internal error")
+_NO_SUCH_METHOD = _refusal(501, "no such method")
+_NO_SUCH_CODING = _refusal(501, "the only transfer coding is chunked")
+_NO_ROOM = _refusal(503, "too many connections", ("Retry-After", "1"))
+_NO_SUCH_VERSION = _refusal(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+
+
+class Server:
+    """
+    Listen on *host* and *port*, and call *handler* with each request.
+
+    *screen* sees each request when its headers are complete, and may refuse it before
+    the body is read; the connection closes after that. Both are called on the loop and
+    must be quick. If one raises, the client gets a 500 and the log the kind of error.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        host: str,
+        port: int,
+        screen: Screen | None = None,
+        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.handler = handler
+        self.screen = screen
+        self.bounds = bounds
+        self.stopping = False
+        self._tls = tls
+        self._host = host
+        self._port = port
+        self._listening: list[socket.socket] = []
+        self._deaf = False  # out of file descriptors, until the next sweep
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._served: set[_Connection] = set()
+        self._turned_away: set[_Connection] = set()
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+        self._next_sweep: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._port
+
+    @property
+    def connections(self) -> int:
+        """How many connections are being served."""
+        return len(self._served)
+
+    async def open(self) -> None:
+        """Listen, or raise `ConfigError` with what to do about it."""
+        _check_strictness()
+        self._listening = await _listen(self._host, self._port)
+        self._port = self._listening[0].getsockname()[1]
+        self._hear()
+        self._sweep()
+
+    def stop(self) -> None:
+        """Take no new connections, close those that wait, and the others after their answer."""
+        self.stopping = True
+        loop = asyncio.get_running_loop()
+        for listening in self._listening:
+            loop.remove_reader(listening)
+            listening.close()
+        self._listening.clear()
+        loop.call_later(_LAST_CALL_S, self._send_home)
+
+    async def aclose(self, grace: timedelta = timedelta(seconds=5)) -> None:
+        """Stop, wait up to *grace* for the answers under way, then cut off what is left."""
+        self.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace.total_seconds()):
+                await self._nobody.wait()
+        await asyncio.gather(*self._greeting, return_exceptions=True)
+        for connection in [*self._served, *self._turned_away]:
+            connection.cut_off()
+        await self._nobody.wait()
+        if self._next_sweep is not None:
+            self._next_sweep.cancel()
+            self._next_sweep = None
+
+    # --- for the connections -------------------------------------------------------------
+
+    def welcome(self, connection: "_Connection") -> bool:
+        """Count *connection* in; False if there is no room for it."""
+        self._nobody.clear()
+        has_room = len(self._served) < self.bounds.max_connections
+        (self._served if has_room else self._turned_away).add(connection)
+        return has_room
+
+    def farewell(self, connection: "_Connection") -> None:
+        self._served.discard(connection)
+        self._turned_away.discard(connection)
+        if not self._served and not self._turned_away:
+            self._nobody.set()
+
+    # --- inside --------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listening in self._listening:
+            loop.add_reader(listening, self._accept, listening)
+
+    def _send_home(self) -> None:
+        for task in self._greeting:
+            task.cancel()
+        for connection in list(self._served):
+            connection.leave_if_idle()
+
+    # We accept on our own, as a loop's server counts no connection before its TLS handshake.
+    def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        most = self.bounds.max_connections + _TURNED_AWAY
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                client, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.error("oncebridge.http_accept_failed", extra={"error": error.strerror})
+                self._deaf = True
+                loop.remove_reader(listening)
+                return
+            if len(self._served) + len(self._turned_away) + len(self._greeting) >= most:
+                client.close()
+                continue
+            client.setblocking(False)
+            task = loop.create_task(self._greet(client))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    async def _greet(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        is_tls = self._tls is not None
+        with suppress(OSError):  # hung up, or does not speak TLS
+            await loop.connect_accepted_socket(
+                lambda: _Connection(self, loop, is_tls=is_tls),
+                client,
+                ssl=self._tls,
+                ssl_handshake_timeout=self.bounds.head_time.total_seconds() if is_tls else None,
+                ssl_shutdown_timeout=_LINGER_S if is_tls else None,
+            )
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        bounds = self.bounds
+        shortest = min(bounds.head_time, bounds.body_time, bounds.idle_time).total_seconds()
+        self._next_sweep = loop.call_later(min(1.0, shortest / 4), self._sweep)
+        now = loop.time()
+        for connection in [*self._served, *self._turned_away]:
+            if connection.deadline <= now:
+                connection.run_out()
+        if self._deaf:
+            self._deaf = False
+            self._hear()
+
+
+class _Connection(asyncio.Protocol):
+    """One client, one request at a time."""
+
+    __slots__ = (
+        "_advancing",
+        "_asked",
+        "_at",
+        "_blocked",
+        "_bodiless",
+        "_body",
+        "_body_s",
+        "_complete",
+        "_data",
+        "_ended",
+        "_framing",
+        "_handler",
+        "_head_s",
+        "_headers",
+        "_idle_s",
+        "_is_tls",
+        "_keeps",
+        "_left",
+        "_line",
+        "_max_body",
+        "_max_head",
+        "_modern",
+        "_number",
+        "_paused",
+        "_peer",
+        "_screen",
+        "_server",
+        "_state",
+        "_time",
+        "_transport",
+        "deadline",
+    )
+
+    def __init__(
+        self, server: Server, loop: asyncio.AbstractEventLoop, *, is_tls: bool = False
+    ) -> None:
+        bounds = server.bounds
+        self._server = server
+        self._time = loop.time
+        self._is_tls = is_tls
+        self._handler = server.handler
+        self._screen = server.screen
+        self._max_head = bounds.max_head
+        self._max_body = bounds.max_body
+        self._head_s = bounds.head_time.total_seconds()
+        self._body_s = bounds.body_time.total_seconds()
+        self._idle_s = bounds.idle_time.total_seconds()
+        self._transport: asyncio.Transport
+        self._peer = ""
+        self._state = _IDLE
+        self.deadline = inf
+        self._data = b""  # what has come and was not read yet, from _at on
+        self._at = 0
+        self._advancing = False
+        self._paused = False  # we do not read
+        self._blocked = False  # the client does not read
+        self._ended = False  # the client sends no more
+        # The request under way.
+        self._number = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._complete = False
+        self._asked: _Asked
+        self._body = bytearray()
+        self._left = 0
+        self._line = _SIZE
+        self._framing = 0
+        self._modern = True  # HTTP/1.1
+        self._keeps = True
+        self._bodiless = False  # it was a HEAD
+
+    # --- what the transport tells ------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if peer else ""
+        self.deadline = self._time() + self._head_s
+        has_room = self._server.welcome(self)
+        if self._server.stopping:
+            self.cut_off()
+        elif not has_room:
+            self._refuse(_NO_ROOM)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the why is theirs
+        self._state = _CLOSED
+        self.deadline = inf
+        self._forget()
+        self._server.farewell(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._state <= _CHUNKS:
+            self._data = self._data + data if self._data else data
+            self._advance()
+        elif self._state <= _BLOCKED:
+            self._data += data
+            if not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+        elif self._state == _LINGERING:
+            self._left -= len(data)
+            if self._left < 0:
+                self._shut()
+
+    def eof_received(self) -> bool:
+        if self._state in (_BUSY, _BLOCKED) and not self._is_tls:
+            self._ended = True
+            return True  # it may still read
+        self._state = _CLOSED
+        self.deadline = self._time() + self._body_s
+        return False
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+        if self._state == _BLOCKED:
+            self._rest()
+
+    # --- what the server tells -----------------------------------------------------------
+
+    def leave_if_idle(self) -> None:
+        if self._state in (_IDLE, _BLOCKED):
+            self._shut()
+
+    def cut_off(self) -> None:
+        self._state = _CLOSED
+        self._transport.abort()
+
+    def run_out(self) -> None:
+        """End what took too long."""
+        if self._state in (_HEAD, _BODY, _CHUNKS):
+            self._refuse(_TOO_SLOW)
+        elif self._state in (_IDLE, _LINGERING):
+            self._shut()
+        else:
+            self.cut_off()
+
+    # --- reading -------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Read on, up to the next answer that is not there yet, or until more has to come."""
+        self._advancing = True
+        try:
+            while self._at < len(self._data):
+                state = self._state
+                if state <= _HEAD:
+                    goes_on = self._read_head()
+                elif state == _BODY:
+                    goes_on = self._read_body()
+                elif state == _CHUNKS:
+                    goes_on = self._read_chunks()
+                else:
+                    break
+                if not goes_on:
+                    break
+        finally:
+            self._advancing = False
+        self._data = self._data[self._at :]
+        self._at = 0
+
+    def _read_head(self) -> bool:
+        data, at = self._data, self._at
+        while data.startswith(b"\r\n", at):  # some clients end a body with one too many
+            at += 2
+        end = data.find(b"\r\n\r\n", at) + 4
+        if end < 4:
+            self._at = at
+            return self._await_head(data[at:])
+        self._at = end
+        self._modern, self._bodiless = True, False
+        refused = _HEAD_TOO_LARGE if end - at > self._max_head else self._judge(data[at:end])
+        if refused is not None:
+            self._refuse(refused)
+        return refused is None
+
+    def _await_head(self, part: bytes) -> bool:
+        self._modern, self._bodiless = True, False
+        if len(part) >= self._max_head:
+            self._refuse(_HEAD_TOO_LARGE)
+        elif part and part != b"\r":
+            # Tell at once who speaks another language, such as TLS.
+            if not 65 <= part[0] <= 90 or part.count(b"\n") != part.count(b"\r\n"):
+                self._refuse(_BAD_REQUEST)
+            elif self._state == _IDLE:
+                self._state = _HEAD
+                self.deadline = self._time() + self._head_s
+        return False
+
+    def _judge(self, head: bytes) -> Response | None:
+        """Take a complete *head* in; give the answer if that is a refusal."""
+        line = head[: head.find(b"\r\n")].split(b" ")
+        if len(line) != 3:
+            return _BAD_REQUEST
+        method = _METHODS.get(line[0])
+        modern = _VERSIONS.get(line[2])
+        if method is None or modern is None:
+            return _unknown(line[0], line[2])
+        self._modern = self._keeps = modern
+        self._bodiless = method == "HEAD"
+        self._headers = []
+        self._complete = False
+        try:
+            HttpRequestParser(self).feed_data(head)
+        except HttpParserUpgrade:
+            pass  # an offer that may be declined by going on as before
+        except HttpParserError:
+            return _BAD_REQUEST
+        target = _path_and_query(line[1], method)
+        if target is None or not self._complete:
+            return _BAD_REQUEST
+        self._asked = (method, target[0], target[1], tuple(self._headers))
+        return self._frame()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; llhttp calls this."""
+        self._headers.append((name.lower(), value.strip()))
+
+    def on_headers_complete(self) -> None:
+        """Take note that the head was whole; llhttp calls this."""
+        self._complete = True
+
+    def _frame(self) -> Response | None:
+        """Find out how the body is to be read, if at all."""
+        said: dict[bytes, bytes] = {}
+        for name, value in self._headers:
+            if name in _FRAMING:  # joined as a list, which a host or a length must not be
+                said[name] = b"%b,%b" % (said[name], value) if name in said else value
+        host = said.get(b"host")
+        if (self._modern and host is None) or (host and host.translate(None, _HOST_BYTES)):
+            return _BAD_REQUEST
+        if b"connection" in said:
+            self._heed(said[b"connection"])
+        coding = said.get(b"transfer-encoding")
+        if coding is not None:
+            coding = coding.lower()
+            if not self._modern or not coding.endswith(b"chunked") or b"content-length" in said:
+                return _BAD_REQUEST
+            if coding != b"chunked":
+                return _NO_SUCH_CODING
+        length = said.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 19:
+            return _BAD_REQUEST
+        expected = said.get(b"expect", b"").lower() if self._modern else b""
+        return self._admit(int(length), expected, is_chunked=coding is not None)
+
+    def _heed(self, wishes: bytes) -> None:
+        said = [wish.strip() for wish in wishes.lower().split(b",")]
+        if b"close" in said:
+            self._keeps = False
+        elif b"keep-alive" in said and not self._modern:
+            self._keeps = True
+
+    def _admit(self, length: int, expected: bytes, *, is_chunked: bool) -> Response | None:
+        if self._screen is not None:
+            try:
+                refused = self._screen(Request(*self._asked, b"", self._peer))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+                refused = _failed(error)
+            if refused is not None:
+                return refused
+        if length > self._max_body:
+            return _BODY_TOO_LARGE
+        if expected and expected != b"100-continue":
+            return _NO_SUCH_EXPECTATION
+        data, at = self._data, self._at
+        if (
+            not is_chunked and len(data) - at >= length
+        ):  # all here: the usual case, so the quick one
+            self._at = at + length
+            self._handle(data[at : at + length])
+            return None
+        self._state = _CHUNKS if is_chunked else _BODY
+        self.deadline = self._time() + self._body_s
+        self._left, self._line, self._framing = length, _SIZE, 0
+        if expected and at == len(data):
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return None
+
+    def _read_body(self) -> bool:
+        piece = self._data[self._at : self._at + self._left]
+        self._at += len(piece)
+        self._left -= len(piece)
+        self._body += piece
+        if self._left:
+            return False
+        self._handle(bytes(self._body))
+        return True
+
+    def _read_chunks(self) -> bool:
+        data, at = self._data, self._at
+        while at < len(data):
+            if self._left:
+                piece = data[at : at + self._left]
+                at += len(piece)
+                self._body += piece
+                self._left -= len(piece)
+                if not self._left:
+                    self._line = _END_OF_CHUNK
+                continue
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                self._at = at
+                return self._await_line(data[at:])
+            line = data[at:end]
+            at = end + 2
+            if not line and self._line == _TRAILER:
+                self._at = at
+                self._handle(bytes(self._body))
+                return True
+            refused = self._judge_line(line)
+            if refused is not None:
+                self._refuse(refused)
+                return False
+        self._at = at
+        return False
+
+    def _await_line(self, part: bytes) -> bool:
+        if self._line == _TRAILER and self._framing + len(part) > self._max_head:
+            self._refuse(_HEAD_TOO_LARGE)
+        elif (
+            b"\n" in part
+            or (self._line == _SIZE and len(part) > _MAX_LINE + 1)
+            or (self._line == _END_OF_CHUNK and part != b"\r")
+        ):
+            self._refuse(_BAD_REQUEST)
+        return False
+
+    def _judge_line(self, line: bytes) -> Response | None:
+        """Take in a line between the chunks; give the answer if that is a refusal."""
+        self._framing += len(line) + 2
+        if self._line == _END_OF_CHUNK:
+            self._line = _SIZE
+            return _BAD_REQUEST if line else None
+        if self._line == _TRAILER:  # read past, and not passed on
+            if self._framing > self._max_head:
+                return _HEAD_TOO_LARGE
+            return None if _FIELD.fullmatch(line) else _BAD_REQUEST
+        found = _CHUNK.fullmatch(line)
+        if found is None or len(line) > _MAX_LINE:
+            return _BAD_REQUEST
+        size = int(found[1], 16)
+        if (
+            len(self._body) + size > self._max_body
+            or self._framing > self._max_body + _FRAMING_BYTES
+        ):
+            return _BODY_TOO_LARGE
+        self._left = size
+        if not size:
+            self._line, self._framing = _TRAILER, 0
+        return None
+
+    # --- answering -----------------------------------------------------------------------
+
+    def _handle(self, body: bytes) -> None:
+        self._state = _BUSY
+        self.deadline = inf
+        self._number += 1
+        if self._body:
+            self._body = bytearray()
+        request = Request(*self._asked, body, self._peer)
+        try:
+            self._handler(request, partial(self._answer, self._number))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+            failed = _failed(error)
+            if self._state == _BUSY:
+                self._refuse(failed)
+            elif self._state < _LINGERING:
+                self._leave()
+
+    def _answer(self, number: int, response: Response) -> None:
+        if number != self._number or self._state != _BUSY:
+            return
+        wants_more = self._keeps
+        keeps = self._write(response, keeps=wants_more and not self._server.stopping)
+        if not keeps:
+            if wants_more or self._at < len(self._data):
+                self._leave()
+            else:
+                self._shut()
+        elif self._blocked:
+            self._state = _BLOCKED
+            self.deadline = self._time() + self._body_s
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Be ready for the next request, which may be here already."""
+        self._state = _IDLE
+        self.deadline = self._time() + self._idle_s
+        if self._advancing:
+            return
+        if self._data:
+            self._advance()
+        if self._state <= _CHUNKS:
+            if self._ended:
+                self._shut()
+            else:
+                self._listen_on()
+
+    def _write(self, response: Response, *, keeps: bool) -> bool:
+        """Send *response*; tell whether the connection stays open."""
+        modern, bodiless = self._modern, self._bodiless
+        try:
+            answer = _encoded(response, keeps=keeps, modern=modern, bodiless=bodiless)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+            keeps = False
+            answer = _encoded(_failed(error), keeps=False, modern=modern, bodiless=bodiless)
+        self._transport.write(answer)
+        return keeps
+
+    def _refuse(self, response: Response) -> None:
+        self._write(response, keeps=False)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Say no more, and listen until the client has seen that."""
+        if self._ended:
+            self._shut()
+            return
+        self._forget()
+        self._state = _LINGERING
+        self.deadline = self._time() + _LINGER_S
+        self._left = _LINGER_BYTES
+        if not self._is_tls and not self._transport.is_closing():
+            self._transport.write_eof()
+        self._listen_on()
+
+    def _listen_on(self) -> None:
+        if self._paused and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _shut(self) -> None:
+        self._forget()
+        self._state = _CLOSED
+        self.deadline = self._time() + self._body_s
+        self._transport.close()
+
+    def _forget(self) -> None:
+        self._data, self._at = b"", 0
+        self._headers = []
+        self._body = bytearray()
+
+
+# What llhttp must refuse, as we rely on it; older versions let some of this pass.
+_MUST_BE_REFUSED = (
+    b"GET / HTTP/1.1\nHost: a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: a\rb\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nX Y: b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\n: b\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n",
+    b"GET /\t HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
+)
+
+
+@cache
+def _check_strictness() -> None:
+    for head in _MUST_BE_REFUSED:
+        with suppress(HttpParserError):
+            HttpRequestParser(object()).feed_data(head)
+            raise ConfigError(
+                "", "the installed httptools reads requests too leniently; install 0.6.4 or later"
+            )
+
+
+def _failed(error: Exception) -> Response:
+    # The kind alone: a message might quote the payload.
+    _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
+    return _FAILED
+
+
+def _unknown(method: bytes, version: bytes) -> Response:
+    if version not in _VERSIONS:
+        return _NO_SUCH_VERSION if _VERSION.fullmatch(version) else _BAD_REQUEST
+    is_word = _METHOD.fullmatch(method) and method != b"CONNECT"
+    return _NO_SUCH_METHOD if is_word else _BAD_REQUEST
+
+
+def _path_and_query(target: bytes, method: str) -> tuple[str, str] | None:
+    """Split what llhttp found to be a target; None if it is not one for us."""
+    if b"#" in target or not target.isascii():
+        return None
+    if target.startswith(b"/"):
+        path, _, query = target.decode("ascii").partition("?")
+        return path, query
+    if target == b"*":
+        return ("*", "") if method == "OPTIONS" else None
+    try:
+        url = parse_url(target)
+    except HttpParserInvalidURLError:
+        return None
+    if (url.schema or b"").lower() not in (b"http", b"https") or not url.host:
+        return None
+    return (url.path or b"/").decode("ascii"), (url.query or b"").decode("ascii")
+
+
+# --- writing ----------------------------------------------------------------------------
+
+
+def _encoded(response: Response, *, keeps: bool, modern: bool, bodiless: bool) -> bytes:
+    body = response.body
+    start = _start(response.status, response.content_type if body else "")
+    fields = _fields(response.headers) if response.headers else b""
+    if not keeps:
+        fields += b"Connection: close\r\n"
+    elif not modern:
+        fields += b"Connection: keep-alive\r\n"
+    if response.status in _NEVER_A_BODY:
+        if body:
+            raise ValueError(f"a {response.status} has no body")
+        return b"%b%b\r\n" % (start, fields)
+    shown = b"" if bodiless else body
+    return b"%bContent-Length: %d\r\n%b\r\n%b" % (start, len(body), fields, shown)
+
+
+@lru_cache(256)
+def _start(status: int, content_type: str) -> bytes:
+    if not 200 <= status <= 599:
+        raise ValueError("a status is a number from 200 to 599")
+    line = f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
+    if not _VALUE.fullmatch(content_type):
+        raise ValueError("a content type is one line of text")
+    return (f"{line}Content-Type: {content_type}\r\n" if content_type else line).encode("latin-1")
+
+
+def _fields(headers: tuple[tuple[str, str], ...]) -> bytes:
+    for name, value in headers:
+        if not _NAME.fullmatch(name) or name.lower() in _OURS or not _VALUE.fullmatch(value):
+            raise ValueError("a header is a name, not one the server sets, and one line of text")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
+
+
+# --- listening --------------------------------------------------------------------------
+
+_NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+async def _listen(host: str, port: int) -> list[socket.socket]:
+    """Listen on every address that *host* stands for, on the same port."""
+    if not 0 <= port <= 65535:
+        raise ConfigError("", f"{host}:{port}: a port is a number from 0 to 65535")
+    listening: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, address in await _addresses(host, port):
+        if listening:  # port 0 was asked for, and the first has picked one
+            address = (address[0], listening[0].getsockname()[1], *address[2:])  # noqa: PLW2901
+        try:
+            listening.append(_listener(family, address))
+        except OSError as error:
+            # A name may stand for an IPv6 address that this machine does not have.
+            if problem is None or error.errno not in _NOT_OURS:
+                problem = error
+    if problem is not None and not (listening and problem.errno in _NOT_OURS):
+        for sock in listening:
+            sock.close()
+        raise ConfigError("", f"{host}:{port}: {_advice(problem)}") from problem
+    return listening
+
+
+async def _addresses(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(
+            "", f"{host}:{port}: the name stands for no address; write one of this machine's"
+        ) from error
+    return list(dict.fromkeys((entry[0], entry[4]) for entry in found))
+
+
+def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _advice(problem: OSError) -> str:
+    match problem.errno:
+        case errno.EADDRINUSE:
+            return "another program listens there already; stop it, or choose another port"
+        case errno.EADDRNOTAVAIL | errno.EAFNOSUPPORT:
+            return (
+                "is not an address of this machine; 127.0.0.1 is reached from this machine only, "
+                "0.0.0.0 from everywhere"
+            )
+        case errno.EACCES | errno.EPERM:
+            return "ports below 1024 are for privileged programs; choose 1024 or above"
+        case _:
+            return f"cannot be listened on ({problem.strerror})"
