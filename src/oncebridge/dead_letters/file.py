@@ -1,0 +1,252 @@
+"""
+Dead letters in a file: NDJSON, one letter per line, to be read with any tool.
+
+A letter is on the disk before its event is acknowledged. The event stands in the line as
+text under `raw`, or under `raw_base64` if it is not UTF-8. Several processes may share the
+file (`oncebridge.line_file` says how). Numbers ascend from line to line. Dropping letters
+writes the file anew beside the old one and then puts it in its place; the highest number
+so far stays behind in a line of its own, so that no number is given twice.
+"""
+
+import base64
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, ClassVar, Final, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.dead import DeadLetter
+from oncebridge.errors import DeadLetterError, StoreError, StoreUnavailable
+from oncebridge.line_file import LineFile, WriterThread, explained, path_of, sync_directory
+
+_T = TypeVar("_T")
+
+_NEAR: Final = 64 * 1024  # what is read through rather than searched
+
+
+class FileDeadLettersOptions(Struct, frozen=True, kw_only=True):
+    """There is nothing to set about dead letters in a file."""
+
+
+class _Heading(Struct, frozen=True, gc=False):
+    """What every line has."""
+
+    number: int
+    dropped: bool = False
+    """No letter: those up to *number* that do not stand here were dropped."""
+
+
+class _Line(_Heading, frozen=True, gc=False, kw_only=True):
+    """A letter as it stands in the file."""
+
+    reason: str
+    message: str
+    route: str
+    rule: str
+    key: str
+    attempts: int
+    maybe_delivered: bool
+    buried_ms: int
+    raw: str | None = None
+    raw_base64: str = ""
+
+
+_read_heading = msgspec.json.Decoder(_Heading).decode
+_read_line = msgspec.json.Decoder(_Line).decode
+
+
+class FileDeadLetters:
+    """Keep dead letters in the file at *path*, which only its owner may read."""
+
+    Options: ClassVar[type[FileDeadLettersOptions]] = FileDeadLettersOptions
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file = LineFile(self._path, mode=0o600)
+        self._thread = WriterThread()
+        self._closed = False
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        options: FileDeadLettersOptions | None = None,  # noqa: ARG003 - there are none
+    ) -> Self:
+        """Keep them in the file of `file:PATH`."""
+        return cls(path_of(url))
+
+    async def open(self) -> None:
+        def check(stop: threading.Event) -> None:
+            with self._file.locked(stop) as size:
+                self._last_number(size)
+
+        await self._run(check)
+
+    async def put(self, letters: Sequence[DeadLetter]) -> None:
+        def append(stop: threading.Event) -> None:
+            with self._file.locked(stop) as size:
+                first = self._last_number(size) + 1
+                lines = [_line_of(letter, number) for number, letter in enumerate(letters, first)]
+                self._file.append(b"".join(lines))
+
+        try:
+            await self._run(append)
+        except (StoreError, UnicodeEncodeError) as error:
+            raise DeadLetterError(str(error)) from error
+
+    async def list(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        return await self._run(lambda _: _page(self._path, after, limit))
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        def rewrite(stop: threading.Event) -> int:
+            with self._file.locked(stop):
+                return self._drop(frozenset(numbers))
+
+        return await self._run(rewrite)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._thread.aclose(self._file.close)
+
+    async def _run(self, work: Callable[[threading.Event], _T]) -> _T:
+        if self._closed:
+            raise StoreError(f"{self._path}: has been closed")
+        try:
+            return await self._thread.run(work)
+        except BlockingIOError as error:
+            raise StoreUnavailable(f"{self._path}: {explained(error)}") from error
+        except OSError as error:
+            raise StoreError(f"{self._path}: {explained(error)}") from error
+        except UnicodeEncodeError:
+            raise
+        except (msgspec.MsgspecError, ValueError):
+            # without the error, which may quote the line
+            raise StoreError(
+                f"{self._path}: a line is no dead letter; name another path, or mend the file"
+            ) from None
+
+    # --- in the thread -------------------------------------------------------------------
+
+    def _last_number(self, size: int) -> int:
+        """Tell the highest number that was ever given; the last line has it."""
+        return _read_heading(self._file.read_last_line()).number if size else 0
+
+    def _drop(self, numbers: AbstractSet[int]) -> int:
+        new = self._path.with_name(f"{self._path.name}.new")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as kept, self._path.open("rb") as file:
+                os.fchmod(fd, stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+                dropped = _copy(file, kept, numbers)
+                kept.flush()
+                os.fsync(fd)
+            if dropped:
+                new.rename(self._path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        if dropped:
+            sync_directory(self._path.parent)
+        else:
+            new.unlink()
+        return dropped
+
+
+def _page(path: Path, after: int, limit: int) -> list[DeadLetter]:
+    found: list[DeadLetter] = []
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        _seek(file, after)
+        for text in _whole_lines(file):
+            if len(found) >= limit:
+                break
+            heading = _read_heading(text)
+            if heading.number > after and not heading.dropped:
+                found.append(_letter_of(_read_line(text)))
+    return found
+
+
+def _copy(file: BinaryIO, kept: BinaryIO, numbers: AbstractSet[int]) -> int:
+    """Copy the letters that are not among *numbers*, and tell how many were."""
+    dropped = last_kept = last = 0
+    for text in _whole_lines(file):
+        heading = _read_heading(text)
+        last = heading.number
+        if heading.dropped:
+            continue
+        if last in numbers:
+            dropped += 1
+        else:
+            kept.write(text)
+            last_kept = last
+    if last > last_kept:
+        kept.write(_encoded({"number": last, "dropped": True}))
+    return dropped
+
+
+def _seek(file: BinaryIO, after: int) -> None:
+    """Go to the beginning of a line that is not far before the first numbered above *after*."""
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > _NEAR:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()
+        begin = file.tell()
+        text = file.readline()
+        if begin < high and text.endswith(b"\n") and _read_heading(text).number <= after:
+            low = begin
+        else:
+            high = middle
+    file.seek(low)
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Leave out a last line that is being written just now."""
+    return (text for text in file if text.endswith(b"\n"))
+
+
+def _line_of(letter: DeadLetter, number: int) -> bytes:
+    content: dict[str, str]
+    try:
+        content = {"raw": letter.raw.decode()}
+    except UnicodeDecodeError:
+        content = {"raw_base64": base64.b64encode(letter.raw).decode()}
+    return _encoded(
+        {
+            "number": number,
+            "reason": letter.reason,
+            # texts of the operating system may hold what is no text
+            "message": letter.message.encode(errors="replace").decode(),
+            "route": letter.route,
+            "rule": letter.rule,
+            "key": letter.key.hex(),
+            "attempts": letter.attempts,
+            "maybe_delivered": letter.maybe_delivered,
+            "buried_ms": letter.buried_ms,
+            **content,
+        }
+    )
+
+
+def _encoded(members: dict[str, object]) -> bytes:
+    return msgspec.json.encode(members) + b"\n"
+
+
+def _letter_of(line: _Line) -> DeadLetter:
+    return DeadLetter(
+        base64.b64decode(line.raw_base64, validate=True) if line.raw is None else line.raw.encode(),
+        line.reason,
+        line.message,
+        line.route,
+        line.rule,
+        bytes.fromhex(line.key),
+        line.attempts,
+        line.maybe_delivered,
+        line.buried_ms,
+        line.number,
+    )

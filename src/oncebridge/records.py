@@ -1,0 +1,636 @@
+"""
+How one body or one file holds many events, and how to get at the bytes of each.
+
+Three shapes are read, of a body (`split`) and of a file of any size (`Records`):
+
+    lines      NDJSON: one event on each line
+    array      one JSON array, however it is laid out
+    values     one event, or several after each other, laid out over lines or not at all
+
+Nothing is parsed here beyond finding where a record begins and ends. Its bytes are kept
+as they came, without the blanks around them; whether they are an event is found out
+later, one by one, so that a bad record is refused alone. What is not understood is a
+record too: nothing is left out because it looks wrong.
+
+`as_line` goes the other way: it gives the bytes of an event as one line of a file.
+"""
+
+import re
+import sys
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import BinaryIO, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from oncebridge.errors import OncebridgeError
+
+_BLANKS: Final = b" \t\r\n"
+_BOM: Final = b"\xef\xbb\xbf"
+_GZIP: Final = b"\x1f\x8b"
+_LINE_TYPES: Final = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl"})
+
+_UNZIP_IN: Final = 16 * 1024  # small, as what follows a member in it is copied once per member
+_UNZIP_OUT: Final = 256 * 1024
+_KEPT: Final = 64 * 1024
+_MOST_BLANKS: Final = 1024 * 1024
+
+_read_elements = msgspec.json.Decoder(list[Raw]).decode
+_read_any = msgspec.json.Decoder(Raw).decode
+
+
+class BadGzip(OncebridgeError):
+    """
+    The data is not gzip, or not all of it.
+
+    *offset* says how many bytes could be unpacked before.
+    """
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(f"{message} (after {offset} bytes, unpacked)")
+        self.offset = offset
+
+
+class TooLarge(OncebridgeError):
+    """Unpacked, the data is larger than the limit; it was not unpacked further."""
+
+
+# --- one body --------------------------------------------------------------------------
+
+
+def split(body: bytes, *, content_type: str = "") -> list[bytes]:
+    """
+    Take a body apart into records: one event, a JSON array of events, or NDJSON.
+
+    It never fails. A body that is none of the three is one record as it came, and so is
+    an empty one; an array or an NDJSON body without content (announced as NDJSON by its
+    *content_type*) has no records.
+    """
+    if is_lines(content_type):
+        return _filled_lines(body)
+    start = body.lstrip(_BLANKS)[:1]
+    if start == b"[":
+        try:
+            return [bytes(element) for element in _read_elements(body)]
+        except (msgspec.DecodeError, RecursionError):
+            return [body]
+    if start == b"{" and b"\n" in body:
+        # no JSON has a line that ends with } before one that begins with {
+        lines = _filled_lines(body)
+        if len(lines) > 1 and all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+            return lines
+    return [body]
+
+
+def is_lines(content_type: str) -> bool:
+    """Tell whether a body is announced as NDJSON."""
+    return content_type.partition(";")[0].strip().lower() in _LINE_TYPES
+
+
+def as_line(raw: bytes) -> bytes:
+    """
+    Give one JSON text as one line, its line end included.
+
+    Line breaks become blanks: in JSON they stand between tokens only, never in a string.
+    """
+    return raw.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
+
+
+def inflate(body: bytes, limit: int) -> bytes:
+    """
+    Unpack a gzip body, also one of several members, to at most *limit* bytes.
+
+    Raises `TooLarge` as soon as there would be more, and `BadGzip` for what is not gzip,
+    is cut short or damaged, or is followed by something else.
+    """
+    pieces = (body[at : at + _UNZIP_IN] for at in range(0, len(body), _UNZIP_IN))
+    unpacked, size = [], 0
+    for piece in _unzip(pieces):
+        size += len(piece)
+        if size > limit:
+            raise TooLarge(f"the body unpacks to more than {limit} bytes")
+        unpacked.append(piece)
+    return b"".join(unpacked)
+
+
+def _filled_lines(body: bytes) -> list[bytes]:
+    lines = (line.strip(_BLANKS) for line in body.split(b"\n"))
+    return [line for line in lines if line]
+
+
+# --- gzip ------------------------------------------------------------------------------
+
+
+def _unzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Unpack gzip members, all that can be had of them, and then say what is wrong."""
+    offset = 0
+    member, is_first, is_between = zlib.decompressobj(wbits=31), True, True
+    for packed in pieces:
+        piece, is_pending = packed, False
+        while piece or is_pending:
+            if is_between and not is_first:
+                piece = piece.lstrip(b"\0")  # padding, as tapes and block devices leave it
+                if not piece:
+                    break
+                member = zlib.decompressobj(wbits=31)
+            is_between = is_first = False
+            before = member.copy()
+            try:
+                out = member.decompress(piece, _UNZIP_OUT)
+            except zlib.error:
+                if out := _unzip_bytewise(before, piece):
+                    offset += len(out)
+                    yield out
+                raise BadGzip("the gzip data is damaged, or is no gzip data", offset) from None
+            offset += len(out)
+            if out:
+                yield out
+            if member.eof:
+                piece, is_pending, is_between = member.unused_data, False, True
+            else:
+                # when as much came as was asked for there may be more, even without more input
+                piece, is_pending = member.unconsumed_tail, len(out) == _UNZIP_OUT
+    if not is_between or is_first:
+        raise BadGzip("the gzip data is cut short", offset)
+
+
+def _unzip_bytewise(member: "zlib._Decompress", piece: bytes) -> bytes:
+    """Unpack what stands before the damage, which a call that fails does not return."""
+    out = bytearray()
+    try:
+        for at in range(len(piece)):
+            out += member.decompress(piece[at : at + 1])
+    except zlib.error:
+        pass
+    return bytes(out)
+
+
+# --- files -----------------------------------------------------------------------------
+
+
+class Record(Struct, frozen=True, gc=False):
+    """One record of a file, and where it stands there."""
+
+    raw: bytes
+    line: int
+    """The line it begins on, counted from 1."""
+    end: int
+    """The offset just behind it, in what the file unpacks to."""
+    last_line: int
+    """The line that *end* is on."""
+    too_long: bool = False
+    """*raw* is only the beginning: the record is longer than a record may be."""
+
+
+class _Shape(Enum):
+    LINES = "lines"
+    ARRAY = "array"
+    VALUES = "values"
+
+
+class Records:
+    """
+    Read the records of *file*, which is open for reading bytes and at its beginning.
+
+    The file may be packed with gzip, which is seen by its first bytes. What shape it
+    has is decided by how it begins:
+
+    * `[`: an array, unless each of the first two lines is JSON in itself;
+    * `{`: lines if the first or the second line is an object in itself, else values;
+    * anything else: lines.
+
+    Commas between values are passed over. An array is read as far as it goes, also when
+    its end is missing. Memory stays flat: a record longer than *max_record* is given
+    with its beginning only, marked `too_long`, and reading goes on behind it.
+
+    To go on where another reader stopped, give the `end` and the `last_line` of the last
+    record that is done with as *start* and *line*: exactly the others follow.
+
+    Reading blocks; call `read` from a thread, one at a time. A damaged gzip file raises
+    `BadGzip` after everything before the damage was given.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        *,
+        start: int = 0,
+        line: int = 1,
+        max_record: int = 16 * 1024 * 1024,
+        chunk: int = 128 * 1024,
+    ) -> None:
+        self._file = file
+        self._start = start
+        self._line = line
+        self._most = max_record
+        self._chunk = chunk
+        self._batches = self._run()
+        self._ready: list[Record] = []
+        self._next = 0  # of those that are ready
+        self._end = start  # of the last record that was given
+        self._is_full = False  # the last read brought all it asked for: more is there at once
+        self._damage: BadGzip | None = None  # found at the end of what could be unpacked
+        self._fault: Exception | None = None  # nothing more can be read, for this reason
+
+    def __iter__(self) -> Iterator[Record]:
+        while self._has_more(wait=True):
+            while self._next < len(self._ready):
+                record = self._ready[self._next]
+                self._next += 1
+                self._end = record.end
+                yield record
+        if self._fault is not None:
+            raise self._fault
+
+    def read(self, count: int, size: int) -> list[Record]:
+        """
+        Read up to *count* records or about *size* bytes, at least one; none are left at the end.
+
+        It waits for the first record only: of a pipe it gives what is there.
+        """
+        limit = self._end + size
+        taken: list[Record] = []
+        while not taken or (len(taken) < count and self._end < limit):
+            if not self._has_more(wait=not taken):
+                break
+            first, last = self._next, min(len(self._ready), self._next + count - len(taken))
+            fitting = bisect_left(self._ready, limit, first, last, key=_end_of)
+            self._next = max(first, min(fitting, last - 1)) + 1
+            taken += self._ready[first : self._next]
+            self._end = taken[-1].end
+        if self._fault is not None and not taken:
+            raise self._fault
+        return taken
+
+    def _has_more(self, *, wait: bool) -> bool:
+        """Make sure that a record is ready, if there is one; False also after a fault."""
+        while self._next == len(self._ready):
+            if self._fault is not None or not (wait or self._is_full):
+                return False
+            try:
+                self._ready = next(self._batches)
+            except StopIteration:
+                self._fault = self._damage
+                return False
+            except (OSError, ValueError) as error:
+                # Kept, and raised again and again: the next call must not look like the end.
+                self._fault = error
+                return False
+            self._next = 0
+        return True
+
+    def _run(self) -> Iterator[list[Record]]:
+        pieces = self._pieces()
+        opening = b""
+        while len(opening) < len(_GZIP) and (piece := next(pieces, b"")):
+            opening += piece
+        pieces = chain([opening], pieces)
+        is_packed = opening.startswith(_GZIP)
+        if is_packed:
+            pieces = self._unpacked(pieces)
+        head = _Head(pieces, self._most)
+        shape, body = head.look()
+        begin = max(self._start, body)
+        line = self._line + head.text.count(b"\n", self._start, begin)
+        chunks = self._from(begin, bytes(head.text), pieces, is_packed=is_packed)
+        if shape is _Shape.LINES:
+            yield from self._lines(chunks, begin, line)
+        else:
+            yield from self._scan(chunks, begin, line, _Finder(shape))
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Read the file as it is; what a pipe has is taken at once, not when it is enough."""
+        read = getattr(self._file, "read1", self._file.read)
+        while True:
+            piece: bytes | None = read(self._chunk)
+            if piece is None:
+                raise BlockingIOError("the file does not wait for data; open it in blocking mode")
+            self._is_full = len(piece) == self._chunk
+            if not piece:
+                return
+            yield piece
+
+    def _unpacked(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        small = (
+            piece[at : at + _UNZIP_IN] for piece in pieces for at in range(0, len(piece), _UNZIP_IN)
+        )
+        try:
+            yield from _unzip(small)
+        except BadGzip as error:
+            self._damage = error  # raised behind the last record
+
+    def _from(
+        self, begin: int, head: bytes, pieces: Iterator[bytes], *, is_packed: bool
+    ) -> Iterator[bytes]:
+        """Give the content from the offset *begin* on."""
+        for at in range(begin, len(head), self._chunk):
+            yield head[at : at + self._chunk]
+        skipped = len(head)
+        if begin > skipped and not is_packed and self._file.seekable():
+            self._file.seek(begin - skipped, 1)
+            skipped = begin
+        for piece in pieces:
+            if skipped >= begin:
+                yield piece
+            elif skipped + len(piece) > begin:
+                yield piece[begin - skipped :]
+            skipped += len(piece)
+
+    # --- lines -------------------------------------------------------------------------
+
+    def _lines(self, chunks: Iterator[bytes], offset: int, line: int) -> Iterator[list[Record]]:
+        """Find lines; *offset* and *line* are where the first unfinished one begins."""
+        pile = _Pile(self._most)
+        for chunk in chunks:
+            last = chunk.rfind(b"\n")
+            if last < 0:
+                pile.add(chunk)
+                continue
+            first, records = 0, []
+            if pile.size:
+                first = chunk.find(b"\n") + 1
+                pile.add(chunk[: first - 1])
+                offset += pile.size
+                records = self._finished(pile, offset, line)
+                offset, line = offset + 1, line + 1
+            if first <= last:
+                records += self._block(chunk[first:last], offset, line)
+                offset += last + 1 - first
+                line += chunk.count(b"\n", first)
+            pile.add(chunk[last + 1 :])
+            yield records
+        if pile.size:
+            yield self._finished(pile, offset + pile.size, line)
+
+    def _finished(self, pile: "_Pile", end: int, line: int) -> list[Record]:
+        raw, is_long = pile.take()
+        if not is_long:
+            raw = raw.strip(_BLANKS)
+        return [Record(raw, line, end, line, is_long)] if raw else []
+
+    def _block(self, text: bytes, offset: int, line: int) -> list[Record]:
+        """Make records of whole lines, with next to nothing done for each of them."""
+        lines = text.split(b"\n")
+        numbers = range(line, line + len(lines))
+        ends = [end + at for at, end in enumerate(accumulate(map(len, lines)), offset)]
+        raws = [each.strip(_BLANKS) for each in lines]
+        records = list(map(Record, raws, numbers, ends, numbers))
+        if len(text) > self._most:
+            for at, each in enumerate(lines):
+                if len(each) > self._most:
+                    number = line + at
+                    records[at] = Record(each[: _kept(self._most)], number, ends[at], number, True)
+        return records if all(raws) else [record for record in records if record.raw]
+
+    # --- an array, or values after each other ------------------------------------------
+
+    def _scan(
+        self, chunks: Iterator[bytes], offset: int, line: int, finder: "_Finder"
+    ) -> Iterator[list[Record]]:
+        """Find values; *line* counts as far as *counted*, an index into the present chunk."""
+        pile = _Pile(self._most)
+        is_inside, first_line = False, line
+        begins = offset
+        for chunk in chunks:
+            records = []
+            at = counted = 0
+            while True:
+                if not is_inside:
+                    at = finder.skip_gap(chunk, at)
+                    if at == len(chunk):
+                        break
+                    line += chunk.count(b"\n", counted, at)
+                    is_inside, first_line, counted, begins = True, line, at, offset + at
+                    finder.begin(chunk[at])
+                first, at = at, finder.find_end(chunk, at)
+                is_inside = at < 0
+                if is_inside:
+                    pile.add(chunk[first:])
+                    break
+                pile.add(chunk[first:at])
+                line += chunk.count(b"\n", counted, at)
+                counted = at
+                records.append(_finished_value(pile, begins, first_line, line))
+            line += chunk.count(b"\n", counted)
+            offset += len(chunk)
+            yield records
+        if is_inside:
+            yield [_finished_value(pile, begins, first_line, line)]
+
+
+_end_of = attrgetter("end")
+
+
+def _finished_value(pile: "_Pile", begins: int, first_line: int, last_line: int) -> Record:
+    end = begins + pile.size
+    raw, is_long = pile.take()
+    if not is_long:
+        raw = raw.rstrip(_BLANKS)
+        end, last_line = begins + len(raw), first_line + raw.count(b"\n")
+    return Record(raw, first_line, end, last_line, is_long)
+
+
+def _kept(most: int) -> int:
+    return min(most, _KEPT)
+
+
+class _Pile:
+    """The pieces of one record; when they are more than *most*, the beginning alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pieces: list[bytes] = []
+        self.size = 0
+
+    def add(self, piece: bytes) -> None:
+        was_long = self.size > self._most
+        self.size += len(piece)
+        if was_long or not piece:
+            return
+        self._pieces.append(piece)
+        if self.size > self._most:
+            self._pieces = [b"".join(self._pieces)[: _kept(self._most)]]
+
+    def take(self) -> tuple[bytes, bool]:
+        """Take all away, and tell whether it is the beginning alone."""
+        raw, is_long = b"".join(self._pieces), self.size > self._most
+        self._pieces, self.size = [], 0
+        return raw, is_long
+
+
+class _Head:
+    """The beginning of a file, as much of it as is needed to tell the shape."""
+
+    def __init__(self, pieces: Iterator[bytes], most: int) -> None:
+        self.text = bytearray()
+        self._pieces = pieces
+        self._most = most
+
+    def look(self) -> tuple[_Shape, int]:
+        """Tell the shape, and the offset where the records begin."""
+        while len(self.text) < len(_BOM) and self._more():
+            pass
+        bom = len(_BOM) if self.text.startswith(_BOM) else 0
+        first = self._filled(bom)
+        opening = self._byte(first)
+        if opening == b"[":
+            if self._is_json(first) and self._is_json(self._line_after(first)):
+                return _Shape.LINES, bom
+            return _Shape.ARRAY, first + 1
+        if opening == b"{" and not self._is_json(first):
+            second = self._line_after(first)
+            if self._byte(second) != b"{" or not self._is_json(second):
+                return _Shape.VALUES, bom
+        return _Shape.LINES, bom
+
+    def _more(self) -> bool:
+        piece = next(self._pieces, b"")
+        self.text += piece
+        return bool(piece)
+
+    def _byte(self, at: int) -> bytes:
+        return bytes(self.text[at : at + 1]) if at >= 0 else b""
+
+    def _filled(self, at: int) -> int:
+        """Find the first byte that is not blank; -1 if there is none, or none near."""
+        limit = at + _MOST_BLANKS
+        while True:
+            at = _past(_blanks, self.text, at, limit)
+            if at == limit:
+                return -1
+            if at < len(self.text):
+                return at
+            if not self._more():
+                return -1
+
+    def _line_end(self, at: int) -> int:
+        """Find where the line at *at* ends; -1 if it is longer than a record may be."""
+        limit = at + self._most
+        searched = at
+        while True:
+            found = self.text.find(b"\n", searched, limit + 1)
+            if found >= 0:
+                return found
+            searched = len(self.text)
+            if searched > limit:
+                return -1
+            if not self._more():
+                return searched
+
+    def _line_after(self, at: int) -> int:
+        end = self._line_end(at)
+        return self._filled(end) if end >= 0 else -1
+
+    def _is_json(self, at: int) -> bool:
+        end = self._line_end(at) if at >= 0 else -1
+        if end < 0:
+            return False
+        try:
+            _read_any(self.text[at:end])
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
+
+# Groups are repeated a bounded number of times, which bounds the memory of a match; where a
+# match stops early, at a quote or a backslash, `_Finder` goes on by itself. Only sets are
+# possessive: Python before 3.11.5 gets possessive groups wrong.
+_STRING_REST: Final = rb'[^"\\]*+(?:\\.[^"\\]*+){0,500}'
+_string_rest = re.compile(_STRING_REST, re.DOTALL)
+_nested = re.compile(rb'[^"\[\]{}]*+(?:"%b"[^"\[\]{}]*+){0,500}' % _STRING_REST, re.DOTALL)
+_element = re.compile(rb'[^",\[\]{]*+(?:"%b"[^",\[\]{]*+){0,500}' % _STRING_REST, re.DOTALL)
+_stray = re.compile(rb"[^\n\[{]*+")
+_blanks = re.compile(rb"[ \t\r\n]*+")
+_opening = re.compile(rb"[\[{]*+")
+_closing = re.compile(rb"[\]}]*+")
+_gaps = {
+    _Shape.ARRAY: re.compile(rb"[ \t\r\n,\]]*+"),
+    _Shape.VALUES: re.compile(rb"[ \t\r\n,]*+"),
+}
+_QUOTE, _BACKSLASH = b'"\\'
+
+
+def _past(
+    pattern: re.Pattern[bytes], text: bytes | bytearray, at: int, end: int = sys.maxsize
+) -> int:
+    found = pattern.match(text, at, end)
+    return found.end() if found else at
+
+
+class _Finder:
+    """
+    Find where a value ends that comes in chunks.
+
+    Only strings and the depth of brackets are looked at. An element of an array goes up
+    to the next comma or bracket that is not its own; a value goes up to its own last
+    bracket; what stands beside values goes up to the next one or to the end of the line.
+    Between two records nothing is remembered, so reading can begin behind any of them.
+    """
+
+    def __init__(self, shape: _Shape) -> None:
+        self._is_array = shape is _Shape.ARRAY
+        self._gap = _gaps[shape]
+        self._outer = _element if self._is_array else _stray
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+        self._is_stray = False
+
+    def skip_gap(self, chunk: bytes, at: int) -> int:
+        return _past(self._gap, chunk, at)
+
+    def begin(self, byte: int) -> None:
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+        self._is_stray = byte not in b"[{"
+
+    def find_end(self, chunk: bytes, at: int) -> int:
+        """Go on at *at* and give the index behind the value; -1 if the next chunk is needed."""
+        while at < len(chunk):
+            if self._in_string:
+                at = self._leave_string(chunk, at)
+                continue
+            at = _past(_nested if self._depth else self._outer, chunk, at)
+            if at == len(chunk):
+                break
+            if not self._depth and self._ends_before(chunk[at]):
+                return at
+            at = self._turn(chunk, at)
+            if not self._depth and not self._is_array:
+                return at
+        return -1
+
+    def _ends_before(self, byte: int) -> bool:
+        return byte in b",]" if self._is_array else self._is_stray
+
+    def _turn(self, chunk: bytes, at: int) -> int:
+        """Take a quote or brackets into account, as many as stand together."""
+        if chunk[at] == _QUOTE:
+            self._in_string = True
+            return at + 1
+        opened = _past(_opening, chunk, at) - at
+        if opened:
+            self._depth += opened
+            return at + opened
+        closed = min(self._depth, _past(_closing, chunk, at) - at)
+        self._depth -= closed
+        return at + closed
+
+    def _leave_string(self, chunk: bytes, at: int) -> int:
+        """Go on to the end of a string, as far as this chunk has it."""
+        if self._is_escaped:
+            self._is_escaped = False
+            return at + 1
+        at = _past(_string_rest, chunk, at)
+        if at < len(chunk):
+            if chunk[at] == _BACKSLASH:
+                self._is_escaped = True
+            else:
+                self._in_string = False
+            at += 1
+        return at

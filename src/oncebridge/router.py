@@ -1,0 +1,287 @@
+"""
+Several ways out: each arrival goes to every route it is for.
+
+A route is a gateway of its own, with its own claims, so an event that one sink has and
+another has not yet is a duplicate here and delivered there. An arrival is acknowledged when
+every one of its routes acknowledges it. What no route is for is kept in the dead letters, or
+dropped where that was asked for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+from msgspec import Struct
+
+from oncebridge.books import Books
+from oncebridge.clock import Clock, system_clock
+from oncebridge.dead import DeadLetter, DeadLetters
+from oncebridge.errors import DeadLetterError, OncebridgeError
+from oncebridge.event import Event, Unreadable, read
+from oncebridge.flight import Arrival
+from oncebridge.gateway import Gateway
+from oncebridge.pattern import Pattern
+from oncebridge.settings import Settings
+from oncebridge.verdict import Outcome, Verdict
+
+_log = logging.getLogger("oncebridge")
+_UNROUTED = "unrouted"
+_BROKEN_OFF = "an unforeseen error"
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """What became of one arrival on all its routes together."""
+
+    acknowledge: bool
+    verdict: Verdict | None
+    """None where the arrival is only kept for later (a spool)."""
+    retry_after_ms: int = 0
+    reason: str = ""
+    outcomes: tuple[tuple[str, Outcome], ...] = ()
+    """By the names of the routes, in their order."""
+
+
+Answered = Callable[[int, Answer], None]
+"""Told the answer to each arrival of a batch, by its place in it."""
+
+
+class Way(Struct, frozen=True):
+    """One route: the gateway, and which events it is for."""
+
+    gateway: Gateway
+    match: Pattern | None = None
+
+
+class Router:
+    """Give each arrival to the *ways* it is for."""
+
+    def __init__(
+        self,
+        ways: Sequence[Way],
+        *,
+        dead: DeadLetters | None = None,
+        discard_unrouted: bool = False,
+        settings: Settings = Settings(),  # noqa: B008 - frozen
+        clock: Clock = system_clock,
+    ) -> None:
+        self.ways = tuple(ways)
+        self.unrouted = Books()
+        """Counts of what no route was for."""
+        self._dead = dead
+        self._discard = discard_unrouted
+        self._settings = settings
+        self._clock = clock
+        self._apart = ways[0].gateway.rules.apart
+        self._only = ways[0] if len(ways) == 1 and ways[0].match is None else None
+
+    @property
+    def gateways(self) -> list[Gateway]:
+        return [way.gateway for way in self.ways]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Tell whether a route keeps events of one entity in order."""
+        return any(gateway.is_ordered for gateway in self.gateways)
+
+    def away_s(self) -> float:
+        """Tell how many seconds there is no point in bringing events: no route takes any."""
+        return min(gateway.away_s() for gateway in self.gateways)
+
+    def read(self, raw: bytes) -> Event | Unreadable:
+        """Read one event as the routes will."""
+        limits, bare = self._settings.limits, self._settings.bare
+        return read(raw, limits=limits, bare=bare, apart=self._apart)
+
+    async def process(
+        self,
+        arrivals: Sequence[Arrival],
+        *,
+        within: timedelta | None = None,
+        patience: timedelta = timedelta(0),
+        answered: Answered | None = None,
+    ) -> list[Answer]:
+        """
+        Take a batch of arrivals through their routes, and answer for each, in order.
+
+        *answered* is told each answer as soon as it is known. Nothing is raised: what is
+        unforeseen is logged, and its arrivals are handed back.
+        """
+        gathered = _Gathered(len(arrivals), answered)
+        batches = list(self._sort(arrivals, gathered))
+        gathered.expect(batches)
+        try:
+            done = await asyncio.gather(
+                *[
+                    way.gateway.process(
+                        [arrival for _, arrival in batch],
+                        within=within,
+                        patience=patience,
+                        settled=gathered.of(way.gateway.route, [at for at, _ in batch]),
+                    )
+                    for way, batch in batches
+                ],
+                *([self._close_unrouted(gathered)] if gathered.unrouted else []),
+                return_exceptions=True,
+            )
+        finally:
+            gathered.close()
+        for error in done:
+            if isinstance(error, BaseException):
+                # Its type only: the text of an exception may quote the event.
+                _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
+                if not isinstance(error, Exception):
+                    raise error
+        return gathered.answers()
+
+    def _sort(
+        self, arrivals: Sequence[Arrival], gathered: "_Gathered"
+    ) -> "Iterator[tuple[Way, _Batch]]":
+        """Find each arrival's routes; what can't be read is the first one's to bury."""
+        if self._only is not None:
+            yield self._only, list(enumerate(arrivals))
+            return
+        batches: list[_Batch] = [[] for _ in self.ways]
+        for at, arrival in enumerate(arrivals):
+            event = self.read(arrival) if isinstance(arrival, bytes) else arrival
+            if isinstance(event, Unreadable):
+                batches[0].append((at, event))
+                continue
+            is_routed = False
+            for way, batch in zip(self.ways, batches, strict=True):
+                if way.match is None or way.match.matches(event.envelope):
+                    batch.append((at, event))
+                    is_routed = True
+            if not is_routed:
+                gathered.unrouted.append((at, event))
+        for way, batch in zip(self.ways, batches, strict=True):
+            if batch:
+                yield way, batch
+
+    async def _close_unrouted(self, gathered: "_Gathered") -> None:
+        unrouted = gathered.unrouted
+        self.unrouted.arrive(len(unrouted))
+        verdict, reason, wait = Verdict.FAILED, _BROKEN_OFF, 0
+        try:
+            if self._discard:
+                verdict, reason = Verdict.DISCARDED, ""
+            else:
+                await self._bury([event for _, event in unrouted])
+                verdict, reason = Verdict.DEAD, f"{_UNROUTED}: no route is for it"
+        except OncebridgeError as error:
+            reason, wait = f"dead letters: {error}", 5000
+        finally:
+            self.unrouted.settle(verdict, len(unrouted))
+            answer = Answer(verdict is not Verdict.FAILED, verdict, wait, reason)
+            for at, _ in unrouted:
+                gathered.answer(at, answer)
+
+    async def _bury(self, events: Sequence[Event]) -> None:
+        if self._dead is None:
+            raise DeadLetterError("none are configured")
+        await self._dead.open()
+        await self._dead.put(
+            [
+                DeadLetter(
+                    raw=event.raw,
+                    reason=_UNROUTED,
+                    message="no route is for it",
+                    route="",
+                    rule="",
+                    key=b"",
+                    attempts=0,
+                    maybe_delivered=False,
+                    buried_ms=self._clock(),
+                )
+                for event in events
+            ]
+        )
+
+    async def open(self) -> None:
+        """Open every route."""
+        for gateway in self.gateways:
+            await gateway.open()
+
+    def pause(self, routes: Sequence[str] = ()) -> None:
+        """Pause the named routes (all, if none is named), and no others."""
+        for gateway in self.gateways:
+            if not routes or gateway.route in routes:
+                gateway.pause()
+
+    async def drain(self, grace: timedelta) -> bool:
+        """Stop taking work, finish what was sent, and tell whether that was in time."""
+        return all(await asyncio.gather(*[g.drain(grace) for g in self.gateways]))
+
+    async def aclose(self) -> None:
+        for gateway in self.gateways:
+            with suppress(Exception):  # the next one has to be closed all the same
+                await gateway.aclose()
+
+
+_Batch = list[tuple[int, Arrival]]
+
+
+class _Gathered:
+    """The answers to one batch, as its routes come in one after the other."""
+
+    def __init__(self, count: int, answered: Answered | None) -> None:
+        self._answers: list[Answer | None] = [None] * count
+        self._answered = answered
+        self._several = False
+        self._order: dict[str, int] = {}
+        self._waiting: list[int] = []
+        self._outcomes: list[list[tuple[str, Outcome]]] = []
+        self.unrouted: list[tuple[int, Event]] = []
+
+    def expect(self, batches: Sequence[tuple[Way, _Batch]]) -> None:
+        """Note how many routes each arrival takes."""
+        self._several = len(batches) > 1
+        if self._several:
+            self._order = {way.gateway.route: rank for rank, (way, _) in enumerate(batches)}
+            self._waiting = [0] * len(self._answers)
+            self._outcomes = [[] for _ in self._answers]
+            for _, batch in batches:
+                for at, _ in batch:
+                    self._waiting[at] += 1
+
+    def of(self, route: str, places: Sequence[int]) -> Callable[[int, Outcome], None]:
+        """Make what a gateway tells its outcomes to."""
+
+        def settled(index: int, outcome: Outcome) -> None:
+            at = places[index]
+            if not self._several:
+                self.answer(at, _answer(((route, outcome),)))
+                return
+            self._outcomes[at].append((route, outcome))
+            self._waiting[at] -= 1
+            if not self._waiting[at]:
+                outcomes = sorted(self._outcomes[at], key=lambda pair: self._order[pair[0]])
+                self.answer(at, _answer(tuple(outcomes)))
+
+        return settled
+
+    def answer(self, at: int, answer: Answer) -> None:
+        self._answers[at] = answer
+        if self._answered is not None:
+            self._answered(at, answer)
+
+    def close(self) -> None:
+        """Hand back what no route has answered for: it was broken off before it began."""
+        for at, answer in enumerate(self._answers):
+            if answer is None:
+                failed = Answer(acknowledge=False, verdict=Verdict.FAILED, reason=_BROKEN_OFF)
+                self.answer(at, failed)
+
+    def answers(self) -> list[Answer]:
+        return [answer for answer in self._answers if answer is not None]
+
+
+def _answer(outcomes: tuple[tuple[str, Outcome], ...]) -> Answer:
+    """Let the route decide that is furthest from done; among equals, the one that forwarded."""
+    outcome = outcomes[0][1]
+    for _, other in outcomes[1:]:
+        if (other.acknowledge, not other.forwarded) < (outcome.acknowledge, not outcome.forwarded):
+            outcome = other
+    wait = max([other.retry_after_ms for _, other in outcomes if not other.acknowledge], default=0)
+    return Answer(outcome.acknowledge, outcome.verdict, wait, outcome.reason, outcomes)

@@ -1,0 +1,250 @@
+"""
+A gateway that runs by itself: sources, routes, a store, and somebody who looks after them.
+
+`open` gets everything ready or says what is wrong. `run` lasts until every source has come
+to its end, or until `stop`. `close` finishes what is under way within the grace there is: a
+stop costs no duplicate. In between it purges what is past keeping, looks whether an operator
+has paused a route, and writes a line about each second in which there was work.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+from oncebridge import control
+from oncebridge.books import Books
+from oncebridge.clock import Clock, Dice, SystemDice, system_clock
+from oncebridge.config import Setup
+from oncebridge.errors import OncebridgeError, StoreUnavailable
+from oncebridge.gateway import Gateway
+from oncebridge.hooks import Decision, Hook
+from oncebridge.intake import Intake
+from oncebridge.router import Router, Way
+from oncebridge.source import Host, Inbox, Source
+from oncebridge.spool import Spool
+from oncebridge.store import Store
+
+_log = logging.getLogger("oncebridge")
+_PURGE_S, _LOOK_S, _LEAVE_S = 10.0, 1.0, 5.0
+_PURGE_MOST = 5000
+
+
+def gateways(
+    setup: Setup, *, hooks: Sequence[Hook] = (), clock: Clock = system_clock
+) -> list[Gateway]:
+    """Make a gateway for each route of *setup*; they share store and dead letters."""
+    return [
+        Gateway(
+            store=setup.config.store.opened,
+            sink=route.sink.opened,
+            rules=route.rules,
+            dead=setup.config.dead.opened,
+            route=route.name,
+            settings=route.settings,
+            hooks=hooks,
+            clock=clock,
+        )
+        for route in setup.routes
+    ]
+
+
+def make_router(setup: Setup, *, hooks: Sequence[Hook] = (), clock: Clock = system_clock) -> Router:
+    """Make the routes of *setup*."""
+    made = gateways(setup, hooks=hooks, clock=clock)
+    return Router(
+        [Way(gateway, route.match) for gateway, route in zip(made, setup.routes, strict=True)],
+        dead=setup.config.dead.opened,
+        discard_unrouted=setup.config.unrouted == "discard",
+        settings=setup.config.settings(),
+        clock=clock,
+    )
+
+
+class Service:
+    """Run what *setup* describes."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        hooks: Sequence[Hook] = (),
+        clock: Clock = system_clock,
+        dice: Dice | None = None,
+    ) -> None:
+        config = setup.config
+        self._setup = setup
+        self.store: Store = config.store.opened
+        debug = [_log_decision] if _log.isEnabledFor(logging.DEBUG) else []
+        self.router = make_router(setup, hooks=[*hooks, *debug], clock=clock)
+        self.spool = Spool(config.spool) if config.spool else None
+        self._intake = Intake(self.router, batch=config.batch)
+        inbox: Inbox = self.spool or self._intake
+        self._host = Host(self.router, inbox, self.store, config.batch, clock, dice or SystemDice())
+        self.sources: list[Source] = [place.opened for place in config.source]
+        self.is_watched = False
+        """Somebody looks at the counts already, on a status line."""
+        self.gave_up = ""
+        """Why it stopped by itself before its time."""
+        self._stopping = asyncio.Event()
+        self._counted: dict[str, Counter[str]] = {}
+        self._down: dict[str, list[str]] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._runs: set[asyncio.Task[None]] = set()
+
+    @property
+    def _all_sources(self) -> list[Source]:
+        return [*([self.spool] if self.spool else []), *self.sources]
+
+    def books(self) -> dict[str, Books]:
+        """Give the books of each route, and of what no route was for."""
+        books = {gateway.route: gateway.books for gateway in self.router.gateways}
+        if any(way.match is not None for way in self.router.ways):
+            books["unrouted"] = self.router.unrouted
+        return books
+
+    def counts(self) -> dict[str, int]:
+        """Add up the counts of all routes."""
+        total: Counter[str] = Counter()
+        for books in self.books().values():
+            total.update(books.counts())
+        return dict(total)
+
+    async def open(self) -> None:
+        """Open routes, then sources; a store that is only away for now may come later."""
+        try:
+            await self.router.open()
+        except StoreUnavailable as error:
+            _log.warning("oncebridge.store_is_away", extra={"error": str(error)})
+        with suppress(OncebridgeError):
+            await self._look_for_pauses()
+        for source in self._all_sources:
+            await source.open(self._host)
+        self._keepers = [
+            asyncio.create_task(self._keep(every_s, work))
+            for every_s, work in (
+                (_PURGE_S, self._purge),
+                (_LOOK_S, self._look_for_pauses),
+                (_LOOK_S, self._look_for_gone),
+                (_LOOK_S, self._tell),
+            )
+        ]
+
+    async def run(self) -> None:
+        """Run until all sources are at their end, or until `stop`."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        # A spool has no end of its own: it ends when nothing more can come into it.
+        runs = {asyncio.create_task(source.run()) for source in self.sources}
+        behind = {asyncio.create_task(self.spool.run())} if self.spool else set()
+        try:
+            while runs:
+                done, _ = await asyncio.wait(
+                    {*runs, *behind, stopping}, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done - {stopping}:
+                    task.result()
+                runs -= done
+                if stopping in done:
+                    break
+        finally:
+            for source in self._all_sources:
+                source.stop()
+            stopping.cancel()
+            self._runs = {*runs, *behind}
+
+    def stop(self) -> None:
+        """Take nothing more; `run` returns, and `close` finishes what is under way."""
+        self._stopping.set()
+
+    async def close(self, grace: timedelta | None = None) -> bool:
+        """Finish what is under way, close everything, and tell whether all was finished."""
+        for source in self._all_sources:
+            source.stop()
+        drained = await self.router.drain(grace or self._setup.config.grace)
+        # What no route is for is on its way to the dead letters, and no gateway knows of it.
+        await self._intake.aclose(_LEAVE_S if drained else 0)
+        runs = self._runs
+        if runs:
+            await asyncio.wait(runs, timeout=_LEAVE_S if drained else 0)
+        for task in [*runs, *self._keepers]:
+            task.cancel()
+        failures = [*await asyncio.gather(*runs, return_exceptions=True)]
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for source in [*self.sources, *([self.spool] if self.spool else [])]:
+            failures += await asyncio.gather(source.aclose(), return_exceptions=True)
+        self._tell_now()
+        await self.router.aclose()
+        for failure in failures:
+            if isinstance(failure, Exception):
+                raise failure
+        return drained
+
+    # --- looking after it --------------------------------------------------------------
+
+    async def _keep(self, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do *work* again and again; a failure is told, and no reason to stop."""
+        while True:
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next time may be better
+                fields = {"what": work.__name__.strip("_"), "error": type(error).__name__}
+                _log.warning("oncebridge.keeper_failed", extra=fields)
+            await asyncio.sleep(every_s)
+
+    async def _purge(self) -> None:
+        while await self.store.purge(_PURGE_MOST) >= _PURGE_MOST:  # noqa: ASYNC110 - takes turns
+            await asyncio.sleep(0)
+
+    async def _look_for_pauses(self) -> None:
+        gateways = self.router.gateways
+        states = await control.paused(self.store, [gateway.route for gateway in gateways])
+        for gateway, is_paused in zip(gateways, states, strict=True):
+            if is_paused and not gateway.is_paused:
+                gateway.pause()
+                _log.warning("oncebridge.paused", extra={"route": gateway.route})
+            elif gateway.is_paused and not is_paused:
+                gateway.resume()
+                _log.warning("oncebridge.resumed", extra={"route": gateway.route})
+
+    async def _look_for_gone(self) -> None:
+        """Stop where there is no sink any more, and never will be."""
+        for route in self._setup.routes:
+            if getattr(route.sink.opened, "is_gone", False) and not self.gave_up:
+                self.gave_up = f"{route.name}: nobody takes events there any more"
+                _log.error("oncebridge.gave_up", extra={"what": self.gave_up})
+                self.stop()
+
+    async def _tell(self) -> None:
+        self._tell_now()
+        for gateway in self.router.gateways:
+            found = gateway.down()
+            if found != self._down.get(gateway.route, []):
+                self._down[gateway.route] = found
+                what = "oncebridge.down" if found else "oncebridge.up_again"
+                _log.warning(what, extra={"route": gateway.route, "what": ", ".join(found)})
+
+    def _tell_now(self) -> None:
+        """Write a line for each route in which something has changed."""
+        for route, books in self.books().items():
+            now = Counter({name: n for name, n in books.counts().items() if name != "in_flight"})
+            before = self._counted.get(route, Counter())
+            changed = {name: n - before[name] for name, n in now.items() if n != before[name]}
+            self._counted[route] = now
+            if changed and not self.is_watched:
+                _log.info("oncebridge.batch", extra={"route": route, **changed})
+
+
+def _log_decision(decision: Decision) -> None:
+    outcome = decision.outcome
+    _log.debug(
+        "oncebridge.decision",
+        extra={
+            "route": decision.route,
+            "verdict": outcome.verdict.value,
+            "rule": outcome.rule,
+            "key": outcome.key.hex(),
+            "reason": outcome.reason,
+        },
+    )

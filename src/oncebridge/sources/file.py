@@ -1,0 +1,294 @@
+"""
+Events from a file or from standard input: NDJSON, a JSON array, one event; gzip too.
+
+A line that is no event goes to the dead letters with its number, and the rest goes on. What
+is handed back (the sink is down, say) is brought again in place, so the end of the file is
+reached when every event is where it belongs. How far it came is remembered in the store: a
+run that was stopped goes on from there when it is run again, if the file is still the same
+up to there.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, BinaryIO, ClassVar, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.checkpoint import Checkpoint, Taken
+from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.event import Unreadable
+from oncebridge.flight import Arrival
+from oncebridge.line_file import path_of
+from oncebridge.options import Doc
+from oncebridge.records import Record, Records
+from oncebridge.relay import Item, Relay
+from oncebridge.source import Host
+
+_T = TypeVar("_T")
+_log = logging.getLogger("oncebridge")
+
+_SAMPLE = 4096
+_GZIP = b"\x1f\x8b"
+_BATCH_BYTES = 4 * 1024 * 1024
+_LEASE_MS = 20_000
+_KEEP_MS = 30 * 24 * 3600 * 1000
+_SAVE_EVERY_S, _TRY_AGAIN_S = 1.0, 1.0
+
+
+class FileSourceOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about a file."""
+
+    resume: Annotated[bool, Doc("Go on where a stopped run was; else from the beginning.")] = True
+
+
+class FileSource:
+    """Read *path*, or standard input where there is none."""
+
+    Options: ClassVar = FileSourceOptions
+
+    def __init__(self, path: Path | None, options: FileSourceOptions | None = None) -> None:
+        self._path = path
+        self._options = options or FileSourceOptions()
+        self._file: BinaryIO | None = None
+        self._records: Records | None = None
+        self._relay: Relay | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._host: Host | None = None
+        self._reader = _Reader()
+        self._is_packed = False
+        self._place = (0, 0)
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._taken: Taken | None = None
+        self._lines: dict[int, int] = {}
+        """The line of each batch's end."""
+        self.resumed_at = 0
+        """The line at which a stopped run was taken up again; 0: at the beginning."""
+
+    @classmethod
+    def from_url(cls, url: str, options: FileSourceOptions | None = None) -> Self:
+        """Read `file:PATH`, or standard input for `-`."""
+        if url == "-":
+            return cls(None, options)
+        return cls(Path(path_of(url)), options)
+
+    # --- the life of a source ----------------------------------------------------------
+
+    async def open(self, host: Host) -> None:
+        self._host = host
+        if self._path is None:
+            # Not through `sys.stdin`, whose lock a thread that waits for input would keep.
+            self._file = os.fdopen(0, "rb", buffering=0, closefd=False)
+            self._records = Records(self._file)
+        else:
+            try:
+                self._file = self._path.open("rb")
+            except OSError as error:
+                why = os.strerror(error.errno) if error.errno else type(error).__name__
+                raise ConfigError("source", f"file:{self._path}: {why}") from None
+        self._relay = Relay(
+            host.router, take=self._take, passed=self._passed if self._path else None
+        )
+
+    async def run(self) -> None:
+        assert self._relay is not None  # noqa: S101 - open before
+        if self._path is not None and not await self._take_up():
+            return
+        keeping = asyncio.create_task(self._keep())
+        try:
+            await self._relay.run()
+        finally:
+            self._ended.set()
+            await keeping
+            await self._leave()
+        if self._taken is not None:
+            raise self._taken
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._relay is not None:
+            self._relay.stop()
+
+    def progress(self) -> tuple[int, int] | None:
+        if self._path is None or self._file is None or self._file.closed:
+            return None
+        return self._file.tell(), os.fstat(self._file.fileno()).st_size
+
+    async def aclose(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    # --- reading -----------------------------------------------------------------------
+
+    async def _take(self) -> list[Item]:
+        assert self._host is not None  # noqa: S101
+        assert self._records is not None  # noqa: S101
+        records = await self._reader.run(
+            partial(self._records.read, self._host.batch, _BATCH_BYTES)
+        )
+        if records and self._path is not None:
+            self._lines[records[-1].end] = records[-1].last_line
+        return [(record.end, self._arrival(record)) for record in records]
+
+    def _arrival(self, record: Record) -> Arrival:
+        assert self._host is not None  # noqa: S101
+        if record.too_long:
+            message = f"line {record.line}: longer than can be read; its beginning is kept"
+            return Unreadable(record.raw, "too-large", message)
+        event = self._host.router.read(record.raw)
+        if isinstance(event, Unreadable):
+            message = f"line {record.line}: {event.message}"
+            return Unreadable(event.raw, event.reason, message)
+        return event
+
+    # --- going on where it stopped ------------------------------------------------------
+
+    async def _take_up(self) -> bool:
+        """Find the place to go on from, and hold it against others; not if stopped meanwhile."""
+        assert self._host is not None  # noqa: S101
+        assert self._file is not None  # noqa: S101
+        assert self._path is not None  # noqa: S101
+        if self._options.resume and self._file.seekable():
+            sample = self._file.read(_SAMPLE)
+            self._file.seek(0)
+            self._is_packed = sample.startswith(_GZIP)
+            self._checkpoint = Checkpoint(
+                self._host.store,
+                "file",
+                str(self._path.resolve()),
+                _digest(sample),
+                dice=self._host.dice,
+                lease_ms=_LEASE_MS,
+                keep_ms=_KEEP_MS,
+            )
+            memo = None
+            while memo is None:
+                try:
+                    memo = await self._checkpoint.take()
+                except StoreUnavailable:
+                    if await _happens_within(self._stopping, _TRY_AGAIN_S):
+                        return False
+            self._place = self._read_place(memo)
+        offset, self.resumed_at = self._place
+        if self.resumed_at:
+            told = {"source": str(self._path), "line": self.resumed_at}
+            _log.info("oncebridge.resumed_at_line", extra=told)
+        self._records = Records(self._file, start=offset, line=self.resumed_at or 1)
+        return True
+
+    async def _passed(self, end: int) -> None:
+        for known in [known for known in self._lines if known <= end]:
+            self._place = (known, self._lines.pop(known))
+
+    async def _keep(self) -> None:
+        """Write down how far it came, and hold the checkpoint, until the run has ended."""
+        assert self._relay is not None  # noqa: S101
+        if self._checkpoint is None:
+            return
+        now_s = asyncio.get_running_loop().time
+        saved, held_s = self._place, now_s()
+        while not await _happens_within(self._ended, _SAVE_EVERY_S):
+            place, began_s = self._place, now_s()
+            try:
+                if place != saved:
+                    await self._checkpoint.save(self._write_place())
+                elif began_s - held_s >= _LEASE_MS / 3000:
+                    await self._checkpoint.keep()
+                else:
+                    continue
+            except StoreError:
+                continue  # the lease lasts a while, and what is read twice is a duplicate
+            except Taken as taken:
+                self._taken = taken
+                self._relay.stop()
+                return
+            saved, held_s = place, began_s
+
+    async def _leave(self) -> None:
+        """Let others go on from here, or, at the end of the file, from its beginning."""
+        assert self._relay is not None  # noqa: S101
+        if self._checkpoint is None or self._taken is not None:
+            return
+        try:
+            if self._relay.is_through:
+                await self._checkpoint.clear()
+            else:
+                await self._checkpoint.give_back(self._write_place())
+        except (StoreError, Taken) as error:
+            # The next run reads some of it again, and finds duplicates.
+            _log.warning("oncebridge.place_not_saved", extra={"error": str(error)})
+
+    def _write_place(self) -> bytes:
+        return msgspec.json.encode((*self._place, self._mark(self._place[0])))
+
+    def _read_place(self, memo: bytes) -> tuple[int, int]:
+        """Read where a run was stopped, unless the file is another by now."""
+        try:
+            offset, line, mark = msgspec.json.decode(memo, type=tuple[int, int, str])
+        except msgspec.MsgspecError:
+            return 0, 0
+        return (offset, line) if mark == self._mark(offset) else (0, 0)
+
+    def _mark(self, offset: int) -> str:
+        """Tell what the file was like: by what stands before *offset*, or, packed, by its dates."""
+        assert self._file is not None  # noqa: S101
+        fd = self._file.fileno()
+        if self._is_packed:
+            stat = os.fstat(fd)
+            return f"{stat.st_size} {stat.st_mtime_ns}"
+        first = max(offset - _SAMPLE, 0)
+        return _digest(os.pread(fd, offset - first, first))
+
+
+def _digest(text: bytes) -> str:
+    return blake2b(text, digest_size=16).hexdigest()
+
+
+async def _happens_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+class _Reader:
+    """
+    Do blocking work in a thread that nobody has to wait for.
+
+    Reading from a terminal or a pipe ends when somebody writes there; a process that is
+    told to stop must not depend on that.
+    """
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[_T] = loop.create_future()
+
+        def settle(value: _T | None, error: BaseException | None) -> None:
+            if result.done():
+                return
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(value)  # type: ignore[arg-type] # one of them is there
+
+        def body() -> None:
+            value, failure = None, None
+            try:
+                value = work()
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                failure = error
+            with suppress(RuntimeError):  # the loop may be gone by now
+                loop.call_soon_threadsafe(settle, value, failure)
+
+        threading.Thread(target=body, name="oncebridge-file", daemon=True).start()
+        return await result

@@ -1,0 +1,382 @@
+"""
+Events by HTTP: one, an array, or one per line.
+
+| answer | when                                                                          |
+| ------ | ----------------------------------------------------------------------------- |
+| 200    | each event was delivered, or was before, or is safe in the dead letters        |
+| 202    | each event is on disk, to be forwarded (with a spool)                          |
+| 503    | at least one has to come again; `Retry-After` says when, and is never below 1  |
+| 401    | not authenticated                                                              |
+| 413    | larger than the limit, or more events than one request may bring               |
+
+EventBridge drops what is refused with 400, 403, 404, 413 or 422, so what cannot be read is
+kept in the dead letters and answered 200. An answer comes within *answer_within* (API
+destinations wait 5 seconds); a delivery that takes longer goes on, and the retry finds it
+busy or done. A client that hangs up changes nothing.
+"""
+
+import asyncio
+import math
+import ssl
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import Annotated, Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from oncebridge.errors import ConfigError
+from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.options import Doc, Size
+from oncebridge.records import BadGzip, TooLarge, inflate, split
+from oncebridge.router import Answer
+from oncebridge.secret import Address
+from oncebridge.source import Host
+from oncebridge.sources.openapi import describe
+
+_SWEEP_S = 0.1
+_STILL_UNDER_WAY = "still under way"
+_encode = msgspec.json.Encoder().encode
+
+
+class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
+    """What can be set about the HTTP source."""
+
+    answer_within: Annotated[
+        timedelta, Doc("When the sender is answered at the latest.", example="4500ms")
+    ] = timedelta(seconds=4.5)
+    max_body: Annotated[Size, Doc("The largest body, also after gzip.", example="2MiB")] = Size(
+        2 * 1024 * 1024
+    )
+    max_events: Annotated[
+        int, Doc("How many events one request may bring.", "500", at_least=1, at_most=10_000)
+    ] = 10_000
+    max_head: Annotated[Size, Doc("Request line and headers together.", example="32KiB")] = Size(
+        32 * 1024
+    )
+    head_time: Annotated[timedelta, Doc("How long the headers may take.", "10s")] = timedelta(
+        seconds=10
+    )
+    body_time: Annotated[timedelta, Doc("How long the body may take.", "30s")] = timedelta(
+        seconds=30
+    )
+    idle_time: Annotated[
+        timedelta, Doc("How long a connection stays open between requests.", "75s")
+    ] = timedelta(seconds=75)
+    max_connections: Annotated[int, Doc("How many connections at once.", at_least=1)] = 1000
+    tls_cert: Annotated[str | None, Doc("Certificate chain (PEM), for https.", "cert.pem")] = None
+    tls_key: Annotated[str | None, Doc("Its private key (PEM).", "key.pem")] = None
+
+
+class HttpSource:
+    """Listen on *host* and *port*, take events at *path*."""
+
+    Options: ClassVar = HttpSourceOptions
+
+    def __init__(self, host: str, port: int, path: str, options: HttpSourceOptions) -> None:
+        self._options = options
+        self._path = path
+        self._address = (host, port)
+        # The clock is the host's; until then nothing is served.
+        self._guard = Guard(options, lambda: 0)
+        self._host: Host | None = None
+        self._server: Server | None = None
+        self._openapi = b""
+        self._answer_s = options.answer_within.total_seconds()
+        self._now: Callable[[], float] = lambda: 0.0  # the loop's, once it is open
+        self._waiting: deque[tuple[float, _Pending]] = deque()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._stopped = asyncio.Event()
+
+    @classmethod
+    def from_url(cls, url: str, options: HttpSourceOptions | None = None) -> Self:
+        """Listen at `http://HOST:PORT/PATH`."""
+        options, url = options or HttpSourceOptions(), Address(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:  # whose text may quote a password
+            raise ConfigError("", f"{url!r}: its host or port cannot be read") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError("", f"{url!r}: an HTTP source is http://HOST:PORT/PATH")
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            raise ConfigError(
+                "",
+                f"{url!r}: an HTTP source is http://HOST:PORT/PATH and no more; who may send is "
+                "said with api_keys, basic, bearer, oauth or hmac",
+            )
+        if port is None:
+            raise ConfigError("", f"{url!r}: say which port to listen on: http://HOST:PORT/PATH")
+        if bool(options.tls_cert) != (parts.scheme == "https"):
+            raise ConfigError("tls_cert", "goes with https://, and https:// needs it")
+        if parts.path in _BESIDE:
+            raise ConfigError("", f"{parts.path} is taken; send events to another path")
+        source = cls(parts.hostname, port, parts.path or "/", options)
+        if not source._guard.is_needed and not is_loopback(parts.hostname):
+            raise ConfigError(
+                "",
+                f"others can reach {parts.hostname}, and nothing says who may send: set "
+                "api_keys, basic, bearer, oauth or hmac, or listen on 127.0.0.1",
+            )
+        return source
+
+    # --- the life of a source ----------------------------------------------------------
+
+    async def open(self, host: Host) -> None:
+        from oncebridge import __version__  # noqa: PLC0415 - the package imports its parts
+
+        options = self._options
+        self._host = host
+        self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
+        self._guard = Guard(options, host.clock)
+        self._openapi = _encode(describe(self._path, options, __version__))
+        bounds = Bounds(
+            max_body=options.max_body,
+            max_head=options.max_head,
+            head_time=options.head_time,
+            body_time=options.body_time,
+            idle_time=options.idle_time,
+            max_connections=options.max_connections,
+        )
+        name, port = self._address
+        self._server = Server(
+            self._handle,
+            host=name,
+            port=port,
+            screen=self._screen,
+            bounds=bounds,
+            tls=_tls(options),
+        )
+        await self._server.open()
+        self._sweep()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once it is open."""
+        assert self._server is not None  # noqa: S101
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self._options.tls_cert else "http"
+        name = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
+        return f"{scheme}://{name}:{self.port}{self._path}"
+
+    async def run(self) -> None:
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._server is not None:
+            self._server.stop()
+
+    def progress(self) -> tuple[int, int] | None:
+        return None
+
+    async def aclose(self) -> None:
+        self.stop()
+        while self._waiting:  # what is not answered by now will not be
+            self._waiting.popleft()[1].give_up()
+        if self._server is not None:
+            await self._server.aclose(self._options.answer_within)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    # --- requests ----------------------------------------------------------------------
+
+    def _screen(self, request: Request) -> Response | None:
+        """Refuse before the body is read what its head already gives away."""
+        allowed = {"POST"} if request.path == self._path else _BESIDE.get(request.path)
+        if allowed is None or (request.path == _TOKEN and not self._guard.has_tokens):
+            return Response(404, b'{"error":"nothing is here"}')
+        if request.method not in allowed:
+            return Response(
+                405,
+                b'{"error":"the method is not for this path"}',
+                headers=(("Allow", ", ".join(sorted(allowed))),),
+            )
+        if request.path != self._path:
+            return _unless_small(request)
+        if not self._guard.admits(request, with_body=False):
+            return self._guard.refusal()
+        if _encoding(request) not in _ENCODINGS:
+            return Response(
+                415,
+                b'{"error":"send the body as it is, or with gzip"}',
+                headers=(("Accept-Encoding", "gzip"),),
+            )
+        return None
+
+    def _handle(self, request: Request, respond: Callable[[Response], None]) -> None:
+        match request.path:
+            case self._path:
+                self._take(request, respond)
+            case "/healthz":
+                respond(Response(200, b'{"alive":true}'))
+            case "/readyz":
+                respond(self._readiness())
+            case "/openapi.json":
+                respond(Response(200, self._openapi))
+            case _:
+                respond(self._guard.token(request))
+
+    def _take(self, request: Request, respond: Callable[[Response], None]) -> None:
+        if not self._guard.admits(request, with_body=True):
+            respond(self._guard.refusal())
+            return
+        content_type = (request.header(b"content-type") or b"").decode("latin-1")
+        body, records = request.body, None
+        if _encoding(request) in _GZIP:
+            try:
+                body = inflate(body, self._options.max_body)
+            except TooLarge:
+                respond(Response(413, b'{"error":"the body is too large once unpacked"}'))
+                return
+            except BadGzip:
+                records = [body]  # as it came: it ends in the dead letters
+        if records is None:
+            records = split(body, content_type=content_type)
+        if len(records) > self._options.max_events:
+            respond(Response(413, b'{"error":"too many events in one body"}'))
+            return
+        is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
+        if not records:
+            respond(_response([], is_one=False))
+            return
+        pending = _Pending(respond, len(records), is_one=is_one)
+        self._waiting.append((self._now() + self._answer_s, pending))
+        assert self._host is not None  # noqa: S101 - open before it serves
+        put = self._host.inbox.put
+        for at, raw in enumerate(records):
+            put(raw, pending.done(at))
+
+    def _readiness(self) -> Response:
+        assert self._host is not None  # noqa: S101
+        reasons = self._host.inbox.not_ready()
+        if self._stopped.is_set():
+            reasons.append("shutting down")
+        if reasons:
+            body = _encode({"ready": False, "reasons": reasons})
+            return Response(503, body, headers=(("Retry-After", "1"),))
+        return Response(200, b'{"ready":true}')
+
+    def _sweep(self) -> None:
+        """Answer those who have waited long enough; all wait equally long, so in order."""
+        loop = asyncio.get_running_loop()
+        now, waiting = loop.time(), self._waiting
+        while waiting and (waiting[0][1].is_answered or waiting[0][0] <= now):
+            waiting.popleft()[1].give_up()
+        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+
+_TOKEN = "/oauth/token"  # noqa: S105 - a path
+_GET = {"GET", "HEAD"}
+_BESIDE = {"/healthz": _GET, "/readyz": _GET, "/openapi.json": _GET, _TOKEN: {"POST"}}
+_GZIP = (b"gzip", b"x-gzip")
+_ENCODINGS = (*_GZIP, b"identity", b"")
+_SMALL = 4096
+
+
+def _encoding(request: Request) -> bytes:
+    return b",".join(request.values(b"content-encoding")).strip().lower()
+
+
+def _unless_small(request: Request) -> Response | None:
+    """Refuse a body that is more than a form: who sends it has not said who they are."""
+    if request.header(b"transfer-encoding") is not None:
+        return Response(411, b'{"error":"say how long the body is"}')
+    if int(request.header(b"content-length") or 0) > _SMALL:
+        return Response(413, b'{"error":"the body is too large"}')
+    return None
+
+
+class _Pending:
+    """One request that is waiting for its events."""
+
+    __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
+
+    def __init__(self, respond: Callable[[Response], None], count: int, *, is_one: bool) -> None:
+        self._respond = respond
+        self._answers: list[Answer | None] = [None] * count
+        self._left = count
+        self._is_one = is_one
+        self.is_answered = False
+
+    def done(self, at: int) -> Callable[[Answer], None]:
+        def done(answer: Answer) -> None:
+            self._answers[at] = answer
+            self._left -= 1
+            if not self._left:
+                self._finish()
+
+        return done
+
+    def give_up(self) -> None:
+        """Answer with what is known; the rest goes on, and its retry will find it."""
+        if not self.is_answered:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self.is_answered:
+            self.is_answered = True
+            self._respond(_response(self._answers, is_one=self._is_one))
+
+
+def _response(answers: list[Answer | None], *, is_one: bool) -> Response:
+    results = [_result(answer) for answer in answers]
+    status = max([result["status"] for result in results], default=200)
+    body = _encode(results[0] if is_one else {"results": results})
+    if status != 503:
+        return Response(status, body)
+    wait = max(result.get("retry_after", 1) for result in results)
+    return Response(status, body, headers=(("Retry-After", str(wait)),))
+
+
+def _result(answer: Answer | None) -> dict[str, Any]:
+    if answer is None:
+        return {"status": 503, "reason": _STILL_UNDER_WAY, "retry_after": 2}
+    if answer.verdict is None:
+        if answer.acknowledge:
+            return {"status": 202, "spooled": True}
+        return _later(answer)
+    if not answer.acknowledge:
+        return {**_later(answer), "verdict": answer.verdict}
+    result: dict[str, Any] = {"status": 200, "verdict": answer.verdict}
+    if answer.outcomes:
+        outcome = answer.outcomes[0][1]
+        result |= {"rule": outcome.rule, "key": outcome.key.hex()}
+    if len(answer.outcomes) > 1:
+        result["routes"] = {name: outcome.verdict for name, outcome in answer.outcomes}
+    if answer.reason:
+        result["reason"] = answer.reason
+    return result
+
+
+def _later(answer: Answer) -> dict[str, Any]:
+    wait = max(math.ceil(answer.retry_after_ms / 1000), 1)
+    return {"status": 503, "reason": answer.reason, "retry_after": wait}
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach *host*."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(options: HttpSourceOptions) -> ssl.SSLContext | None:
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password OpenSSL would ask for one on the terminal, and wait.
+        context.load_cert_chain(options.tls_cert, options.tls_key, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("tls_cert", f"cannot be used: {type(error).__name__}") from None
+    return context

@@ -1,0 +1,217 @@
+import asyncio
+
+import pytest
+from tests.faults.doubles import After, Bench, ScriptedSink, event, eventually, seconds, virtual
+
+from oncebridge import Verdict, Yes
+from oncebridge.intake import Intake
+from oncebridge.router import Answer, Router, Way
+
+
+class Recorder:
+    """A router that notes its batches, and answers when it is told to."""
+
+    def __init__(self, *, fails=None, answers=None):
+        self.batches = []
+        self.fails = fails
+        self.answers = answers
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def process(self, arrivals, *, answered=None, **_):
+        self.batches.append(list(arrivals))
+        await self.go.wait()
+        answer = Answer(acknowledge=True, verdict=Verdict.DELIVERED)
+        some = len(arrivals) if self.answers is None else self.answers
+        for at in range(some):
+            answered(at, answer)
+        if self.fails is not None:
+            raise self.fails
+        return [answer] * len(arrivals)
+
+
+class Callers:
+    """Those who put something, and what they have heard."""
+
+    def __init__(self, intake):
+        self.intake = intake
+        self.heard = {}
+
+    def put(self, *names):
+        for name in names:
+            self.heard[name] = []
+            self.intake.put(str(name).encode(), self.heard[name].append)
+
+    @property
+    def counts(self):
+        return {name: len(answers) for name, answers in self.heard.items()}
+
+    @property
+    def refused(self):
+        return [name for name, answers in self.heard.items() if not answers[0].acknowledge]
+
+
+@virtual
+async def test_whatever_comes_in_one_turn_of_the_loop_goes_together():
+    router = Recorder()
+    callers = Callers(Intake(router))
+    callers.put(1, 2, 3)
+    assert router.batches == []
+    await asyncio.sleep(0.01)
+    callers.put(4)
+    await asyncio.sleep(0.01)
+    assert router.batches == [[b"1", b"2", b"3"], [b"4"]]
+    assert callers.counts == {1: 1, 2: 1, 3: 1, 4: 1}
+
+
+@virtual
+async def test_a_batch_that_is_under_way_does_not_hold_up_the_next():
+    router = Recorder()
+    router.go.clear()
+    callers = Callers(Intake(router))
+    callers.put(1)
+    await asyncio.sleep(1)
+    callers.put(2)
+    await asyncio.sleep(1)
+    assert router.batches == [[b"1"], [b"2"]]
+    router.go.set()
+    await asyncio.sleep(1)
+    assert callers.counts == {1: 1, 2: 1}
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (7, [7]), (8, [7])])
+@virtual
+async def test_no_batch_is_larger_than_it_may_be(batch, sizes):
+    router = Recorder()
+    callers = Callers(Intake(router, batch=batch))
+    callers.put(*range(7))
+    await asyncio.sleep(0.01)
+    assert [len(one) for one in router.batches] == sizes
+    assert [int(raw) for one in router.batches for raw in one] == list(range(7)), "in order"
+    assert set(callers.counts.values()) == {1}
+
+
+@virtual
+async def test_when_too_much_is_under_way_the_rest_is_refused_at_once():
+    router = Recorder()
+    router.go.clear()
+    callers = Callers(Intake(router, batch=2, at_most=3))
+    callers.put(1, 2, 3, 4, 5)
+    assert {name: len(heard) for name, heard in callers.heard.items()} == {
+        1: 0,
+        2: 0,
+        3: 0,
+        4: 1,
+        5: 1,
+    }
+    (answer,) = callers.heard[4]
+    assert (answer.acknowledge, answer.verdict) == (False, Verdict.FAILED)
+    assert answer.retry_after_ms > 0
+    router.go.set()
+    await asyncio.sleep(0.01)
+    callers.put(6, 7, 8, 9)
+    await asyncio.sleep(0.01)
+    assert callers.refused == [4, 5, 9]
+    assert set(callers.counts.values()) == {1}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), asyncio.CancelledError()])
+@pytest.mark.parametrize("answers", [0, 2, 3])
+@virtual
+async def test_a_router_that_explodes_still_answers_everybody_once(error, answers):
+    intake = Intake(Recorder(fails=error, answers=answers), at_most=3)
+    callers = Callers(intake)
+    for _ in range(3):
+        callers.put(1, 2, 3)
+        await asyncio.sleep(0.01)
+        assert callers.counts == {1: 1, 2: 1, 3: 1}
+        assert callers.refused == [1, 2, 3][answers:]
+        assert all(callers.heard[name][0].retry_after_ms > 0 for name in callers.refused)
+    assert intake._under_way == 0, "or it would refuse everything some day"
+    assert intake._tasks == set()
+
+
+@pytest.mark.parametrize("steps", range(4))
+@virtual
+async def test_wherever_a_batch_is_broken_off_everybody_is_answered_once(steps):
+    router = Recorder()
+    router.go.clear()
+    intake = Intake(router)
+    callers = Callers(intake)
+    callers.put(1, 2)
+    await eventually(lambda: intake._tasks) if steps else intake._flush()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    for task in intake._tasks:
+        task.cancel()
+    await asyncio.sleep(0.01)
+    assert callers.counts == {1: 1, 2: 1}
+    assert callers.refused == [1, 2]
+    assert intake._under_way == 0
+
+
+@virtual
+async def test_one_who_fails_to_listen_does_not_cost_the_others(caplog):
+    def deaf(answer):
+        raise ZeroDivisionError("payload")
+
+    async with Bench() as bench:
+        intake = Intake(Router([Way(bench.gateway)]))
+        heard = []
+        intake.put(event({"n": 1}), deaf)
+        intake.put(event({"n": 2}), heard.append)
+        intake.put(event({"n": 3}), deaf)
+        await intake.aclose()
+        assert [answer.verdict for answer in heard] == [Verdict.DELIVERED]
+        assert bench.books.verdicts[Verdict.DELIVERED] == 3
+        assert bench.books.in_flight == 0
+        assert intake._under_way == 0
+        assert "payload" not in caplog.text
+
+
+@virtual
+async def test_the_quick_are_answered_before_the_slow_of_the_same_batch():
+    slow = event({"n": "slow"})
+    sink = ScriptedSink(otherwise=lambda one: After(8, Yes()) if one.event.raw == slow else Yes())
+    async with Bench(sink=sink) as bench:
+        intake = Intake(Router([Way(bench.gateway)]))
+        heard = []
+        intake.put(slow, lambda _: heard.append("slow"))
+        intake.put(event({"n": "quick"}), lambda _: heard.append("quick"))
+        await asyncio.sleep(1)
+        assert heard == ["quick"]
+        await intake.aclose()
+        assert heard == ["quick", "slow"]
+
+
+@virtual
+async def test_closing_waits_for_what_is_under_way_and_for_what_was_just_put():
+    router = Recorder()
+    router.go.clear()
+    intake = Intake(router)
+    callers = Callers(intake)
+    callers.put(1)
+    await asyncio.sleep(0.01)
+    callers.put(2)
+    closing = asyncio.create_task(intake.aclose())
+    await asyncio.sleep(1)
+    assert not closing.done()
+    router.go.set()
+    await closing
+    assert callers.counts == {1: 1, 2: 1}
+
+
+@virtual
+async def test_a_gateway_that_drains_hands_back_what_is_put_meanwhile():
+    async with Bench(sink=ScriptedSink(otherwise=After(5, Yes()))) as bench:
+        intake = Intake(Router([Way(bench.gateway)]))
+        heard = []
+        intake.put(event({"n": 1}), heard.append)
+        await eventually(lambda: bench.sink.under_way)
+        draining = asyncio.create_task(bench.gateway.drain(seconds(20)))
+        await asyncio.sleep(0.1)
+        intake.put(event({"n": 2}), heard.append)
+        assert await draining
+        await intake.aclose()
+        assert [answer.acknowledge for answer in heard] == [False, True]
+        assert len(bench.sink.seen) == 1
