@@ -39,8 +39,8 @@ types: setup ## mypy on everything, pyrefly on the typed examples
 test: setup ## every test, real processes included
 	$(BIN)/pytest -n 2
 
-demo: setup ## a simulated Genesys stream through SQLite, in half a minute
-	$(BIN)/python examples/demo.py
+demo: setup ## a simulated Genesys stream by HTTP through SQLite, in half a minute
+	$(BIN)/oncebridge demo
 
 bench: setup ## the numbers, as ratios in one run
 	$(BIN)/python bench/run.py

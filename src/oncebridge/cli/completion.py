@@ -1,0 +1,25 @@
+"""`oncebridge completion`: what a shell needs to complete commands and options."""
+
+import click
+from click.shell_completion import get_completion_class
+
+from oncebridge.cli.manners import examples
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command(
+    epilog=examples(
+        'eval "$(oncebridge completion bash)"                 # in ~/.bashrc',
+        'eval "$(oncebridge completion zsh)"                  # in ~/.zshrc',
+        "oncebridge completion fish > ~/.config/fish/completions/oncebridge.fish",
+    )
+)
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, *, shell: str) -> None:
+    """Print what your shell needs to complete this command."""
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - one of those that click knows
+    root = context.find_root()
+    click.echo(kind(root.command, {}, "oncebridge", "_ONCEBRIDGE_COMPLETE").source())

@@ -1,0 +1,389 @@
+"""`oncebridge dead`: look at dead letters, try them again, drop them."""
+
+import base64
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from oncebridge.audit_trail import AuditTrail, instant
+from oncebridge.cli.manners import (
+    as_json_option,
+    audited,
+    columns,
+    command,
+    examples,
+    field,
+    note,
+    opened,
+    printable,
+    screen,
+)
+from oncebridge.cli.screen import STYLES
+from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
+from oncebridge.config import Setup
+from oncebridge.dead import DeadLetter, DeadLetters
+from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.reach import is_missing, refuse_memory
+from oncebridge.redrive import Choice, Redrive, Replayed, select
+from oncebridge.service import make_router
+from oncebridge.verdict import Verdict
+
+_BATCH = 100
+
+_numbers = click.argument("numbers", nargs=-1, type=click.IntRange(min=1), metavar="[NUMBER]...")
+_all = click.option("--all", "every", is_flag=True, help="All of them.")
+_reason = click.option("--reason", default="", help="Only those with this reason.")
+_route = click.option("--route", default=None, help="Only those of this route.")
+
+
+@click.group(
+    epilog=examples(
+        "oncebridge dead list -c oncebridge.toml",
+        "oncebridge dead show 12 -c oncebridge.toml",
+        "oncebridge dead replay --all --reason rejected -c oncebridge.toml",
+    )
+)
+def dead() -> None:
+    """Look at dead letters, try them again, or drop them."""
+
+
+# --- looking ------------------------------------------------------------------------------
+
+
+@command(
+    "oncebridge dead list -c oncebridge.toml",
+    "oncebridge dead list --reason rejected --limit 500 --json -c oncebridge.toml",
+    name="list",
+)
+@_reason
+@_route
+@click.option(
+    "--limit", default=50, show_default=True, type=click.IntRange(min=1), help="How many at most."
+)
+@as_json_option
+def list_(setup: Setup, *, reason: str, route: str | None, limit: int, as_json: bool) -> None:
+    """List dead letters, the oldest first: why, when and where, without what they hold."""
+    run_loop(_list(setup, Choice(reason=reason, route=route), limit, as_json=as_json))
+
+
+async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> None:
+    rows: list[list[str]] = [["number", "died", "reason", "route", "message"]]
+    more = False
+    async with _letters(setup) as dead:
+        async for letter in select(dead, choice):
+            if limit == 0:
+                more = True
+                break
+            limit -= 1
+            if as_json:
+                click.echo(json.dumps(_as_json(letter)))
+            else:
+                died = instant(letter.buried_ms)[:19].replace("T", " ")
+                rows.append(
+                    [str(letter.number), died, letter.reason, letter.route or "-", letter.message]
+                )
+    if more:
+        note("there are more; --limit shows them")
+    if as_json:
+        return
+    if len(rows) == 1:
+        note("there are none")
+        return
+    console = screen()
+    heading, *lines = columns(rows, width=console.width if console.is_terminal else None)
+    console.print(heading, style="dim", markup=False)
+    for line in lines:
+        console.print(line, markup=False)
+
+
+def _as_json(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "number": letter.number,
+        "died": instant(letter.buried_ms),
+        "reason": letter.reason,
+        "message": letter.message,
+        "route": letter.route,
+        "rule": letter.rule,
+        "key": letter.key.hex(),
+        "attempts": letter.attempts,
+        "maybe_delivered": letter.maybe_delivered,
+        "bytes": len(letter.raw),
+    }
+
+
+@command(
+    "oncebridge dead show 12 -c oncebridge.toml",
+    "oncebridge dead show 12 --raw -c oncebridge.toml > event.json",
+)
+@click.argument("number", type=click.IntRange(min=1))
+@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object.")
+@click.option("--raw", is_flag=True, help="Only the event, byte for byte as it was received.")
+def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
+    """Show one dead letter with the event that it holds."""
+    letter = run_loop(_find(setup, number))
+    if letter is None:
+        note(f"there is no letter {number}")
+        sys.exit(NEEDS_YOU)
+    if raw:
+        sys.stdout.buffer.write(letter.raw)
+    elif as_json:
+        click.echo(json.dumps({**_as_json(letter), **_body_as_json(letter.raw)}))
+    else:
+        _print(letter)
+
+
+async def _find(setup: Setup, number: int) -> DeadLetter | None:
+    async with _letters(setup) as dead:
+        found = [letter async for letter in select(dead, Choice((number,)))]
+        return found[0] if found else None
+
+
+def _body_as_json(raw: bytes) -> dict[str, str]:
+    try:
+        return {"body": raw.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(raw).decode()}
+
+
+def _print(letter: DeadLetter) -> None:
+    console = screen()
+    told = _as_json(letter)
+    console.print(f"letter {told.pop('number')}", style="bold")
+    if told.pop("maybe_delivered"):
+        told["maybe"] = "an earlier attempt may have arrived"
+    for name, value in told.items():
+        if value != "":
+            console.print(field(name, value, "red" if name == "reason" else "", wide=10))
+    console.print()
+    for line in _body(letter.raw).split("\n"):
+        console.print(printable(line), markup=False)
+
+
+def _body(raw: bytes) -> str:
+    """Lay an event out to be read; --raw is there for what must not change."""
+    try:
+        return json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return raw.decode(errors="backslashreplace")
+
+
+# --- acting -------------------------------------------------------------------------------
+
+
+@command(
+    "oncebridge dead replay 12 13 -c oncebridge.toml",
+    "oncebridge dead replay --all --reason rejected -c oncebridge.toml",
+)
+@_numbers
+@_all
+@_reason
+@_route
+@as_json_option
+def replay(setup: Setup, *, as_json: bool, **chosen: Any) -> None:
+    """
+    Try dead letters again, each on the route where it died.
+
+    A letter goes once its event is where it belongs. An event that was delivered in the
+    meantime is not sent again. One that dies again has a new letter; one that the sink could
+    not take now keeps its letter.
+
+    Exit code 1: a letter is still there, died again, or was not found.
+    """
+    choice = _choice(**chosen)
+    refuse_memory(setup.config.store, "store")
+    sys.exit(run_loop(_replay(setup, choice, as_json=as_json)))
+
+
+async def _replay(setup: Setup, choice: Choice, *, as_json: bool) -> int:
+    audit = audited(setup)
+    if _is_empty(setup):
+        return _missing(choice.numbers)
+    router = make_router(setup)
+    try:
+        await router.open()
+        dead: DeadLetters = setup.config.dead.opened
+        numbers = [letter.number async for letter in select(dead, choice)]
+        code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
+        redrive = Redrive(setup, router, before=lambda letters: _write(audit, "replay", letters))
+        counts: dict[str, int] = {}
+        with _bar(len(numbers)) as bar:
+            task = bar.add_task("", total=len(numbers))
+            async for done in _batches(redrive, dead, choice, numbers):
+                for one in done:
+                    name = _tell(one, setup, as_json=as_json)
+                    counts[name] = counts.get(name, 0) + 1
+                    code = code if one.is_well else NEEDS_YOU
+                bar.update(task, advance=len(done))
+        await router.drain(setup.config.grace)
+    finally:
+        await router.aclose()
+    if not as_json:
+        summary = ", ".join(f"{count} {name}" for name, count in counts.items())
+        note(summary or "there are none")
+    return code
+
+
+async def _batches(
+    redrive: Redrive, dead: DeadLetters, choice: Choice, numbers: Sequence[int]
+) -> AsyncIterator[list[Replayed]]:
+    wanted = set(numbers)
+    batch: list[DeadLetter] = []
+    async for letter in select(dead, choice):
+        if letter.number not in wanted:
+            continue  # it died just now
+        batch.append(letter)
+        if len(batch) == _BATCH:
+            yield await redrive.replay(batch)
+            batch = []
+    if batch:
+        yield await redrive.replay(batch)
+
+
+def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
+    """Tell about one letter, and give the word under which it is counted."""
+    name = "kept" if not one.gone else one.verdict.value if one.verdict else "gone"
+    if one.gone and one.verdict is Verdict.DEAD:
+        name = "dead again"
+    # Where events go to standard output, nothing else may.
+    is_err = is_to_stdout(setup)
+    if as_json:
+        told = {
+            "number": one.number,
+            "result": name,
+            "verdict": one.verdict.value if one.verdict else None,
+            "reason": one.reason,
+            "dropped": one.gone,
+        }
+        click.echo(json.dumps(told), err=is_err)
+    else:
+        style = STYLES.get(one.verdict, "") if one.verdict and one.gone else "red"
+        text = f"{name}: {printable(one.reason)}" if one.reason else name
+        Console(stderr=is_err, highlight=False, soft_wrap=True).print(
+            field(str(one.number), text, style, wide=8)
+        )
+    return name
+
+
+@command(
+    "oncebridge dead drop 12 13 -c oncebridge.toml",
+    "oncebridge dead drop --all --reason not-json --yes -c oncebridge.toml",
+)
+@_numbers
+@_all
+@_reason
+@_route
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers as one JSON object.")
+def drop(setup: Setup, *, yes: bool, as_json: bool, **chosen: Any) -> None:
+    """
+    Drop dead letters for good, with the events in them.
+
+    Exit code 1: a letter was not found, or you said no.
+    """
+    choice = _choice(**chosen)
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("dropping is for good; say --yes where nobody can be asked")
+    sys.exit(run_loop(_drop(setup, choice, yes=yes, as_json=as_json)))
+
+
+async def _drop(setup: Setup, choice: Choice, *, yes: bool, as_json: bool) -> int:
+    audit = audited(setup)
+    async with _letters(setup) as dead:
+        letters = [_without_body(letter) async for letter in select(dead, choice)]
+        numbers = [letter.number for letter in letters]
+        code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
+        if numbers and not yes:
+            what = f"letter {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} letters"
+            if not click.confirm(f"Drop {what} for good?", err=True):
+                return NEEDS_YOU
+        dropped = 0
+        for at in range(0, len(letters), _BATCH):
+            batch = letters[at : at + _BATCH]
+            _write(audit, "drop", batch)
+            dropped += await dead.drop([letter.number for letter in batch])
+    if as_json:
+        click.echo(json.dumps({"dropped": dropped, "numbers": numbers}))
+    else:
+        click.echo(f"dropped {dropped:,}")
+    return code
+
+
+# --- shared -------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _letters(setup: Setup) -> AsyncIterator[DeadLetters]:
+    """Open the dead letters, where there are any; none are made to be looked at."""
+    if _is_empty(setup):
+        yield MemoryDeadLetters()
+        return
+    async with opened(setup.config.dead.opened) as dead:
+        yield dead
+
+
+def _is_empty(setup: Setup) -> bool:
+    refuse_memory(setup.config.dead, "dead")
+    return is_missing(setup.config.dead)
+
+
+def _choice(*, numbers: Sequence[int], every: bool, reason: str, route: str | None) -> Choice:
+    if bool(numbers) == every:
+        raise click.UsageError("name the letters by number, or say --all")
+    return Choice(tuple(numbers), reason, route)
+
+
+def _missing(numbers: Sequence[int]) -> int:
+    for number in numbers:
+        note(f"there is no letter {number}, or not such a one")
+    if not numbers:
+        return 0
+    return NEEDS_YOU
+
+
+def _without_body(letter: DeadLetter) -> DeadLetter:
+    return DeadLetter(
+        b"",
+        letter.reason,
+        "",
+        letter.route,
+        letter.rule,
+        letter.key,
+        letter.attempts,
+        letter.maybe_delivered,
+        letter.buried_ms,
+        letter.number,
+    )
+
+
+def _write(audit: AuditTrail, verb: str, letters: Sequence[DeadLetter]) -> None:
+    audit.write(
+        f"dead {verb}",
+        routes=sorted({letter.route for letter in letters}),
+        numbers=[letter.number for letter in letters],
+        keys=[letter.key.hex() for letter in letters],
+    )
+
+
+def _bar(count: int) -> Progress:
+    """Show how far it is, on a terminal, where it may take a while."""
+    console = Console(stderr=True)
+    return Progress(
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal or count < 2 * _BATCH,
+    )
+
+
+dead.add_command(list_)
+dead.add_command(show)
+dead.add_command(replay)
+dead.add_command(drop)

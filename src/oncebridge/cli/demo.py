@@ -1,0 +1,588 @@
+"""
+`oncebridge demo`: a simulated Genesys stream through a real service, to look at.
+
+    the stream ── HTTP ──▶ source ──▶ gateway, SQLite ──▶ sink ── HTTP ──▶ the CRM
+
+All of it is what `oncebridge run` is made of; only the two ends are played here. The sender
+posts each arrival, waits for the answer, and sends again what it is told to send again. The
+CRM counts what reaches it, and is down for a moment. The stream knows its own truth, so the
+last lines say whether the service was right.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heappop, heappush
+from io import TextIOWrapper
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import wrap
+from typing import Any, Literal
+
+import click
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
+
+from oncebridge import config, logs
+from oncebridge.cli.screen import STYLES
+from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop, told
+from oncebridge.dead import DeadLetter
+from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
+from oncebridge.errors import OncebridgeError
+from oncebridge.genesys.simulator import LOOK_ALIKES, START_MS, Label, Simulated, simulate
+from oncebridge.http.client import Answer, Client
+from oncebridge.http.server import Request, Response, Server
+from oncebridge.service import Service
+from oncebridge.sources.http import HttpSource
+from oncebridge.verdict import Verdict
+
+_A_SECOND = 9
+"""How many arrivals a person can follow."""
+_FEWEST = 40
+_UNREADABLE = {0.2: b'{"version":"0","id":"cut off in the mid', 0.65: b'{"ping":true}'}
+"""Bodies that are no events, and how far into the stream they come."""
+_DOWN_AT, _DOWN_FOR = 0.4, 4
+"""How far into the stream the CRM goes down, and how many requests it then refuses."""
+_MOST_TRIES = 30
+_WIDE = 100
+
+_ABOUT = {
+    Label.REDELIVERY: "redelivered",
+    Label.RE_EMISSION: "published again",
+    Label.SECOND_INTEGRATION: "2nd integration",
+    Label.REPLAY: "archive replay",
+    Label.REORDERED: "re-serialised",
+    Label.OTHER_AGENT: "another agent, same ms",
+    Label.ONE_MS_LATER: "one millisecond later",
+    Label.ACW_AGAIN: "after-call work again",
+    Label.FINAL_TRANSCRIPT: "final text of a partial",
+    Label.SECOND_UPDATE: "second update, same ms",
+    Label.EQUAL_PRESENCE: "another user, same body",
+}
+_OVERTAKEN = "overtaken by its copy"
+_EXPECTED = (Verdict.DELIVERED, Verdict.DUPLICATE, Verdict.DEAD, Verdict.FAILED, Verdict.BUSY)
+
+
+@click.command(
+    epilog="Examples: oncebridge demo  |  oncebridge demo --seconds 60 --seed 7  |  "
+    "oncebridge demo --json"
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 3600, min_open=True),
+    default=25,
+    show_default=True,
+    help="How long it takes; a longer one has more events.",
+)
+@click.option("--seed", default=1, show_default=True, help="Which stream.")
+@click.option("--fast", is_flag=True, help="Do not pause between arrivals.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Only the summary, as one JSON object; implies --fast."
+)
+@told
+def demo(*, seconds: float, seed: int, fast: bool, as_json: bool) -> None:
+    """
+    Show what oncebridge does: a simulated stream, through a real service.
+
+    A Genesys Cloud stream with every kind of repeat, with look-alikes that are no repeats,
+    and with two bodies that are no events, is sent by HTTP into a service with a SQLite store
+    in a temporary directory, and on by HTTP to a CRM that is down for a moment.
+
+    Ends by itself, or with Ctrl-C, with a summary that is checked against what the simulation
+    knows to be true. The exit code is 0 only if all of it holds.
+    """
+    logs.set_up("error", "auto")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
+    screen = _Screen(Console(highlight=False, markup=False, emoji=False, quiet=as_json))
+    try:
+        found = run_loop(_play(seconds, seed, screen, fast=fast or as_json))
+    except asyncio.CancelledError:
+        sys.exit(LEFT)
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
+    else:
+        screen.summary(found)
+    sys.exit(0 if found.right else NEEDS_YOU)
+
+
+async def _play(seconds: float, seed: int, screen: "_Screen", *, fast: bool) -> "_Found":
+    """Set the stage, send the stream, and look at what became of it."""
+    with TemporaryDirectory(prefix="oncebridge-demo-") as directory:
+        crm = _Crm()
+        await crm.open()
+        flags = {
+            "source": "http://127.0.0.1:0/events",
+            "store": f"sqlite:{directory}/seen.db",
+            "sink": crm.url,
+            "dead": f"sqlite:{directory}/dead.db",
+            "preset": "genesys",
+            "route": "crm",
+        }
+        service = Service(config.load(environment={}, flags=flags))
+        try:
+            await service.open()
+            (source,) = service.sources
+            assert isinstance(source, HttpSource)  # noqa: S101 - by its address
+            running = asyncio.create_task(service.run())
+            sender = _Sender(source.url, crm, screen)
+            try:
+                await sender.send(seconds, seed, fast=fast)
+            finally:
+                await sender.aclose()
+                service.stop()
+                await running
+        finally:
+            await service.close()
+            await crm.aclose()
+        dead = SQLiteDeadLetters(Path(directory) / "dead.db")
+        try:
+            letters = await dead.list()
+        finally:
+            await dead.aclose()
+        return _find(seed, service, sender, crm, letters)
+
+
+class _Crm:
+    """The place events go to: counts what it takes, and can be down."""
+
+    def __init__(self) -> None:
+        self._server = Server(self._take, host="127.0.0.1", port=0)
+        self._refusals = 0
+        self.truths: dict[bytes, int] = {}
+        """Which logical event the bytes are that may arrive here."""
+        self.taken: Counter[int | None] = Counter()
+        """How often each logical event was taken; None stands for bytes nobody sent."""
+        self.keys: dict[str, int | None] = {}
+        """The logical event that came with each `Idempotency-Key`."""
+        self.last_key = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.port}/crm"
+
+    @property
+    def is_down(self) -> bool:
+        return self._refusals > 0
+
+    def go_down(self, refusals: int) -> None:
+        self._refusals = refusals
+
+    async def open(self) -> None:
+        await self._server.open()
+
+    async def aclose(self) -> None:
+        await self._server.aclose()
+
+    def _take(self, request: Request, respond: Callable[[Response], None]) -> None:
+        if self._refusals:
+            self._refusals -= 1
+            respond(Response(503, headers=(("Retry-After", "1"),)))
+            return
+        truth = self.truths.get(request.body)
+        key = (request.header(b"idempotency-key") or b"").decode("latin-1").strip('"')
+        self.taken[truth] += 1
+        self.keys.setdefault(key, truth)
+        self.last_key = key
+        respond(Response(200))
+
+
+class _Arrival(Struct):
+    """One body to send, perhaps more than once."""
+
+    at_ms: int
+    """On the stream's own clock."""
+    due_s: float
+    """On the loop's."""
+    body: bytes
+    event: Simulated | None = None
+    tries: int = 0
+
+
+class _Told(Struct, frozen=True):
+    """What the service answered for one arrival, and what is known of it here."""
+
+    verdict: Verdict
+    key: str
+    """In the answer; for a delivery, as the CRM was told it."""
+    reason: str
+    again_s: int
+    original: "tuple[str, int] | None" = None
+    """For a duplicate: the short id of the arrival that was delivered, and its time."""
+
+
+class _Sender:
+    """Post the stream to *url*, one arrival after the other, and send again what has to be."""
+
+    def __init__(self, url: str, crm: _Crm, screen: "_Screen") -> None:
+        self.url = url
+        self._client = Client(url, headers=[("Content-Type", "application/json")])
+        self._crm = crm
+        self._screen = screen
+        self._stop = asyncio.Event()
+        self._pace = 1.0
+        self._order = count()
+        self._stream: deque[_Arrival] = deque()
+        self._again: list[tuple[float, int, _Arrival]] = []
+        self._delivered: dict[str, tuple[str, int]] = {}
+        self.ended_early = False
+        self.retried = 0
+        self.causes: Counter[str] = Counter()
+        self.look_alikes = 0
+        self.merged = 0
+        self.unreadable: list[bytes] = []
+
+    async def send(self, seconds: float, seed: int, *, fast: bool) -> None:
+        """Send the whole stream; a signal ends it early, a second one at once."""
+        loop = asyncio.get_running_loop()
+        self._listen(loop)
+        arrivals = _arrivals(seed, max(int(seconds * _A_SECOND), _FEWEST))
+        span_s = (arrivals[-1].at_ms + 1) / 1000
+        self._pace = span_s / seconds
+        self._stream.extend(arrivals)
+        down_at = int(_DOWN_AT * len(arrivals))
+        speed = f", shown {self._pace:.1f} times as fast; Ctrl-C ends it early"
+        self._screen.begin(
+            f"a simulated Genesys Cloud contact centre, seed {seed}",
+            f"stream → {self.url} → SQLite → {self._crm.url}",
+            f"{len(arrivals)} arrivals within {span_s:.0f} s{'' if fast else speed}",
+        )
+        began = loop.time()
+        for arrival in arrivals:
+            arrival.due_s = began if fast else began + arrival.at_ms / 1000 / self._pace
+        while self._stream or self._again:
+            arrival = self._next(loop.time())
+            await self._wait_for(arrival)
+            if self._stop.is_set() and not arrival.tries:
+                continue
+            if not arrival.tries and len(arrivals) - len(self._stream) == down_at:
+                self._crm.go_down(_DOWN_FOR)
+                self._screen.remark("the CRM goes down: it answers 503")
+            await self._post(arrival)
+
+    async def aclose(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+        await self._client.aclose()
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stop at the first signal; what is to be sent again still is. Leave at the second."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs in one
+
+        def stop() -> None:
+            if self._stop.is_set():
+                task.cancel()
+            self._stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is under nohup
+            loop.add_signal_handler(signal.SIGHUP, task.cancel)
+
+    def _next(self, now_s: float) -> _Arrival:
+        """Take what is due next; what is to be sent again goes first once its time has come."""
+        if self._again and not (self._stream and self._again[0][0] > self._next_due(now_s)):
+            return heappop(self._again)[2]
+        return self._stream.popleft()
+
+    def _next_due(self, now_s: float) -> float:
+        return max(self._stream[0].due_s, now_s)
+
+    async def _wait_for(self, arrival: _Arrival) -> None:
+        """Wait until *arrival* is due; when it is to end, only for what was sent before."""
+        loop = asyncio.get_running_loop()
+        if not self._stop.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), max(arrival.due_s - loop.time(), 0))
+        if self._stop.is_set():
+            self._end_early(len(self._again) + (arrival.tries > 0))
+            if arrival.tries:
+                await asyncio.sleep(max(arrival.due_s - loop.time(), 0))
+
+    def _end_early(self, left: int) -> None:
+        if not self.ended_early:
+            self.ended_early = True
+            more = f"; {left} still to be sent again" if left else ""
+            self._screen.remark(f"ended early{more}")
+            self._crm.go_down(0)  # nobody wants to wait for it now
+        self._stream.clear()
+
+    async def _post(self, arrival: _Arrival) -> None:
+        """Send one arrival, book the answer and show it."""
+        event = arrival.event
+        if event is not None:
+            self._crm.truths[arrival.body] = event.truth
+        elif not arrival.tries:
+            self.unreadable.append(arrival.body)
+        was_down = self._crm.is_down
+        arrival.tries += 1
+        told = self._understand(await self._client.post(arrival.body))
+        heading = _heading(arrival)
+        if told.verdict is Verdict.DELIVERED:
+            self._delivered[told.key] = (heading[2], arrival.at_ms)
+        if event is not None:
+            self._book(event, told)
+        self._screen.line(arrival, told, heading)
+        if was_down and not self._crm.is_down:
+            self._screen.remark("the CRM is up again")
+        if told.again_s:
+            self._send_again(arrival, told.again_s)
+
+    def _understand(self, answer: Answer) -> _Told:
+        if answer.status not in (200, 503):
+            raise OncebridgeError(f"the demo's own source answered {answer.status}")
+        said = msgspec.json.decode(answer.body)
+        # Without a verdict it is still under way: this machine is slow.
+        verdict = Verdict(said.get("verdict", Verdict.BUSY))
+        key = self._crm.last_key if verdict is Verdict.DELIVERED else said.get("key", "")
+        return _Told(
+            verdict,
+            key,
+            said.get("reason", ""),
+            int(answer.headers.get(b"retry-after", b"0")),
+            self._delivered.get(key) if verdict is Verdict.DUPLICATE else None,
+        )
+
+    def _book(self, event: Simulated, told: _Told) -> None:
+        if event.label in LOOK_ALIKES and not told.again_s:
+            self.look_alikes += 1
+        if told.verdict is Verdict.DUPLICATE:
+            is_copy = event.label in _ABOUT and event.label not in LOOK_ALIKES
+            self.causes[event.label.value if is_copy else "overtaken"] += 1
+            self.merged += self._crm.keys.get(told.key) != event.truth
+
+    def _send_again(self, arrival: _Arrival, wait_s: int) -> None:
+        if arrival.tries >= _MOST_TRIES:
+            raise OncebridgeError(f"an arrival was handed back {arrival.tries} times")
+        self.retried += 1
+        arrival.due_s = asyncio.get_running_loop().time() + wait_s
+        arrival.at_ms += int(wait_s * 1000 * self._pace)
+        heappush(self._again, (arrival.due_s, next(self._order), arrival))
+
+
+def _arrivals(seed: int, events: int) -> list[_Arrival]:
+    """Simulate the stream, and put the unreadable bodies in it."""
+    mixed = [_Arrival(one.at_ms, 0.0, one.raw, one) for one in simulate(seed, events)]
+    for share, body in _UNREADABLE.items():
+        at = int(share * len(mixed))
+        mixed.insert(at, _Arrival(mixed[at].at_ms, 0.0, body))
+    return mixed
+
+
+def _heading(arrival: _Arrival) -> tuple[str, str, str]:
+    """Name the topic, the conversation or user, and the event, in short."""
+    if arrival.event is None:
+        return "(no event)", "", ""
+    event = msgspec.json.decode(arrival.body)
+    topic = event["detail-type"].rpartition("{id}.")[2].replace("entityid.{id}", "audit")
+    *_, entity = (part for part in event["detail"]["topicName"].split(".") if len(part) == 36)
+    return topic, entity[:8], event["id"][:8]
+
+
+# --- what came of it -------------------------------------------------------------------------
+
+
+class _Found(Struct, frozen=True):
+    """The end of it: numbers, and whether they are right."""
+
+    seed: int
+    ended_early: bool
+    arrived: int
+    logical: int
+    verdicts: dict[str, int]
+    causes: dict[str, int]
+    reasons: dict[str, int]
+    retried: int
+    look_alikes: int
+    once: bool
+    merged: int
+    unreadable: int
+    kept: int
+    balance: bool
+
+    @property
+    def right(self) -> bool:
+        is_expected = all(Verdict(v) in _EXPECTED for v, n in self.verdicts.items() if n)
+        is_kept = self.kept == self.unreadable
+        return self.once and not self.merged and is_kept and self.balance and is_expected
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "ended_early": self.ended_early,
+            "arrived": self.arrived,
+            "logical_events": self.logical,
+            **self.verdicts,
+            "retried": self.retried,
+            "look_alikes": self.look_alikes,
+            "duplicates_by_cause": self.causes,
+            "dead_by_reason": self.reasons,
+            "checks": {
+                "every_event_delivered_exactly_once": self.once,
+                "look_alikes_merged": self.merged,
+                "unreadable_kept": self.kept,
+                "books_balance": self.balance,
+            },
+            "right": self.right,
+        }
+
+
+def _find(
+    seed: int, service: Service, sender: _Sender, crm: _Crm, letters: list[DeadLetter]
+) -> _Found:
+    (books,) = service.books().values()
+    truths = set(crm.truths.values())
+    kept = Counter(letter.raw for letter in letters)
+    return _Found(
+        seed=seed,
+        ended_early=sender.ended_early,
+        arrived=books.arrived,
+        logical=len(truths),
+        verdicts={v.value: books.verdicts[v] for v in dict.fromkeys([*_EXPECTED, *Verdict])},
+        causes=dict(sender.causes.most_common()),
+        reasons=dict(Counter(letter.reason for letter in letters)),
+        retried=sender.retried,
+        look_alikes=sender.look_alikes,
+        once=crm.taken == Counter(dict.fromkeys(truths, 1)),
+        merged=sender.merged,
+        unreadable=len(sender.unreadable),
+        kept=sum(kept[body] == 1 for body in sender.unreadable),
+        balance=books.balance and not books.in_flight,
+    )
+
+
+# --- what is seen ----------------------------------------------------------------------------
+
+
+class _Screen:
+    """Lines for people; on a terminal with colours, and as wide as it is."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._width = console.width if console.is_terminal else _WIDE
+        self._is_wide = self._width >= _WIDE
+
+    def begin(self, what: str, *more: str) -> None:
+        self._say(Text().append("oncebridge demo", "bold").append(f" · {what}"))
+        for line in more:
+            self._say(Text(line, "dim"))
+        self._say(Text())
+        time = f"{'time':<12}" if self._is_wide else f"{'time':<8}"
+        heads = f"{time} {'topic':<14} {'entity':<8} {'event':<8} verdict"
+        self._say(Text(heads, "bold"))
+
+    def line(self, arrival: _Arrival, told: _Told, heading: tuple[str, str, str]) -> None:
+        """Tell one arrival: when, what, about whom, the verdict and the reason for it."""
+        topic, entity, name = heading
+        note, style = self._note(arrival, told)
+        line = Text().append(_clock(START_MS + arrival.at_ms, with_ms=self._is_wide), "dim")
+        line.append(f" {topic:<14} {entity:<8} {name:<8} ")
+        line.append(f"{told.verdict.value:<9}", STYLES.get(told.verdict, ""))
+        line.append("  " if self._is_wide else " ").append(note, style)
+        self._say(line)
+
+    def remark(self, text: str) -> None:
+        self._say(Text(f"── {text} ──", "bold magenta"))
+
+    def summary(self, found: _Found) -> None:
+        """Print the table, and what the truth of the simulation says to it."""
+        self._say(Text())
+        self._say(Text("what came of it", "bold"))
+        causes = {
+            **{label.value: about for label, about in _ABOUT.items()},
+            "overtaken": _OVERTAKEN,
+        }
+        notes = {
+            "delivered": f"{found.look_alikes} of them look-alikes",
+            "duplicate": _listed({causes[cause]: n for cause, n in found.causes.items()}),
+            "dead": _listed(found.reasons),
+            "failed": "the CRM was down; sent again",
+            "busy": "a copy was waiting to be sent again; sent again",
+        }
+        self._row("arrived", found.arrived, f"{found.logical} logical events")
+        for name, number in found.verdicts.items():
+            if number:
+                self._row(name, number, notes.get(name, "not expected here"))
+        self._row("retried", found.retried, "sent again by the sender, when it was told to")
+        self._say(Text())
+        self._say(Text("checked against the truth of the simulation", "bold"))
+        kept = f"{found.kept} of {found.unreadable}"
+        checks = [
+            ("every logical event delivered exactly once", _yes(found.once), found.once),
+            ("look-alikes merged", str(found.merged), not found.merged),
+            ("unreadable bodies kept whole", kept, found.kept == found.unreadable),
+            ("the books balance", _yes(found.balance), found.balance),
+        ]
+        for what, answer, is_right in checks:
+            answered = Text(answer, "bold green" if is_right else "bold red")
+            self._say(Text(f"  {what}: ").append_text(answered))
+
+    def _row(self, name: str, number: int, note: str) -> None:
+        style = {verdict.value: style for verdict, style in STYLES.items()}.get(name, "")
+        first, *more = wrap(note, max(min(self._width, _WIDE) - 22, 20)) or [""]
+        line = Text("  ").append(f"{name:<11}", style).append(f"{number:>5}   ")
+        self._say(line.append(first.replace("\N{NO-BREAK SPACE}", " "), "dim"))
+        for rest in more:
+            self._say(Text(" " * 21).append(rest.replace("\N{NO-BREAK SPACE}", " "), "dim"))
+
+    def _note(self, arrival: _Arrival, told: _Told) -> tuple[str, str]:
+        """Give the reason for a verdict in words, and how they look."""
+        about = _ABOUT.get(arrival.event.label, "") if arrival.event else ""
+        is_alike = arrival.event is not None and arrival.event.label in LOOK_ALIKES
+        match told.verdict:
+            case Verdict.DUPLICATE if told.original is not None:
+                name, at_ms = told.original
+                note = f"{about} after {_elapsed(arrival.at_ms - at_ms)}"
+                note = _OVERTAKEN if is_alike or not about else note
+                return (f"of {name}, {note}" if self._is_wide else note), ""
+            case Verdict.DUPLICATE:
+                return "delivered meanwhile", ""
+            case Verdict.DELIVERED if arrival.tries > 1:
+                return f"→ CRM on try {arrival.tries}, key {told.key[:8]}", "green"
+            case Verdict.DELIVERED if is_alike:
+                return f"new: {about}", "cyan"
+            case Verdict.DELIVERED:
+                key = f'  Idempotency-Key: "{told.key[:16]}…"'
+                return f"→ CRM{key if self._is_wide else f', key {told.key[:8]}'}", "dim"
+            case Verdict.DEAD:
+                kept = "kept in the dead letters" if self._is_wide else "kept"
+                return f"{kept}: {told.reason.partition(':')[0]}", ""
+            case Verdict.BUSY:
+                return f"a copy waits; in {told.again_s} s", ""
+            case _:
+                return f"{told.reason}: again in {told.again_s} s", ""
+
+    def _say(self, text: Text) -> None:
+        text.rstrip()
+        is_terminal = self._console.is_terminal
+        overflow: Literal["ellipsis", "ignore"] = "ellipsis" if is_terminal else "ignore"
+        self._console.print(text, no_wrap=True, overflow=overflow, crop=is_terminal)
+
+
+def _listed(counts: dict[str, int]) -> str:
+    # a name and its number stay on one line
+    return ", ".join(f"{name} {n}".replace(" ", "\N{NO-BREAK SPACE}") for name, n in counts.items())
+
+
+def _clock(at_ms: int, *, with_ms: bool) -> str:
+    seconds, rest = divmod(at_ms, 1000)
+    minutes, second = divmod(seconds % 86_400, 60)
+    told = f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
+    return f"{told}.{rest:03}" if with_ms else told
+
+
+def _elapsed(ms: int) -> str:
+    return f"{max(ms, 0)} ms" if ms < 1000 else f"{ms / 1000:.1f} s"
+
+
+def _yes(is_so: bool) -> str:  # noqa: FBT001 - it is the question
+    return "yes" if is_so else "no"

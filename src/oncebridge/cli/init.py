@@ -1,0 +1,68 @@
+"""`oncebridge init`: a configuration to begin with."""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from oncebridge.cli.manners import examples, note
+from oncebridge.cli.setup import told
+from oncebridge.config import DEFAULT_FILE
+from oncebridge.errors import ConfigError
+
+KINDS = ("http", "worker", "lambda")
+_NEXT = {
+    "http": "oncebridge run -c {file}",
+    "worker": "its sqs:// and dynamodb:// addresses need a later version; see the top of the file",
+    "lambda": "its handler and dynamodb:// need a later version; see the top of the file",
+}
+
+
+def starter(kind: str) -> str:
+    """Give the text of a starter configuration."""
+    return files("oncebridge.cli").joinpath("starters", f"{kind}.toml").read_text("utf-8")
+
+
+@click.command(
+    epilog=examples(
+        "oncebridge init",
+        "oncebridge init worker --output worker.toml",
+        "oncebridge init http --output - | less",
+    )
+)
+@click.argument("kind", type=click.Choice(KINDS), default="http")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default=DEFAULT_FILE,
+    show_default=True,
+    help="Where to write it; - is standard output.",
+)
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@told
+def init(*, kind: str, output: str, force: bool) -> None:
+    """
+    Write a commented configuration to begin with.
+
+    http is fed by API destinations or any other HTTP sender. worker reads an SQS queue, and
+    lambda runs in a function of yours: both name addresses that a later version brings.
+    """
+    text = starter(kind)
+    if output == "-":
+        click.echo(text, nl=False)
+        return
+    _write(Path(output), text, force=force)
+    note(f"wrote {output}; next: {_NEXT[kind].format(file=output)}")
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError("", f"{path}: is there already; --force writes over it") from None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise ConfigError("", f"{path}: {why}") from None

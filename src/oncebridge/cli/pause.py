@@ -1,0 +1,79 @@
+"""`oncebridge pause` and `oncebridge resume`: for all workers at once."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+import click
+
+from oncebridge import control
+from oncebridge.cli.manners import audited, chosen_routes, command, note, opened
+from oncebridge.cli.setup import run_loop
+from oncebridge.clock import SystemDice
+from oncebridge.config import Setup
+from oncebridge.reach import is_missing, refuse_memory
+
+_route = click.option("--route", "routes", multiple=True, help="This route; may be repeated.")
+_json = click.option("--json", "as_json", is_flag=True, help="The routes as one JSON object.")
+
+
+@command("oncebridge pause -c oncebridge.toml", "oncebridge pause --route crm -c oncebridge.toml")
+@_route
+@_json
+def pause(setup: Setup, *, routes: tuple[str, ...], as_json: bool) -> None:
+    """
+    Tell every worker to pass nothing on, on all routes or on some.
+
+    It takes a second until all have heard of it. What is under way ends; what arrives is
+    handed back to its source and comes again. It lasts over restarts, until `resume`.
+    """
+    refuse_memory(setup.config.store, "store")
+    names = chosen_routes(setup, routes)
+    if is_missing(setup.config.store):
+        note(f"the store {setup.config.store} is new: nothing has run with it yet")
+    sys.exit(run_loop(_pause(setup, names, as_json=as_json)))
+
+
+async def _pause(setup: Setup, routes: Sequence[str], *, as_json: bool) -> int:
+    audit = audited(setup)
+    async with opened(setup.config.store.opened) as store:
+        before = await control.paused(store, routes)
+        audit.write("pause", routes=list(routes))
+        await control.pause(store, routes, SystemDice())
+    _tell(routes, before, paused=True, as_json=as_json)
+    return 0
+
+
+@command("oncebridge resume -c oncebridge.toml", "oncebridge resume --route crm -c oncebridge.toml")
+@_route
+@_json
+def resume(setup: Setup, *, routes: tuple[str, ...], as_json: bool) -> None:
+    """Let paused routes go on, all or some."""
+    refuse_memory(setup.config.store, "store")
+    sys.exit(run_loop(_resume(setup, chosen_routes(setup, routes), as_json=as_json)))
+
+
+async def _resume(setup: Setup, routes: Sequence[str], *, as_json: bool) -> int:
+    audit = audited(setup)
+    before = [False] * len(routes)
+    if is_missing(setup.config.store):
+        note(f"the store {setup.config.store} is not there yet, so nothing is paused")
+    else:
+        async with opened(setup.config.store.opened) as store:
+            audit.write("resume", routes=list(routes))
+            before = await control.resume(store, routes)
+    _tell(routes, before, paused=False, as_json=as_json)
+    return 0
+
+
+def _tell(routes: Sequence[str], before: Sequence[bool], *, paused: bool, as_json: bool) -> None:
+    if as_json:
+        told = [
+            {"route": route, "paused": paused, "was_paused": was}
+            for route, was in zip(routes, before, strict=True)
+        ]
+        click.echo(json.dumps({"routes": told}))
+        return
+    for route, was in zip(routes, before, strict=True):
+        state = "paused" if paused else "goes on" if was else "was not paused"
+        click.echo(f"{route}: {'was paused already' if paused and was else state}")

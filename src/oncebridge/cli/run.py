@@ -1,0 +1,110 @@
+"""`oncebridge run`: the service."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+import click
+
+from oncebridge import logs
+from oncebridge.cli.manners import command
+from oncebridge.cli.screen import Screen, table_of_counts
+from oncebridge.cli.setup import LEFT, NEEDS_YOU, is_to_stdout, run_loop
+from oncebridge.config import Setup
+from oncebridge.errors import ConfigError, OncebridgeError
+from oncebridge.service import Service
+
+_log = logging.getLogger("oncebridge")
+_SAME_STROKE_S = 0.05  # a supervisor may signal the process and its group
+
+
+@command(
+    "oncebridge run",
+    "oncebridge run -c oncebridge.toml",
+    "oncebridge run --source file:in.ndjson --sink file:out.ndjson --json",
+    every=True,
+)
+@click.option("--json", "as_json", is_flag=True, help="At the end, the counts as one JSON object.")
+def run(setup: Setup, *, as_json: bool) -> None:
+    """
+    Take events in, pass each on once.
+
+    Without anything else: HTTP in on 127.0.0.1:8080, a SQLite file here, standard output.
+    Ctrl-C or SIGTERM finishes what is under way; a second Ctrl-C leaves at once. A file as
+    source ends by itself and prints what became of its events.
+    """
+    logs.set_up(setup.config.log_level, setup.config.log_format)
+    sys.exit(run_loop(serve(setup, as_json=as_json)))
+
+
+async def serve(setup: Setup, *, as_json: bool = False) -> int:
+    """Run the service to its end, and give the exit code."""
+    service = Service(setup)
+    _on_signals(service)
+    try:
+        await service.open()
+    except ConfigError as error:
+        # The settings are in order; a port that is taken or a file that is not there is not.
+        await service.close()
+        raise OncebridgeError(str(error)) from error
+    except BaseException:
+        await service.close()
+        raise
+    _tell_ready(setup, service)
+    async with Screen(service, setup):
+        try:
+            await service.run()
+        finally:
+            finished = await service.close()
+    counts = service.counts()
+    _print_end(setup, service, counts, as_json=as_json)
+    return NEEDS_YOU if service.gave_up or not finished else 0
+
+
+def _on_signals(service: Service) -> None:
+    """Stop at the first signal; at the second Ctrl-C, leave."""
+    loop = asyncio.get_running_loop()
+    told_at: float | None = None
+
+    def stop(name: str) -> None:
+        nonlocal told_at
+        if told_at is None:
+            told_at = loop.time()
+            _log.info("oncebridge.stopping", extra={"signal": name})
+            service.stop()
+        elif name == "SIGINT" and loop.time() - told_at > _SAME_STROKE_S:
+            _log.error("oncebridge.left_at_once")
+            os._exit(LEFT)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number.name)
+
+
+def _tell_ready(setup: Setup, service: Service) -> None:
+    config = setup.config
+    sources = [getattr(place.opened, "url", str(place)) for place in config.source]
+    _log.info(
+        "oncebridge.ready",
+        extra={
+            "source": ", ".join(sources),
+            "store": str(config.store),
+            "sink": ", ".join(str(route.sink) for route in setup.routes),
+            "dead": str(config.dead),
+        },
+    )
+    if service.spool is not None and service.spool.depth:
+        _log.info("oncebridge.spool_goes_on", extra={"records": service.spool.depth})
+
+
+def _print_end(setup: Setup, service: Service, counts: dict[str, int], *, as_json: bool) -> None:
+    stream: Any = sys.stderr if is_to_stdout(setup) else sys.stdout
+    if as_json:
+        routes = {name: books.counts() for name, books in service.books().items()}
+        told = {**counts, **({"routes": routes} if len(routes) > 1 else {})}
+        print(json.dumps(told), file=stream, flush=True)
+    else:
+        print(table_of_counts(counts), file=stream, flush=True)

@@ -1,0 +1,236 @@
+"""
+Dead letters, tried again.
+
+A letter is replayed in an order in which nothing is lost, wherever the process dies:
+
+    look      was the event delivered since? then the letter can go
+    forget    what the store knows of its death, or it would be a duplicate
+    process   on the route where it died, as if it had just arrived
+    drop      the letter, once the event is acknowledged
+
+Between the steps the letter is still there, and the next replay goes on from what it finds.
+An event that dies again is put into the dead letters anew before the old letter goes.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from msgspec import Struct
+
+from oncebridge import control
+from oncebridge import record as table
+from oncebridge.config import Setup
+from oncebridge.dead import DeadLetter, DeadLetters
+from oncebridge.event import Event
+from oncebridge.identity import Identities, Identity
+from oncebridge.router import Answer, Router, Way
+from oncebridge.store import Fate, Record, Store
+from oncebridge.verdict import Verdict
+
+_PAGE = 100
+
+
+class Choice(Struct, frozen=True):
+    """Which letters are meant: by number, or all that have the same reason and route."""
+
+    numbers: tuple[int, ...] = ()
+    """None: all."""
+    reason: str = ""
+    route: str | None = None
+    up_to: int | None = None
+    """No letter with a higher number: what dies again while all are replayed waits."""
+
+    def takes(self, letter: DeadLetter) -> bool:
+        return (
+            (not self.reason or letter.reason == self.reason)
+            and (self.route is None or letter.route == self.route)
+            and (self.up_to is None or letter.number <= self.up_to)
+        )
+
+
+async def select(dead: DeadLetters, choice: Choice) -> AsyncIterator[DeadLetter]:
+    """Read the letters that are meant, oldest first; they may be dropped meanwhile."""
+    if choice.numbers:
+        for number in sorted(set(choice.numbers)):
+            for letter in await dead.list(after=number - 1, limit=1):
+                if letter.number == number and choice.takes(letter):
+                    yield letter
+        return
+    after = 0
+    while page := await dead.list(after=after, limit=_PAGE):
+        after = page[-1].number
+        for letter in page:
+            if choice.takes(letter):
+                yield letter
+
+
+class Replayed(Struct, frozen=True):
+    """What became of one letter."""
+
+    number: int
+    gone: bool
+    """The letter was dropped: the event is where it belongs."""
+    verdict: Verdict | None
+    """None where it was not brought to the gateway."""
+    reason: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Tell whether nobody has to look at it again."""
+        return self.gone and self.verdict is not Verdict.DEAD
+
+
+class Redrive:
+    """
+    Replay dead letters through *router*, which is open.
+
+    *before* is told the letters that are about to be acted upon.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        router: Router,
+        *,
+        before: Callable[[Sequence[DeadLetter]], None],
+    ) -> None:
+        self._store: Store = setup.config.store.opened
+        self._dead: DeadLetters = setup.config.dead.opened
+        self._identities = Identities(setup)
+        self._before = before
+        self._all = router
+        self._ways = {
+            gateway.route: Router([Way(gateway)], dead=self._dead, settings=setup.config.settings())
+            for gateway in router.gateways
+        }
+
+    async def replay(self, letters: Sequence[DeadLetter]) -> list[Replayed]:
+        """Take each letter through all steps, and tell what became of it, in order."""
+        done: dict[int, Replayed] = {}
+        ready = await self._that_can_go(letters, done)
+        if ready:
+            self._before(ready)
+        ready = await self._not_delivered_since(ready, done)
+        ready = await self._forgotten(ready, done)
+        for router, batch in self._sorted(ready):
+            answers = await router.process([letter.raw for letter in batch])
+            for letter, answer in zip(batch, answers, strict=True):
+                done[letter.number] = _replayed(letter, answer)
+            await self._dead.drop([o.number for o in batch if done[o.number].gone])
+        return [done[letter.number] for letter in letters]
+
+    async def _that_can_go(
+        self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
+    ) -> list[DeadLetter]:
+        """Keep back what has no route any more, or one that is paused."""
+        routes = list(self._ways)
+        states = await control.paused(self._store, routes)
+        paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
+        ready = []
+        for letter in letters:
+            if letter.rule and letter.route not in self._ways:
+                _keep(letter, f"there is no route {letter.route!r} in this configuration", done)
+            elif letter.route in paused or (not letter.rule and paused):
+                _keep(letter, "the route is paused", done)
+            else:
+                ready.append(letter)
+        return ready
+
+    async def _not_delivered_since(
+        self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
+    ) -> list[DeadLetter]:
+        """Let letters go whose event was delivered in the meantime."""
+        records = await self._look([letter.key for letter in letters if letter.key])
+        now_ms = await self._store.now_ms()
+        ready, delivered = [], []
+        for letter in letters:
+            record = records.get(letter.key)
+            if record is not None and self._is_delivered(letter, record, now_ms):
+                delivered.append(letter.number)
+                done[letter.number] = Replayed(
+                    letter.number, True, Verdict.DUPLICATE, "it was delivered since"
+                )
+            else:
+                ready.append(letter)
+        await self._dead.drop(delivered)
+        return ready
+
+    def _is_delivered(self, letter: DeadLetter, record: Record, now_ms: int) -> bool:
+        """Tell whether *record* proves that this event, and no other, was delivered."""
+        if record.fate is not Fate.DELIVERED or table.state(record, now_ms) != "done":
+            return False
+        return _agree(record.hash, self._keys(letter)[letter.key])
+
+    async def _forgotten(
+        self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
+    ) -> list[DeadLetter]:
+        """Forget that these events died; keep back what a worker holds."""
+        keys = {letter.number: self._keys(letter) for letter in letters}
+        records = await self._look([key for each in keys.values() for key in each])
+        now_ms = await self._store.now_ms()
+        ready = []
+        gone: list[bytes] = []
+        for letter in letters:
+            there = [record for key in keys[letter.number] if (record := records.get(key))]
+            held = [r for r in there if table.state(r, now_ms) == "claimed"]
+            if held:
+                left_s = max(record.until_ms - now_ms for record in held) / 1000
+                why = f"held, or waiting for its next attempt, for {left_s:.1f} s more"
+                _keep(letter, why, done, Verdict.BUSY)
+                continue
+            gone += [
+                record.key
+                for record in there
+                if record.fate is not Fate.DELIVERED
+                and _agree(record.hash, keys[letter.number][record.key])
+            ]
+            ready.append(letter)
+        if gone:
+            await self._store.forget(list(dict.fromkeys(gone)))
+        return ready
+
+    async def _look(self, keys: Sequence[bytes]) -> dict[bytes, Record]:
+        keys = list(dict.fromkeys(keys))
+        found = await self._store.peek(keys) if keys else []
+        return {record.key: record for record in found if record is not None}
+
+    def _keys(self, letter: DeadLetter) -> dict[bytes, bytes]:
+        """List the keys of a letter's event, by the rules of then and of now, with its content."""
+        identity = self._identity(letter)
+        keys = {letter.key: b""} if letter.key else {}
+        if identity is not None:
+            keys |= dict.fromkeys(identity.all_keys(), b"")
+            keys |= {known.key: known.part.hash for known in identity.keys}
+        return keys
+
+    def _identity(self, letter: DeadLetter) -> Identity | None:
+        event = self._identities.read(letter.raw)
+        if not letter.rule or not isinstance(event, Event):
+            return None
+        return self._identities.on(letter.route, event)
+
+    def _sorted(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
+        """Bring each letter back to where it died; what had no route takes all that it matches."""
+        batches: dict[str, list[DeadLetter]] = {}
+        for letter in letters:
+            batches.setdefault(letter.route if letter.rule else "", []).append(letter)
+        return [(self._ways[name] if name else self._all, each) for name, each in batches.items()]
+
+
+def _agree(stored: bytes, own: bytes) -> bool:
+    """Tell whether a record is this event's: the same key with other content is another's."""
+    return not stored or not own or stored == own
+
+
+def _keep(
+    letter: DeadLetter, reason: str, done: dict[int, Replayed], verdict: Verdict | None = None
+) -> None:
+    done[letter.number] = Replayed(letter.number, False, verdict, reason)
+
+
+def _replayed(letter: DeadLetter, answer: Answer) -> Replayed:
+    # A conflict that its rule does not deliver is buried anew, or dropped.
+    is_kept_back = answer.verdict is Verdict.CONFLICT and not any(
+        outcome.forwarded for _, outcome in answer.outcomes
+    )
+    verdict = Verdict.DEAD if is_kept_back else answer.verdict
+    return Replayed(letter.number, answer.acknowledge, verdict, answer.reason)
