@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import http_path
+
 from oncebridge import Delivery, Gateway, Rule, Settings, SinkAnswer, Store, Verdict, Yes, parse
 from oncebridge.rules import RuleSet
 from oncebridge.store import Claim, Commit, Fate, Part, Want
@@ -393,6 +395,71 @@ def sqlite_flat(*, quick: bool) -> Measured:
     return {"keys": worth, "sizes": sizes, "ratio": sizes["10x"] / sizes["2x"]}
 
 
+# --- the service ------------------------------------------------------------------------
+
+
+def http_row(*, quick: bool) -> Measured:
+    """HTTP in, SQLite, HTTP out, against uvicorn and aiohttp with nothing in between."""
+    events = make_events(10_000 if quick else 30_000)
+    measured = {}
+    for connections in (64, 256):
+        direct = http_path.measure("direct", events, connections)
+        ours = http_path.measure("ours", events, connections)
+        if ours["taken"] != len(set(map(identity, events))):
+            raise SystemExit(f"the receiver got {ours['taken']} events")
+        ratio = ours["per_s"] / direct["per_s"]
+        measured[str(connections)] = {"ours": ours, "direct": direct, "ratio": ratio}
+    return measured
+
+
+def identity(raw: bytes) -> str:
+    body = json.loads(raw)["detail"]["eventBody"]
+    return str(body["conversationId"])
+
+
+def file_row(*, quick: bool) -> Measured:
+    """A file through SQLite into a file: events a second, and the most memory it took."""
+    # SQLite's own cache (64 MiB) is full after a few hundred thousand keys.
+    sizes = [100_000, 200_000] if quick else [400_000, 1_000_000]
+    measured = {}
+    for size in sizes:
+        with tempfile.TemporaryDirectory(dir=build()) as directory:
+            with Path(directory, "in.ndjson").open("wb") as file:
+                file.writelines(short_event(at) for at in range(size))
+            command = [sys.executable, "-m", "oncebridge", "run", "--log-level", "error"]
+            command += ["--source", "file:in.ndjson", "--sink", "file:out.ndjson", "--json"]
+            command += ["--store", "sqlite:seen.db", "--dead", "sqlite:dead.db"]
+            begins = time.perf_counter()
+            process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            counts = json.loads(process.stdout.read())
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            took = time.perf_counter() - begins
+            if process.returncode or counts["arrived"] != size:
+                raise SystemExit(f"the run of {size} ended with {process.returncode}: {counts}")
+            measured[str(size)] = {
+                "per_s": size / took,
+                "mib": used.ru_maxrss / 1024,
+                "cpu_us": (used.ru_utime + used.ru_stime) / size * 1e6,
+                "delivered": counts["delivered"],
+            }
+    return {"sizes": measured}
+
+
+def short_event(at: int) -> bytes:
+    """Make an event of 700 bytes, every fifth a repeat of an earlier one."""
+    number, copy = (at - 1003, 1) if at % 5 == 4 and at > 1003 else (at, 0)
+    own = hashlib.md5(f"{number}".encode()).hexdigest()
+    mark = hashlib.md5(f"{number} {copy}".encode()).hexdigest()
+    text = (
+        f'{{"version":"0","id":"{mark}","detail-type":"order","source":"com.example.orders",'
+        f'"account":"123456789012","time":"2025-12-12T15:15:07Z","region":"us-east-1",'
+        f'"resources":[],"detail":{{"order":"{own}","number":{number},"text":"{own * 12}"}}}}\n'
+    )
+    return text.encode()
+
+
 def build() -> Path:
     BUILD.mkdir(exist_ok=True)
     return BUILD
@@ -410,6 +477,8 @@ ROWS: dict[str, Callable[..., Measured]] = {
     "memory-keys": memory_keys,
     "sqlite-bytes": sqlite_bytes,
     "sqlite-flat": sqlite_flat,
+    "http": http_row,
+    "file": file_row,
 }
 
 
@@ -451,7 +520,37 @@ def lines(results: dict[str, list[Measured]]) -> Iterator[Line]:
             share = statistics.median(run["ours"] / run["floor"] for run in runs)
             floor = f"{middle(runs, 'floor', '{:,.0f}/s')} floor"
             yield "  beside the raw driver", "", floor, f"{share:.2f}x", "-", "-"
+    yield from service(results)
     yield from weights(results)
+
+
+def service(results: dict[str, list[Measured]]) -> Iterator[Line]:
+    for connections in results["http"][0]:
+        runs = [run[connections] for run in results["http"]]
+        ratio = statistics.median(run["ratio"] for run in runs)
+        sides = [[run[side] for run in runs] for side in ("ours", "direct")]
+        both = [
+            f"{middle(side, 'per_s', '{:,.0f}/s')}, "
+            f"{statistics.median(r['cpu_us'] for r in side):.0f} µs CPU"
+            for side in sides
+        ]
+        work = f"HTTP -> SQLite -> HTTP, {connections} connections"
+        yield work, both[0], f"{both[1]} no gateway", f"{ratio:.2f}x", ">= 0.6x", met(ratio >= 0.6)
+        waits = [
+            " / ".join(f"{statistics.median(r[p] for r in side):.0f}" for p in ("p50_ms", "p99_ms"))
+            for side in sides
+        ]
+        yield "  answered after, p50 / p99 ms", waits[0], waits[1], "", "-", "-"
+    runs = results["file"]
+    sizes = list(runs[0]["sizes"])
+    peaks = {size: statistics.median(run["sizes"][size]["mib"] for run in runs) for size in sizes}
+    rate = [run["sizes"][sizes[-1]] for run in runs]
+    growth = peaks[sizes[-1]] / peaks[sizes[0]]
+    yield f"file of {int(sizes[-1]):,} events", middle(rate, "per_s", "{:,.0f}/s"), "", "", "-", "-"
+    listed = " ".join(f"{peak:.0f}" for peak in peaks.values())
+    at = ", ".join(f"{int(size):,}" for size in sizes)
+    work = "  peak memory, MiB"
+    yield work, listed, f"at {at}", f"{growth:.2f}x", "flat (<= 1.3x)", met(growth <= 1.3)
 
 
 def weights(results: dict[str, list[Measured]]) -> Iterator[Line]:

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import SystemRandom
 
+from . import service
 from .harness import Report, Run, run
+from .service import ServiceReport, ServiceRun
 
 _ROOT = Path(__file__).parents[2]
 _HEADINGS = ("run", "store", "events", "kills/stops/terms", "s", "copies/s")
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[tuple[str, ...]] = []
     failed = False
     for name, plan in _plans(asked):
-        report = run(plan)
+        report = service.run(plan) if isinstance(plan, ServiceRun) else run(plan)
         verdict, is_right = _verdict(report)
         failed |= not is_right
         rows.append((*_row(name, report), verdict))
@@ -55,7 +57,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
-def _plans(asked: argparse.Namespace) -> Iterator[tuple[str, Run]]:
+def _plans(asked: argparse.Namespace) -> Iterator[tuple[str, Run | ServiceRun]]:
     seed, events, kills = asked.seed, asked.events, asked.kills
     # An hour for a run that takes minutes: only one that is stuck gets there.
     limit_s = 600 + events / 30
@@ -77,14 +79,30 @@ def _plans(asked: argparse.Namespace) -> Iterator[tuple[str, Run]]:
             limit_s=limit_s,
         ),
     )
+    # The whole service between HTTP on both sides; half as many events, as each is a request.
+    for name, spool in (("service, kill", False), ("service, kill, spool", True)):
+        plan = ServiceRun(seed=seed, events=events // 2, kills=kills, spool=spool, limit_s=limit_s)
+        yield name, plan
+    yield (
+        "service, leave",
+        ServiceRun(
+            seed=seed,
+            events=max(events // 10, 2000),
+            terms=max(kills // 3, 10),
+            lease_s=15,
+            sink_timeout_s=10,
+            commit_budget_s=4,
+            limit_s=limit_s,
+        ),
+    )
     yield "mark before", Run(seed=seed, kind="controls:mark-before", events=2000, kills=25)
     yield "mark after", Run(seed=seed, kind="controls:mark-after", events=2000, kills=25)
 
 
-def _verdict(report: Report) -> tuple[str, bool]:
+def _verdict(report: Report | ServiceReport) -> tuple[str, bool]:
     """Say in a word how it went, and whether that is as it should be."""
     judged = report.judgement
-    if report.run.kind.startswith("controls:"):
+    if isinstance(report, Report) and report.run.kind.startswith("controls:"):
         is_before = report.run.kind == "controls:mark-before"
         convicted = bool(judged.lost if is_before else judged.unexplained)
         return "convicted" if convicted else "NOT CONVICTED", convicted
@@ -93,7 +111,7 @@ def _verdict(report: Report) -> tuple[str, bool]:
     return "right" if is_right else "VIOLATED", is_right
 
 
-def _row(name: str, report: Report) -> tuple[str, ...]:
+def _row(name: str, report: Report | ServiceReport) -> tuple[str, ...]:
     judged = report.judgement
     why = ", ".join(f"{count} {excuse}" for excuse, count in sorted(judged.excuses.items()))
     return (

@@ -1,0 +1,82 @@
+"""The HTTP source on a real socket: it answers or hangs up, and never with a 500."""
+
+import asyncio
+import re
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from types import SimpleNamespace
+
+import atheris
+
+with atheris.instrument_imports(include=["oncebridge"]):
+    from oncebridge.http.auth import AuthOptions
+    from oncebridge.options import Size
+    from oncebridge.router import Answer
+    from oncebridge.secret import Secret
+    from oncebridge.source import Host
+    from oncebridge.sources.http import HttpSource, HttpSourceOptions
+    from oncebridge.verdict import Verdict
+
+NOW_MS = 1_790_000_000_000
+STATUS = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9]) [A-Za-z -]+\r\n")
+DELIVERED = Answer(acknowledge=True, verdict=Verdict.DELIVERED)
+LATER = Answer(acknowledge=False, verdict=Verdict.BUSY)
+
+
+class Inbox:
+    """Say yes to what has an even length, and `later` to the rest."""
+
+    def put(self, raw, done):
+        done(LATER if len(raw) % 2 else DELIVERED)
+
+
+def options(**auth) -> HttpSourceOptions:
+    return HttpSourceOptions(max_body=Size(4096), body_time=timedelta(seconds=2), **auth)
+
+
+class Door:
+    """Two sources, one of them guarded, and a loop to talk to them."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.unhandled: list[dict] = []
+        self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
+        router = SimpleNamespace(gateways=[])
+        host = Host(router, Inbox(), None, 100, lambda: NOW_MS, None)
+        secrets = {"api_keys": "apple", "basic": "mill:grain", "oauth": "a:b", "hmac": "cedar"}
+        assert set(secrets) < set(AuthOptions.__struct_fields__)
+        guarded = options(**{kind: (Secret(text),) for kind, text in secrets.items()})
+        self.sources = [
+            HttpSource.from_url("http://127.0.0.1:0/e", some) for some in (options(), guarded)
+        ]
+        for source in self.sources:
+            self.loop.run_until_complete(source.open(host))
+
+    def look(self, data: bytes) -> None:
+        for source in self.sources:
+            said = self.loop.run_until_complete(talk(source.port, data))
+            assert not said or said.startswith(b"HTTP/1.1 "), said
+            statuses = [int(status) for status in STATUS.findall(said)]
+            assert 500 not in statuses, said
+            assert statuses.count(503) == said.count(b"Retry-After: "), said
+            assert not self.unhandled, self.unhandled
+
+
+async def talk(port: int, data: bytes) -> bytes:
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        said = b""
+        with suppress(ConnectionError):
+            writer.write(data)
+            writer.write_eof()
+            said = await reader.read()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        return said
+
+
+if __name__ == "__main__":
+    atheris.Setup(sys.argv, Door().look)
+    atheris.Fuzz()
