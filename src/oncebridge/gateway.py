@@ -17,7 +17,8 @@ What must never happen, and where it is prevented:
   from the verdict, which is given after its step, or from the sink's yes.
 * committed before the yes: `_commit` is called by `_took`, by `_bury` (after the dead
   letters are safe) and by `_drop` (there is nothing to send), by nobody else; `_owe` is
-  for what was taken.
+  for what was taken. A sink in the store's own database gets the commits with the events
+  (`_with_commit`) and writes both or neither.
 * sent without a live claim: `_still_ours` stands before every send.
 * an error swallowed into an acknowledgement: what is unforeseen raises out of
   `process`, and its arrivals count as failed.
@@ -48,7 +49,7 @@ from oncebridge.registers import Registers
 from oncebridge.rules import Rule, RuleSet
 from oncebridge.sender import Answered, Sends, Slots
 from oncebridge.settings import Settings
-from oncebridge.sink import Closed, Never, No, Sink, Unknown, Yes
+from oncebridge.sink import Already, Closed, Joint, Lost, Never, No, Sink, Unknown, Yes, joint
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.store import (
     Busy,
@@ -115,6 +116,7 @@ class Gateway:
         self._holds = Holds(store, self.books, lease_ms=self._lease_ms)
         self._ledger = Ledger(store, self.books, self._dice)
         self._registers = Registers(self._ledger, self._holds, self.books, self._dice, settings)
+        self._joint = joint(self._sink, store)
         self._slots = Slots(self._sink.concurrency)
         self._sends: dict[Sends, None] = {}
         self._is_shadow = settings.mode == "shadow"
@@ -617,7 +619,7 @@ class Gateway:
             return
         size = self._sink.batch
         waiting = deque([flights[at : at + size] for at in range(0, len(flights), size)])
-        sends = Sends(self._sink, self._slots)
+        sends = Sends(self._slots)
         self._sends[sends] = None
         dealing: list[asyncio.Task[None]] = []
         try:
@@ -708,12 +710,15 @@ class Gateway:
 
     def _sort(self, answers: Sequence[Answered]) -> "_Answers":
         """Tell what was taken from what was refused for good and what has to come again."""
-        found = _Answers([], [], [])
+        found = _Answers([], [], [], [])
         for flight, answer in answers:
             match answer:
                 case Yes():
                     flight.forwarded = True
                     found.taken.append(flight)
+                case Already() | Lost():
+                    self.sink_breaker.succeeded()
+                    found.beaten.append((flight, answer))
                 case Never():
                     self.sink_breaker.succeeded()
                     flight.error = answer.reason
@@ -726,6 +731,25 @@ class Gateway:
         await self._took(answers.taken)
         await self._bury(answers.refused, "rejected")
         await self._hand_back(answers.back)
+        if answers.beaten:
+            await self._yield(answers.beaten)
+
+    async def _yield(self, beaten: "list[tuple[Flight, Already | Lost]]") -> None:
+        """End what another worker was first with; nothing of it was written."""
+        known = [flight for flight, answer in beaten if isinstance(answer, Already)]
+        await self._ledger.release(
+            [r for flight in known for r in self._registers.give_back(flight)]
+        )
+        for flight in known:
+            self._settle(flight, Verdict.DUPLICATE)
+        await self._hand_back(
+            [
+                _Back(flight, "another worker took over", self._backoff(1), unsent=True)
+                for flight, answer in beaten
+                if isinstance(answer, Lost)
+            ],
+            verdict=Verdict.BUSY,
+        )
 
     async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
         """Keep what may be sent now: there is time, and the claim outlasts the send."""
@@ -767,13 +791,29 @@ class Gateway:
             hold.give_up = gives_up
         for flight in flights:
             flight.is_sent = True
+        if self._joint is not None:
+            for hold in holds:
+                # The transaction itself finds out whether it is still ours. Until it ends it has
+                # the rows, so no heartbeat: the lease outlasts the send.
+                hold.ending = True
+                hold.give_up = flights[0].batch.now()
+            call = self._joint.deliver_jointly([self._with_commit(flight) for flight in flights])
+            sends.start(flights, call, timeout_s=timeout, holds=())
+            return
         sends.start(
             flights,
-            [flight.delivery(self.route) for flight in flights],
+            self._sink.deliver([flight.delivery(self.route) for flight in flights]),
             timeout_s=timeout,
             # One lost hold must not break off the sends of others.
             holds=holds if len(flights) == 1 else (),
         )
+
+    def _with_commit(self, flight: Flight) -> Joint:
+        """Put into one step what is sent and what is written down about it."""
+        commits = flight.commits(Fate.DELIVERED) if flight.claim is not None else ()
+        raises = flight.register is not None and flight.on_yes not in _DROPPED
+        releases = (self._registers.raised(flight),) if raises else ()
+        return Joint(flight.delivery(self.route), tuple(commits), releases)
 
     def _send_time(self, flights: list[Flight]) -> float:
         return flights[0].batch.send_time(self._settings.sink_timeout, self._settings.margin)
@@ -817,8 +857,11 @@ class Gateway:
                 self._ledger.backlog.owe(
                     [*flight.memories(flight.parts, Fate.DELIVERED, self._dice)]
                 )
-        await self._raise_registers(flights)
-        await self._commit(flights, Fate.DELIVERED)
+        if self._joint is None:
+            await self._raise_registers(flights)
+            await self._commit(flights, Fate.DELIVERED)
+        elif self._is_shadow:
+            await self._leave_registers(flights)
         for flight in flights:
             self._settle(flight, flight.on_yes)
 
@@ -833,12 +876,20 @@ class Gateway:
         """Write down the newest states; what shadow mode would have dropped is none."""
         if not any([flight.register for flight in flights]):  # noqa: C419 - quicker
             return
-        raised = [f for f in flights if f.register and f.on_yes not in _DROPPED]
-        left = [f for f in flights if f.register and f.on_yes in _DROPPED]
-        await self._ledger.release(
-            [r for flight in left for r in self._registers.give_back(flight, flight.on_yes)]
-        )
+        await self._leave_registers(flights)
+        raised = [flight for flight in flights if flight.register is not None]
         await self._registers.raise_all(raised, self._lease_ms)
+
+    async def _leave_registers(self, flights: list[Flight]) -> None:
+        """Give back the entities of what shadow mode would have dropped."""
+        await self._ledger.release(
+            [
+                release
+                for flight in flights
+                if flight.on_yes in _DROPPED
+                for release in self._registers.give_back(flight, flight.on_yes)
+            ]
+        )
 
     async def _commit(self, flights: Iterable[Flight], fate: Fate) -> None:
         """Mark keys done, within the commit budget or else behind the acknowledgement."""
@@ -1031,6 +1082,7 @@ class _Answers(Struct, frozen=True):
     taken: list[Flight]
     refused: list[Flight]
     back: "list[_Back]"
+    beaten: list[tuple[Flight, Already | Lost]]
 
 
 class _Back(Struct, frozen=True):

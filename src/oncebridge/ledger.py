@@ -15,6 +15,7 @@ from oncebridge.books import Books
 from oncebridge.clock import Dice
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.store import (
+    Claim,
     ClaimAnswer,
     Commit,
     CommitAnswer,
@@ -63,6 +64,7 @@ class Ledger:
     async def _claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
         answers: list[ClaimAnswer] = [NoAnswer("")] * len(wants)
         unanswered: Sequence[int] = range(len(wants))
+        is_repeated = False
         for pause in _CLAIM_PAUSES_S:
             is_passing = True
             again: Sequence[ClaimAnswer]
@@ -74,14 +76,32 @@ class Ledger:
                 is_passing = isinstance(error, StoreUnavailable)
             for at, answer in zip(unanswered, again, strict=True):
                 answers[at] = answer
+            if is_repeated:
+                self._owe_leftovers([(wants[at], answers[at]) for at in unanswered])
             unanswered = [at for at in unanswered if type(answers[at]) is NoAnswer]
             if not unanswered:
                 return answers
+            is_repeated = True
             if not is_passing:
                 break
             await self.pause(pause)
         self._owe_releases([wants[at] for at in unanswered])
         return answers
+
+    def _owe_leftovers(self, asked_again: Sequence[tuple[Want, ClaimAnswer]]) -> None:
+        """
+        Give back what a claim left behind that was interrupted, and then refused.
+
+        A store may take the parts of a want one after the other; another may have been quicker
+        with the second.
+        """
+        self._owe_releases(
+            [
+                want
+                for want, answer in asked_again
+                if len(want.parts) > 1 and type(answer) not in (Claim, NoAnswer)
+            ]
+        )
 
     def _owe_releases(self, wants: Sequence[Want]) -> None:
         self.backlog.owe(

@@ -115,7 +115,7 @@ class Registers:
         if pending and pending[0].batch.ends is not None:
             ends = min(ends, pending[0].batch.ends)
         while pending:
-            releases = [self._raised(flight) for flight in pending]
+            releases = [self.raised(flight) for flight in pending]
             answers = await self._ledger.release(releases, owe=False)
             fenced: list[Flight] = []
             unanswered: list[Flight] = []
@@ -130,7 +130,7 @@ class Registers:
             pending = fenced + unanswered
             if pending and now_s() >= ends:
                 self._books.registers_behind += len(pending)
-                await self._ledger.release([self._raised(flight) for flight in unanswered])
+                await self._ledger.release([self.raised(flight) for flight in unanswered])
                 return
             if fenced:
                 missed = await self._retake(fenced, lease_ms, ends)
@@ -151,7 +151,8 @@ class Registers:
             left_s = min(left for _, left in entered.busy) / 1000
             await self._ledger.pause(min(left_s, _LOOK_AGAIN_S))
 
-    def _raised(self, flight: Flight) -> Release:
+    def raised(self, flight: Flight) -> Release:
+        """Give the entity back with the state that was delivered; the caller sends it."""
         assert flight.register is not None  # noqa: S101 - the caller looked
         assert flight.plan is not None  # noqa: S101
         now_ms = asyncio.get_running_loop().time() * 1000 + flight.register_offset_ms

@@ -7,7 +7,7 @@ together are given together, so that their commits can be one round trip.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from types import CoroutineType
@@ -16,12 +16,12 @@ from typing import get_args
 from oncebridge.errors import SinkRejected
 from oncebridge.flight import Flight
 from oncebridge.holds import Hold
-from oncebridge.sink import Delivery, Never, Sink, SinkAnswer, Unknown
+from oncebridge.sink import JointAnswer, Never, Unknown
 
-Answered = tuple[Flight, SinkAnswer]
+Answered = tuple[Flight, JointAnswer]
 
-_Call = asyncio.Future[Sequence[SinkAnswer]]
-_ANSWERS = frozenset(get_args(SinkAnswer))
+_Call = asyncio.Future[Sequence[JointAnswer]]
+_ANSWERS = frozenset(get_args(JointAnswer))
 
 
 class Slots:
@@ -59,14 +59,13 @@ class Slots:
 
 class Sends:
     """
-    The calls of *sink* for one batch.
+    The calls of a sink for one batch.
 
     `start` one whenever there is a slot, and take what was answered from `next`. Whatever
     the sink does, every delivery gets one answer, in its time.
     """
 
-    def __init__(self, sink: Sink, slots: Slots) -> None:
-        self._sink = sink
+    def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._loop = asyncio.get_running_loop()
         self._calls: dict[_Call, tuple[list[Flight], float, float]] = {}
@@ -97,20 +96,21 @@ class Sends:
     def start(
         self,
         flights: list[Flight],
-        deliveries: Sequence[Delivery],
+        call: Awaitable[Sequence[JointAnswer]],
         *,
         timeout_s: float,
         holds: Iterable[Hold],
     ) -> None:
         """
-        Call the sink, in a slot that was taken.
+        Let the sink take *flights* by *call*, in a slot that was taken.
 
         If one of *holds* is lost meanwhile, the call is broken off.
         """
-        call = self._sink.deliver(deliveries)
         # By the loop itself: `ensure_future` looks for it, which is a system call in 3.11.
-        is_plain = isinstance(call, CoroutineType)
-        task = self._loop.create_task(call) if is_plain else asyncio.ensure_future(call)
+        if isinstance(call, CoroutineType):
+            task = self._loop.create_task(call)
+        else:
+            task = asyncio.ensure_future(call)
         for hold in holds:
             hold.sending = task
         self._calls[task] = (flights, self._loop.time() + timeout_s, timeout_s)
@@ -201,9 +201,9 @@ class Sends:
             self._waiter.set_result(None)
 
 
-def _answers(task: _Call, count: int) -> Sequence[SinkAnswer]:
+def _answers(task: _Call, count: int) -> Sequence[JointAnswer]:
     """Take the sink's answers, or make some from the way it failed."""
-    answer: SinkAnswer
+    answer: JointAnswer
     if task.cancelled():
         answer = Unknown("the send was broken off")
     elif isinstance(error := task.exception(), SinkRejected):

@@ -22,11 +22,12 @@ running then counts as `Unknown`.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from msgspec import Struct
 
 from oncebridge.event import Event
+from oncebridge.store import Commit, Release, Store
 
 
 class Delivery(Struct, frozen=True, gc=False):
@@ -107,3 +108,62 @@ class Sink(Protocol):
     async def aclose(self) -> None:
         """Let go of connections; safe to repeat."""
         ...
+
+
+# --- exactly once: the event and its commit in one step ------------------------------
+
+
+class Joint(Struct, frozen=True, gc=False):
+    """A delivery, and what is written down with it or not at all."""
+
+    delivery: Delivery
+    commits: tuple[Commit, ...]
+    """One for each key of the event; none if it has none."""
+    releases: tuple[Release, ...] = ()
+    """Newest-wins rules: the entity's register, given back with the new state."""
+
+
+class Already(Struct, frozen=True, gc=False):
+    """Whoever took the event over has committed it: it is not written again."""
+
+
+class Lost(Struct, frozen=True, gc=False):
+    """The key or the entity is not ours any more: nothing was written."""
+
+
+JointAnswer = SinkAnswer | Already | Lost
+
+
+class JointSink(Sink, Protocol):
+    """
+    A sink that can keep events where a store keeps its records.
+
+    There, event and commit are one transaction, and no crash falls in between: each event is
+    there exactly once.
+    """
+
+    def joins(self, store: Store) -> bool:
+        """Tell whether *store* keeps its records in this sink's database; asked before use."""
+        ...
+
+    async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
+        """
+        Write each event with its commits and releases, or nothing of it.
+
+        | the store says              | answer    | effect             |
+        | --------------------------- | --------- | ------------------ |
+        | all committed and released  | `Yes`     | written            |
+        | any already committed       | `Already` | nothing is written |
+        | any fenced                  | `Lost`    | nothing is written |
+
+        One event that fails leaves the others of its call alone.
+        """
+        ...
+
+
+def joint(sink: Sink, store: Store) -> JointSink | None:
+    """Give *sink* as one that commits in *store* as it writes, if it is one."""
+    if not hasattr(sink, "deliver_jointly"):
+        return None
+    able = cast(JointSink, sink)
+    return able if able.joins(store) else None

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from oncebridge import (
     Closed,
@@ -1602,3 +1603,29 @@ async def test_a_store_that_is_gone_for_good_still_lets_the_gateway_close():
     await bench.gateway.drain(seconds(1))
     await bench.gateway.aclose()
     assert bench.sink.closed == 1
+
+
+# --- a claim of several parts that was interrupted -------------------------------------------
+
+
+@virtual
+async def test_what_an_interrupted_claim_left_behind_is_given_back():
+    """A store may take the parts one after the other; then another is quicker with the second."""
+    tiers = rule(tiers=[{"key": "id", "window": "5m"}, {"key": "content", "window": "6d"}])
+    async with Bench(tiers) as bench:
+        first_part, second_part = bench.gateway.rules.plan(parse(event())).parts
+
+        async def halfway():
+            (asked,) = bench.store.asked["claim"]
+            alone = replace(asked, parts=(first_part,))
+            await bench.store.inner.claim([alone])
+            other = Want((second_part,), b"o" * 16, b"g" * 16, 60_000, 60_000)
+            await bench.store.inner.claim([other])
+
+        bench.store.meanwhile("claim.before", halfway)
+        bench.store.arm("claim.before")
+        assert (await bench.one(event())).verdict is Verdict.BUSY
+        await asyncio.sleep(1)
+        (left,) = await bench.store.inner.peek([first_part.key])
+        assert left.token == b""
+        assert left.attempts == 0

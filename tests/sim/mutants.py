@@ -11,8 +11,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from oncebridge import Gateway, SinkAnswer, Verdict
+from oncebridge import Gateway, Verdict, Yes
 from oncebridge.flight import Flight
+from oncebridge.sink import Joint, JointAnswer
 from oncebridge.store import (
     Claim,
     ClaimAnswer,
@@ -31,7 +32,7 @@ from oncebridge.store import (
 from oncebridge.stores.memory import _name
 
 from ..contract.broken_stores import CommitByKeyAlone, Faulty, NoExpiryCondition
-from .world import Violation, World
+from .world import JointSinkClient, Violation, World
 
 _FOR_EVER_MS = 10**12
 
@@ -115,9 +116,21 @@ class UnfencedRelease(Faulty):
 class CommitBeforeDeliver(Gateway):
     """The right operations in the wrong order."""
 
-    async def _call(self, flights: list[Flight]) -> Sequence[SinkAnswer]:
+    async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
         await self._commit(flights, Fate.DELIVERED)
-        return await super()._call(flights)
+        return await super()._still_ours(flights)
+
+
+class CommitApart(JointSinkClient):
+    """The event is written with the store's leave, and the commit a moment later."""
+
+    async def write(self, joint: Joint) -> JointAnswer:
+        later = replace(joint, commits=(), releases=())
+        if isinstance(answer := await super().write(later), Yes):
+            await asyncio.sleep(0.01)
+            await self._world.store.commit(joint.commits)
+            await self._world.store.release(joint.releases)
+        return answer
 
 
 MUTANTS: dict[str, dict[str, Any]] = {
@@ -135,8 +148,9 @@ MUTANTS: dict[str, dict[str, Any]] = {
     },
     "release unfenced": {"make_store": UnfencedRelease},
     "commit unfenced": {"make_store": CommitByKeyAlone},
+    "joint sink that is not": {"make_joint_sink": CommitApart},
 }
-"""The eleventh, a worker's name as token, is convicted by a directed test of the store suite."""
+"""One more, a worker's name as token, is convicted by a directed test of the store suite."""
 
 
 def first_conviction(name: str, most: int, directory: Path) -> tuple[int, str] | None:

@@ -34,6 +34,7 @@ def run_seeds(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str
             seen["awaits"] += world.loop.steps
             seen["deliveries"] += len(world.sent)
             seen["excuses"] += world.excuses.total()
+            seen["joint"] += world.is_joint
             seen[f"rule {world.swarm.rule}"] += 1
     return seen, broken
 

@@ -21,6 +21,7 @@ def test_nothing_is_lost_and_every_repeat_has_an_excuse(part):
     assert seen["seeds"] == count
     assert seen["deliveries"] > count
     assert seen["excuses"] > count
+    assert seen["joint"] > count // 20
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path):
@@ -35,4 +36,8 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path):
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_convicted(name, tmp_path: Path):
-    assert first_conviction(name, 2_000, tmp_path) is not None
+    found = first_conviction(name, 2_000, tmp_path)
+    assert found is not None
+    _, promise = found
+    is_crash = "ended in" in promise and "Violation(" not in promise
+    assert not is_crash, "a mutant that crashes proves nothing"

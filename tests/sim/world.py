@@ -22,13 +22,14 @@ from random import Random
 from typing import Any
 
 from oncebridge import Gateway, Never, No, Outcome, Rule, Settings, Unknown, Yes
+from oncebridge import record as table
 from oncebridge.dead import DeadLetter
 from oncebridge.errors import DeadLetterError, StoreUnavailable
 from oncebridge.event import parse
 from oncebridge.options import Rate
 from oncebridge.rules import RuleSet
-from oncebridge.sink import Delivery, SinkAnswer
-from oncebridge.store import Claim, NoAnswer, Record, Reply, Store
+from oncebridge.sink import Already, Delivery, Joint, JointAnswer, Lost, SinkAnswer
+from oncebridge.store import Claim, Commit, NoAnswer, Record, Reply, Store
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite import SQLiteStore
 
@@ -71,6 +72,8 @@ class Swarm:
     early_return: float
     breaker: int
     per_s: float | None
+    is_joint: bool
+    """Event and commit are one transaction, as with a Postgres sink on a Postgres store."""
 
     @classmethod
     def draw(cls, random: Random) -> "Swarm":
@@ -107,6 +110,7 @@ class Swarm:
             early_return=rate(0.3),
             breaker=random.choice([1, 5, 1000, 1000, 1000]),
             per_s=random.choice([None] * 8 + [0.5, 5.0]),
+            is_joint=random.random() < 0.15,
         )
 
     def settings(self) -> Settings:
@@ -177,14 +181,19 @@ class World:
         *,
         make_gateway: Callable[..., Gateway] = Gateway,
         make_store: Callable[..., Store] | None = None,
+        make_joint_sink: "Callable[[World, Node], JointSinkClient] | None" = None,
         acknowledges: Callable[[Outcome], bool] = lambda outcome: outcome.acknowledge,
     ) -> None:
         self.random = Random(seed)
         self.swarm = Swarm.draw(self.random)
+        # A broken store or gateway is looked at with a sink apart, which is the harder case.
+        is_whole = make_store is None and make_gateway is Gateway
+        self.is_joint = is_whole and (self.swarm.is_joint or make_joint_sink is not None)
+        self._make_joint_sink = make_joint_sink or JointSinkClient
         self.loop = SimLoop(Random(self.random.random()))
         self.loop.mishap = self._mishap
         self.clock = lambda: EPOCH_MS + int(self.loop.time() * 1000)
-        if make_store is None and self.swarm.store == "sqlite":
+        if make_store is None and self.swarm.store == "sqlite" and not self.is_joint:
             path = directory / f"{seed}.db"
             make_store = lambda clock: SQLiteStore(path, clock=clock)  # noqa: E731
         self.store = (make_store or MemoryStore)(clock=self.clock)
@@ -297,7 +306,7 @@ class World:
         """Be one worker: receive, process, acknowledge, until the end of the world."""
         gateway = self._make_gateway(
             store=StoreClient(self, node),
-            sink=SinkClient(self, node),
+            sink=(self._make_joint_sink if self.is_joint else SinkClient)(self, node),
             rules=[self.rule],
             dead=DeadClient(self),
             settings=self.swarm.settings(),
@@ -392,6 +401,8 @@ class World:
             is_safe = counts[event] or (event, self.phase) in self.buried
             if not is_safe and not self._may_be_stale(event):
                 raise Violation(f"event {event} of phase {self.phase} was LOST")
+            if counts[event] > 1 and self.is_joint:
+                raise Violation(f"event {event} of phase {self.phase} was not EXACTLY once there")
             if counts[event] > 1 + excuses:
                 raise Violation(
                     f"event {event} of phase {self.phase} was delivered {counts[event]} times "
@@ -413,7 +424,9 @@ class World:
         """Nothing older may arrive after something newer, unless a worker stalled."""
         for entity in (0, 1):
             order = [s.event for s in sent if s.event % 2 == entity]
-            is_excused = any(self.excuses[event, self.phase] for event in order)
+            is_excused = not self.is_joint and any(
+                self.excuses[event, self.phase] for event in order
+            )
             if not is_excused and order != sorted(order):
                 raise Violation(f"entity {entity} went back in time: {order}")
 
@@ -599,6 +612,68 @@ class SinkClient:
 
         self._world.loop.at_root(delay, land)
         return done
+
+
+class JointSinkClient(SinkClient):
+    """A sink in the store's own database: event and commit are one step there."""
+
+    def joins(self, store: object) -> bool:
+        return True
+
+    async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
+        world, swarm = self._world, self._world.swarm
+        timeout = swarm.lease_s * 0.2
+        await asyncio.sleep(world.random.random() * 0.02)
+        if world.loop.time() < world.outage_until or world.happens(swarm.sink_refuses):
+            return [No("sim")] * len(joints)
+        if world.happens(swarm.late_request):
+            delay = world.random.choice([1, 4, 40]) * swarm.lease_s * world.random.random()
+            world.loop.at_root(delay, self._transact, joints, None)
+            await asyncio.sleep(timeout)
+            return [Unknown("sim: timed out")] * len(joints)
+        answer: asyncio.Future[Sequence[JointAnswer]] = world.loop.create_future()
+        world.loop.at_root(0, self._transact, joints, answer)
+        answers = await answer
+        if world.happens(swarm.lost_reply) or world.happens(swarm.sink_unclear):
+            await asyncio.sleep(timeout)
+            return [Unknown("sim: the reply was lost")] * len(joints)
+        await asyncio.sleep(world.random.random() * 0.02)
+        return answers
+
+    def _transact(
+        self,
+        joints: Sequence[Joint],
+        answer: "asyncio.Future[Sequence[JointAnswer]] | None",
+    ) -> None:
+        async def transact() -> None:
+            answers = [await self.write(joint) for joint in joints]
+            if answer is not None and not answer.done():
+                answer.set_result(answers)
+
+        self._world.loop.spawn(self._world.loop.root, transact())
+
+    async def write(self, joint: Joint) -> JointAnswer:
+        """Write event, commits and releases, or nothing; the memory store never waits."""
+        world = self._world
+        if world.happens(world.swarm.sink_never):
+            return Never("sim")
+        now = world.clock()
+        asked = [*joint.commits, *joint.releases]
+        records = await world.store.peek([one.key for one in asked])
+        replies = [
+            (table.commit if isinstance(one, Commit) else table.release)(record, one, now)[0]
+            for one, record in zip(asked, records, strict=True)
+        ]
+        if Reply.FENCED in replies:
+            return Lost()
+        if Reply.ALREADY in replies:
+            return Already()
+        await world.store.commit(joint.commits)
+        await world.store.release(joint.releases)
+        event = joint.delivery.event.detail["number"]
+        world.note(f"{self._node} e{event} was written with its commit")
+        world.sent.append(Sent(event, world.phase, joint.delivery.key))
+        return Yes()
 
 
 class DeadClient:
