@@ -4,14 +4,15 @@ From an address to the thing itself.
 Stores, sinks, sources and dead letters are found by the scheme of their address, through
 entry points, so that a third party adds one without a change here. A backend is a class
 with `from_url(url)`; if it has options, they are a record declared as in `oncebridge.options`
-under the class's name `Options`, and `from_url(url, options)` takes one.
+under the class's name `Options`, and `from_url(url, options)` takes one. If it needs a table
+or the like, it is one that `Migrates`.
 """
 
 import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
@@ -164,6 +165,32 @@ class DeadPlace(Place, frozen=True):
     """Where events go that can never succeed."""
 
     group: ClassVar[str] = "oncebridge.dead_letters"
+
+
+# --- what has to be there before a backend can be used --------------------------------------
+
+
+@runtime_checkable
+class Migrates(Protocol):
+    """A store, a sink or dead letters that need something made first: a table, a rule."""
+
+    async def migrate(self) -> list[str]:
+        """
+        Make what is missing, and tell each thing that was done; nothing, if all is there.
+
+        It is called instead of `open`, on what was just made from its address; `aclose`
+        follows. Safe to repeat, and safe beside workers that run.
+        """
+        ...
+
+
+@runtime_checkable
+class MigratesBySQL(Migrates, Protocol):
+    """One that can be prepared by hand."""
+
+    def migration_sql(self) -> str:
+        """Give what `migrate` would run on an empty database; safe to run again."""
+        ...
 
 
 def as_table(value: Any) -> Any:

@@ -49,6 +49,7 @@ class Doc(Struct, frozen=True):
     text: str
     example: str = ""
     at_least: float | None = None
+    """For a duration: seconds."""
     at_most: float | None = None
     or_one: bool = False
     """For a list: a single value stands for a list of one."""
@@ -375,14 +376,24 @@ _READERS: dict[Any, Callable[[Any, str], Any]] = {
 
 
 def _within(value: Any, doc: Doc, where: str) -> Any:
-    kind = type(value)
-    if doc.at_least is not None and value < doc.at_least:
-        least = written(kind(doc.at_least))
-        raise ConfigError(where, f"{written(value)}: must be at least {least}")
-    if doc.at_most is not None and value > doc.at_most:
-        most = written(kind(doc.at_most))
-        raise ConfigError(where, f"{written(value)}: must be at most {most}")
+    least, most = bounds(type(value), doc)
+    if least is not None and value < least:
+        raise ConfigError(where, f"{written(value)}: must be at least {written(least)}")
+    if most is not None and value > most:
+        raise ConfigError(where, f"{written(value)}: must be at most {written(most)}")
     return value
+
+
+def bounds(kind: Any, doc: Doc) -> tuple[Any, Any]:
+    """Give the least and the most that a setting of *kind* may be, where there is such."""
+    kinds = (kind, *get_args(kind))
+
+    def of_kind(bound: Any) -> Any:
+        if bound is not None and timedelta in kinds:
+            return timedelta(seconds=bound)
+        return Size(bound) if bound is not None and Size in kinds else bound
+
+    return of_kind(doc.at_least), of_kind(doc.at_most)
 
 
 def _under(where: str, name: str) -> str:

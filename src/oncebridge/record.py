@@ -232,6 +232,13 @@ def remember(
     )
 
 
+def load(record: Record | None, asked: Record, now_ms: int) -> tuple[_RememberReply, Record | None]:
+    """Decide one record of another store: it is taken where nothing stands."""
+    if state(record, now_ms) != "absent":
+        return Reply.KNOWN, None
+    return Reply.REMEMBERED, asked
+
+
 def may_forget(record: Record | None, now_ms: int) -> bool:
     """Tell whether an operator may remove the record: never under a live claim."""
     return record is not None and state(record, now_ms) != "claimed"

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from oncebridge.backends import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
 from oncebridge.config import PREFIX, Config, RouteOptions
-from oncebridge.options import Setting, form, schema, settings_of, written
+from oncebridge.options import Setting, bounds, form, schema, settings_of, written
 from oncebridge.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
 
 _PLACES: Final[dict[str, type[Place]]] = {
@@ -209,12 +209,14 @@ def _struct(setting: Setting) -> type[Struct] | None:
 
 
 def _form(setting: Setting) -> str:
-    bounds = [
-        f"{word} {bound:g}"
-        for word, bound in (("at least", setting.doc.at_least), ("at most", setting.doc.at_most))
+    told = [
+        f"{word} {written(bound)}"
+        for word, bound in zip(
+            ("at least", "at most"), bounds(setting.kind, setting.doc), strict=True
+        )
         if bound is not None
     ]
-    return ", ".join([form(setting.kind), *bounds])
+    return ", ".join([form(setting.kind), *told])
 
 
 def _default(setting: Setting) -> str:

@@ -293,6 +293,22 @@ class Store(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
 
+class Portable(Store, Protocol):
+    """A store whose records can be carried to another one."""
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        """
+        Read about *limit* records from *place* on, and tell the next place; none: the end.
+
+        In no order. What stands there during the whole scan is seen at least once.
+        """
+        ...
+
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        """Put *records* as they are where nothing stands; their times are this store's."""
+        ...
+
+
 _T = TypeVar("_T")
 
 

@@ -23,8 +23,11 @@ ALL = list(commands(app))
 
 def test_the_commands_are_those_that_are_promised():
     promised = "run init explain forget dead pause resume test schema completion demo simulate"
+    promised += " copy migrate template"
     assert {path[0] for path in ALL if path} == set(promised.split())
-    assert {path[1] for path in ALL if len(path) > 1} == {"list", "show", "replay", "drop"}
+    below = {"dead": {"list", "show", "replay", "drop"}, "template": {"table"}}
+    for group, names in below.items():
+        assert {path[1] for path in ALL if path[:1] == (group,) and len(path) > 1} == names
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)

@@ -1,8 +1,9 @@
 """
 Stores with one fault each, to see whether the suites notice.
 
-Every one is a `MemoryStore` that is right in all but one thing. `FAULTS` names for each
-at least one case that has to fail, and whether a random walk can see it too.
+Every one is a `MemoryStore`, or `Carried` where its records have to be read out, that is
+right in all but one thing. `FAULTS` names for each at least one case that has to fail, and
+whether a random walk can see it too.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -23,16 +25,21 @@ from oncebridge.store import (
     ExtendAnswer,
     Extension,
     Fate,
+    Memory,
     Mismatch,
     Record,
     Release,
     ReleaseAnswer,
+    RememberAnswer,
     Reply,
     Store,
     Want,
 )
+from oncebridge.stores.compare import Cell
 from oncebridge.stores.memory import MemoryStore, _name
 from oncebridge.testing import ManualClock, StoreContract, StoreMachine
+
+from .test_compare_store import CellsInMemory, StoreInMemory
 
 
 class Faulty(MemoryStore):
@@ -252,11 +259,102 @@ class AnswersOutOfOrder(Faulty):
         return await super().claim(sorted(wants, key=lambda want: want.parts[0].key))
 
 
+# --- reading records out, and putting them in ---------------------------------------
+
+
+class Carried(StoreInMemory):
+    """A store whose records can be carried to another, as that in memory cannot."""
+
+    def __init__(self, *, clock: ManualClock) -> None:
+        super().__init__(CellsInMemory(clock))
+
+    def put(self, record: Record) -> None:
+        self.cells.cells[record.key] = Cell(record, next(self.cells.numbers))
+
+
+class ScanSkipsWhereItGoesOn(Carried):
+    """The place is that of the next record, and the scan goes on behind it."""
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        records, place = await super().scan(place, limit + 1)
+        return records[:limit], place
+
+
+class ScanByNumber(Carried):
+    """As with OFFSET: what goes meanwhile moves the others out of sight."""
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        at = int(place or b"0")
+        keys = list(islice(sorted(self.cells.cells), at, at + limit))
+        after = b"%d" % (at + limit) if len(keys) == limit else b""
+        return [self.cells.cells[key].record for key in keys], after
+
+
+class ScanOfWhatIsDone(Carried):
+    """The attempts of what failed and the newest states of entities would stay behind."""
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        records, place = await super().scan(place, limit)
+        return [record for record in records if record.fate is not None], place
+
+
+class LoadOverwrites(Carried):
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        for record in records:
+            self.put(record)
+        return [Reply.REMEMBERED] * len(records)
+
+
+class LoadAsRemembered(Carried):
+    """Each record becomes a memory with a window of its own, and is done."""
+
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        now = await self.now_ms()
+        return await self.remember(
+            [
+                Memory(
+                    one.key,
+                    one.generation,
+                    one.fate or Fate.DELIVERED,
+                    max(one.until_ms - now, 1),
+                    one.hash,
+                    one.memo,
+                )
+                for one in records
+            ]
+        )
+
+
+class LoadStartsWindowsAnew(Carried):
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        until = await self.now_ms() + 10**9
+        return await super().load(
+            [replace(r, until_ms=until, keep_until_ms=until) if r.fate else r for r in records]
+        )
+
+
+class LoadBlockedByTheExpired(Carried):
+    """Whatever is there counts, also a window that is over and not purged yet."""
+
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        there = await self.peek([record.key for record in records])
+        fresh = [record for record, old in zip(records, there, strict=True) if old is None]
+        answers = iter(await super().load(fresh))
+        return [Reply.KNOWN if old else next(answers) for old in there]
+
+
+class LoadWithoutItsKeeping(Carried):
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        return await super().load([replace(one, keep_until_ms=one.until_ms) for one in records])
+
+
 # --- the same suites, over any store -----------------------------------------------
 
 
-def contract_of(store_class: type[MemoryStore]) -> type[StoreContract]:
+def contract_of(store_class: type[MemoryStore | Carried]) -> type[StoreContract]:
     class Contract(StoreContract):
+        portable = issubclass(store_class, Carried)
+
         @asynccontextmanager
         async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
             async with store_class(clock=clock) as store:
@@ -265,7 +363,7 @@ def contract_of(store_class: type[MemoryStore]) -> type[StoreContract]:
     return Contract
 
 
-def machine_of(store_class: type[MemoryStore]) -> type[StoreMachine]:
+def machine_of(store_class: type[MemoryStore | Carried]) -> type[StoreMachine]:
     class Machine(StoreMachine):
         @asynccontextmanager
         async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
@@ -312,7 +410,7 @@ class Fault:
 
 
 def _fault(
-    store_class: type[MemoryStore], *convicted_by: str, seen_by_machine: bool = True
+    store_class: type[MemoryStore | Carried], *convicted_by: str, seen_by_machine: bool = True
 ) -> Fault:
     return Fault(
         store_class.__name__,
@@ -427,5 +525,53 @@ FAULTS = [
         AnswersOutOfOrder,
         "test_a_batch_of_hundreds_of_mixed_wants_answers_in_order",
         seen_by_machine=False,  # it asks one thing at a time
+    ),
+    # The machine carries nothing from store to store.
+    _fault(
+        ScanSkipsWhereItGoesOn,
+        "test_a_scan_in_small_steps_misses_nothing",
+        seen_by_machine=False,
+    ),
+    _fault(
+        ScanByNumber,
+        "test_what_stands_there_during_the_whole_scan_is_seen",
+        seen_by_machine=False,
+    ),
+    _fault(
+        ScanOfWhatIsDone,
+        "test_a_scan_sees_every_record_as_it_is",
+        seen_by_machine=False,
+    ),
+    _fault(
+        LoadOverwrites,
+        "test_loading_leaves_what_is_there_alone",
+        "test_loading_twice_changes_nothing",
+        "test_of_many_loads_at_once_exactly_one_wins_each_key",
+        seen_by_machine=False,
+    ),
+    _fault(
+        LoadAsRemembered,
+        "test_records_are_loaded_as_they_are",
+        "test_loaded_attempts_go_on_counting",
+        "test_a_loaded_delay_is_waited_for",
+        "test_a_loaded_window_slides_up_to_its_hard_end",
+        seen_by_machine=False,
+    ),
+    _fault(
+        LoadStartsWindowsAnew,
+        "test_records_are_loaded_as_they_are",
+        "test_a_loaded_window_ends_when_its_record_says",
+        seen_by_machine=False,
+    ),
+    _fault(
+        LoadBlockedByTheExpired,
+        "test_loading_takes_the_place_of_what_is_past_its_window",
+        seen_by_machine=False,
+    ),
+    _fault(
+        LoadWithoutItsKeeping,
+        "test_records_are_loaded_as_they_are",
+        "test_what_was_loaded_is_not_purged_before_its_time",
+        seen_by_machine=False,
     ),
 ]

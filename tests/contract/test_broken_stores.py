@@ -6,7 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from oncebridge.stores.memory import MemoryStore
 
-from .broken_stores import FAULTS, Faulty, contract_of, failures, machine_of
+from .broken_stores import FAULTS, Carried, Faulty, contract_of, failures, machine_of
 
 # The same walks every time, and no time spent on making a conviction short.
 FIXED = settings(
@@ -38,7 +38,7 @@ def test_the_machine_finds_a_divergence(fault):
         run_state_machine_as_test(seed(1)(fault.machine), settings=FIXED)
 
 
-@pytest.mark.parametrize("store_class", [MemoryStore, Faulty])
+@pytest.mark.parametrize("store_class", [MemoryStore, Faulty, Carried])
 def test_a_healthy_store_passes_the_same_runs(store_class):
     contract = contract_of(store_class)
     assert len(contract.cases()) >= 60

@@ -10,6 +10,7 @@ from oncebridge.testing import ManualClock, StoreContract
 
 class TestSQLiteStore(StoreContract):
     shared = True
+    portable = True
 
     @asynccontextmanager
     async def open(self, clock: ManualClock) -> AsyncIterator[Store]:

@@ -24,6 +24,7 @@ from oncebridge.options import (
     Rate,
     Size,
     Text,
+    bounds,
     convert,
     did_you_mean,
     form,
@@ -180,7 +181,7 @@ def test_every_kind_is_read_from_text():
         ({"number": math.nan}, "number: must be a finite number"),
         ({"number": math.inf}, "number: must be a finite number"),
         ({"number": 10**400}, "number: must be a finite number"),
-        ({"number": -0.5}, "number: -0.5: must be at least 0.0"),
+        ({"number": -0.5}, "number: -0.5: must be at least 0"),
         ({"size": 1024}, "size: 1024: is not a size; write a number and a unit: 64KiB, 1MiB, 2GiB"),
         ({"size": "1000B"}, "size: 1000B: must be at least 1KiB"),
         ({"rate": "5"}, "rate: '5': is not a rate; write 100/s, 3000/m or 5000/h"),
@@ -488,18 +489,13 @@ def test_every_example_is_one_that_could_be_written(kind, monkeypatch, tmp_path)
 @pytest.mark.parametrize("kind", DECLARED.values(), ids=DECLARED)
 def test_bounds_are_for_what_can_be_compared_and_hold_the_default(kind):
     for setting in settings_of(kind):
-        least, most = setting.doc.at_least, setting.doc.at_most
+        least, most = bounds(setting.kind, setting.doc)
         if least is None and most is None:
             continue
-        assert (
-            "int" in form_of(setting) or "Size" in form_of(setting) or "float" in form_of(setting)
-        )
+        assert any(kind in str(setting.kind) for kind in ("int", "Size", "float", "timedelta"))
         if setting.default is not None:
-            assert (least or -math.inf) <= setting.default <= (most or math.inf)
-
-
-def form_of(setting):
-    return str(setting.kind)
+            assert least is None or least <= setting.default
+            assert most is None or setting.default <= most
 
 
 def test_own_settings_come_first_and_then_those_that_are_inherited():
@@ -626,3 +622,14 @@ def test_what_is_in_order_is_so_for_the_schema_too(table):
 def test_the_schema_and_the_reader_are_of_one_mind(table):
     record, _ = reading(table)
     assert VALIDATOR.is_valid(table) == (record is not None)
+
+
+def test_a_duration_is_bounded_in_seconds():
+    class Bounded(Struct, frozen=True, kw_only=True):
+        wait: Annotated[timedelta, Doc("How long.", at_least=0.5, at_most=60)] = timedelta(
+            seconds=1
+        )
+
+    assert reading({"wait": "500ms"}, Bounded)[1] == {}
+    assert reading({"wait": "499ms"}, Bounded)[1] == {"wait": "499ms: must be at least 500ms"}
+    assert reading({"wait": "61s"}, Bounded)[1] == {"wait": "61s: must be at most 1m"}

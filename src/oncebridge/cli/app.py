@@ -4,15 +4,18 @@ import click
 
 from oncebridge import __version__
 from oncebridge.cli.completion import completion
+from oncebridge.cli.copy import copy
 from oncebridge.cli.dead import dead
 from oncebridge.cli.demo import demo
 from oncebridge.cli.explain import explain
 from oncebridge.cli.forget import forget
 from oncebridge.cli.init import init
+from oncebridge.cli.migrate import migrate
 from oncebridge.cli.pause import pause, resume
 from oncebridge.cli.run import run
 from oncebridge.cli.schema import schema
 from oncebridge.cli.simulate import simulate
+from oncebridge.cli.template import template
 from oncebridge.cli.test import test
 
 _EPILOG = """\b
@@ -40,12 +43,15 @@ def app() -> None:
 
 app.add_command(run)
 app.add_command(init)
+app.add_command(migrate)
 app.add_command(explain)
 app.add_command(forget)
 app.add_command(dead)
 app.add_command(pause)
 app.add_command(resume)
+app.add_command(copy)
 app.add_command(test)
+app.add_command(template)
 app.add_command(schema)
 app.add_command(completion)
 app.add_command(demo)

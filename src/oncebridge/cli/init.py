@@ -14,8 +14,8 @@ from oncebridge.errors import ConfigError
 KINDS = ("http", "worker", "lambda")
 _NEXT = {
     "http": "oncebridge run -c {file}",
-    "worker": "its sqs:// and dynamodb:// addresses need a later version; see the top of the file",
-    "lambda": "its handler and dynamodb:// need a later version; see the top of the file",
+    "worker": "its sqs:// addresses need a later version; see the top of the file",
+    "lambda": "its handler and sqs:// need a later version; see the top of the file",
 }
 
 

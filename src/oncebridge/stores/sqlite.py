@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from msgspec import Struct
 
@@ -44,7 +44,7 @@ from oncebridge.store import (
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
-_Asked = TypeVar("_Asked", Commit, Release, Extension, Memory)
+_Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
 _Answer = TypeVar("_Answer")
 
 _SCHEMA = """
@@ -70,6 +70,7 @@ WHERE key = ?5 AND generation = ?6 AND fate = 0
 """
 _REMOVE = "DELETE FROM oncebridge_records WHERE key = ?"
 _NEXT = "SELECT key, keep_until_ms FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT ?"
+_SCAN = "SELECT * FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT ?"
 _FIRST = "SELECT key, keep_until_ms FROM oncebridge_records WHERE key <= ? ORDER BY key LIMIT ?"
 
 _READ_SIZES = (1, 4, 16, 64, 128)  # few texts, so that every statement is prepared once
@@ -146,6 +147,13 @@ class SQLiteStore:
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
         return await self._each(table.remember, memories)
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        rows = await self._file.run(lambda db: db.execute(_SCAN, (place, limit)).fetchall())
+        return [_record(row) for row in rows], rows[-1][0] if len(rows) == limit else b""
+
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        return await self._each(table.load, records)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         def read(db: sqlite3.Connection) -> list[Record | None]:
@@ -269,21 +277,25 @@ def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
         asked = list(keys[at : at + size])
         asked += asked[:1] * (size - len(asked))
         for row in db.execute(_READS[size], asked).fetchall():
-            key, token, generation, until, attempts, hash_, fate, memo, hard_until, keep_until = row
-            found[key] = Record(
-                key,
-                token,
-                generation,
-                until,
-                attempts,
-                hash_,
-                _FATES[fate],
-                memo,
-                hard_until,
-                keep_until,
-            )
+            found[row[0]] = _record(row)
         at += size
     return found
+
+
+def _record(row: Sequence[Any]) -> Record:
+    key, token, generation, until, attempts, hash_, fate, memo, hard_until, keep_until = row
+    return Record(
+        key,
+        token,
+        generation,
+        until,
+        attempts,
+        hash_,
+        _FATES[fate],
+        memo,
+        hard_until,
+        keep_until,
+    )
 
 
 def _row(r: Record) -> tuple[object, ...]:

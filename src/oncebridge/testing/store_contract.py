@@ -28,6 +28,7 @@ from oncebridge.testing.contract.handles import HandleCases
 from oncebridge.testing.contract.harness import _NEEDS, needs
 from oncebridge.testing.contract.keys import KeyCases
 from oncebridge.testing.contract.parts import PartCases
+from oncebridge.testing.contract.portability import PortabilityCases
 from oncebridge.testing.contract.purging import PurgingCases
 from oncebridge.testing.contract.registers import RegisterCases
 from oncebridge.testing.contract.releases import ReleaseCases
@@ -51,13 +52,19 @@ class StoreContract(
     KeyCases,
     BatchCases,
     ConcurrencyCases,
+    PortabilityCases,
     HandleCases,
 ):
     """Inherit this, write `open`, and be a store."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        able = {"shared": cls.shared, "purges": cls.purges, "manual_time": not cls.real_time}
+        able = {
+            "shared": cls.shared,
+            "purges": cls.purges,
+            "portable": cls.portable,
+            "manual_time": not cls.real_time,
+        }
         cls.left_out = tuple(name for name, needed in _NEEDS.items() if not able[needed])
         for name in _NEEDS:
             if name in cls.left_out:

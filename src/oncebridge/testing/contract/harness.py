@@ -37,7 +37,11 @@ TASKS = 16
 
 
 def needs(capability: str) -> Callable[[_Case], _Case]:
-    """Leave a case out of classes that lack *capability*: `shared`, `purges`, `manual_time`."""
+    """
+    Leave a case out of classes that lack *capability*.
+
+    One of `shared`, `purges`, `portable` and `manual_time`.
+    """
 
     def mark(case: _Case) -> _Case:
         _NEEDS[case.__name__] = capability
@@ -55,6 +59,8 @@ class Harness:
     """Two handles can be opened on one backend; then write `open_second` too."""
     purges: ClassVar[bool] = True
     """`purge`, or the backend by itself, removes records `purge_slack_ms` after keeping."""
+    portable: ClassVar[bool] = False
+    """It has `scan` and `load`, so that its records can be carried to another store."""
     unit_ms: ClassVar[int] = 150
     """The shortest lease. A call has to be much faster than this, on real time."""
     tolerance_ms: ClassVar[int] = 100

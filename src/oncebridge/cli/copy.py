@@ -1,0 +1,162 @@
+"""`oncebridge copy`: from one store to another."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from oncebridge import logs
+from oncebridge.backends import StorePlace
+from oncebridge.cli.manners import examples, field, note, opened, screen
+from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop, told
+from oncebridge.config import load
+from oncebridge.copying import Copying, is_portable
+from oncebridge.errors import ConfigError, OncebridgeError
+from oncebridge.options import Text
+from oncebridge.reach import is_missing, refuse_memory
+from oncebridge.store import Portable
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@click.command(
+    epilog=examples(
+        "oncebridge copy --from sqlite:oncebridge.db --to redis://cache:6379/0",
+        "oncebridge copy --from old.toml --to new.toml --dry-run",
+        "oncebridge copy --from env:OLD_STORE --to env:NEW_STORE --json",
+    )
+)
+@click.option("--from", "from_", required=True, metavar="STORE", help="What to read.")
+@click.option("--to", required=True, metavar="STORE", help="Where to put it.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; tell what would be done.")
+@click.option("--json", "as_json", is_flag=True, help="The counts as one JSON object.")
+@told
+def copy(*, from_: str, to: str, dry_run: bool, as_json: bool) -> None:
+    """
+    Copy what one store remembers to another.
+
+    STORE is an address, env:NAME, or a configuration file (.toml) whose store is meant, with
+    its options. Windows end when they would have ended, attempts and the newest states of
+    entities go along, and nothing is taken away from the first store.
+
+    Stop the workers of both first: what one of them holds is left and named. Copying again
+    is safe, adds what is missing and brings up to date what has gone on since. With --dry-run
+    it tells what that would be. Dead letters and spools are not in the store.
+
+    Exit code 1: something was left, as a worker holds it, or you pressed Ctrl-C.
+    """
+    logs.set_up("warning", "auto")
+    source, target = _place(from_, "--from"), _place(to, "--to")
+    if source.url == target.url:
+        raise ConfigError("--to", f"{target} is the same store as --from")
+    if is_missing(source):
+        raise ConfigError("--from", f"{source} is not there, so there is nothing to copy")
+    sys.exit(run_loop(_copy(source, target, dry_run=dry_run, as_json=as_json)))
+
+
+def _place(text: str, flag: str) -> StorePlace:
+    """Find a store, by its address or as a configuration file names it."""
+    if text.endswith(".toml") and ":" not in text:
+        # The environment names one store, and two are meant.
+        place = load(text, environment={}).config.store
+    else:
+        place = StorePlace.of(Text.of(text, flag))
+    refuse_memory(place, flag)
+    if not is_portable(place.opened):
+        raise ConfigError(flag, f"{place} cannot be copied: its records cannot be read and put")
+    return place
+
+
+async def _copy(source: StorePlace, target: StorePlace, *, dry_run: bool, as_json: bool) -> int:
+    # A file is not made only to be looked at.
+    is_new = dry_run and is_missing(target)
+    async with opened(source.opened) as from_, _opened(target, is_new=is_new) as to:
+        copying = Copying(from_, to, dry_run=dry_run)
+        try:
+            await _run(copying)
+        except asyncio.CancelledError:
+            _tell(copying, dry_run=dry_run, as_json=as_json)
+            return LEFT
+        except OncebridgeError:
+            _tell(copying, dry_run=dry_run, as_json=as_json)
+            raise
+    _tell(copying, dry_run=dry_run, as_json=as_json)
+    return 0 if copying.is_complete and not copying.live else NEEDS_YOU
+
+
+@asynccontextmanager
+async def _opened(place: StorePlace, *, is_new: bool) -> AsyncIterator[Portable | None]:
+    if is_new:
+        yield None
+        return
+    async with opened(place.opened) as store:
+        yield store
+
+
+async def _run(copying: Copying) -> None:
+    """Copy to the end, or to the first Ctrl-C; at the second, drop the batch under way."""
+    stopping = asyncio.Event()
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - we run in one
+
+    def stop() -> None:
+        if stopping.is_set():
+            task.cancel()
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+    console = Console(stderr=True)
+    bar = Progress(
+        BarColumn(bar_width=30),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    try:
+        with bar:
+            row = bar.add_task("", total=None)  # nobody knows how many there are
+            while await copying.step() and not stopping.is_set():
+                shown = f"{copying.seen:,} read, {copying.copied:,} copied"
+                bar.update(row, description=shown)
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _tell(copying: Copying, *, dry_run: bool, as_json: bool) -> None:
+    counts = copying.counts()
+    if as_json:
+        more = {
+            "live_keys": [one.key.hex() for one in copying.held],
+            "complete": copying.is_complete,
+            "dry_run": dry_run,
+        }
+        click.echo(json.dumps(counts | more))
+    else:
+        for name, count in counts.items():
+            if count or name == "copied":
+                click.echo(f"{name:<12}{count:>12,}")
+        console = screen()
+        for one in copying.held:
+            console.print(field("held", f"{one.key.hex()} for {one.left_ms / 1000:.1f} s"))
+        if copying.live > len(copying.held) > 0:
+            console.print(field("", f"and {copying.live - len(copying.held):,} more"))
+    if dry_run:
+        note("nothing was changed")
+    if copying.live:
+        note(
+            "what is live was left, as a worker has it in hand: stop the workers, and copy again "
+            f"after {copying.held_ms / 1000:.0f} s"
+        )
+    if not copying.is_complete:
+        note("it was not finished; copy again: what is there is not put twice")

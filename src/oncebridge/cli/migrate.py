@@ -1,0 +1,81 @@
+"""`oncebridge migrate`: make what the store and the sinks need."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import click
+
+from oncebridge import logs
+from oncebridge.backends import Migrates, MigratesBySQL, Place
+from oncebridge.cli.manners import as_json_option, command, note, printable
+from oncebridge.cli.setup import NEEDS_YOU, run_loop
+from oncebridge.config import Setup
+
+
+@command(
+    "oncebridge migrate -c oncebridge.toml",
+    "oncebridge migrate --store postgresql://db.example.com/events",
+    "oncebridge migrate -c oncebridge.toml --sql > migration.sql",
+)
+@click.option("--sql", is_flag=True, help="Print the SQL, to be run by others; do nothing.")
+@as_json_option
+def migrate(setup: Setup, *, sql: bool, as_json: bool) -> None:
+    """
+    Make the tables that the store and the sinks need.
+
+    Or whatever else they are to find: an index, a rule by which things expire. Run it before the first start and after each upgrade. It makes what is missing and leaves
+    what is there as it is, so it may be run at any time, also while workers run.
+
+    Exit code 1: with --sql, nothing here is made by SQL.
+    """
+    logs.set_up(setup.config.log_level, setup.config.log_format)
+    if sql:
+        sys.exit(_print_sql(setup, as_json=as_json))
+    run_loop(_migrate(setup, as_json=as_json))
+
+
+def _places(setup: Setup) -> Iterator[tuple[str, Place]]:
+    yield "store", setup.config.store
+    for route in setup.routes:
+        yield "sink", route.sink
+    yield "dead", setup.config.dead
+
+
+async def _migrate(setup: Setup, *, as_json: bool) -> None:
+    for kind, place in _places(setup):
+        done = await _migrated(place)
+        if as_json:
+            click.echo(json.dumps({"kind": kind, "address": str(place), "done": done}))
+            continue
+        for line in done or ["nothing to do"]:
+            click.echo(f"{kind} {printable(place)}: {printable(line)}")
+
+
+async def _migrated(place: Place) -> list[str]:
+    backend = place.opened
+    if not isinstance(backend, Migrates):
+        return []
+    try:
+        return await backend.migrate()
+    finally:
+        await place.opened.aclose()
+
+
+def _print_sql(setup: Setup, *, as_json: bool) -> int:
+    told: set[str] = set()
+    for kind, place in _places(setup):
+        backend = place.opened
+        if not isinstance(backend, MigratesBySQL):
+            if isinstance(backend, Migrates):
+                note(f"{kind} {place} is not made by SQL; `oncebridge migrate` makes it")
+            continue
+        text = backend.migration_sql().strip()
+        if as_json:
+            click.echo(json.dumps({"kind": kind, "address": str(place), "sql": text}))
+        elif text not in told:  # several routes may lead to one table
+            click.echo(f"-- {kind} {printable(place)}\n{text}\n")
+        told.add(text)
+    if not told:
+        note("nothing here is made by SQL")
+    return 0 if told else NEEDS_YOU

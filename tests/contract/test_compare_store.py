@@ -1,0 +1,256 @@
+"""Stores that can only compare and set, over cells in memory: atomic groups, and groups in turn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Self
+
+import pytest
+from hypothesis import settings
+
+from oncebridge.errors import StoreUnavailable
+from oncebridge.store import Busy, Claim, Fate, Memory, NoAnswer, Part, Reply, Store, Want
+from oncebridge.stores.compare import (
+    Cell,
+    Change,
+    ChangeAnswer,
+    Changed,
+    CompareStore,
+    Other,
+    in_turn,
+)
+from oncebridge.testing import ManualClock, StoreContract, StoreMachine
+
+
+class CellsInMemory:
+    """As a backend would be: every call takes a while, and others get in between."""
+
+    def __init__(self, clock: ManualClock, *, together: bool = True) -> None:
+        self.clock = clock
+        self.together = together
+        self.cells: dict[bytes, Cell] = {}
+        self.numbers = count(1)
+        self.reads = self.writes = 0
+        self.silent: set[bytes] = set()
+        self.swallow: set[bytes] = set()
+
+    def now_ms(self) -> int:
+        return self.clock()
+
+    async def read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
+        self.reads += 1
+        await asyncio.sleep(0)
+        return [NoAnswer("silent") if k in self.silent else self.cells.get(k) for k in keys]
+
+    async def change(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+        self.writes += 1
+        await asyncio.sleep(0)
+        return [self._change(change) for change in changes]
+
+    def _change(self, change: Change) -> ChangeAnswer:
+        if change.key in self.silent:
+            return NoAnswer("silent")
+        if self.cells.get(change.key) != change.before:
+            return Other()
+        if change.after is None:
+            del self.cells[change.key]
+            return Changed(None)
+        cell = self.cells[change.key] = Cell(change.after, next(self.numbers))
+        return NoAnswer("swallowed") if change.key in self.swallow else Changed(cell)
+
+    async def change_together(
+        self, groups: Sequence[Sequence[Change]]
+    ) -> list[list[Changed] | Other | NoAnswer]:
+        if not self.together:
+            return await in_turn(self, groups)
+        await asyncio.sleep(0)
+        answers: list[list[Changed] | Other | NoAnswer] = []
+        for group in groups:
+            if any(self.cells.get(change.key) != change.before for change in group):
+                answers.append(Other())
+            else:
+                answers.append([self._change(change) for change in group])
+        return answers
+
+
+class StoreInMemory(CompareStore):
+    def __init__(self, cells: CellsInMemory, **options: int) -> None:
+        super().__init__(cells, **options)
+        self.cells = cells
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def scan(self, place: bytes = b"", limit: int = 1000):
+        keys = sorted(key for key in self.cells.cells if key > place)[:limit]
+        records = [self.cells.cells[key].record for key in keys]
+        return records, keys[-1] if len(keys) == limit else b""
+
+    async def purge(self, limit: int = 1000) -> int:
+        now = self.cells.now_ms()
+        gone = [k for k, c in self.cells.cells.items() if c.record.keep_until_ms <= now]
+        for key in gone:
+            del self.cells.cells[key]
+        return len(gone)
+
+    async def now_ms(self) -> int:
+        return self.cells.now_ms()
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to close."""
+
+
+class TestCompareStore(StoreContract):
+    shared = True
+    portable = True
+    together = True
+
+    @asynccontextmanager
+    async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
+        self.cells = CellsInMemory(clock, together=self.together)
+        yield StoreInMemory(self.cells)
+
+    @asynccontextmanager
+    async def open_second(self, clock: ManualClock) -> AsyncIterator[Store]:
+        yield StoreInMemory(self.cells)
+
+
+class TestCompareStoreInTurn(TestCompareStore):
+    together = False
+
+
+class CompareMachine(StoreMachine):
+    generation_kept = 16
+
+    @asynccontextmanager
+    async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
+        yield StoreInMemory(CellsInMemory(clock))
+
+
+class InTurnMachine(StoreMachine):
+    generation_kept = 16
+
+    @asynccontextmanager
+    async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
+        yield StoreInMemory(CellsInMemory(clock, together=False))
+
+
+TestCompareMachine = CompareMachine.TestCase
+TestInTurnMachine = InTurnMachine.TestCase
+for _case in (TestCompareMachine, TestInTurnMachine):
+    _case.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
+# --- what is particular to it ---------------------------------------------------------
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def cells(clock):
+    return CellsInMemory(clock)
+
+
+def want(*keys, token=b"t", lease_ms=1000):
+    token = token.ljust(16, b".")
+    return Want(tuple(Part(key) for key in keys), token, b"g".ljust(16, b"."), lease_ms, 5000)
+
+
+def done(claim):
+    from oncebridge.store import Commit
+
+    return [Commit(held.key, held.generation, Fate.DELIVERED, 60_000) for held in claim.held]
+
+
+async def test_a_new_event_is_one_write_for_the_claim_and_one_for_the_commit(cells):
+    store = StoreInMemory(cells)
+    claims = await store.claim([want(b"a"), want(b"b", token=b"u")])
+    assert await store.commit([*done(claims[0]), *done(claims[1])]) == [Reply.COMMITTED] * 2
+    assert (cells.reads, cells.writes) == (0, 2)
+
+
+async def test_a_commit_after_a_take_over_still_counts(cells, clock):
+    one, other = StoreInMemory(cells), StoreInMemory(cells)
+    (claim,) = await one.claim([want(b"a")])
+    clock.advance(1000)
+    (taken,) = await other.claim([want(b"a", token=b"u")])
+    assert taken.held[0].attempts == 2
+    assert await one.commit(done(claim)) == [Reply.COMMITTED]
+    assert await other.commit(done(taken)) == [Reply.ALREADY]
+
+
+async def test_a_margin_keeps_others_from_a_hold_whose_holder_may_be_behind(cells, clock):
+    one, other = StoreInMemory(cells, margin_ms=200), StoreInMemory(cells, margin_ms=200)
+    await one.claim([want(b"a")])
+    clock.advance(1199)
+    assert await other.claim([want(b"a", token=b"u")]) == [Busy(b"a", 1)]
+    generation = b"h".ljust(16, b".")
+    memory = Memory(b"a", generation, Fate.DELIVERED, 1000)
+    assert await other.remember([memory]) == [Reply.KNOWN]
+    assert await other.forget([b"a"]) == [False]
+    clock.advance(1)
+    (answer,) = await other.claim([want(b"a", token=b"u")])
+    assert isinstance(answer, Claim)
+
+
+async def test_nobody_waits_for_the_margin_of_a_hold_that_was_given_back(cells, clock):
+    from oncebridge.store import Release
+
+    store = StoreInMemory(cells, margin_ms=200)
+    await store.claim([want(b"a")])
+    assert await store.release([Release(b"a", b"t".ljust(16, b"."), 50, 5000)]) == [Reply.RELEASED]
+    clock.advance(50)
+    assert isinstance((await store.claim([want(b"a", token=b"u")]))[0], Claim)
+
+
+async def test_silence_about_one_key_is_silence_about_its_event_only(cells):
+    cells.silent = {b"b"}
+    store = StoreInMemory(cells)
+    wants = [want(b"a"), want(b"b", token=b"u"), want(b"c", token=b"v")]
+    answers = await store.claim(wants)
+    assert [type(answer) for answer in answers] == [Claim, NoAnswer, Claim]
+    with pytest.raises(StoreUnavailable):
+        await store.peek([b"a", b"b"])
+    with pytest.raises(StoreUnavailable):
+        await store.forget([b"b"])
+
+
+@pytest.mark.parametrize("keys", [(b"a",), (b"a", b"b"), (b"b", b"a")])
+async def test_a_claim_whose_answer_was_swallowed_is_known_as_our_own(clock, keys):
+    cells = CellsInMemory(clock, together=False)
+    cells.swallow = {b"a"}
+    store = StoreInMemory(cells)
+    assert isinstance((await store.claim([want(*keys)]))[0], NoAnswer)
+    cells.swallow = set()
+    (answer,) = await store.claim([want(*keys)])
+    assert isinstance(answer, Claim)
+    assert [held.attempts for held in answer.held] == [1] * len(keys)
+
+
+async def test_a_commit_whose_answer_was_swallowed_is_known_as_done(cells):
+    store = StoreInMemory(cells)
+    (claim,) = await store.claim([want(b"a")])
+    cells.swallow = {b"a"}
+    assert [type(a) for a in await store.commit(done(claim))] == [NoAnswer]
+    cells.swallow = set()
+    assert await store.commit(done(claim)) == [Reply.ALREADY]
+
+
+async def test_what_others_keep_changing_has_no_answer(cells, clock):
+    class Restless(CellsInMemory):
+        def _change(self, change):
+            return Other()
+
+    store = StoreInMemory(Restless(clock))
+    (answer,) = await store.claim([want(b"a")])
+    assert isinstance(answer, NoAnswer)
