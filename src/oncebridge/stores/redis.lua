@@ -1,0 +1,401 @@
+-- The operations table of the protocol, as the Redis server decides it.
+--
+-- Each operation is one script over a batch: KEYS are the names of the records, ARGV[1] is the
+-- time (empty: the server's own), and ARGV[n + 1] says what is asked about KEYS[n]. What stands
+-- under all names is read at once; each item is then decided and written for itself.
+--
+-- A script is the part "every" followed by its own; `redis_scripts.py` puts them together,
+-- writes what is asked and reads the answers. A record is kept as one string, its numbers with
+-- the highest byte first:
+--
+--     1 byte    32 * fate (0: open) + 16 if the memo is in short form + attempts, if done (<= 15)
+--     6 bytes   2^46 * form of the hash + 2^45 if there is a hard end + end (ms since 1970)
+--     done:     8 bytes of the generation, [6 hard end], hash, memo
+--     open:     6 keep until, 4 attempts, 16 token (zeros: nobody's), 16 generation, hash, memo
+--
+-- The hash is nothing (form 0), 32 bytes (1), or its length in 2 bytes and itself (2).
+
+
+--# every
+
+local sub, byte, floor, min = string.sub, string.byte, math.floor, math.min
+local pack, read = struct.pack, struct.unpack
+local HARD, HASH = 2 ^ 45, 2 ^ 46
+local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+
+local now = tonumber(ARGV[1])
+local expires = not now  -- on a test's clock, nothing may go by the server's
+if expires then
+  if redis.replicate_commands then redis.replicate_commands() end  -- 6.2 lets one turn that off
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + floor(time[2] / 1000)
+end
+
+local function after(ms)
+  return min(now + ms, HARD - 1)  -- the year 3084
+end
+
+local function kept(ends, ms)
+  return min(ends + ms, 2 ^ 48 - 1)
+end
+
+local function put(name, value, keep_until)
+  if not expires then
+    redis.call('SET', name, value)
+  elseif keep_until > now then
+    redis.call('SET', name, value, 'PXAT', keep_until)
+  else
+    redis.call('DEL', name)
+  end
+end
+
+-- Where the field of a hash that begins at `at` is over.
+local function past_hash(text, at, form)
+  if form == 0 then return at end
+  if form == 1 then return at + 32 end
+  return at + 2 + read('>I2', text, at)
+end
+
+-- The memo that is asked for, or the one that stands there; how: 0 as it is, 1 plain, 2 short.
+local function memo_of(value, first, at, how, asked)
+  if how == 0 then return floor(first / 16) % 2, sub(value, at) end
+  return how - 1, asked
+end
+
+local found = redis.call('MGET', unpack(KEYS))
+local answers = {now}
+
+
+--# claim
+--
+-- Asked: 8 lease, 8 keep, 8 slide, 1 number of parts, 1 first byte of the value, 1 form of the
+-- hash, and the value from its token on. One answer for all parts: 0 if all were started; the
+-- values that stand there now, if all are held; else a letter, the number of the part that
+-- decides, and its value.
+
+local TOKEN, HASH_AT = 28, 60
+
+-- Most wants of a batch share their terms, have one part, and meet nothing.
+local others = {}
+local terms, count, head, keep_until
+local at = 1
+while at <= #KEYS do
+  local asked = ARGV[at + 1]
+  local said = sub(asked, 1, TOKEN - 1)
+  if said ~= terms then
+    terms = said
+    local lease, keep, _, parts, first, form = read('>I8I8I8BBB', asked)
+    local ends = after(lease)
+    count, keep_until = parts, kept(ends, keep)
+    head = pack('>BI6I6I4', first, form * HASH + ends, keep_until, 1)
+  end
+  answers[#answers + 1] = 0
+  if count == 1 and not found[at] then
+    put(KEYS[at], head .. sub(asked, TOKEN), keep_until)
+  else
+    others[#others + 1] = {at = at, count = count, place = #answers}
+  end
+  at = at + count
+end
+if #others == 0 then return answers end
+
+local function parts_of(at, count)
+  local parts = {}
+  for n = 0, count - 1 do
+    local value, asked = found[at + n], ARGV[at + n + 1]
+    local lease, keep, slide, _, first, form = read('>I8I8I8BBB', asked)
+    local over = past_hash(asked, HASH_AT, form)
+    local part = {
+      name = KEYS[at + n], asked = asked, slide = slide, lease = lease, keep = keep,
+      first = first, form = form, field = sub(asked, HASH_AT, over - 1), value = value,
+    }
+    if value then
+      local begins, bits = read('>BI6', value)
+      local start = 50
+      part.fate, part.ends = floor(begins / 32), bits % HARD
+      part.stored_form, part.has_hard = floor(bits / HASH), bits % HASH >= HARD
+      if part.fate == 0 then
+        part.token = sub(value, 18, 33)
+      else
+        start = part.has_hard and 22 or 16
+      end
+      part.memo_at = past_hash(value, start, part.stored_form)
+      part.stored_field = sub(value, start, part.memo_at - 1)
+      part.is_same = form == 0 or part.stored_form == 0
+        or form == part.stored_form and part.field == part.stored_field
+      part.is_done = part.fate > 0 and now < part.ends
+    end
+    parts[n + 1] = part
+  end
+  return parts
+end
+
+-- Compare as bytes; Lua's own < goes by the server's locale.
+local function is_above(a, b)
+  for at = 1, min(#a, #b) do
+    local x, y = byte(a, at), byte(b, at)
+    if x ~= y then return x > y end
+  end
+  return #a > #b
+end
+
+local function told(letter, number, part)
+  return letter .. string.char(number) .. part.value
+end
+
+local function duplicate(parts, number)
+  local part = parts[number]
+  if part.slide > 0 and part.has_hard then
+    local pushed = min(now + part.slide, (read('>I6', part.value, 16)))
+    if pushed > part.ends then
+      local bits = part.stored_form * HASH + HARD + pushed
+      part.value = pack('>BI6', byte(part.value), bits) .. sub(part.value, 8)
+      put(part.name, part.value, pushed)
+    end
+  end
+  return told('D', number, part)
+end
+
+-- What stands against the claim, in the order of precedence.
+local function refusal(parts, token)
+  local last = parts[#parts]
+  if last.is_done and last.is_same then return duplicate(parts, #parts) end
+  local holder
+  for number, part in ipairs(parts) do
+    part.is_ours = part.fate == 0 and token ~= NOBODY and part.token == token
+    if part.fate == 0 and now < part.ends and not part.is_ours then
+      local most = holder and parts[holder]
+      if not most or part.ends > most.ends
+          or part.ends == most.ends and is_above(part.name, most.name) then
+        holder = number
+      end
+    end
+  end
+  if holder then return told('B', holder, parts[holder]) end
+  for number = #parts, 1, -1 do
+    if parts[number].is_done and not parts[number].is_same then
+      return told('M', number, parts[number])
+    end
+  end
+  for number, part in ipairs(parts) do
+    if part.is_done then return duplicate(parts, number) end
+  end
+end
+
+local function take(part, token)
+  local ends = after(part.lease)
+  local keep_until = kept(ends, part.keep)
+  if part.fate == 0 and part.is_same then
+    local form, field = part.stored_form, part.stored_field
+    if form == 0 then form, field = part.form, part.field end
+    local attempts = min(read('>I4', part.value, 14) + 1, 2 ^ 32 - 1)
+    part.value = pack('>BI6I6I4', byte(part.value), form * HASH + ends, keep_until, attempts)
+      .. token .. sub(part.value, 34, 49) .. field .. sub(part.value, part.memo_at)
+  else
+    part.is_started = true
+    part.value = pack('>BI6I6I4', part.first, part.form * HASH + ends, keep_until, 1)
+      .. sub(part.asked, TOKEN)
+  end
+  put(part.name, part.value, keep_until)
+end
+
+local function decide(at, count)
+  local parts = parts_of(at, count)
+  local token = sub(ARGV[at + 1], TOKEN, TOKEN + 15)
+  local refused = refusal(parts, token)
+  if refused then return refused end
+  local values, started = {}, 0
+  for number, part in ipairs(parts) do
+    if not part.is_ours then take(part, token) end
+    if part.is_started then started = started + 1 end
+    values[number] = part.value
+  end
+  return started == count and 0 or values
+end
+
+for _, other in ipairs(others) do
+  answers[other.place] = decide(other.at, other.count)
+end
+return answers
+
+
+--# commit
+--
+-- Asked: 8 window, 8 hard (0: none), 1 fate, 1 how the memo is given, 16 generation, memo.
+-- Answers: 0 fenced, 1 committed, 2 already.
+
+local terms, ends, hard, fate, how
+for at, name in ipairs(KEYS) do
+  local value, asked, answer = found[at], ARGV[at + 1], 0
+  if value and byte(value) >= 32 then
+    if sub(value, 8, 15) == sub(asked, 19, 26) then
+      -- Written again as it is: WAIT counts the replicas that have what this connection wrote.
+      local _, bits = read('>BI6', value)
+      put(name, value, bits % HARD)
+      answer = 2
+    end
+  elseif value and sub(value, 34, 49) == sub(asked, 19, 34) then
+    local said = sub(asked, 1, 18)
+    if said ~= terms then
+      terms = said
+      local window
+      window, hard, fate, how = read('>I8I8BB', asked)
+      ends = after(window)
+      hard = hard > 0 and pack('>I6', after(hard)) or ''
+    end
+    local first, bits, _, attempts = read('>BI6I6I4', value)
+    local form = floor(bits / HASH)
+    local over = past_hash(value, 50, form)
+    local short, memo = memo_of(value, first, over, how, sub(asked, 35))
+    put(name, pack('>BI6', 32 * fate + 16 * short + min(attempts, 15),
+      form * HASH + (hard == '' and 0 or HARD) + ends)
+      .. sub(value, 34, 41) .. hard .. sub(value, 50, over - 1) .. memo, ends)
+    answer = 1
+  end
+  answers[at + 1] = answer
+end
+return answers
+
+
+--# release
+--
+-- Asked: 8 delay, 8 keep, 1 unsent, 1 how the memo is given, 16 token, memo.
+-- Answers: 0 fenced, 1 released.
+
+for at, name in ipairs(KEYS) do
+  local value, asked, answer = found[at], ARGV[at + 1], 0
+  local delay, keep, unsent, how = read('>I8I8BB', asked)
+  local token = sub(asked, 19, 34)
+  if value and byte(value) < 32 and token ~= NOBODY and sub(value, 18, 33) == token then
+    local first, bits, _, attempts = read('>BI6I6I4', value)
+    local form = floor(bits / HASH)
+    local over = past_hash(value, 50, form)
+    local short, memo = memo_of(value, first, over, how, sub(asked, 35))
+    local ends = after(delay)
+    local keep_until = kept(ends, keep)
+    put(name, pack('>BI6I6I4', 16 * short, form * HASH + ends, keep_until,
+      math.max(attempts - unsent, 0))
+      .. NOBODY .. sub(value, 34, over - 1) .. memo, keep_until)
+    answer = 1
+  end
+  answers[at + 1] = answer
+end
+return answers
+
+
+--# extend
+--
+-- Asked: 8 lease, 16 token. Answers: 0 fenced, 1 extended.
+
+for at, name in ipairs(KEYS) do
+  local value, asked, answer = found[at], ARGV[at + 1], 0
+  local token = sub(asked, 9, 24)
+  if value and byte(value) < 32 and token ~= NOBODY and sub(value, 18, 33) == token then
+    local first, bits, keep_until = read('>BI6I6', value)
+    local ends = after((read('>I8', asked)))
+    keep_until = keep_until + math.max(ends - bits % HARD, 0)
+    put(name, pack('>BI6I6', first, floor(bits / HASH) * HASH + ends, keep_until)
+      .. sub(value, 14), keep_until)
+    answer = 1
+  end
+  answers[at + 1] = answer
+end
+return answers
+
+
+--# remember
+--
+-- Asked: 8 window, 1 fate, 1 whether the memo is in short form, 1 form of the hash,
+-- 8 generation, hash, memo. Answers: 0 known, 1 remembered.
+
+for at, name in ipairs(KEYS) do
+  local value, asked = found[at], ARGV[at + 1]
+  local first, bits
+  if value then first, bits = read('>BI6', value) end
+  if value and now < bits % HARD then
+    answers[at + 1] = 0
+  else
+    local window, fate, short, form = read('>I8BBB', asked)
+    local ends, attempts, generation = after(window), 0, sub(asked, 12, 19)
+    if value and first < 32 then
+      attempts, generation = min(read('>I4', value, 14), 15), sub(value, 34, 41)
+    end
+    put(name, pack('>BI6', 32 * fate + 16 * short + attempts, form * HASH + ends)
+      .. generation .. sub(asked, 20), ends)
+    answers[at + 1] = 1
+  end
+end
+return answers
+
+
+--# load
+--
+-- Asked: 8 keep until, value. Answers: 0 known, 1 loaded.
+
+for at, name in ipairs(KEYS) do
+  local value, asked = found[at], ARGV[at + 1]
+  if value and (byte(value) < 32 or now < read('>I6', value, 2) % HARD) then
+    answers[at + 1] = 0
+  else
+    put(name, sub(asked, 9), (read('>I8', asked)))
+    answers[at + 1] = 1
+  end
+end
+return answers
+
+
+--# forget
+--
+-- Nothing is asked. Answers: 0 refused, 1 forgotten.
+
+for at, name in ipairs(KEYS) do
+  local value = found[at]
+  if not value or byte(value) < 32 and now < read('>I6', value, 2) % HARD then
+    answers[at + 1] = 0
+  else
+    redis.call('DEL', name)
+    answers[at + 1] = 1
+  end
+end
+return answers
+
+
+--# look
+--
+-- Nothing is asked. Answers: the time, and the values.
+
+for at, value in ipairs(found) do
+  answers[at + 1] = value
+end
+return answers
+
+
+--# swap
+--
+-- Asked: 1 what is written (0 nothing: it is removed, 1 a value, 2 a value that starts now),
+-- 8 keep until, 8 lease, 8 keep, 4 length of what is expected, that (empty: nothing), the value.
+-- Answers: the time, and 0 where something else stands, 1 where it was written.
+
+for at, name in ipairs(KEYS) do
+  local asked = ARGV[at + 1]
+  local what, keep_until, lease, keep, length = read('>BI8I8I8I4', asked)
+  local value = sub(asked, 30 + length)
+  if (found[at] or '') ~= sub(asked, 30, 29 + length) then
+    answers[at + 1] = 0
+  else
+    if what == 0 then
+      redis.call('DEL', name)
+    else
+      if what == 2 then
+        local first, bits = read('>BI6', value)
+        local ends = after(lease)
+        keep_until = kept(ends, keep)
+        value = pack('>BI6I6', first, floor(bits / HASH) * HASH + ends, keep_until)
+          .. sub(value, 14)
+      end
+      put(name, value, keep_until)
+    end
+    answers[at + 1] = 1
+  end
+end
+return answers

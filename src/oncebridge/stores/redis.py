@@ -1,0 +1,515 @@
+"""
+The store in Redis or Valkey, 6.2 or later: one server, Sentinel, or a cluster.
+
+**What survives a crash:** what Redis has on disk. With `appendonly yes`, all but about the last
+two seconds (`appendfsync everysec`) or everything (`always`); without, nothing. At a failover,
+what no replica had yet is gone, unless *wait_replicas* waits for one. What is lost lets
+duplicates through; it never loses an event.
+**Whose clock:** the server's, read inside the script that decides.
+**What an outage does:** every call raises `StoreUnavailable` within *timeout*; nothing is lost,
+events are handed back. In a cluster, only the share of the server that is away is unanswered.
+**What it costs:** one round trip per batch of claims, one per batch of commits; about 190 bytes
+of Redis memory per key, or 230 where contents are compared.
+
+Decisions are made by scripts (`redis.lua`) of at most 200 records, so that the server is never
+blocked for longer than about a millisecond. Redis removes records by itself; it must never evict
+them (`maxmemory-policy noeviction`), as an evicted record is a duplicate let through.
+
+In a cluster, the parts of one claim may live on different servers. Such claims are made in
+turn, and undone where one part fails (`redis_tiers.py`).
+"""
+
+import asyncio
+import logging
+import re
+import ssl
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Final, Self, TypeVar
+
+from msgspec.structs import replace
+
+from oncebridge.clock import Clock, ms
+from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.store import (
+    ClaimAnswer,
+    Commit,
+    CommitAnswer,
+    ExtendAnswer,
+    Extension,
+    Memory,
+    NoAnswer,
+    Record,
+    Release,
+    ReleaseAnswer,
+    RememberAnswer,
+    Reply,
+    Want,
+)
+from oncebridge.stores import redis_scripts as scripts
+from oncebridge.stores.compare import CompareStore
+from oncebridge.stores.redis_address import RedisAddress
+from oncebridge.stores.redis_connection import (
+    Address,
+    Dialer,
+    Nonsense,
+    NotThePrimary,
+    Unfit,
+    Words,
+    shown,
+)
+from oncebridge.stores.redis_options import RedisOptions, check, tls_context
+from oncebridge.stores.redis_servers import (
+    Ask,
+    Cluster,
+    Copies,
+    Moving,
+    OneServer,
+    Sentinels,
+    Servers,
+    TooFewCopies,
+)
+from oncebridge.stores.redis_tiers import RedisCells
+
+_log = logging.getLogger("oncebridge")
+
+_Keyed = TypeVar("_Keyed", Commit, Release, Extension, Memory, Record)
+_Answer = TypeVar("_Answer")
+_Question = tuple[Sequence[bytes], Sequence[bytes]]
+"""Names, and as many arguments about them, that belong together."""
+_Piece = tuple[int, Sequence[int]]
+"""A slot, and which questions about it go into one script."""
+
+_CHUNK: Final = 200
+"""Records per script: one takes the server about 3 µs, so others wait for 0.6 ms at most."""
+_LEAST_VERSION: Final = (6, 2)
+
+_COMMITS: Final[dict[int, CommitAnswer]] = {
+    0: Reply.FENCED,
+    1: Reply.COMMITTED,
+    2: Reply.ALREADY,
+}
+_RELEASES: Final[dict[int, ReleaseAnswer]] = {0: Reply.FENCED, 1: Reply.RELEASED}
+_EXTENSIONS: Final[dict[int, ExtendAnswer]] = {0: Reply.FENCED, 1: Reply.EXTENDED}
+_MEMORIES: Final[dict[int, RememberAnswer]] = {0: Reply.KNOWN, 1: Reply.REMEMBERED}
+_FORGOTTEN: Final = {0: False, 1: True}
+
+
+class RedisStore:
+    """
+    Keep records in the Redis at *url*; see `oncebridge.stores.redis_address` for its forms.
+
+    *clock* is for tests: decisions then go by it, and nothing expires on the server.
+    """
+
+    Options: ClassVar = RedisOptions
+
+    def __init__(
+        self, url: str, options: RedisOptions | None = None, *, clock: Clock | None = None
+    ) -> None:
+        options = options or RedisOptions()
+        self._address = RedisAddress.parse(url)
+        check(options, self._address)
+        self._options = options
+        self._clock = clock
+        self._prefix = options.prefix.encode() + b":"
+        self._scripts = scripts.scripts()
+        self._copies = (
+            Copies(options.wait_replicas, ms(options.wait_timeout))
+            if options.wait_replicas
+            else None
+        )
+        self._tls: ssl.SSLContext | None = None
+        self._told: set[tuple[str, Address]] = set()
+        self._servers = self._found()
+        self._ahead_ms: int | None = None
+        """How far the server's clock is ahead of this loop's."""
+        self._is_closed = False
+
+    @classmethod
+    def from_url(cls, url: str, options: RedisOptions | None = None) -> Self:
+        """Open `redis://HOST`, and the forms for TLS, sockets, Sentinel and clusters."""
+        return cls(url, options)
+
+    async def open(self) -> None:
+        self._check_open()
+        if self._address.is_tls:
+            self._tls = tls_context(self._options)
+        try:
+            await self._servers.open(self._scripts.values())
+            await self.peek([b""])  # so that missing permissions show now
+        except NotThePrimary as error:
+            if self._address.kind in ("sentinel", "cluster"):
+                raise  # a failover is under way
+            raise ConfigError("", f"{error}; name the primary") from error
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise ConfigError("", str(error)) from error
+
+    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        apart = self._apart(wants)
+        if not apart:
+            return await self._claim(wants)
+        together = sorted(set(range(len(wants))).difference(apart))
+        answers: list[ClaimAnswer] = [NoAnswer("")] * len(wants)
+        several, single = await asyncio.gather(
+            _or_no_answer(self._claim_in_turn([wants[at] for at in apart]), len(apart)),
+            _or_no_answer(self._claim([wants[at] for at in together]), len(together)),
+        )
+        for at, answer in zip((*apart, *together), (*several, *single), strict=True):
+            answers[at] = answer
+        return answers
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        asked = [scripts.asked_commit(commit) for commit in commits]
+        return await self._each("commit", commits, asked, _COMMITS, self._copies)
+
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        asked = [scripts.asked_release(release) for release in releases]
+        return await self._each("release", releases, asked, _RELEASES)
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+        asked = [scripts.asked_extension(extension) for extension in extensions]
+        return await self._each("extend", extensions, asked, _EXTENSIONS)
+
+    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+        asked = [scripts.asked_memory(memory) for memory in memories]
+        return await self._each("remember", memories, asked, _MEMORIES, self._copies)
+
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        asked = [scripts.asked_load(record) for record in records]
+        return await self._each("load", records, asked, _MEMORIES, self._copies)
+
+    async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
+        values = _all(await self._ask_about("look", keys))
+        return [
+            None if value is None else scripts.record_of(key, value)
+            for key, value in zip(keys, values, strict=True)
+        ]
+
+    async def forget(self, keys: Sequence[bytes]) -> list[bool]:
+        said = _all(await self._ask_about("forget", keys))
+        try:
+            return [_FORGOTTEN[answer] for answer in said]
+        except (KeyError, TypeError):
+            raise self._nonsense() from None
+
+    async def purge(self, limit: int = 1000) -> int:  # noqa: ARG002 - Redis does it by itself
+        """Do nothing: Redis removes what is past keeping."""
+        return 0
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        cursor, _, server = place.partition(b" ")
+        self._check_open()
+        servers = await self._servers.places()
+        server = server or servers[0]
+        pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
+        words = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", limit)
+        match _answered(await self._servers.ask_at(server, words)):
+            case [bytes(after), list(names)]:
+                keys = [name[len(self._prefix) :] for name in dict.fromkeys(names)]
+            case _:
+                raise self._nonsense()
+        records = [record for record in await self.peek(keys) if record is not None]
+        if after != b"0":
+            return records, after + b" " + server
+        further = [other for other in servers if other > server]
+        return records, b"0 " + further[0] if further else b""
+
+    async def now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock()
+        self._check_open()
+        (answer,) = await self._servers.ask([Ask((b"TIME",))])
+        match _answered(answer):
+            case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
+                now = int(seconds) * 1000 + int(micros) // 1000
+            case _:
+                raise self._nonsense()
+        self._note_time(now)
+        return now
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        await self._servers.aclose()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    # --- claims -------------------------------------------------------------------------
+
+    async def _claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        prefix = self._prefix
+        questions = [
+            ([prefix + part.key for part in want.parts], scripts.asked_want(want)) for want in wants
+        ]
+        said, times = await self._decide("claim", questions)
+        try:
+            return [
+                _claim_answer(want, answer, now)
+                for want, answer, now in zip(wants, _some(said), times, strict=True)
+            ]
+        except (IndexError, KeyError, TypeError, ValueError):
+            raise self._nonsense() from None
+
+    def _apart(self, wants: Sequence[Want]) -> list[int]:
+        """Find the wants whose parts no single script can see."""
+        if self._address.kind != "cluster":
+            return []
+        return [
+            at
+            for at, want in enumerate(wants)
+            if len(want.parts) > 1
+            and len({self._servers.slot_of(self._prefix + part.key) for part in want.parts}) > 1
+        ]
+
+    async def _claim_in_turn(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        if self._clock is None and self._ahead_ms is None:
+            await self.now_ms()
+        time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
+        cells = RedisCells(
+            self._ask_about,
+            self._clock or (lambda: int(time_s() * 1000) + ahead),
+            is_shared_clock=self._clock is not None,
+        )
+        return await CompareStore(cells).claim(wants)
+
+    # --- to the servers and back --------------------------------------------------------
+
+    async def _each(
+        self,
+        script: str,
+        items: Sequence[_Keyed],
+        asked: Sequence[bytes],
+        meanings: Mapping[int, _Answer],
+        copies: Copies | None = None,
+    ) -> list[_Answer | NoAnswer]:
+        """Run a script over one record each, and read its short answers."""
+        said, _ = await self._ask_about(script, [item.key for item in items], asked, copies)
+        try:
+            return [
+                NoAnswer(str(answer)) if isinstance(answer, StoreError) else meanings[answer]
+                for answer in _some(said)
+            ]
+        except (KeyError, TypeError):
+            raise self._nonsense() from None
+
+    async def _ask_about(
+        self,
+        script: str,
+        keys: Sequence[bytes],
+        asked: Sequence[bytes] | None = None,
+        copies: Copies | None = None,
+    ) -> tuple[list[Any], list[int]]:
+        prefix = self._prefix
+        arguments = [b""] * len(keys) if asked is None else asked
+        questions = [([prefix + key], [said]) for key, said in zip(keys, arguments, strict=True)]
+        return await self._decide(script, questions, copies)
+
+    async def _decide(
+        self, script: str, questions: Sequence[_Question], copies: Copies | None = None
+    ) -> tuple[list[Any], list[int]]:
+        """
+        Run a script over all *questions*, in as few pieces as may be.
+
+        For each, tell what it says (a `StoreError` where it does not) and what time it was.
+        """
+        self._check_open()
+        said: list[Any] = [None] * len(questions)
+        times = [0] * len(questions)
+        pieces = self._pieces(questions)
+        while pieces:
+            asks = [
+                self._ask(script, slot, [questions[at] for at in piece]) for slot, piece in pieces
+            ]
+            try:
+                answers = await self._servers.ask(asks, copies)
+            except StoreError as error:
+                answers = [error] * len(asks)
+            moving: list[_Piece] = []
+            for (slot, piece), answer in zip(pieces, answers, strict=True):
+                if isinstance(answer, Moving) and len(piece) > 1:
+                    moving += [(slot, [at]) for at in piece]
+                    continue
+                now, *each = self._checked(answer, len(piece))
+                for at, one in zip(piece, each, strict=True):
+                    said[at] = one
+                    times[at] = now
+            pieces = moving
+        return said, times
+
+    def _checked(self, answer: Any, count: int) -> list[Any]:
+        """Make sure that an answer is the time, and one for each question."""
+        if isinstance(answer, StoreError):
+            return [0, *[answer] * count]
+        if (
+            not isinstance(answer, list)
+            or len(answer) != count + 1
+            or not isinstance(answer[0], int)
+        ):
+            return [0, *[self._nonsense()] * count]
+        self._note_time(answer[0])
+        return answer
+
+    def _nonsense(self) -> StoreError:
+        self._servers.distrust()
+        return Nonsense()
+
+    def _pieces(self, questions: Sequence[_Question]) -> list[_Piece]:
+        """Group what can be asked together, in pieces that do not block a server for long."""
+        slots: dict[int, list[int]] = {}
+        if self._address.kind == "cluster":
+            for at, (names, _) in enumerate(questions):
+                slots.setdefault(self._servers.slot_of(names[0]), []).append(at)
+        elif questions:
+            slots[0] = list(range(len(questions)))
+        pieces: list[_Piece] = []
+        for slot, places in slots.items():
+            start = size = 0
+            for number, at in enumerate(places):
+                count = len(questions[at][0])
+                if size and size + count > _CHUNK:
+                    pieces.append((slot, places[start:number]))
+                    start, size = number, 0
+                size += count
+            pieces.append((slot, places[start:]))
+        return pieces
+
+    def _ask(self, name: str, slot: int, questions: Sequence[_Question]) -> Ask:
+        script = self._scripts[name]
+        names = [one for names, _ in questions for one in names]
+        now = b"" if self._clock is None else b"%d" % self._clock()
+        asked = [one for _, asked in questions for one in asked]
+        words: Words = (b"EVALSHA", script.sha, len(names), *names, now, *asked)
+        return Ask(words, slot, len(names), script)
+
+    def _note_time(self, now_ms: int) -> None:
+        self._ahead_ms = now_ms - int(asyncio.get_running_loop().time() * 1000)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreError("the Redis store has been closed")
+
+    # --- who is asked -------------------------------------------------------------------
+
+    def _found(self) -> Servers:
+        address, options = self._address, self._options
+        dialer = Dialer(
+            timeout_s=options.timeout.total_seconds(),
+            connect_timeout_s=options.connect_timeout.total_seconds(),
+            user=address.user,
+            password=address.password,
+            db=address.db,
+            tls=self._context if address.is_tls else None,
+            tls_name=options.tls_name,
+            check=self._check,
+        )
+        if address.kind == "cluster":
+            return Cluster(dialer, address.hosts, options.connections)
+        if address.kind == "sentinel":
+            watcher = replace(
+                dialer,
+                user=options.sentinel_user or "",
+                password=options.sentinel_password,
+                db=0,
+                check=None,
+            )
+            sentinels = Sentinels(watcher, address.hosts, address.service)
+            return OneServer(dialer, sentinels.primary, options.connections)
+        where: Address = address.path or address.hosts[0]
+
+        async def there() -> Address:
+            return where
+
+        return OneServer(dialer, there, options.connections)
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            try:
+                self._tls = tls_context(self._options)
+            except ConfigError as error:
+                raise Unfit(str(error)) from error
+        return self._tls
+
+    def _check(self, info: dict[str, str], address: Address) -> None:
+        """Look at what a server says about itself, at every connection."""
+        where = f"Redis at {shown(address)}"
+        version = info.get("redis_version", "")
+        if _numbers(version) < _LEAST_VERSION:
+            raise Unfit(f"{where} is version {version or 'unknown'}; 6.2 or later is needed")
+        is_cluster = info.get("cluster_enabled") == "1"
+        if is_cluster != (self._address.kind == "cluster"):
+            what, scheme = ("is", "redis+cluster") if is_cluster else ("is not", "redis")
+            raise Unfit(f"{where} {what} a node of a cluster; write {scheme}:// (rediss for TLS)")
+        if info.get("loading", "0") != "0":
+            raise StoreUnavailable(f"{where} is still loading its data")
+        if info.get("role") != "master":
+            raise NotThePrimary(f"{where} is a replica")
+        policy = info.get("maxmemory_policy")
+        if policy is None:
+            self._warn("oncebridge.redis_eviction_unknown", address)
+        elif policy != "noeviction":
+            raise Unfit(
+                f"{where} has maxmemory-policy {policy}, which evicts records, and each evicted "
+                "record is a duplicate let through; set it to noeviction (CONFIG SET, redis.conf, "
+                "or the parameter group of a managed Redis)"
+            )
+        if info.get("aof_enabled") == "0":
+            self._warn("oncebridge.redis_without_aof", address)
+        if int(info.get("connected_slaves") or 0) < self._options.wait_replicas:
+            self._warn("oncebridge.redis_too_few_replicas", address)
+
+    def _warn(self, what: str, address: Address) -> None:
+        """Say it once for each server."""
+        if (what, address) not in self._told:
+            self._told.add((what, address))
+            _log.warning(what, extra={"server": shown(address)})
+
+
+def _all(decided: tuple[list[Any], list[int]]) -> list[Any]:
+    """Insist on an answer to everything."""
+    said, _ = decided
+    for answer in said:
+        _answered(answer)
+    return said
+
+
+def _some(said: list[Any]) -> list[Any]:
+    """Insist on an answer to something; that it is not safe yet is an answer too."""
+    if said and all(isinstance(a, StoreError) and type(a) is not TooFewCopies for a in said):
+        raise next((a for a in said if not isinstance(a, StoreUnavailable)), said[0])
+    return said
+
+
+def _answered(answer: Any) -> Any:
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
+
+
+def _claim_answer(want: Want, said: Any, now_ms: int) -> ClaimAnswer:
+    try:
+        return scripts.claim_answer(want, _answered(said), now_ms)
+    except StoreError as error:
+        return NoAnswer(str(error))
+
+
+async def _or_no_answer(
+    claims: Coroutine[Any, Any, list[ClaimAnswer]], count: int
+) -> list[ClaimAnswer]:
+    try:
+        return await claims
+    except StoreError as error:
+        return [NoAnswer(str(error))] * count
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -1,0 +1,407 @@
+"""
+Connections to Redis: a protocol right on the transport, with hiredis to read the answers.
+
+Requests of many callers go over one connection without waiting for each other, and are
+answered in order. So a caller that is cancelled leaves nothing half read behind: its answer
+comes all the same, and is let go. Nothing is ever sent twice here.
+
+Every request ends. A connection that owes an answer for longer than *timeout* is closed, and
+all who wait for it hear `StoreUnavailable`.
+"""
+
+import asyncio
+import os
+import re
+import select
+import socket
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, cast
+
+from hiredis import HiredisError, Reader, ReplyError, pack_command
+from msgspec import Struct
+
+from oncebridge.errors import StoreError, StoreUnavailable
+from oncebridge.secret import Secret
+
+Address = tuple[str, int] | str
+"""A host and a port, or the path of a socket."""
+
+Words = tuple[bytes | int, ...]
+"""A command."""
+
+_pack = cast("Callable[[Words], bytes]", pack_command)  # its stub knows of one word only
+_NOTHING: Final = object()
+_LOOK_AFTER_S: Final = 0.5
+"""A connection that rested for longer is looked at before it is used."""
+_REST_S: Final = 60.0
+"""One that rested for longer than this is replaced: firewalls forget in silence."""
+_TRY_ANOTHER_AFTER_S: Final = 1.0
+"""Where one connection serves, how soon a further one is tried again that could not be made."""
+_PASSING = re.compile(
+    r"(?:^|-)(ASK|BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY"
+    r"|TRYAGAIN|UNBLOCKED|ERR max number of clients reached)\b"
+)
+
+
+class Unfit(StoreError):
+    """The server is there, but somebody has to change something before it can be used."""
+
+
+class Nonsense(StoreUnavailable):
+    """What came is no answer to what was asked: a stranger, or somebody in between."""
+
+    def __init__(self) -> None:
+        super().__init__("Redis: the answer makes no sense; is this a Redis server?")
+
+
+class NotThePrimary(StoreUnavailable):
+    """A replica answered where the primary was expected; it may become one."""
+
+
+def failure(error: ReplyError) -> StoreError:
+    """Tell what a server's refusal means for the caller."""
+    text = _text(error)
+    passing = _PASSING.search(text)
+    if passing is None:
+        return StoreError(f"Redis refuses: {text}")
+    if passing[1] == "READONLY":
+        return NotThePrimary("Redis refuses: READONLY, the server is a replica now")
+    return StoreUnavailable(f"Redis refuses: {text[passing.start() :]}")
+
+
+def _text(error: ReplyError) -> str:
+    # What follows "with args" quotes what was sent, and that may have been the password.
+    return str(error).partition(", with args")[0][:300]
+
+
+def shown(address: Address) -> str:
+    """Write an address for people."""
+    if isinstance(address, str):
+        return address
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Request:
+    """Some commands under way: how many answers are due, and who waits for them."""
+
+    __slots__ = ("answers", "count", "sent", "waiter")
+
+    def __init__(self, count: int, waiter: asyncio.Future[list[Any]], sent: float) -> None:
+        self.count = count
+        self.waiter = waiter
+        self.sent = sent
+        self.answers: list[Any] = []
+
+
+class Connection(asyncio.Protocol):
+    """One connection to the server at *address*."""
+
+    def __init__(self, address: Address, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._timeout_s = timeout_s
+        self._loop = loop
+        self._reader = Reader(notEnoughData=_NOTHING)
+        self._under_way: deque[_Request] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._rests_since = loop.time()
+        self._transport: asyncio.Transport
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
+
+    @property
+    def load(self) -> int:
+        """How many requests are under way."""
+        return len(self._under_way)
+
+    def is_stale(self) -> bool:
+        """Tell whether it has rested for too long, or has been closed just now."""
+        if self._under_way:
+            return False
+        rested_s = self._loop.time() - self._rests_since
+        if rested_s < _LOOK_AFTER_S:
+            return False
+        look = select.poll()
+        look.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return rested_s > _REST_S or bool(look.poll(0))
+
+    def ask(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
+        """Send *commands*; their answers come together. Refusals are among them, as values."""
+        data = b"".join([_pack(words) for words in commands])  # whole, before anything is noted
+        waiter: asyncio.Future[list[Any]] = self._loop.create_future()
+        if self._transport.is_closing():
+            waiter.set_exception(self._unavailable("connection closed"))
+            return waiter
+        now = self._loop.time()
+        self._under_way.append(_Request(len(commands), waiter, now))
+        if self._watch is None:
+            self._watch = self._loop.call_at(now + self._timeout_s, self._look_at_the_clock)
+        self._transport.write(data)
+        return waiter
+
+    def abort(self, reason: str = "connection closed") -> None:
+        """Close now; whoever waits is told."""
+        self._fail(reason)
+        self._transport.abort()
+
+    # --- from the transport -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while (answer := reader.gets()) is not _NOTHING:
+                request = self._under_way[0]
+                request.answers.append(answer)
+                if len(request.answers) == request.count:
+                    self._under_way.popleft()
+                    if not request.waiter.done():  # else whoever asked has been cancelled
+                        request.waiter.set_result(request.answers)
+        except (HiredisError, IndexError):
+            self.abort("the answer makes no sense; is this a Redis server?")
+        else:
+            if not self._under_way:
+                self._rests_since = self._loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("connection closed" if exc is None else reason_of(exc))
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # --- the end ------------------------------------------------------------------------
+
+    def _look_at_the_clock(self) -> None:
+        self._watch = None
+        if not self._under_way:
+            return
+        due = self._under_way[0].sent + self._timeout_s
+        if self._loop.time() < due:
+            self._watch = self._loop.call_at(due, self._look_at_the_clock)
+        else:
+            self.abort(f"no answer within {self._timeout_s:g} s")
+
+    def _fail(self, reason: str) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        while self._under_way:
+            waiter = self._under_way.popleft().waiter
+            if not waiter.done():
+                waiter.set_exception(self._unavailable(reason))
+
+    def _unavailable(self, reason: str) -> StoreUnavailable:
+        return StoreUnavailable(f"Redis at {shown(self.address)}: {reason}")
+
+
+class Dialer(Struct, frozen=True):
+    """How connections are made: as whom, with which time limits, encrypted or not."""
+
+    timeout_s: float
+    connect_timeout_s: float
+    user: str = ""
+    password: Secret | None = None
+    db: int = 0
+    tls: Callable[[], ssl.SSLContext] | None = None
+    tls_name: str | None = None
+    check: Callable[[dict[str, str], Address], None] | None = None
+    """Looks at what the server says about itself, and raises if that will not do."""
+
+    async def connect(self, address: Address) -> Connection:
+        """Connect, log in, and look at what is there."""
+        connection: Connection | None = None
+        problem: StoreError
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                connection = await self._reach(address)
+                await self._greet(connection)
+                return connection
+        except TimeoutError:
+            problem = StoreUnavailable(
+                f"Redis at {shown(address)}: no connection within {self.connect_timeout_s:g} s"
+            )
+        except ssl.SSLCertVerificationError as error:
+            problem = Unfit(f"Redis at {shown(address)}: {reason_of(error)}")
+        except UnicodeError:
+            problem = Unfit(f"Redis at {shown(address)}: that is no name of a host")
+        except OSError as error:
+            problem = StoreUnavailable(f"Redis at {shown(address)}: {reason_of(error)}")
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+        if connection is not None:
+            connection.abort()
+        raise problem
+
+    async def _reach(self, address: Address) -> Connection:
+        loop = asyncio.get_running_loop()
+
+        def made() -> Connection:
+            return Connection(address, self.timeout_s, loop)
+
+        if isinstance(address, str):
+            _, connection = await loop.create_unix_connection(made, address)
+            return connection
+        host, port = address
+        tls = self.tls() if self.tls is not None else None
+        transport, connection = await loop.create_connection(
+            made,
+            host,
+            port,
+            ssl=tls,
+            server_hostname=(self.tls_name or host) if tls else None,
+        )
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return connection
+
+    async def _greet(self, connection: Connection) -> None:
+        commands: list[Words] = []
+        if self.password is not None:
+            user = (self.user.encode(),) if self.user else ()
+            commands.append((b"AUTH", *user, self.password.reveal().encode()))
+        if self.db:
+            commands.append((b"SELECT", self.db))
+        if self.check is not None:
+            commands.append((b"INFO",))
+        if not commands:
+            return
+        for words, answer in zip(commands, await connection.ask(commands), strict=True):
+            if isinstance(answer, ReplyError):
+                raise _refused(words, answer, connection.address)
+            if not isinstance(answer, bytes) or (words != (b"INFO",) and answer != b"OK"):
+                raise Nonsense
+        if self.check is not None:
+            self.check(_info(answer), connection.address)
+
+
+def _refused(words: Words, error: ReplyError, address: Address) -> StoreError:
+    problem = failure(error)
+    if isinstance(problem, StoreUnavailable):
+        return problem
+    what = cast("bytes", words[0]).decode()
+    return Unfit(f"Redis at {shown(address)} refuses {what}: {_text(error)}")
+
+
+def _info(text: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+class Node:
+    """
+    A server, with up to *most* connections to it.
+
+    The first is opened when it is needed, each further one when all others are busy.
+    """
+
+    def __init__(self, dial: Callable[[], Awaitable[Connection]], most: int) -> None:
+        self._dial = dial
+        self._most = most
+        self._open: list[Connection] = []
+        self._opening: asyncio.Task[None] | None = None
+        self._open_from = 0.0
+        self._is_closed = False
+
+    async def ask(self, commands: Sequence[Words]) -> list[Any]:
+        """Send *commands* in one go; refusals are among the answers, as values."""
+        connection = self._least_busy()
+        if connection is None:
+            connection = await self._first()
+        elif connection.load and len(self._open) < self._most and self._may_open():
+            self._open_another()
+        return await connection.ask(commands)
+
+    def drop(self) -> None:
+        """Close all connections; whoever waits is told."""
+        while self._open:
+            self._open.pop().abort()
+
+    def close(self) -> None:
+        """Close all connections, and open no more."""
+        self._is_closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+        self.drop()
+
+    async def aclose(self) -> None:
+        """Close, and wait until all is gone."""
+        going: list[asyncio.Future[None]] = [connection.closed for connection in self._open]
+        if self._opening is not None:
+            going.append(self._opening)
+        self.close()
+        if going:
+            await asyncio.wait(going, timeout=1)
+
+    def _least_busy(self) -> Connection | None:
+        while True:
+            best: Connection | None = None
+            for connection in self._open:
+                if best is None or connection.load < best.load:
+                    best = connection
+            if best is None or (best.is_open and not best.is_stale()):
+                return best
+            self._open.remove(best)
+            best.abort()
+
+    async def _first(self) -> Connection:
+        # All who wait share one attempt: one after the other, they would wait ever longer.
+        await joined(self._open_another())
+        connection = self._least_busy()
+        if connection is None:
+            raise StoreUnavailable("Redis: connection closed")
+        return connection
+
+    def _open_another(self) -> asyncio.Task[None]:
+        if self._is_closed:
+            raise StoreUnavailable("Redis: connection closed")
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open_one())
+            self._opening.add_done_callback(self._opened)
+        return self._opening
+
+    def _may_open(self) -> bool:
+        return self._opening is None and asyncio.get_running_loop().time() >= self._open_from
+
+    async def _open_one(self) -> None:
+        self._open.append(await self._dial())
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening = None
+        # Whoever waits has heard of a failure; perhaps nobody does.
+        if not task.cancelled() and task.exception() is not None:
+            self._open_from = asyncio.get_running_loop().time() + _TRY_ANOTHER_AFTER_S
+
+
+async def joined(task: asyncio.Task[None]) -> None:
+    """Wait for a task that others wait for too: neither cancels the other."""
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        me = asyncio.current_task()
+        if task.cancelled() and not (me is not None and me.cancelling()):
+            raise StoreUnavailable("Redis: connection closed") from None
+        raise
+
+
+def reason_of(error: Exception) -> str:
+    """Say what failed in words of our own or the system's."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"certificate verify failed: {error.verify_message}"
+        case ssl.SSLError():
+            return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
+        case socket.gaierror():
+            return "no such host name, or it cannot be looked up now"
+        case OSError(errno=int(number)) if number > 0:
+            return os.strerror(number).lower()
+        case _:
+            return str(error) or type(error).__name__

@@ -1,0 +1,125 @@
+"""What can be set about the Redis store."""
+
+import ssl
+from datetime import timedelta
+from typing import Annotated
+
+from msgspec import Struct
+
+from oncebridge.errors import ConfigError
+from oncebridge.options import Doc
+from oncebridge.secret import Secret
+from oncebridge.stores.redis_address import RedisAddress
+from oncebridge.stores.redis_connection import reason_of
+
+
+class RedisOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about the Redis store."""
+
+    prefix: Annotated[
+        str,
+        Doc(
+            "What the names of all records begin with, before a colon; stores with different "
+            "prefixes do not see each other.",
+            "orders",
+        ),
+    ] = "ob"
+    timeout: Annotated[
+        timedelta, Doc("How long to wait for an answer before the connection is given up.", "5s")
+    ] = timedelta(seconds=5)
+    connect_timeout: Annotated[
+        timedelta, Doc("How long connecting may take, TLS and login included.", "2s")
+    ] = timedelta(seconds=3)
+    connections: Annotated[
+        int,
+        Doc("How many connections to each server are opened at most.", "2", at_least=1, at_most=64),
+    ] = 4
+    wait_replicas: Annotated[
+        int,
+        Doc("How many replicas must have what is marked done before it counts.", "1", at_least=0),
+    ] = 0
+    wait_timeout: Annotated[
+        timedelta, Doc("How long to wait for those replicas; below timeout.", "500ms")
+    ] = timedelta(seconds=1)
+    ca_file: Annotated[
+        str | None,
+        Doc(
+            "PEM file of the authorities to trust instead of the system's.",
+            "/etc/oncebridge/ca.pem",
+        ),
+    ] = None
+    cert_file: Annotated[
+        str | None,
+        Doc(
+            "PEM file of the certificate to show, for servers that ask for one.",
+            "/etc/oncebridge/client.pem",
+        ),
+    ] = None
+    key_file: Annotated[
+        str | None,
+        Doc(
+            "PEM file of the key of cert_file, if it is not in the same file.",
+            "/etc/oncebridge/client.key",
+        ),
+    ] = None
+    tls_name: Annotated[
+        str | None,
+        Doc(
+            "The name in the servers' certificates, where it is not the host that is connected to "
+            "(Sentinel and clusters often tell bare IP addresses).",
+            "redis.example.com",
+        ),
+    ] = None
+    sentinel_user: Annotated[
+        str | None, Doc("User at the Sentinels; the one in the address is for Redis.", "watcher")
+    ] = None
+    sentinel_password: Annotated[
+        Secret | None,
+        Doc("Password at the Sentinels, if they ask for one.", example="env:SENTINEL_PASSWORD"),
+    ] = None
+
+
+def check(options: RedisOptions, address: RedisAddress) -> None:
+    """Refuse options that cannot work at *address*."""
+    if not options.prefix or ":" in options.prefix:
+        raise ConfigError("prefix", "must not be empty, and have no colon: one follows it")
+    for option in ("ca_file", "cert_file", "key_file", "tls_name"):
+        value = getattr(options, option)
+        if value is not None and not address.is_tls:
+            raise ConfigError(option, "is for TLS, and the address does not start with rediss")
+        if value == "":
+            raise ConfigError(option, "is empty; leave it out")
+    if options.key_file is not None and options.cert_file is None:
+        raise ConfigError("key_file", "needs cert_file, the certificate that belongs to the key")
+    for option in ("sentinel_user", "sentinel_password"):
+        if getattr(options, option) is not None and address.kind != "sentinel":
+            raise ConfigError(option, "is for redis+sentinel:// only")
+    _check_times(options)
+
+
+def _check_times(options: RedisOptions) -> None:
+    for option in ("timeout", "connect_timeout", "wait_timeout"):
+        if getattr(options, option) < timedelta(milliseconds=1):
+            raise ConfigError(option, "must be at least 1ms")
+    if options.wait_replicas and options.wait_timeout >= options.timeout:
+        raise ConfigError("wait_timeout", "must be shorter than timeout")
+
+
+def tls_context(options: RedisOptions) -> ssl.SSLContext:
+    """Build what TLS needs; a file that cannot be used is named."""
+    try:
+        context = ssl.create_default_context(cafile=options.ca_file)
+    except (OSError, ValueError) as error:
+        raise ConfigError("ca_file", _unusable(options.ca_file, error)) from None
+    if options.cert_file is not None:
+        try:
+            # Without a password OpenSSL would ask for one on the terminal, and wait.
+            context.load_cert_chain(options.cert_file, options.key_file, password="")
+        except (OSError, ValueError) as error:
+            files = " with ".join(filter(None, (options.cert_file, options.key_file)))
+            raise ConfigError("cert_file", _unusable(files, error)) from None
+    return context
+
+
+def _unusable(files: str | None, error: Exception) -> str:
+    return f"{files} cannot be used: {reason_of(error)}"
