@@ -1,0 +1,1 @@
+"""What the Postgres store and the Postgres sink share: addresses, connections, tables."""

@@ -1,0 +1,547 @@
+-- What is remembered, one row per key; and the operations on it, each of them one call for a whole
+-- batch, decided by the clock of this server.
+--
+-- A row is written twice, at the claim and at the commit. Half of every page is left free
+-- (fillfactor), so that the second version finds room beside the first and no index changes.
+-- Columns of fixed width come first and nothing is NULL, which saves 16 bytes a row.
+
+CREATE TABLE IF NOT EXISTS @records@ (
+    until_ms      bigint   NOT NULL,  -- end of the lease, or of the window
+    keep_until_ms bigint   NOT NULL,  -- from then on the row may be deleted
+    hard_until_ms bigint   NOT NULL,
+    attempts      integer  NOT NULL,
+    fate          smallint NOT NULL,  -- 0: claimed, else done
+    key           bytea    PRIMARY KEY,
+    token         bytea    NOT NULL,
+    generation    bytea    NOT NULL,
+    hash          bytea    NOT NULL,
+    memo          bytea    NOT NULL,
+    whole_key     bytea    NOT NULL   -- of a key that is too long for an index; else empty
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
+
+-- The functions below all have the same settings. Their plans are kept, and a table that was
+-- empty when the plan was made must not be read from end to end later on. Rows are locked in the
+-- order of their keys, as a nested loop does it, or two batches would wait for each other. And a
+-- statement that waits, while its client has gone, lets go of its own locks after lock_timeout.
+--
+-- Arrays are parallel, one element per item. Those of one element stand for all items; an empty
+-- one stands for nothing. told is the time, where a test says what it is.
+
+CREATE OR REPLACE FUNCTION @now@(told bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(told, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+$$;
+
+-- Claim: one element per part. lasts names the last part of the want that a part belongs to, and
+-- is empty where every want has one part. Tells the time (verdict 0, number), and of the parts
+-- only what is not simply "held as asked for, first attempt":
+--   1 held: attempts, generation, memo      2 duplicate: fate, memo
+--   3 busy: milliseconds left               4 mismatch: memo
+--   5 ask again, carefully: somebody is at this row just now
+-- Who is not careful puts new rows first, and then may not wait for others: that would be out of
+-- order. Wants of several parts, and windows that slide, have to be asked for carefully.
+CREATE OR REPLACE FUNCTION @claim@(
+    careful boolean, keys bytea[], hashes bytea[], tokens bytea[], generations bytea[],
+    memos bytea[], leases bigint[], keeps bigint[], slides bigint[], lasts integer[],
+    wholes bytea[], told bigint
+) RETURNS TABLE (part integer, verdict integer, number bigint, generation bytea, memo bytea)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms  bigint    := @now@(told);
+    written integer   := 0;
+    locked  boolean   := false;
+    rest    integer[];             -- parts that have no answer yet
+    later   integer[];             -- those of them that need a write, and so a lock
+    taken   integer[] := '{}';     -- parts to take
+    slid    integer[] := '{}';     -- parts whose window is pushed
+    ours    bytea[]   := '{}';     -- keys that this very call has put here,
+    undone  bytea[]   := '{}';     -- and those among them whose want is refused after all
+    seen    record;
+    want    integer;
+    against integer;               -- what decides the present want
+    waits   boolean;
+BEGIN
+    -- Nearly all are new: put them down, and that is all if none was there.
+    IF NOT careful THEN
+        INSERT INTO @records@
+        SELECT now_ms + a.lease, now_ms + a.lease + a.keep, 0, 1, 0,
+            a.key, a.token, a.generation, a.hash, a.memo, a.whole
+        FROM (
+            SELECT u.key, u.token, u.generation, u.memo,
+                coalesce(u.hash, hashes[1], '') AS hash, coalesce(u.whole, '') AS whole,
+                coalesce(u.lease, leases[1]) AS lease, coalesce(u.keep, keeps[1]) AS keep
+            FROM unnest(keys, hashes, tokens, generations, memos, leases, keeps, wholes)
+                AS u(key, hash, token, generation, memo, lease, keep, whole)
+        ) AS a
+        -- A row that is there is judged below, without waiting for whoever is at it.
+        WHERE NOT EXISTS (SELECT FROM @records@ AS k WHERE k.key = a.key)
+        ORDER BY a.key
+        ON CONFLICT (key) DO NOTHING;
+        GET DIAGNOSTICS written = ROW_COUNT;
+    END IF;
+    IF written < cardinality(keys) THEN
+        rest := ARRAY(SELECT generate_subscripts(keys, 1));
+    END IF;
+
+    WHILE cardinality(rest) > 0 LOOP
+        -- Judge what stands there. The first time without a lock, as most of it is refused, and
+        -- what was true when the question was asked is a true answer.
+        now_ms := @now@(told);
+        later := '{}';
+        want := NULL;
+        FOR seen IN
+            SELECT p.* FROM (
+                SELECT i AS part, coalesce(lasts[i], i) AS last,
+                    r.key, r.generation, r.attempts, r.fate, r.memo,
+                    r.until_ms - now_ms AS remaining,
+                    -- 1 to 4 stand against the claim, in this order; 5 can be taken, 6 is held
+                    CASE
+                        WHEN r.key IS NULL THEN 5
+                        WHEN r.fate = 0 AND r.token = tokens[i] AND r.token <> '' THEN 6
+                        WHEN r.until_ms <= now_ms THEN 5
+                        WHEN r.fate = 0 THEN 2
+                        WHEN r.hash <> a.hash AND r.hash <> '' AND a.hash <> '' THEN 3
+                        WHEN i = coalesce(lasts[i], i) THEN 1
+                        ELSE 4
+                    END AS objection,
+                    r.fate <> 0 AND a.slide > 0 AND r.hard_until_ms > 0
+                        AND least(now_ms + a.slide, r.hard_until_ms) > r.until_ms AS slides,
+                    r.generation = generations[i] AND r.attempts = 1 AND r.memo = memos[i]
+                        AS as_asked
+                FROM unnest(rest) AS i
+                CROSS JOIN LATERAL (
+                    SELECT coalesce(hashes[i], hashes[1], '') AS hash,
+                        coalesce(slides[i], slides[1], 0) AS slide
+                ) AS a
+                LEFT JOIN @records@ AS r ON r.key = keys[i]
+            ) AS p
+            WHERE p.objection <> 6 OR NOT p.as_asked OR cardinality(lasts) > 0
+            ORDER BY p.last, p.objection,
+                CASE p.objection WHEN 2 THEN -p.remaining WHEN 3 THEN -p.part ELSE p.part END,
+                p.key DESC
+        LOOP
+            IF seen.last IS DISTINCT FROM want THEN
+                want := seen.last;
+                against := seen.objection;
+                waits := NOT locked AND (against = 5 OR against IN (1, 4) AND seen.slides);
+                IF against < 5 AND NOT waits THEN
+                    IF against IN (1, 4) AND seen.slides THEN
+                        slid := slid || seen.part;
+                    END IF;
+                    part := seen.part;
+                    verdict := CASE against WHEN 2 THEN 3 WHEN 3 THEN 4 ELSE 2 END;
+                    number := CASE against WHEN 2 THEN seen.remaining ELSE seen.fate END;
+                    generation := '';
+                    memo := seen.memo;
+                    RETURN NEXT;
+                END IF;
+            END IF;
+            IF waits THEN
+                later := later || seen.part;
+            ELSIF against < 5 THEN
+                IF keys[seen.part] = ANY (ours) THEN
+                    undone := undone || keys[seen.part];
+                END IF;
+            ELSIF seen.objection = 5 THEN
+                taken := taken || seen.part;
+            ELSIF NOT seen.as_asked THEN
+                part := seen.part;
+                verdict := 1;
+                number := seen.attempts;
+                generation := seen.generation;
+                memo := seen.memo;
+                RETURN NEXT;
+            END IF;
+        END LOOP;
+        EXIT WHEN locked;
+
+        -- Lock the rest and judge again, since time may have passed.
+        IF careful THEN
+            -- In one go and in the order of keys: put down what is not there, lock what is.
+            WITH put AS (
+                INSERT INTO @records@ AS r
+                SELECT now_ms + a.lease, now_ms + a.lease + a.keep, 0, 1, 0,
+                    keys[i], tokens[i], generations[i], coalesce(hashes[i], hashes[1], ''),
+                    memos[i], coalesce(wholes[i], '')
+                FROM unnest(later) AS i
+                CROSS JOIN LATERAL (
+                    SELECT coalesce(leases[i], leases[1]) AS lease,
+                        coalesce(keeps[i], keeps[1]) AS keep
+                ) AS a
+                ORDER BY keys[i]
+                ON CONFLICT (key) DO UPDATE SET token = r.token WHERE false
+                RETURNING r.key
+            )
+            SELECT coalesce(array_agg(key), '{}') INTO ours FROM put;
+            EXIT WHEN cardinality(ours) = cardinality(later);  -- all are new
+            rest := later;
+        ELSE
+            rest := ARRAY(
+                SELECT i FROM unnest(later) AS i JOIN @records@ AS r ON r.key = keys[i]
+                FOR UPDATE OF r SKIP LOCKED
+            );
+            RETURN QUERY
+            SELECT i, 5, 0::bigint, ''::bytea, ''::bytea FROM unnest(later) AS i
+            WHERE i <> ALL (rest);
+        END IF;
+        locked := true;
+    END LOOP;
+
+    IF cardinality(taken) > 0 THEN
+        RETURN QUERY
+        WITH changed AS (
+            UPDATE @records@ AS r
+            SET until_ms = now_ms + a.lease, keep_until_ms = now_ms + a.lease + a.keep,
+                hard_until_ms = 0, fate = 0, token = tokens[a.i],
+                -- Other content is another life of the key, and so is what follows a window.
+                attempts = CASE WHEN a.goes_on THEN r.attempts + 1 ELSE 1 END,
+                generation = CASE WHEN a.goes_on THEN r.generation ELSE generations[a.i] END,
+                hash = CASE WHEN a.goes_on AND r.hash <> '' THEN r.hash ELSE a.hash END,
+                memo = CASE WHEN a.goes_on THEN r.memo ELSE memos[a.i] END
+            FROM (
+                SELECT i, k.key, h.hash, coalesce(leases[i], leases[1]) AS lease,
+                    coalesce(keeps[i], keeps[1]) AS keep,
+                    k.fate = 0 AND (k.hash = h.hash OR k.hash = '' OR h.hash = '') AS goes_on
+                FROM unnest(taken) AS i
+                CROSS JOIN LATERAL (SELECT coalesce(hashes[i], hashes[1], '') AS hash) AS h
+                JOIN @records@ AS k ON k.key = keys[i]
+            ) AS a
+            WHERE r.key = a.key
+            RETURNING a.i, r.attempts, r.generation, r.memo
+        )
+        SELECT c.i, 1, c.attempts::bigint, c.generation, c.memo FROM changed AS c
+        WHERE c.attempts <> 1 OR c.generation <> generations[c.i] OR c.memo <> memos[c.i];
+    END IF;
+    IF cardinality(slid) > 0 THEN
+        UPDATE @records@ AS r SET until_ms = a.until, keep_until_ms = a.until
+        FROM (
+            SELECT k.key,
+                least(now_ms + coalesce(slides[i], slides[1]), k.hard_until_ms) AS until
+            FROM unnest(slid) AS i JOIN @records@ AS k ON k.key = keys[i]
+        ) AS a
+        WHERE r.key = a.key;
+    END IF;
+    IF cardinality(undone) > 0 THEN
+        DELETE FROM @records@ WHERE key = ANY (undone);
+    END IF;
+    part := 0;
+    verdict := 0;
+    number := now_ms;
+    generation := '';
+    memo := '';
+    RETURN NEXT;
+END
+$$;
+
+-- Commit. Tells only what was not committed now: 1 already, 2 fenced.
+CREATE OR REPLACE FUNCTION @commit@(
+    keys bytea[], generations bytea[], fates smallint[], windows bigint[], hards bigint[],
+    memos bytea[], told bigint
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms bigint := @now@(told);
+    done   integer[];
+BEGIN
+    WITH changed AS (
+        UPDATE @records@ AS r
+        SET until_ms = now_ms + a.kept, keep_until_ms = now_ms + a.kept, token = '', fate = a.fate,
+            hard_until_ms = CASE WHEN a.hard > 0 THEN now_ms + a.hard ELSE 0 END,
+            memo = coalesce(a.memo, r.memo)
+        FROM (
+            SELECT u.key, u.generation, u.memo, u.part, coalesce(u.fate, fates[1]) AS fate,
+                coalesce(u.kept, windows[1]) AS kept, coalesce(u.hard, hards[1], 0) AS hard
+            FROM unnest(keys, generations, fates, windows, hards, memos)
+                WITH ORDINALITY AS u(key, generation, fate, kept, hard, memo, part)
+            ORDER BY u.key
+        ) AS a
+        WHERE r.key = a.key AND r.fate = 0 AND r.generation <> ''
+            AND r.generation = substr(a.generation, 1, length(r.generation))
+        RETURNING a.part::integer
+    )
+    SELECT array_agg(part) INTO done FROM changed;
+    IF cardinality(done) = cardinality(keys) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT a.part::integer,
+        CASE
+            WHEN r.fate <> 0 AND r.generation <> ''
+                AND r.generation = substr(a.generation, 1, length(r.generation)) THEN 1
+            ELSE 2
+        END
+    FROM unnest(keys, generations) WITH ORDINALITY AS a(key, generation, part)
+    LEFT JOIN @records@ AS r ON r.key = a.key
+    WHERE a.part <> ALL (coalesce(done, '{}'));
+END
+$$;
+
+-- Commits and releases of which some stand or fall together: item numbers say which. Tells only
+-- the items of which nothing was written: 1 a key was committed already, 2 a key or a register
+-- belongs to somebody else by now.
+CREATE OR REPLACE FUNCTION @settle@(
+    commit_items integer[], commit_keys bytea[], generations bytea[], fates smallint[],
+    windows bigint[], hards bigint[], commit_memos bytea[],
+    release_items integer[], release_keys bytea[], tokens bytea[], delays bigint[],
+    keeps bigint[], unsents boolean[], release_memos bytea[], told bigint
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms  bigint;
+    refused integer[] := '{}';
+BEGIN
+    PERFORM FROM @records@ AS r WHERE r.key = ANY (commit_keys || release_keys)
+    ORDER BY r.key
+    FOR UPDATE;
+    now_ms := @now@(told);
+    FOR part, verdict IN
+        SELECT a.item, min(a.verdict) FROM (
+            SELECT commit_items[i] AS item,
+                CASE
+                    WHEN coalesce(r.generation, '') = ''
+                        OR r.generation <> substr(generations[i], 1, length(r.generation)) THEN 2
+                    WHEN r.fate <> 0 THEN 1
+                END AS verdict
+            FROM generate_subscripts(commit_keys, 1) AS i
+            LEFT JOIN @records@ AS r ON r.key = commit_keys[i]
+            UNION ALL
+            SELECT release_items[i],
+                CASE WHEN coalesce(r.token, '') = '' OR r.token <> tokens[i] THEN 2 END
+            FROM generate_subscripts(release_keys, 1) AS i
+            LEFT JOIN @records@ AS r ON r.key = release_keys[i]
+        ) AS a
+        WHERE a.verdict IS NOT NULL
+        GROUP BY a.item
+    LOOP
+        refused := refused || part;
+        RETURN NEXT;
+    END LOOP;
+    UPDATE @records@ AS r
+    SET until_ms = now_ms + a.kept, keep_until_ms = now_ms + a.kept, token = '', fate = a.fate,
+        hard_until_ms = CASE WHEN a.hard > 0 THEN now_ms + a.hard ELSE 0 END,
+        memo = coalesce(a.memo, r.memo)
+    FROM (
+        SELECT commit_keys[i] AS key, commit_memos[i] AS memo, coalesce(fates[i], fates[1]) AS fate,
+            coalesce(windows[i], windows[1]) AS kept, coalesce(hards[i], hards[1], 0) AS hard
+        FROM generate_subscripts(commit_keys, 1) AS i
+        WHERE commit_items[i] <> ALL (refused)
+    ) AS a
+    WHERE r.key = a.key;
+    UPDATE @records@ AS r
+    SET until_ms = now_ms + a.delay, keep_until_ms = now_ms + a.delay + a.keep, token = '',
+        attempts = CASE WHEN a.unsent THEN greatest(r.attempts - 1, 0) ELSE r.attempts END,
+        memo = coalesce(a.memo, r.memo)
+    FROM (
+        SELECT release_keys[i] AS key, release_memos[i] AS memo,
+            coalesce(delays[i], delays[1], 0) AS delay, coalesce(keeps[i], keeps[1], 0) AS keep,
+            coalesce(unsents[i], unsents[1], false) AS unsent
+        FROM generate_subscripts(release_keys, 1) AS i
+        WHERE release_items[i] <> ALL (refused)
+    ) AS a
+    WHERE r.key = a.key;
+END
+$$;
+
+-- Release. Tells which were released.
+CREATE OR REPLACE FUNCTION @release@(
+    keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], unsents boolean[],
+    memos bytea[], told bigint
+) RETURNS integer[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms bigint := @now@(told);
+    done   integer[];
+BEGIN
+    WITH changed AS (
+        UPDATE @records@ AS r
+        SET until_ms = now_ms + a.delay, keep_until_ms = now_ms + a.delay + a.keep, token = '',
+            attempts = CASE WHEN a.unsent THEN greatest(r.attempts - 1, 0) ELSE r.attempts END,
+            memo = coalesce(a.memo, r.memo)
+        FROM (
+            SELECT u.key, u.token, u.memo, u.part, coalesce(u.delay, delays[1], 0) AS delay,
+                coalesce(u.keep, keeps[1], 0) AS keep,
+                coalesce(u.unsent, unsents[1], false) AS unsent
+            FROM unnest(keys, tokens, delays, keeps, unsents, memos)
+                WITH ORDINALITY AS u(key, token, delay, keep, unsent, memo, part)
+            ORDER BY u.key
+        ) AS a
+        WHERE r.key = a.key AND r.token = a.token AND r.token <> ''
+        RETURNING a.part::integer
+    )
+    SELECT array_agg(part) INTO done FROM changed;
+    RETURN coalesce(done, '{}');
+END
+$$;
+
+-- Extend. Tells which were extended.
+CREATE OR REPLACE FUNCTION @extend@(
+    keys bytea[], tokens bytea[], leases bigint[], told bigint
+) RETURNS integer[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms bigint := @now@(told);
+    done   integer[];
+BEGIN
+    WITH changed AS (
+        UPDATE @records@ AS r
+        SET until_ms = now_ms + a.lease,
+            keep_until_ms = r.keep_until_ms + greatest(now_ms + a.lease - r.until_ms, 0)
+        FROM (
+            SELECT u.key, u.token, u.part, coalesce(u.lease, leases[1]) AS lease
+            FROM unnest(keys, tokens, leases) WITH ORDINALITY AS u(key, token, lease, part)
+            ORDER BY u.key
+        ) AS a
+        WHERE r.key = a.key AND r.token = a.token AND r.token <> ''
+        RETURNING a.part::integer
+    )
+    SELECT array_agg(part) INTO done FROM changed;
+    RETURN coalesce(done, '{}');
+END
+$$;
+
+-- Remember. Tells the keys that were not known. What is known is not even locked.
+CREATE OR REPLACE FUNCTION @remember@(
+    keys bytea[], generations bytea[], fates smallint[], windows bigint[], hashes bytea[],
+    memos bytea[], wholes bytea[], told bigint
+) RETURNS bytea[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms bigint := @now@(told);
+    done   bytea[];
+BEGIN
+    WITH changed AS (
+        INSERT INTO @records@ AS r
+        SELECT now_ms + coalesce(a.kept, windows[1]), now_ms + coalesce(a.kept, windows[1]), 0, 0,
+            coalesce(a.fate, fates[1]), a.key, '', a.generation, coalesce(a.hash, hashes[1], ''),
+            a.memo, coalesce(a.whole, '')
+        FROM unnest(keys, generations, fates, windows, hashes, memos, wholes)
+            AS a(key, generation, fate, kept, hash, memo, whole)
+        WHERE NOT EXISTS (
+            SELECT FROM @records@ AS k WHERE k.key = a.key AND k.until_ms > now_ms
+        )
+        ORDER BY a.key
+        ON CONFLICT (key) DO UPDATE
+        SET until_ms = excluded.until_ms, keep_until_ms = excluded.keep_until_ms,
+            hard_until_ms = 0, fate = excluded.fate, token = '', hash = excluded.hash,
+            memo = excluded.memo,
+            attempts = CASE WHEN r.fate = 0 THEN r.attempts ELSE 0 END,
+            generation = CASE WHEN r.fate = 0 THEN r.generation ELSE excluded.generation END
+        WHERE r.until_ms <= @now@(told)
+        RETURNING r.key
+    )
+    SELECT array_agg(key) INTO done FROM changed;
+    RETURN coalesce(done, '{}');
+END
+$$;
+
+-- Load records of another store. Tells the keys that were taken.
+CREATE OR REPLACE FUNCTION @load@(
+    untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts integer[],
+    fates smallint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
+    memos bytea[], wholes bytea[], told bigint
+) RETURNS bytea[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms bigint := @now@(told);
+    done   bytea[];
+BEGIN
+    WITH changed AS (
+        INSERT INTO @records@ AS r
+        SELECT a.until, a.keep_until, a.hard_until, a.attempts, a.fate, a.key, a.token,
+            a.generation, a.hash, a.memo, coalesce(a.whole, '')
+        FROM unnest(
+            untils, keep_untils, hard_untils, attempts, fates, keys, tokens, generations, hashes,
+            memos, wholes
+        ) AS a(until, keep_until, hard_until, attempts, fate, key, token, generation, hash, memo,
+            whole)
+        WHERE NOT EXISTS (
+            SELECT FROM @records@ AS k
+            WHERE k.key = a.key AND (k.fate = 0 OR k.until_ms > now_ms)
+        )
+        ORDER BY a.key
+        ON CONFLICT (key) DO UPDATE
+        SET until_ms = excluded.until_ms, keep_until_ms = excluded.keep_until_ms,
+            hard_until_ms = excluded.hard_until_ms, attempts = excluded.attempts,
+            fate = excluded.fate, token = excluded.token, generation = excluded.generation,
+            hash = excluded.hash, memo = excluded.memo
+        WHERE r.fate <> 0 AND r.until_ms <= @now@(told)
+        RETURNING r.key
+    )
+    SELECT array_agg(key) INTO done FROM changed;
+    RETURN coalesce(done, '{}');
+END
+$$;
+
+-- Forget. Tells the keys that were removed.
+CREATE OR REPLACE FUNCTION @forget@(keys bytea[], told bigint) RETURNS bytea[]
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    locked bytea[] := ARRAY(
+        SELECT r.key FROM @records@ AS r WHERE r.key = ANY (keys) ORDER BY r.key FOR UPDATE
+    );
+    now_ms bigint := @now@(told);
+    done   bytea[];
+BEGIN
+    WITH gone AS (
+        DELETE FROM @records@ AS r
+        WHERE r.key = ANY (locked) AND (r.fate <> 0 OR r.until_ms <= now_ms)
+        RETURNING r.key
+    )
+    SELECT array_agg(key) INTO done FROM gone;
+    RETURN coalesce(done, '{}');
+END
+$$;
+
+-- Purge: delete what is past keeping on the pages from first up to, not including, beyond. Tells
+-- how many rows went. Whatever somebody else is at stays for the next time.
+CREATE OR REPLACE FUNCTION @purge@(first bigint, beyond bigint, told bigint) RETURNS bigint
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+AS $$
+DECLARE
+    now_ms bigint := @now@(told);
+    start  tid    := format('(%s,0)', first)::tid;
+    stop   tid    := format('(%s,0)', beyond)::tid;
+    gone   bigint;
+BEGIN
+    DELETE FROM @records@
+    WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM @records@
+        WHERE ctid >= start AND ctid < stop AND keep_until_ms <= now_ms
+        FOR UPDATE SKIP LOCKED
+    )) AND keep_until_ms <= now_ms;
+    GET DIAGNOSTICS gone = ROW_COUNT;
+    RETURN gone;
+END
+$$;

@@ -1,0 +1,131 @@
+"""
+Tables, and how they come to be.
+
+The SQL stands in files beside this one, with names in the form `@name@`. Running it again
+changes nothing, and several may run it at once: the first takes a lock that the others wait for.
+Which layout there is stands in the table `oncebridge_schema`.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.resources import files
+
+from msgspec import Struct
+
+from oncebridge.errors import ConfigError
+
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
+_TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
+_FUNCTION = re.compile(r"FUNCTION @([a-z_]+)@")
+_NAME = re.compile(r"@([a-z_]+)@")
+
+_FRAME = """\
+-- {title}, layout {version}.
+-- Running this again changes nothing. Give the role that oncebridge connects as
+--   GRANT USAGE ON SCHEMA {schema} TO the_role;
+--   GRANT SELECT ON {versions} TO the_role;
+--   GRANT {rights} ON {table} TO the_role;
+
+BEGIN;
+SELECT pg_advisory_xact_lock({lock});
+DO $$
+BEGIN
+    IF to_regnamespace('{schema}') IS NULL THEN
+        CREATE SCHEMA {schema};
+    END IF;
+END
+$$;
+CREATE TABLE IF NOT EXISTS {versions} (
+    name    text    PRIMARY KEY,
+    version integer NOT NULL
+);
+DO $$
+BEGIN
+    IF (SELECT version FROM {versions} WHERE name = '{name}') > {version} THEN
+        RAISE EXCEPTION '{name} was made by a newer oncebridge; use that one';
+    END IF;
+END
+$$;
+
+{body}
+INSERT INTO {versions} VALUES ('{name}', {version})
+ON CONFLICT (name) DO UPDATE SET version = excluded.version;
+COMMIT;
+"""
+_LOCK = 0x6F6E6365  # any number does, if it is always the same
+
+
+class Layout(Struct, frozen=True, dict=True):
+    """One table of ours with what belongs to it, as *file* says."""
+
+    title: str
+    file: str
+    version: int
+    rights: tuple[str, ...]
+    schema: str
+    table: str
+
+    @property
+    def shown(self) -> str:
+        """The table, for people."""
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def versions(self) -> str:
+        """The table of layouts, quoted."""
+        return f"{quoted(self.schema)}.oncebridge_schema"
+
+    def named(self, name: str = "") -> str:
+        """Quote the name of the table, or of something that belongs to it."""
+        return f"{quoted(self.schema)}.{quoted(f'{self.table}_{name}' if name else self.table)}"
+
+    @cached_property
+    def functions(self) -> list[str]:
+        """The functions that belong to it, quoted."""
+        return [self.named(name) for name in _FUNCTION.findall(self._text)]
+
+    @cached_property
+    def _text(self) -> str:
+        return (files(__package__) / self.file).read_text("utf-8")
+
+    @cached_property
+    def sql(self) -> str:
+        """All that is needed to make the table, for a database administrator to read and run."""
+        kind = self.file.removesuffix(".sql")
+        index = quoted(f"{self.table}_key")  # an index has no schema of its own
+        names = {kind: self.named(), f"{kind}_key": index}
+        body = _NAME.sub(lambda found: names.get(found[1]) or self.named(found[1]), self._text)
+        return _FRAME.format(
+            title=self.title,
+            version=self.version,
+            versions=self.versions,
+            schema=quoted(self.schema),
+            table=self.named(),
+            rights=", ".join(self.rights),
+            name=self.table,
+            lock=_LOCK,
+            body=body,
+        )
+
+
+def checked_names(schema: str, table: str) -> tuple[str, str]:
+    """Refuse names that are not plain; functions are named after the table, and have to fit."""
+    if not _SCHEMA.fullmatch(schema):
+        raise ConfigError("schema", f"{schema!r}: must be a plain name of at most 63 characters")
+    if not _TABLE.fullmatch(table):
+        raise ConfigError("table", f"{table!r}: must be letters, digits and _, at most 50 of them")
+    return schema, table
+
+
+def choose(name: str, option: str | None, given: Mapping[str, str], default: str) -> str:
+    """Take what the options say, or the address; not one and another."""
+    written = given.get(name)
+    if option is not None and written is not None and option != written:
+        raise ConfigError(name, f"{option!r}, but the address says {written!r}")
+    return option or written or default
+
+
+def quoted(name: str) -> str:
+    """Write a name so that SQL takes it as it is."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,363 @@
+"""
+The sink that is a table, or a statement, in a PostgreSQL database.
+
+Beside a few columns to look things up by, a row has the bytes as they were received (`raw`), and
+the same as `jsonb` (`body`; NULL where that type refuses, as it does U+0000).
+
+**In the store's own database** an event and its commit are one transaction, and no crash falls in
+between: each event is there exactly once. **In any other** an event that is sent again is
+recognised by its key and generation, for which there is a unique index. With a *statement* of your
+own that is up to you: `ON CONFLICT DO NOTHING`.
+
+| what came of it                                     | answer    |
+| --------------------------------------------------- | --------- |
+| it is there, by this attempt or an earlier one      | `Yes`     |
+| no connection, or the server undid it (out of disk) | `No`      |
+| the connection was lost before the answer came      | `Unknown` |
+| no such table, no right to it, not let in           | `Closed`  |
+| the data does not fit, or breaks a constraint       | `Never`   |
+
+A batch is one statement. Where one event of it is refused, the batch is halved until that one is
+alone; the others lose nothing but time.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Annotated, ClassVar, Final, Self, TypeVar
+
+import asyncpg
+from msgspec import Struct
+
+from oncebridge.errors import ConfigError, SinkError
+from oncebridge.options import Doc
+from oncebridge.postgres.address import Address, read_address
+from oncebridge.postgres.checks import check_server, migrate
+from oncebridge.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
+from oncebridge.postgres.schema import Layout, checked_names, choose
+from oncebridge.postgres.writers import StatementWriter, TableWriter, Writer
+from oncebridge.sink import (
+    Already,
+    Closed,
+    Delivery,
+    Joint,
+    JointAnswer,
+    Lost,
+    Never,
+    No,
+    SinkAnswer,
+    Unknown,
+    Yes,
+)
+from oncebridge.store import Store
+from oncebridge.stores.postgres import PostgresStore
+
+_T = TypeVar("_T")
+_A = TypeVar("_A")
+
+_VERSION: Final = 1
+_RIGHTS: Final = ("SELECT", "INSERT")
+_MOST_BYTES: Final = 8 * 1024 * 1024  # of events in one statement
+_ENCODINGS: Final = ("UTF8", "SQL_ASCII")
+_OF_THE_EVENT: Final = frozenset({"09", "21", "22", "23", "27", "38", "39", "44", "54", "P0"})
+_OF_OUR_ACCESS: Final = frozenset({"0A", "0L", "0P", "28", "2B", "3D", "3F", "42"})
+_INTERNAL: Final = "XX"
+_TRY_JSONB: Final = "SELECT convert_from($1, 'UTF8')::jsonb IS NULL"
+_TROUBLE: Final = (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+_log = logging.getLogger("oncebridge")
+
+
+class PostgresSinkOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about a Postgres sink."""
+
+    table: Annotated[
+        str | None, Doc("The table that events go to, if not oncebridge_events.", "calls")
+    ] = None
+    schema: Annotated[str | None, Doc("The schema it is in, if not public.", "crm")] = None
+    statement: Annotated[
+        str | None,
+        Doc(
+            "SQL of your own instead, run once per event, with parameters named like the columns.",
+            "INSERT INTO calls (id, data) VALUES (:event_id, :body) ON CONFLICT DO NOTHING",
+        ),
+    ] = None
+    exactly_once: Annotated[
+        bool, Doc("Refuse to start unless the store keeps its records in the same database.")
+    ] = False
+    batch: Annotated[int, Doc("How many events one statement takes.", "200", at_least=1)] = 200
+    concurrency: Annotated[
+        int, Doc("How many batches may be under way, each on its connection.", "2", at_least=1)
+    ] = 2
+    timeout: Annotated[
+        timedelta, Doc("How long a batch may take; keep it below sink_timeout.", "8s")
+    ] = timedelta(seconds=8)
+    connect_timeout: Annotated[
+        timedelta, Doc("How long connecting to one host may take.", "2s")
+    ] = timedelta(seconds=3)
+    auto_migrate: Annotated[
+        bool, Doc("Make the table, or bring it up to date, when the service starts.")
+    ] = False
+
+
+class PostgresSink:
+    """Write events to the database at *url*."""
+
+    Options: ClassVar = PostgresSinkOptions
+
+    def __init__(self, url: str, options: PostgresSinkOptions | None = None) -> None:
+        self._options = options = options or PostgresSinkOptions()
+        address, given = read_address(url, ("table", "schema"))
+        self._writer: Writer
+        if options.statement is not None:
+            if options.table or options.schema or given:
+                raise ConfigError("statement", "names its table itself; leave out table and schema")
+            self._writer = StatementWriter.read(options.statement)
+        else:
+            schema, table = checked_names(
+                choose("schema", options.schema, given, "public"),
+                choose("table", options.table, given, "oncebridge_events"),
+            )
+            self._writer = TableWriter(
+                Layout("Events", "events.sql", _VERSION, _RIGHTS, schema, table)
+            )
+        self._own = self._pool = Pool(
+            address,
+            size=options.concurrency,
+            timeout=options.timeout,
+            connect_timeout=options.connect_timeout,
+        )
+        self._store: PostgresStore | None = None
+        self._is_checked = False
+        self.batch = options.batch
+        self.concurrency = options.concurrency
+
+    @classmethod
+    def from_url(cls, url: str, options: PostgresSinkOptions | None = None) -> Self:
+        """Use the database of `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?table=NAME`."""
+        return cls(url, options)
+
+    @property
+    def address(self) -> Address:
+        return self._own.address
+
+    # --- setting up --------------------------------------------------------------------
+
+    def joins(self, store: Store) -> bool:
+        """
+        Tell whether *store* keeps its records in the same database; if so, go there by its way.
+
+        It is the same if both addresses name the same hosts and the same database. The store's
+        role needs the rights to this sink's table then.
+        """
+        if not isinstance(store, PostgresStore) or not store.address.is_same_database(self.address):
+            return False
+        if self._store is not store:
+            self._store = store
+            self._pool = store.pool
+            self._pool.grow(self.concurrency)
+            self._is_checked = False
+        return True
+
+    async def open(self) -> None:
+        if self._options.exactly_once and self._store is None:
+            raise ConfigError(
+                "exactly_once",
+                "needs a store in the same database: a postgresql:// address with the same hosts "
+                "and the same database as the sink",
+            )
+        try:
+            await self._check()
+        except Refused as error:
+            raise ConfigError("", str(error)) from error
+        except (NotConnected, NoReply) as error:
+            # Like any sink it may be down when we start; it is checked when it is there.
+            _log.warning("oncebridge.sink_is_away", extra={"error": str(error)})
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise SinkError(f"{self.address.shown!r}: {error}") from error
+
+    async def _check(self) -> None:
+        if self._is_checked:
+            return
+        server = await self._pool.run(lambda link: check_server(link, self._pool))
+        if server["encoding"] not in _ENCODINGS:
+            raise ConfigError(
+                "",
+                f"{self.address.shown!r}: the encoding of the database is {server['encoding']}, "
+                "and events are UTF-8; make a database with ENCODING 'UTF8'",
+            )
+        await self._writer.check(self._pool, may_migrate=self._options.auto_migrate)
+        self._is_checked = True
+
+    async def migrate(self) -> list[str]:
+        """Make the table, or bring it up to date; safe to repeat, and for several at once."""
+        if self._writer.layout is None:
+            return []
+        try:
+            return await migrate(self._own, self._writer.layout)
+        except Refused as error:
+            raise ConfigError("", str(error)) from error
+        except _TROUBLE as error:
+            raise SinkError(str(error)) from error
+
+    def migration_sql(self) -> str:
+        """Give the SQL that `migrate` runs; nothing for a statement of one's own."""
+        return self._writer.layout.sql if self._writer.layout is not None else ""
+
+    async def aclose(self) -> None:
+        await self._own.aclose()
+
+    # --- delivering --------------------------------------------------------------------
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        shut = await self._shut()
+        if shut is not None:
+            return [shut] * len(deliveries)
+        answers: list[SinkAnswer] = []
+        for some in _portions(deliveries, _itself):
+            answers += await self._halving(some, _itself, self._write)
+        return answers
+
+    async def _write(self, deliveries: Sequence[Delivery], body: bool) -> list[SinkAnswer]:  # noqa: FBT001 - called by one
+        await self._run(
+            lambda link: self._writer.write(link, deliveries, body=body),
+            repeatable=self._writer.is_repeatable(deliveries),
+        )
+        return [Yes()] * len(deliveries)
+
+    async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
+        shut = await self._shut()
+        if shut is not None:
+            return [shut] * len(joints)
+        answers: list[JointAnswer] = []
+        for some in _portions(joints, _delivery, _keys):
+            answers += await self._halving(some, _delivery, self._write_jointly)
+        return answers
+
+    async def _write_jointly(self, joints: Sequence[Joint], body: bool) -> list[JointAnswer]:  # noqa: FBT001 - called by one
+        assert self._store is not None  # noqa: S101 - or nobody would ask for this
+        deliveries = [joint.delivery for joint in joints]
+        settling = self._store.settling([(joint.commits, joint.releases) for joint in joints])
+        refused = await self._run(
+            lambda link: self._writer.write_jointly(link, settling, deliveries, body=body),
+            # A second time would say of our own success that somebody else was first.
+            repeatable=False,
+        )
+        answers: list[JointAnswer] = [Yes()] * len(joints)
+        for part, verdict in refused:
+            answers[part - 1] = Already() if verdict == 1 else Lost()
+        return answers
+
+    async def _halving(
+        self,
+        items: Sequence[_T],
+        delivery: Callable[[_T], Delivery],
+        write: Callable[[Sequence[_T], bool], Awaitable[list[_A]]],
+    ) -> "list[_A | SinkAnswer]":
+        """Write all, or find those that cannot be written and write the others."""
+        try:
+            return [*await write(items, True)]
+        except _TROUBLE as error:
+            answer = _answer(error)
+        if not isinstance(answer, Never) and not _is_one_to_blame(answer):
+            return [answer] * len(items)
+        if len(items) > 1:
+            middle = len(items) // 2
+            first = await self._halving(items[:middle], delivery, write)
+            return first + await self._halving(items[middle:], delivery, write)
+        if not isinstance(answer, Never):
+            return [answer]
+        try:
+            if await self._is_jsonb(delivery(items[0]).event.raw):
+                return [answer]
+            return [*await write(items, False)]
+        except _TROUBLE as error:
+            return [_answer(error)]
+
+    async def _is_jsonb(self, raw: bytes) -> bool:
+        """Find out whether jsonb itself refuses an event: numbers and depth have other limits there."""
+        try:
+            await self._run(lambda link: link.fetch(_TRY_JSONB, raw))
+        except asyncpg.PostgresError as error:
+            if not isinstance(_refusal(error), Never):
+                raise
+            return False
+        return True
+
+    async def _run(self, work: Callable[[Link], Awaitable[_T]], *, repeatable: bool = True) -> _T:
+        return await self._pool.run(work, repeatable=repeatable, within=self._options.timeout)
+
+    async def _shut(self) -> SinkAnswer | None:
+        """Tell what keeps us from even trying."""
+        try:
+            await self._check()
+        except ConfigError as error:
+            return Closed(str(error))
+        except _TROUBLE as error:
+            answer = _answer(error)
+            return No(answer.reason) if isinstance(answer, Unknown) else answer
+        return None
+
+
+def _portions(
+    items: Sequence[_T],
+    delivery: Callable[[_T], Delivery],
+    keys: Callable[[_T], Sequence[bytes]] = lambda _: (),
+) -> Iterator[Sequence[_T]]:
+    """Divide so that a statement is not too large, and no key stands in it twice."""
+    start = held = 0
+    used: set[bytes] = set()
+    for at, item in enumerate(items):
+        own, size = keys(item), len(delivery(item).event.raw)
+        held += size
+        if at > start and (held > _MOST_BYTES or not used.isdisjoint(own)):
+            yield items[start:at]
+            start, held = at, size
+            used.clear()
+        used.update(own)
+    if start < len(items):
+        yield items[start:]
+
+
+def _itself(delivery: Delivery) -> Delivery:
+    return delivery
+
+
+def _delivery(joint: Joint) -> Delivery:
+    return joint.delivery
+
+
+def _keys(joint: Joint) -> Sequence[bytes]:
+    return [asked.key for several in (joint.commits, joint.releases) for asked in several]
+
+
+def _answer(error: Exception) -> No | Unknown | Closed | Never:
+    match error:
+        case Refused():
+            return Closed(str(error))
+        case NotConnected():
+            return No(str(error))
+        case NoReply():
+            return Unknown(str(error))
+        case asyncpg.PostgresError():
+            return _refusal(error)
+        case _:  # the driver could not even write it down
+            return Never(type(error).__name__)
+
+
+def _is_one_to_blame(answer: object) -> bool:
+    return isinstance(answer, Unknown) and f"({_INTERNAL}" in answer.reason
+
+
+def _refusal(error: asyncpg.PostgresError) -> No | Unknown | Closed | Never:
+    """Sort what the server says. In each case it has undone the whole transaction."""
+    state = error.sqlstate or ""
+    if state[:2] in _OF_THE_EVENT:
+        # Its text may quote the event; the names of columns and constraints do not.
+        about = (error.table_name, error.column_name, error.constraint_name)
+        return Never(" ".join([state, type(error).__name__, *filter(None, about)]))
+    if state[:2] in _OF_OUR_ACCESS:
+        return Closed(f"{error} ({state})")
+    if state.startswith(_INTERNAL):  # a trigger's or an extension's, perhaps about one event alone
+        return Unknown(f"{type(error).__name__} ({state})")
+    return No(f"{error} ({state})")

@@ -1,0 +1,54 @@
+"""The Postgres store on a real server: with time that is moved, as it passes, and through a pooler."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import pytest
+from tests.servers.postgres import PgBouncer, Postgres, schema
+
+from oncebridge.store import Store
+from oncebridge.stores.postgres import PostgresOptions, PostgresStore
+from oncebridge.testing import ManualClock, StoreContract
+from oncebridge.testing.contract.harness import Harness
+
+
+class OnPostgres(Harness):
+    shared = True
+    portable = True
+    url: ClassVar[str]
+
+    @asynccontextmanager
+    async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
+        self.options = PostgresOptions(schema=schema(), auto_migrate=True)
+        async with self.open_second(clock) as store:
+            yield store
+
+    @asynccontextmanager
+    async def open_second(self, clock: ManualClock) -> AsyncIterator[Store]:
+        given = None if self.real_time else clock
+        async with PostgresStore(self.url, self.options, clock=given) as store:
+            yield store
+
+
+class OnItsOwn(OnPostgres):
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres: Postgres) -> None:
+        type(self).url = postgres.url
+
+
+class TestPostgresStore(OnItsOwn, StoreContract):
+    pass
+
+
+class TestPostgresStoreOnRealTime(OnItsOwn, StoreContract):
+    real_time = True
+    unit_ms = 300
+    tolerance_ms = 250
+    purge_slack_ms = 100
+
+
+class TestPostgresStoreThroughPgBouncer(OnPostgres, StoreContract):
+    @pytest.fixture(autouse=True)
+    def _server(self, pgbouncer: PgBouncer) -> None:
+        type(self).url = pgbouncer.url
