@@ -23,6 +23,18 @@ def system_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
+def steady_clock() -> Clock:
+    """
+    Make a clock that starts at this host's time and then counts on, whatever its clock is set to.
+
+    Time that a virtual machine sleeps through counts too, where the system can tell.
+    """
+    started_ms = system_clock()
+    ticks = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    started_ns = time.clock_gettime_ns(ticks)
+    return lambda: started_ms + (time.clock_gettime_ns(ticks) - started_ns) // 1_000_000
+
+
 class Dice(Protocol):
     """What the gateway draws: tokens that never repeat, and jitter."""
 

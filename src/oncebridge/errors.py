@@ -12,6 +12,7 @@ What can go wrong, as a tree.
     ├── DeadLetterError       the dead letters could not take it; nothing is acknowledged
     ├── BadGzip, TooLarge     a body or file cannot be unpacked (`oncebridge.records`)
     ├── NotSent, Unclear      what an HTTP request came to (`oncebridge.http.client`)
+    ├── AwsError              what AWS said no with (`oncebridge.aws.client`)
     ├── Taken                 another process goes on from a checkpoint
     └── HandedBack            a call protected by `once` was neither made now nor before
 

@@ -128,6 +128,84 @@ async def test_a_method_that_is_none_is_refused():
     assert seen.connections == 0
 
 
+# --- other methods and paths ------------------------------------------------------------------
+
+
+def answering_heads(*answers):
+    """Answer requests without a body, one after the other."""
+    left = list(answers)
+
+    async def script(seen, reader, writer):
+        while left and (head := await reader.readuntil(b"\r\n\r\n")):
+            seen.requests.append(head)
+            writer.write(left.pop(0))
+            await writer.drain()
+        await reader.read()
+
+    return script
+
+
+@on_both_loops
+async def test_a_request_goes_to_the_path_it_names():
+    async with met(answering(), headers=[("X-Fixed", "f")]) as (seen, client):
+        answer = await client.request("DELETE", "/other%20place?a=b", b"body", [("X-One", "1")])
+        await client.post(b"")
+    assert answer == Answer(200, {b"content-length": b"2"}, b"ok")
+    assert seen.connections == 1
+    one, two = seen.requests
+    assert one.head.decode() == (
+        "DELETE /other%20place?a=b HTTP/1.1\r\n"
+        f"Host: localhost:{seen.port}\r\n"
+        "X-Fixed: f\r\n"
+        "X-One: 1\r\n"
+        "Content-Length: 4\r\n"
+        "\r\n"
+    )
+    assert one.body == b"body"
+    assert two.line == "POST /hook HTTP/1.1"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_request_without_a_body_says_nothing_of_one(method):
+    empty = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    async with met(answering_heads(empty)) as (seen, client):
+        assert (await client.request(method, "/a")).status == 200
+    head = f"{method} /a HTTP/1.1\r\nHost: localhost:{seen.port}\r\n\r\n"
+    assert seen.requests == [head.encode()]
+
+
+@on_both_loops
+async def test_no_body_is_waited_for_after_head_and_the_connection_stays():
+    head = b"HTTP/1.1 %d X\r\nContent-Length: %d\r\nETag: abc\r\n\r\n"
+    early = b"HTTP/1.1 100 Continue\r\n\r\n"
+    script = answering_heads(head % (200, 5_000), early + head % (404, 300), head % (204, 0), OK)
+    async with met(script) as (seen, client):
+        first = await client.request("HEAD", "/a")
+        assert (first.status, first.body, first.headers[b"etag"]) == (200, b"", b"abc")
+        assert first.headers[b"content-length"] == b"5000"
+        assert (await client.request("HEAD", "/b")).status == 404
+        assert (await client.request("HEAD", "/b")).status == 204
+        assert (await client.request("GET", "/b")).body == b"ok"
+        assert seen.connections == 1
+
+
+@on_both_loops
+async def test_a_body_after_head_is_no_answer_to_the_next_request():
+    script = answering_heads(OK, OK)
+    async with met(script) as (seen, client):
+        assert (await client.request("HEAD", "/a")).body == b""
+        assert (await client.request("GET", "/a")).body == b"ok"
+    assert seen.connections == 2
+
+
+@pytest.mark.parametrize("path", ["", "a", "/a b", "/ä", "/a\r\nX: y", "//\\"])
+async def test_a_path_that_would_change_the_request_is_refused_before_anything_is_sent(path):
+    async with met(answering()) as (seen, client):
+        with pytest.raises(ValueError, match="percent-encoded"):
+            await client.request("GET", path)
+    assert seen.connections == 0
+
+
 # --- addresses --------------------------------------------------------------------------------
 
 

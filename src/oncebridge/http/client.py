@@ -1,5 +1,5 @@
 """
-A client for one target: POST, and nothing else.
+A client for one target, which has to know what became of each request.
 
 It is a protocol right on the transport, because that costs a tenth of what the usual
 clients cost, and because a sink has to know one thing that they blur: whether anything of
@@ -44,6 +44,8 @@ _TIMEOUT = re.compile(rb"(?i)\btimeout\s*=\s*\"?(\d{1,9})")
 _PORTS = {"http": 80, "https": 443}
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "expect", "te"})
 """Headers that say how a request is transferred; they are not the caller's to give."""
+_BARE = frozenset({"GET", "HEAD"})
+"""Methods whose requests say nothing of a body when there is none."""
 
 _MOST_HEAD: Final = 65536
 """How many bytes an answer may take before its head is complete."""
@@ -174,6 +176,7 @@ class _Connection(asyncio.Protocol):
         "_complete",
         "_headers",
         "_is_first",
+        "_is_head",
         "_keep",
         "_keep_alive",
         "_left",
@@ -195,6 +198,7 @@ class _Connection(asyncio.Protocol):
         self.rest_s = pool.rest_s
         self._keep_alive = b""
         self._is_first = True
+        self._is_head = False
         self._clear()
 
     def _clear(self) -> None:
@@ -206,10 +210,13 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         self._keep = False
 
-    def send(self, request: bytes, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Answer]:
+    def send(
+        self, request: bytes, loop: asyncio.AbstractEventLoop, *, is_head: bool = False
+    ) -> asyncio.Future[Answer]:
         """Write a whole request; the answer comes with the future."""
         if self.transport.is_closing():
             raise NotSent("connection closed")
+        self._is_head = is_head
         self.waiter = waiter = loop.create_future()
         self.transport.write(request)
         return waiter
@@ -284,8 +291,13 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._begun = True
+        if self._is_head and self._parser.get_status_code() >= 200:
+            self.on_message_complete()  # whatever length it states, no body follows
 
     def on_body(self, body: bytes) -> None:
+        if self._is_head:
+            self._keep = False  # the target does not know what HEAD means
+            return
         if self._left > 0:
             self._body.append(body[: self._left])
         self._left -= len(body)
@@ -294,6 +306,8 @@ class _Connection(asyncio.Protocol):
             raise EOFError  # enough
 
     def on_message_complete(self) -> None:
+        if self._complete:
+            return  # it was, after the head alone
         status = self._parser.get_status_code()
         if 100 <= status < 200 and status != 101:
             self._headers = {}  # the last word is still to come
@@ -325,6 +339,8 @@ class _Connection(asyncio.Protocol):
             if keep_alive != self._keep_alive:
                 self._keep_alive = keep_alive
                 self.rest_s = self._pool.rest_for(keep_alive)
+            if self._is_head:  # the old one still waits for the body
+                self._parser = httptools.HttpResponseParser(self)
             self._is_first = False
             self._clear()
             self._pool.rest(self)
@@ -480,10 +496,26 @@ class Client:
 
         A header that cannot be sent raises a ValueError, and nothing is sent.
         """
-        request = self._write(body, headers, method)
+        return await self._send(self._write(body, headers, method))
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> Answer:
+        """Send one request as `post` does, but to *path* (with its query, encoded) at the host."""
+        if not (path.startswith("/") and _VISIBLE.fullmatch(path)):
+            raise ValueError("a path starts with / and is percent-encoded")
+        start = self._start_line(method, path)
+        request = self._join(start, body, headers, has_length=bool(body) or method not in _BARE)
+        return await self._send(request, is_head=method == "HEAD")
+
+    async def _send(self, request: bytes, *, is_head: bool = False) -> Answer:
         loop = self._pool.bound()
         connection = self._pool.take(loop.time()) or await self._connect()
-        waiter = connection.send(request, loop)
+        waiter = connection.send(request, loop, is_head=is_head)
         try:
             return await waiter
         finally:
@@ -498,7 +530,16 @@ class Client:
     # --- the request -------------------------------------------------------------------
 
     def _write(self, body: bytes, headers: Sequence[tuple[str, str]], method: str) -> bytes:
-        start = self._starts.get(method) or self._start(method)
+        return self._join(self._starts.get(method) or self._start(method), body, headers)
+
+    def _join(
+        self,
+        start: bytes,
+        body: bytes,
+        headers: Sequence[tuple[str, str]],
+        *,
+        has_length: bool = True,
+    ) -> bytes:
         names = self._names
         lines = ""
         for name, value in headers:
@@ -506,16 +547,18 @@ class Client:
                 check_header(name, value)
                 names.add(name)
             lines += f"{name}: {value}\r\n"
-        lines += f"Content-Length: {len(body)}\r\n\r\n"
+        lines += f"Content-Length: {len(body)}\r\n\r\n" if has_length else "\r\n"
         return b"%b%b%b" % (start, lines.encode("latin-1"), body)
 
     def _start(self, method: str) -> bytes:
+        self._starts[method] = written = self._start_line(method, self.target.path)
+        return written
+
+    def _start_line(self, method: str, path: str) -> bytes:
         if not _TOKEN.fullmatch(method):
             raise ValueError(f"{method!r} is not a method")
-        target = self.target
-        start = f"{method} {target.path} HTTP/1.1\r\nHost: {target.host_header}\r\n{self._fixed}"
-        self._starts[method] = written = start.encode("latin-1")
-        return written
+        start = f"{method} {path} HTTP/1.1\r\nHost: {self.target.host_header}\r\n{self._fixed}"
+        return start.encode("latin-1")
 
     def _write_fixed(self, headers: list[tuple[str, str]]) -> str:
         for name, value in headers:

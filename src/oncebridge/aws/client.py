@@ -1,0 +1,275 @@
+"""
+A thin client for one use of one AWS service.
+
+Where requests go and whose they are is botocore's to say (`oncebridge.aws.account`); they
+are signed here and go over our own connections. A call ends in one of these ways:
+
+- what the service answered;
+- `AwsError`: the service said no, and why;
+- `NotSent`: nothing of the request can have reached it;
+- `Unclear`: it was sent, and no whole answer came in time.
+
+Nothing is repeated, but for one case: credentials that are refused because they ended are
+looked for again, and the refused request is sent once more with the new ones.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from html import unescape
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.aws.account import Account, Example, Place
+from oncebridge.aws.signing import Identity, Pairs, Request, Signer, encoded_path, encoded_query
+from oncebridge.aws.skewed_clock import SkewedClock
+from oncebridge.errors import OncebridgeError
+from oncebridge.http.client import Answer, Client, NotSent, Unclear
+
+__all__ = ["Answer", "AwsClient", "AwsError", "Example", "NotSent", "Unclear"]
+
+_MOST_ANSWER: Final = 20 << 20  # DynamoDB gives up to 16 MB at once
+_MOST_TOLD: Final = 300
+
+_ENDED = frozenset(
+    {
+        *("ExpiredToken", "ExpiredTokenException", "InvalidToken"),
+        *("InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException"),
+    }
+)
+"""The service does not know these credentials, or not any more: nothing was done."""
+_THROTTLED = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "LimitExceededException",
+        "PriorRequestNotComplete",
+        "ProvisionedThroughputExceeded",
+        "ProvisionedThroughputExceededException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingError",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+_PASSING = frozenset(
+    {
+        "ConditionalRequestConflict",
+        "InternalError",
+        "InternalServerError",
+        "OperationAborted",
+        "ReplicatedWriteConflictException",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ServiceUnavailable",
+        "TransactionConflict",
+        "TransactionConflictException",
+        "TransactionInProgressException",
+    }
+)
+_XML_CODE = re.compile(rb"<Code>([^<]*)</Code>")
+_XML_MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
+
+
+class AwsError(OncebridgeError):
+    """
+    The service said no.
+
+    *code* is its word for why, *retryable* whether the same request may succeed later, and
+    *body* its whole answer.
+    """
+
+    def __init__(self, status: int, code: str, message: str, body: bytes = b"") -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.body = body
+
+    @property
+    def retryable(self) -> bool:
+        return (
+            self.status >= 500
+            or self.status == 429
+            or self.code in _THROTTLED
+            or self.code in _PASSING
+        )
+
+    @property
+    def is_throttling(self) -> bool:
+        return self.status == 429 or self.code in _THROTTLED
+
+
+class _JsonError(Struct):
+    type_: str = msgspec.field(default="", name="__type")
+    code: str = ""
+    message: str = ""
+    Message: str = ""
+
+
+class AwsClient:
+    """
+    Call the service of *example*, at most *connections* times at once.
+
+    *timeout* bounds a call, from waiting for a free connection to the last byte of the
+    answer; *connect_timeout* bounds the connecting within it. *region*, *endpoint* and
+    *profile* stand above what the environment says. A client belongs to the loop it is
+    used in.
+    """
+
+    def __init__(
+        self,
+        example: Example,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        profile: str | None = None,
+        timeout: timedelta = timedelta(seconds=5),
+        connect_timeout: timedelta = timedelta(seconds=2),
+        connections: int = 32,
+        clock: SkewedClock | None = None,
+    ) -> None:
+        self.clock = clock or SkewedClock()
+        self._account = Account(example, region=region, endpoint=endpoint, profile=profile)
+        self._timeout_s = timeout.total_seconds()
+        self._connect_timeout = connect_timeout
+        self._free = asyncio.Semaphore(connections)
+        self._place: Place | None = None
+        self._http: Client
+        self._signer: Signer
+        self._host = ""
+        self._base = ""
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> Place:
+        """Find out where calls go, and who we are; safe to repeat."""
+        async with self._opening:
+            if self._place is None:
+                place = await self._account.place()
+                await self._account.identity()
+                self._use(place)
+        assert self._place is not None  # noqa: S101 - set just now
+        return self._place
+
+    def _use(self, place: Place) -> None:
+        self._http = Client(
+            place.url,
+            headers=[("User-Agent", "oncebridge"), ("Accept-Encoding", "identity")],
+            connect_timeout=self._connect_timeout,
+            # Endpoints close connections that rest for about 20 s.
+            idle_time=timedelta(seconds=15),
+            max_answer=_MOST_ANSWER,
+            allow_private=True,  # endpoints inside of a VPC are
+            tls=place.tls(),
+        )
+        self._signer = Signer(place.signing_name, place.signing_region)
+        self._host = self._http.target.host_header
+        self._base = urlsplit(place.url).path.rstrip("/")
+        self._place = place
+
+    async def call(self, operation: str, body: bytes) -> bytes:
+        """Call an operation of a service that speaks JSON, with *body* as its input."""
+        place = self._place or await self.open()
+        headers = (
+            ("content-type", f"application/x-amz-json-{place.json_version}"),
+            ("x-amz-target", f"{place.target_prefix}.{operation}"),
+        )
+        request = Request("POST", f"{self._base}/", "", headers, body)
+        return (await self._send(request)).body
+
+    async def request(
+        self,
+        method: str,
+        path: str = "",
+        *,
+        query: Pairs = (),
+        headers: Sequence[tuple[str, str]] = (),
+        body: bytes = b"",
+    ) -> Answer:
+        """
+        Send a request to a service that speaks REST, such as S3.
+
+        *path* (with its slash) and *query* are not encoded yet, and go below the URL that the
+        example has: for S3, that of the bucket. The names of *headers* are in lower case. An answer of 300
+        and above raises `AwsError`.
+        """
+        if self._place is None:
+            await self.open()
+        where = self._base + encoded_path(path) or "/"
+        return await self._send(Request(method, where, encoded_query(query), headers, body))
+
+    async def aclose(self) -> None:
+        """Close all connections; calls under way end as `Unclear`. Safe to repeat."""
+        if self._place is not None:
+            await self._http.aclose()
+        self._account.close()
+
+    # --- a call --------------------------------------------------------------------------
+
+    async def _send(self, request: Request) -> Answer:
+        sent = False
+        try:
+            async with asyncio.timeout(self._timeout_s), self._free:
+                identity = await self._account.identity()
+                sent = True
+                answer = await self._signed(request, identity)
+                if answer.status < 300:
+                    return answer
+                error = _error(answer)
+                if error.code not in _ENDED:
+                    raise error
+                another = await self._account.other_identity(identity)
+                if another == identity:
+                    raise error
+                answer = await self._signed(request, another)
+        except TimeoutError:
+            if sent:
+                raise Unclear(f"no answer within {self._timeout_s:g} s") from None
+            raise NotSent(f"no free connection within {self._timeout_s:g} s") from None
+        if answer.status >= 300:
+            raise _error(answer)
+        return answer
+
+    async def _signed(self, request: Request, identity: Identity) -> Answer:
+        clock = self.clock
+        asked_ms = clock.local()
+        headers = self._signer.sign(request, self._host, identity, asked_ms + clock.offset_ms)
+        where = f"{request.path}?{request.query}" if request.query else request.path
+        answer = await self._http.request(request.method, where, request.body, headers)
+        date = answer.headers.get(b"date")
+        if date is not None:
+            clock.note(date, asked_ms, clock.local())
+        return answer
+
+
+def _error(answer: Answer) -> AwsError:
+    code, message = _xml(answer.body) if answer.body[:1] == b"<" else _json(answer.body)
+    named = answer.headers.get(b"x-amzn-errortype", b"").decode("latin-1")
+    # The name may follow a namespace and a #, or stand before a colon and an address.
+    code = (code or named).rpartition("#")[2].partition(":")[0] or f"HTTP {answer.status}"
+    return AwsError(answer.status, code, message[:_MOST_TOLD], answer.body)
+
+
+def _json(body: bytes) -> tuple[str, str]:
+    try:
+        error = msgspec.json.decode(body, type=_JsonError)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return "", ""
+    return error.type_ or error.code, error.message or error.Message
+
+
+def _xml(body: bytes) -> tuple[str, str]:
+    code, message = _XML_CODE.search(body), _XML_MESSAGE.search(body)
+    return _text(code), _text(message)
+
+
+def _text(found: re.Match[bytes] | None) -> str:
+    return unescape(found[1].decode(errors="replace")) if found else ""

@@ -1,0 +1,176 @@
+"""
+A bucket whose objects are changed only under conditions.
+
+An object is created where there is none (`If-None-Match: *`), and replaced or removed as
+the very version that was read (`If-Match`). Whoever comes second hears no, and nothing
+was written. `tried` finds out whether a bucket's server keeps to that: on AWS all do, but
+there are servers that take the headers and heed none.
+"""
+
+import re
+from collections.abc import Sequence
+from html import unescape
+from typing import Final
+
+from msgspec import Struct
+
+from oncebridge.aws.client import Answer, AwsClient, AwsError, Unclear
+from oncebridge.errors import ConfigError
+
+_MOST_LISTED: Final = 1000
+_NO_ETAG: Final = '"00000000000000000000000000000000"'
+"""Of no object: so far nobody knows what has this hash."""
+
+_LOST = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
+"""
+Another was first, is at it just now, or has removed it. Reading again shows which.
+"""
+_NAME = re.compile(rb"<Key>([^<]*)</Key>")
+_GOES_ON = re.compile(rb"<IsTruncated>true</IsTruncated>")
+_STATUS = re.compile(rb"<Status>(\w+)</Status>")
+
+
+class Found(Struct, frozen=True, gc=False):
+    """An object as it was read."""
+
+    body: bytes
+    etag: str
+
+
+class Page(Struct, frozen=True):
+    """A part of the listing."""
+
+    names: Sequence[str]
+    goes_on: bool
+
+
+class S3Bucket:
+    """
+    The objects under *prefix* in the bucket of *client*; names are relative to it.
+
+    What the service refuses, and what does not reach it, raises as in `oncebridge.aws.client`.
+    """
+
+    def __init__(self, client: AwsClient, prefix: str) -> None:
+        self._client = client
+        self._root = f"/{prefix}"
+        self._prefix = prefix
+
+    async def read(self, name: str) -> Found | None:
+        """Read an object; None where there is none."""
+        try:
+            answer = await self._client.request("GET", self._root + name)
+        except AwsError as error:
+            if error.code == "NoSuchKey":
+                return None
+            raise
+        return Found(answer.body, _etag(answer))
+
+    async def create(self, name: str, body: bytes) -> str | None:
+        """Write a new object, and give its ETag; None where there is one already."""
+        return await self._put(name, body, ("if-none-match", "*"))
+
+    async def replace(self, name: str, etag: str, body: bytes) -> str | None:
+        """Write over the version *etag*, and give the new ETag; None if it is not that any more."""
+        return await self._put(name, body, ("if-match", etag))
+
+    async def remove(self, name: str, etag: str) -> bool:
+        """Remove the version *etag*; False if it is not that any more."""
+        try:
+            await self._client.request("DELETE", self._root + name, headers=[("if-match", etag)])
+        except AwsError as error:
+            if error.code in _LOST:
+                return False
+            raise
+        return True
+
+    async def discard(self, name: str) -> None:
+        """Remove an object whatever it is; for what only we know of."""
+        await self._client.request("DELETE", self._root + name)
+
+    async def page(self, after: str, limit: int) -> Page:
+        """List about *limit* names that follow *after*, in order."""
+        query = [("list-type", "2"), ("max-keys", str(min(limit, _MOST_LISTED)))]
+        query += [("prefix", self._prefix)] if self._prefix else []
+        query += [("start-after", self._prefix + after)] if after else []
+        answer = await self._client.request("GET", query=query)
+        if b"<ListBucketResult" not in answer.body:
+            raise Unclear("the answer is no list of objects")
+        found = [unescape(name.decode()) for name in _NAME.findall(answer.body)]
+        names = [name.removeprefix(self._prefix) for name in found]
+        return Page(names, _GOES_ON.search(answer.body) is not None)
+
+    async def keeps_versions(self) -> bool | None:
+        """Tell whether every change leaves the old version behind; None if that is not told."""
+        try:
+            answer = await self._client.request("GET", query=[("versioning", "")])
+        except AwsError as error:
+            if error.retryable:
+                raise
+            return None
+        status = _STATUS.search(answer.body)
+        return status is not None and status[1] == b"Enabled"
+
+    async def _put(self, name: str, body: bytes, condition: tuple[str, str]) -> str | None:
+        try:
+            answer = await self._client.request(
+                "PUT", self._root + name, headers=[condition], body=body
+            )
+        except AwsError as error:
+            if error.code in _LOST:
+                return None
+            raise
+        return _etag(answer)
+
+
+def _etag(answer: Answer) -> str:
+    etag = answer.headers.get(b"etag", b"").decode("latin-1")
+    if not etag:
+        raise ConfigError("", "the server names no ETag of its objects, so no change can be safe")
+    return etag
+
+
+async def tried(bucket: S3Bucket, name: str) -> bool:
+    """
+    Try with the object *name*, which nobody else uses, whether conditions are heeded.
+
+    Raise `ConfigError` where writes do not heed them. Tell whether removals do: where they
+    do not, an object can only be replaced by one that stands for nothing.
+    """
+    if await bucket.read(name) is not None:
+        raise ConfigError("", f"the server shows an object {name!r} that nobody wrote")
+    if await bucket.replace(name, _NO_ETAG, b"none") is not None:
+        raise ConfigError("", _UNHEEDED.format("If-Match"))  # where there is nothing to match
+    etag = await bucket.create(name, b"first")
+    if etag is None:
+        raise ConfigError("", "the server refuses to create an object where there is none")
+    if await bucket.create(name, b"second") is not None:
+        raise ConfigError("", _UNHEEDED.format("If-None-Match"))
+    if await bucket.replace(name, _NO_ETAG, b"second") is not None:
+        raise ConfigError("", _UNHEEDED.format("If-Match"))
+    etag = await bucket.replace(name, etag, b"third")
+    if etag is None:
+        raise ConfigError("", "the server refuses to replace an object that was just written")
+    if await bucket.read(name) != Found(b"third", etag):
+        raise ConfigError("", "the server does not show what was just written")
+    return await _is_removed_with_care(bucket, name, etag)
+
+
+async def _is_removed_with_care(bucket: S3Bucket, name: str, etag: str) -> bool:
+    try:
+        if await bucket.remove(name, _NO_ETAG):
+            return False
+        if not await bucket.remove(name, etag):
+            raise ConfigError("", "the server refuses to remove an object that was just written")
+    except AwsError as error:
+        if error.status != 501:
+            raise
+        await bucket.discard(name)
+        return False
+    return True
+
+
+_UNHEEDED: Final = (
+    "the server does not heed {} when it writes, so two workers would both win; "
+    "Amazon S3 does, and newer versions of other servers"
+)

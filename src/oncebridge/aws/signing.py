@@ -1,0 +1,105 @@
+"""
+Signature Version 4: how a request proves who sent it.
+
+The key of a signature depends on the day, the Region and the service, so it is derived
+once a day. What remains is one hash of the body, one of the request and one HMAC.
+"""
+
+import hmac
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import sha256
+from urllib.parse import quote
+
+from msgspec import Struct
+
+_ALGORITHM = "AWS4-HMAC-SHA256"
+Pairs = Iterable[tuple[str, str]]
+
+
+class Identity(Struct, frozen=True):
+    """Whose requests these are."""
+
+    access_key: str
+    secret_key: str
+    token: str = ""
+    """Of a session; empty for the keys of a user."""
+
+    def __repr__(self) -> str:
+        return f"<Identity {self.access_key[:4]}…>"
+
+
+class Request(Struct, frozen=True):
+    """What is to be signed and sent."""
+
+    method: str
+    path: str
+    """Encoded."""
+    query: str
+    """Encoded and sorted; without the question mark."""
+    headers: Sequence[tuple[str, str]]
+    """With names in lower case, and without `host`, which is left to the one who sends."""
+    body: bytes
+
+
+def encoded_path(path: str) -> str:
+    """Percent-encode a path as the signature wants it: all but letters, digits and ``-._~/``."""
+    return quote(path, safe="/~")
+
+
+def encoded_query(pairs: Pairs) -> str:
+    """Write a query sorted and percent-encoded, for the request as for its signature."""
+    encoded = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in pairs)
+    return "&".join(f"{name}={value}" for name, value in encoded)
+
+
+class Signer:
+    """Sign requests to one *service* in one *region*."""
+
+    def __init__(self, service: str, region: str) -> None:
+        self._service = service
+        self._region = region
+        self._second = -1
+        self._stamp = ""
+        self._identity: Identity | None = None
+        self._scope = ""
+        self._key = b""
+
+    def sign(
+        self, request: Request, host: str, identity: Identity, now_ms: int
+    ) -> list[tuple[str, str]]:
+        """Give the headers of *request*, and with them those that make it authentic."""
+        if now_ms // 1000 != self._second or identity is not self._identity:
+            self._turn(identity, now_ms // 1000)
+        digest = sha256(request.body).hexdigest()
+        sent = [*request.headers, ("x-amz-date", self._stamp), ("x-amz-content-sha256", digest)]
+        if identity.token:
+            sent.append(("x-amz-security-token", identity.token))
+        signed = sorted([*sent, ("host", host)])
+        names = ";".join([name for name, _ in signed])
+        lines = "\n".join([f"{name}:{value}" for name, value in signed])
+        # Services other than S3 want the path encoded twice, but are asked at a plain one.
+        start = f"{request.method}\n{request.path}\n{request.query}"
+        canonical = f"{start}\n{lines}\n\n{names}\n{digest}"
+        hashed = sha256(canonical.encode()).hexdigest()
+        to_sign = f"{_ALGORITHM}\n{self._stamp}\n{self._scope}\n{hashed}"
+        signature = hmac.digest(self._key, to_sign.encode(), "sha256").hex()
+        credential = f"Credential={identity.access_key}/{self._scope}"
+        proof = f"{_ALGORITHM} {credential}, SignedHeaders={names}, Signature={signature}"
+        sent.append(("authorization", proof))
+        return sent
+
+    def _turn(self, identity: Identity, second: int) -> None:
+        """Write the time anew, and derive the key where the day or the identity is another."""
+        self._second = second
+        self._stamp = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
+        day = self._stamp[:8]
+        scope = f"{day}/{self._region}/{self._service}/aws4_request"
+        if scope == self._scope and identity is self._identity:
+            return
+        self._scope = scope
+        self._identity = identity
+        key = f"AWS4{identity.secret_key}".encode()
+        for part in (day, self._region, self._service, "aws4_request"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        self._key = key
