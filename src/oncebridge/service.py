@@ -18,7 +18,7 @@ from oncebridge import control
 from oncebridge.books import Books
 from oncebridge.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.config import Setup
-from oncebridge.errors import OncebridgeError, StoreUnavailable
+from oncebridge.errors import ConfigError, OncebridgeError, StoreUnavailable
 from oncebridge.gateway import Gateway
 from oncebridge.hooks import Decision, Hook
 from oncebridge.intake import Intake
@@ -30,6 +30,7 @@ from oncebridge.store import Store
 _log = logging.getLogger("oncebridge")
 _PURGE_S, _LOOK_S, _LEAVE_S = 10.0, 1.0, 5.0
 _PURGE_MOST = 5000
+_PUT_UP_S = 30.0
 
 
 def gateways(
@@ -82,13 +83,25 @@ class Service:
         self.spool = Spool(config.spool) if config.spool else None
         self._intake = Intake(self.router, batch=config.batch)
         inbox: Inbox = self.spool or self._intake
-        self._host = Host(self.router, inbox, self.store, config.batch, clock, dice or SystemDice())
+        self._is_open = False
+        """Store, sinks and dead letters are there, and have checked themselves."""
+        self._host = Host(
+            self.router,
+            inbox,
+            self.store,
+            config.batch,
+            clock,
+            dice or SystemDice(),
+            lambda: self._is_open,
+        )
         self.sources: list[Source] = [place.opened for place in config.source]
         self.is_watched = False
         """Somebody looks at the counts already, on a status line."""
         self.gave_up = ""
         """Why it stopped by itself before its time."""
         self._stopping = asyncio.Event()
+        self._found_wrong = 0
+        """How often a store that came late was found to be unfit."""
         self._counted: dict[str, Counter[str]] = {}
         self._down: dict[str, list[str]] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -118,6 +131,8 @@ class Service:
             await self.router.open()
         except StoreUnavailable as error:
             _log.warning("oncebridge.store_is_away", extra={"error": str(error)})
+        else:
+            self._is_open = True
         with suppress(OncebridgeError):
             await self._look_for_pauses()
         for source in self._all_sources:
@@ -125,6 +140,7 @@ class Service:
         self._keepers = [
             asyncio.create_task(self._keep(every_s, work))
             for every_s, work in (
+                (_LOOK_S, self._open_late),
                 (_PURGE_S, self._purge),
                 (_LOOK_S, self._look_for_pauses),
                 (_LOOK_S, self._look_for_gone),
@@ -189,15 +205,40 @@ class Service:
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next time may be better
-                fields = {"what": work.__name__.strip("_"), "error": type(error).__name__}
+                # Our own errors quote no payload; of others only the type is told.
+                is_ours = isinstance(error, OncebridgeError)
+                told = str(error) if is_ours else type(error).__name__
+                fields = {"what": work.__name__.strip("_"), "error": told}
                 _log.warning("oncebridge.keeper_failed", extra=fields)
             await asyncio.sleep(every_s)
 
+    async def _open_late(self) -> None:
+        """Open a store that was away at the start; what is wrong with it ends the service."""
+        if self._is_open or self.gave_up:
+            return
+        try:
+            await self.router.open()
+        except StoreUnavailable:
+            return
+        except ConfigError as error:
+            # In the middle of a failover a replica may answer, and soon be the primary.
+            self._found_wrong += 1
+            _log.warning("oncebridge.store_is_away", extra={"error": str(error)})
+            if self._found_wrong * _LOOK_S >= _PUT_UP_S:
+                self._give_up(str(error))
+        else:
+            self._is_open = True
+            _log.warning("oncebridge.store_is_there")
+
     async def _purge(self) -> None:
+        if not self._is_open:
+            return
         while await self.store.purge(_PURGE_MOST) >= _PURGE_MOST:  # noqa: ASYNC110 - takes turns
             await asyncio.sleep(0)
 
     async def _look_for_pauses(self) -> None:
+        if not self._is_open:
+            return
         gateways = self.router.gateways
         states = await control.paused(self.store, [gateway.route for gateway in gateways])
         for gateway, is_paused in zip(gateways, states, strict=True):
@@ -212,9 +253,12 @@ class Service:
         """Stop where there is no sink any more, and never will be."""
         for route in self._setup.routes:
             if getattr(route.sink.opened, "is_gone", False) and not self.gave_up:
-                self.gave_up = f"{route.name}: nobody takes events there any more"
-                _log.error("oncebridge.gave_up", extra={"what": self.gave_up})
-                self.stop()
+                self._give_up(f"{route.name}: nobody takes events there any more")
+
+    def _give_up(self, why: str) -> None:
+        self.gave_up = why
+        _log.error("oncebridge.gave_up", extra={"what": why})
+        self.stop()
 
     async def _tell(self) -> None:
         self._tell_now()

@@ -31,6 +31,10 @@ class Inbox(Protocol):
         ...
 
 
+def _always() -> bool:
+    return True
+
+
 class Host(Struct, frozen=True):
     """What a source is given to work with."""
 
@@ -40,6 +44,8 @@ class Host(Struct, frozen=True):
     batch: int
     clock: Clock
     dice: Dice
+    is_open: Callable[[], bool] = _always
+    """Whether the store is there and has checked itself; it may come later than the source."""
 
 
 class Source(Protocol):

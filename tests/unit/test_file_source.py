@@ -656,7 +656,7 @@ async def test_told_to_stop_by_a_signal_it_goes_on_there_when_run_again(tmp_path
 
 
 async def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path, path):
-    path.write_bytes(lines(events(1000)))
+    path.write_bytes(lines(events(20_000)))  # more than it gets to in this time
     with Process(tmp_path, "file:in.ndjson", "--rate", "400/s") as first:
         await eventually(lambda: first.taken)
         with Process(tmp_path, "file:in.ndjson") as second:
@@ -664,6 +664,9 @@ async def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path, path)
             assert code not in (0, None)
             assert "another process is reading it" in err
             assert "Traceback" not in err
+        before = len(first.taken)
+        await eventually(lambda: len(first.taken) > before)
+        first.process.send_signal(signal.SIGTERM)
         code, _, err = await first.ended()
         assert code == 0, err
         assert Counter(first.taken) == Counter(range(1000))

@@ -156,6 +156,9 @@ class FileSource:
         assert self._host is not None  # noqa: S101
         assert self._file is not None  # noqa: S101
         assert self._path is not None  # noqa: S101
+        while not self._host.is_open():
+            if await _happens_within(self._stopping, _TRY_AGAIN_S):
+                return False
         if self._options.resume and self._file.seekable():
             sample = self._file.read(_SAMPLE)
             self._file.seek(0)
