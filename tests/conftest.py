@@ -1,6 +1,22 @@
-"""What all tests share."""
+"""What all tests share: servers that are started once for each worker, when first asked for."""
 
 from hypothesis import settings
+from tests.servers.aws import aws_identity, dynoxide, ministack
+from tests.servers.postgres import pgbouncer, postgres
+from tests.servers.redis import redis_cluster, redis_cluster_of_one, redis_server
+from tests.servers.s3 import s3_server
+
+__all__ = [
+    "aws_identity",
+    "dynoxide",
+    "ministack",
+    "pgbouncer",
+    "postgres",
+    "redis_cluster",
+    "redis_cluster_of_one",
+    "redis_server",
+    "s3_server",
+]
 
 # A slow machine is no reason to fail, and a failure comes with what is needed to repeat it.
 settings.register_profile("oncebridge", deadline=None, print_blob=True)

@@ -109,7 +109,7 @@ CONTROLS = {"mark-before": MarkBefore, "mark-after": MarkAfter}
 
 async def work(kind: str, job: Job) -> None:
     queue = await Connection.open(job.socket, job.incarnation)
-    await CONTROLS[kind](job, queue, Marks(job.store)).run()
+    await CONTROLS[kind](job, queue, Marks(job.store.removeprefix("sqlite:"))).run()
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -50,6 +50,7 @@ class Fleet:
         kind: str,
         job_for: Callable[[int], Job],
         folder: Path,
+        environment: Mapping[str, str],
         history: History,
         dice: Random,
     ) -> None:
@@ -57,6 +58,7 @@ class Fleet:
         self._kind = kind
         self._job_for = job_for
         self._folder = folder
+        self._environment = {**os.environ, "PYTHONPATH": str(_ROOT), **environment}
         self._history = history
         self._dice = dice
         self._workers: dict[int, Worker] = {}
@@ -168,7 +170,7 @@ class Fleet:
             process = subprocess.Popen(
                 [*command, control] if control else command,
                 cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,

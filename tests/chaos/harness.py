@@ -2,7 +2,7 @@
 Real processes, really killed, and an oracle that knows every excuse.
 
 The harness process holds the queue and the sink, which the workers reach over a unix
-socket, and signals its own children. A `Run` says what is to happen; its seed decides
+socket, starts the store's server, and signals its own children. A `Run` says what is to happen; its seed decides
 the events, their order, the faults and after how much progress each of them strikes.
 Which instruction of which process a signal hits is up to the machine: a run with the
 same seed is a similar run, not the same.
@@ -19,11 +19,14 @@ from random import Random
 from time import monotonic
 from typing import Any
 
+from tests.servers.postgres import ask
+
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 
 from .fleet import Fleet
 from .oracle import Delivery, History, Judgement, judge
 from .sqs import Queue
+from .stores import SinkHome, StoreHome, home_of
 from .stream import Stream
 from .wire import GONE, read_frame, write_frame
 from .worker import Job
@@ -38,12 +41,23 @@ class Run:
     seed: int
     kind: str = "worker"
     """`worker`, or a control: `controls:mark-before`, `controls:mark-after`."""
+    store: str = "sqlite"
+    """A kind that `stores.home_of` knows."""
+    sink: str = ""
+    """
+    A table in the store's own database instead of the harness: `table`, which is the sink's own,
+    or `statement`, which fills one without any index.
+    """
+    apart: bool = False
+    """Deliver and commit in two steps, where the sink would do it in one: a control."""
     events: int = 5000
     duplicates: float = 0.3
     workers: int = 4
     kills: int = 0
     stops: int = 0
     terms: int = 0
+    crashes: int = 0
+    """How often the store's server gets SIGKILL, and is started again."""
     refused: float = 0.01
     """How many sends the sink does not take."""
     unclear: float = 0.0
@@ -62,19 +76,30 @@ class Run:
     limit_s: float = 600.0
     """After this the run counts as stuck."""
 
+    @property
+    def is_control(self) -> bool:
+        """Something is to be found."""
+        return self.kind != "worker" or self.apart
+
 
 @dataclass(frozen=True)
 class Report:
     """What has happened."""
 
     run: Run
+    emulator: str
     judgement: Judgement
     kills: int
     stops: int
     terms: int
+    crashes: int
     copies: int
     receives: int
     seconds: float
+
+    @property
+    def store(self) -> str:
+        return f"{self.run.store} ({self.emulator})" if self.emulator else self.run.store
 
     @property
     def copies_per_s(self) -> float:
@@ -86,8 +111,8 @@ class Report:
         head = (
             f"{self.run}\nlost {j.lost}, extra {j.extra} {dict(j.excuses)}, "
             f"unexplained {j.unexplained}, {self.kills} kills, {self.stops} stops, "
-            f"{self.terms} terms, {self.receives} receives of {self.copies} copies, "
-            f"{self.seconds:.1f} s"
+            f"{self.terms} terms, {self.crashes} crashes of the store, "
+            f"{self.receives} receives of {self.copies} copies, {self.seconds:.1f} s"
         )
         return "\n".join([head, *j.violations[:20]])
 
@@ -100,15 +125,17 @@ def run(plan: Run) -> Report:
 async def _run(plan: Run) -> Report:
     folder = Path(tempfile.mkdtemp(prefix="oncebridge-chaos-"))
     try:
-        return await Harness(plan, folder).run()
+        with home_of(plan.store, folder) as home:
+            return await Harness(plan, folder, home).run()
     finally:
         shutil.rmtree(folder)
 
 
 class Harness:
-    def __init__(self, plan: Run, folder: Path) -> None:
+    def __init__(self, plan: Run, folder: Path, home: StoreHome) -> None:
         self._plan = plan
         self._folder = folder
+        self._home = home
         self._stream = Stream(plan.events, plan.duplicates, plan.seed)
         self._copies = self._stream.copies
         self._queue = Queue(
@@ -117,7 +144,10 @@ class Harness:
             early=plan.early,
             dice=Random(f"{plan.seed}/queue"),
         )
-        self._history = History(plan.events, capacity=plan.pollers * plan.receive)
+        self._sink = home.sinks[plan.sink] if plan.sink else None
+        self._history = History(
+            plan.events, capacity=plan.pollers * plan.receive, exactly_once=bool(plan.sink)
+        )
         self._sink_dice = Random(f"{plan.seed}/sink")
         self._killer_dice = Random(f"{plan.seed}/killer")
         self._fleet = Fleet(
@@ -125,6 +155,7 @@ class Harness:
             kind=plan.kind,
             job_for=self._job,
             folder=folder,
+            environment=home.environment,
             history=self._history,
             dice=self._killer_dice,
         )
@@ -136,6 +167,8 @@ class Harness:
         server = await asyncio.start_unix_server(self._talk, self._folder / "socket")
         began = monotonic()
         try:
+            if self._sink is not None:
+                await ask(self._sink.url, self._sink.prepare)
             self._fleet.start()
             seconds = await self._until_drained(began)
             await self._fleet.finish()
@@ -144,12 +177,16 @@ class Harness:
             server.close()
             await self._hang_up()
         await self._look_at_the_dead()
+        if self._sink is not None:
+            await self._look_at_the_table(self._sink)
         return Report(
             self._plan,
+            self._home.emulator,
             judge(self._history),
             len(self._history.killed),
             self._history.stopped,
             self._history.terms,
+            self._history.crashes,
             len(self._copies),
             self._queue.receives,
             seconds,
@@ -179,6 +216,7 @@ class Harness:
             *[self._fleet.kill] * plan.kills,
             *[lambda: self._fleet.stop(1.7 * plan.lease_s)] * plan.stops,
             *[self._fleet.term] * plan.terms,
+            *[self._crash] * plan.crashes,
         ]
         dice.shuffle(strikes)
         moments = sorted(dice.uniform(0.01, 0.9) for _ in strikes)
@@ -188,14 +226,26 @@ class Harness:
             await asyncio.sleep(dice.uniform(0, 0.02))
             await strike()
 
+    async def _crash(self) -> None:
+        """Kill the store's server, and start it again: at once, or when leases have run out."""
+        await asyncio.to_thread(self._home.kill)
+        self._history.crashes += 1
+        if not self._home.remembers:
+            self._history.losses.append(monotonic())
+        if self._killer_dice.random() < 0.3:
+            await asyncio.sleep(self._killer_dice.uniform(0, 1.5 * self._plan.lease_s))
+        await asyncio.to_thread(self._home.start)
+
     def _job(self, incarnation: int) -> Job:
         plan = self._plan
         one_by_one = incarnation % 2
         return Job(
             incarnation=incarnation,
             socket=str(self._folder / "socket"),
-            store=str(self._folder / "store.db"),
+            store=self._home.url,
+            options=dict(self._home.options),
             dead=str(self._folder / "dead.db"),
+            **self._sink_of_job(),
             lease_s=plan.lease_s,
             sink_timeout_s=plan.sink_timeout_s,
             commit_budget_s=plan.commit_budget_s,
@@ -206,6 +256,13 @@ class Harness:
             sink_batch=1 if one_by_one else 4,
             sink_concurrency=8 if one_by_one else 3,
         )
+
+    def _sink_of_job(self) -> dict[str, Any]:
+        if self._sink is None:
+            return {"sink": "", "sink_options": {}, "apart": False}
+        apart = self._plan.apart
+        options = {**self._sink.options, "exactly_once": not apart}
+        return {"sink": self._sink.url, "sink_options": options, "apart": apart}
 
     # --- talking with workers ----------------------------------------------------------
 
@@ -299,8 +356,11 @@ class Harness:
     def _on_unclear(self, incarnation: int, sends: list[tuple[str, int]]) -> None:
         self._history.unclear.update((incarnation, key, attempt) for key, attempt in sends)
 
-    def _on_late(self, incarnation: int, keys: list[str]) -> None:
-        self._history.late.update((incarnation, key) for key in keys)
+    def _on_late(self, incarnation: int, commits: list[tuple[str, int]]) -> None:
+        self._history.late.update((incarnation, key, attempt) for key, attempt in commits)
+
+    def _on_in_time(self, incarnation: int, commits: list[tuple[str, int]]) -> None:
+        self._history.late.difference_update((incarnation, key, n) for key, n in commits)
 
     def _on_bye(self, incarnation: int, drained: bool, balanced: bool) -> None:  # noqa: FBT001
         if not drained:
@@ -317,3 +377,8 @@ class Harness:
         letters = await dead.list(limit=10)
         await dead.aclose()
         self._history.faults += [f"buried: {letter.reason} {letter.message}" for letter in letters]
+
+    async def _look_at_the_table(self, sink: SinkHome) -> None:
+        """Take each row for a delivery; nobody has to know when it was, and whose."""
+        for key, raw in await ask(sink.url, sink.rows):
+            self._record(0, key.hex(), 0, 0.0, raw)

@@ -11,6 +11,10 @@ process, not to a stretch of time:
 
 Of all deliveries of one event, one needs no excuse. The one without is not always the
 last: a frozen process that wakes up in the middle of a send delivers after its successor.
+
+A store that has lost its memory starts anew, and so does the count: of the deliveries
+between two such losses, one needs no excuse. That is allowed only where the store is one
+that says so. And where event and commit are one step, there is no excuse at all.
 """
 
 from bisect import bisect_left
@@ -50,7 +54,14 @@ class History:
     terms: int = 0
     unclear: set[tuple[int, str, int]] = field(default_factory=set)
     """By incarnation, key and attempt."""
-    late: set[tuple[int, str]] = field(default_factory=set)
+    late: set[tuple[int, str, int]] = field(default_factory=set)
+    """By incarnation, key and attempt."""
+    losses: list[float] = field(default_factory=list)
+    """When the store, which may, lost its memory; in order."""
+    crashes: int = 0
+    """How often the store's server was killed."""
+    exactly_once: bool = False
+    """Event and commit are one step, and nothing excuses a repeat."""
     faults: list[str] = field(default_factory=list)
     """What went wrong besides: a worker that died by itself, bytes that changed, …"""
 
@@ -60,6 +71,8 @@ class History:
 
     def excuse(self, delivery: Delivery) -> str | None:
         """Find why *delivery* may have been repeated."""
+        if self.exactly_once:
+            return None
         who = delivery.incarnation
         settled = self.settled.get((who, delivery.event), [])
         after = bisect_left(settled, delivery.at)
@@ -69,9 +82,14 @@ class History:
         stops = self.stops.get(who, [])
         if any(stop < let_go_at and delivery.claimed_at < go_on for stop, go_on in stops):
             return "stopped"
-        if (who, delivery.key, delivery.attempt) in self.unclear:
+        attempt = (who, delivery.key, delivery.attempt)
+        if attempt in self.unclear:
             return "unclear"
-        return "late" if (who, delivery.key) in self.late else None
+        return "late" if attempt in self.late else None
+
+    def memory(self, delivery: Delivery) -> int:
+        """Number the memory of the store that knew of *delivery*: one more after each loss."""
+        return bisect_left(self.losses, delivery.claimed_at)
 
 
 @dataclass(frozen=True)
@@ -96,11 +114,15 @@ def judge(history: History) -> Judgement:
     excuses: Counter[str] = Counter()
     unexplained: list[list[Delivery]] = []
     for several in repeated:
-        found = [history.excuse(delivery) for delivery in several]
-        if found.count(None) > 1:
-            unexplained += [several] * (found.count(None) - 1)
-        # One delivery is the rightful one, and needs no excuse even if it has one.
-        excuses.update([excuse for excuse in found if excuse][: len(several) - 1])
+        bare = [delivery for delivery in several if not history.excuse(delivery)]
+        found = [excuse for excuse in map(history.excuse, several) if excuse]
+        # One delivery is the rightful one, and needs no excuse even if it has one; and one
+        # more for each time that the store has lost its memory.
+        memories = {history.memory(delivery) for delivery in bare}
+        if len(memories) > 1:
+            found += ["forgotten"] * (len(memories) - 1)
+        excuses.update(found[: len(several) - 1])
+        unexplained += [several] * (len(bare) - len(memories))
     return Judgement(
         len(lost),
         extra,

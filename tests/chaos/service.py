@@ -1,5 +1,5 @@
 """
-The whole service under kill -9: `oncebridge run`, HTTP in, SQLite, HTTP out.
+The whole service under kill -9: `oncebridge run`, HTTP in, any store, HTTP out.
 
 The harness plays both ends. As the sender it brings every copy until it is acknowledged, to
 any of the services, alone or in arrays; as the sink it writes down what arrives and from
@@ -12,21 +12,24 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from time import monotonic
+
+from tests.servers.process import free_port
 
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.http.client import Client, NotSent, Unclear
 from oncebridge.http.server import Request, Response, Server
 
 from .oracle import Delivery, History, Judgement, judge
+from .stores import StoreHome, home_of
 from .stream import Stream
 
 _SENDERS = 48
@@ -38,6 +41,8 @@ class ServiceRun:
     """What is to happen."""
 
     seed: int
+    store: str = "sqlite"
+    """A kind that `stores.home_of` knows."""
     events: int = 3000
     duplicates: float = 0.3
     services: int = 2
@@ -65,7 +70,11 @@ class ServiceReport:
     posts: int
     seconds: float
 
-    stops = 0
+    stops = crashes = 0
+
+    @property
+    def store(self) -> str:
+        return self.run.store
 
     @property
     def copies_per_s(self) -> float:
@@ -89,7 +98,8 @@ def run(plan: ServiceRun) -> ServiceReport:
 async def _run(plan: ServiceRun) -> ServiceReport:
     folder = Path(tempfile.mkdtemp(prefix="oncebridge-service-chaos-"))
     try:
-        return await _Harness(plan, folder).run()
+        with home_of(plan.store, folder) as home:
+            return await _Harness(plan, folder, home).run()
     finally:
         shutil.rmtree(folder)
 
@@ -100,19 +110,19 @@ class _Service:
     def __init__(self, place: int, folder: Path) -> None:
         self.place = place
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.incarnation = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.client = Client(f"http://127.0.0.1:{self.port}/events")
         self.is_up = False
 
-    def start(self, incarnation: int, command: list[str]) -> None:
+    def start(self, incarnation: int, command: list[str], env: Mapping[str, str]) -> None:
         self.incarnation = incarnation
         with (self.folder / f"{incarnation}.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "oncebridge", "run", *command],
                 cwd=self.folder,
-                env={k: v for k, v in os.environ.items() if not k.startswith("ONCEBRIDGE_")},
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -130,9 +140,12 @@ class _Service:
 
 
 class _Harness:
-    def __init__(self, plan: ServiceRun, folder: Path) -> None:
+    def __init__(self, plan: ServiceRun, folder: Path, home: StoreHome) -> None:
         self._plan = plan
         self._folder = folder
+        self._home = home
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("ONCEBRIDGE_")}
+        self._environment = {**inherited, **home.environment}
         self._stream = Stream(plan.events, plan.duplicates, plan.seed)
         self._queue = deque(self._stream.copies)
         self._dice = Random(f"{plan.seed}/sender")
@@ -191,16 +204,19 @@ class _Harness:
         service.is_up = False
         command = [
             *("--source", f"http://127.0.0.1:{service.port}/events"),
-            *("--store", "sqlite:store.db", "--dead", "sqlite:dead.db", "--preset", "genesys"),
+            *("--store", self._home.url, "--dead", "sqlite:dead.db", "--preset", "genesys"),
             *("--sink", f"http://127.0.0.1:{self._sink_port}/sink", "--log-level", "warning"),
             *("--set", f"sink.headers.x-worker={self._incarnations}"),
             *("--lease", f"{plan.lease_s}s", "--sink-timeout", f"{plan.sink_timeout_s}s"),
             *("--commit-budget", f"{plan.commit_budget_s}s", "--margin", "100ms"),
             *("--backoff", "50ms", "--max-backoff", "500ms"),
         ]
+        for name, value in self._home.options.items():
+            written = "true" if value is True else value
+            command += ["--set", f"store.{name}={written}"]
         if plan.spool:
             command += ["--spool", f"spool-{service.place}.db"]
-        service.start(self._incarnations, command)
+        service.start(self._incarnations, command, self._environment)
 
     async def _strike(self) -> None:
         """Strike whenever enough of the work is done: progress decides, not time."""
@@ -338,9 +354,3 @@ class _Harness:
             letters = await dead.list(limit=10)
             await dead.aclose()
             self._history.faults += [f"buried: {one.reason} {one.message}" for one in letters]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -83,9 +83,61 @@ def test_an_unclear_answer_excuses_its_own_attempt_only():
 
 
 def test_a_late_commit_is_an_excuse():
-    judged = judge(history(delivered(by=1), delivered(by=2, at=13), late={(1, "k0")}))
+    judged = judge(history(delivered(by=1), delivered(by=2, at=13), late={(1, "k0", 1)}))
     assert judged.excuses == {"late": 1}
     assert judged.violations == []
+
+
+def test_a_late_commit_excuses_its_own_attempt_only():
+    first, second = (delivered(by=1, at=10 + n, attempt=n) for n in (1, 2))
+    assert judge(history(first, second, late={(1, "k0", 3)})).unexplained == 1
+
+
+@pytest.mark.parametrize(
+    ("lost_at", "explained"),
+    [
+        (11, True),  # between the two claims
+        (9, False),  # before both: it knew of the first when it was asked for the second
+        (13, False),  # after both
+    ],
+)
+def test_a_store_that_lost_its_memory_could_not_know_of_what_was_before(lost_at, explained):
+    judged = judge(history(delivered(by=1, at=10), delivered(by=2, at=12), losses=[lost_at]))
+    assert judged.extra == 1
+    assert judged.unexplained == (0 if explained else 1)
+    assert judged.excuses == ({"forgotten": 1} if explained else {})
+
+
+def test_a_loss_of_memory_excuses_no_repeat_on_the_same_side_of_it():
+    thrice = [delivered(by=n, at=10 + n) for n in (1, 2, 3)]
+    judged = judge(history(*thrice, losses=[12.5]))
+    assert (judged.extra, judged.unexplained) == (2, 1)
+    assert judged.excuses == {"forgotten": 1}
+
+
+def test_a_send_on_its_way_while_the_memory_is_lost_belongs_to_the_old_one():
+    sent = delivered(by=1, claimed_at=10, at=11.5)
+    judged = judge(history(sent, delivered(by=2, at=12), losses=[11]))
+    assert (judged.unexplained, judged.excuses) == (0, {"forgotten": 1})
+
+
+def test_each_loss_starts_the_count_anew_and_other_excuses_count_beside_it():
+    four = [delivered(by=n, at=10 * n) for n in (1, 2, 3, 4)]
+    judged = judge(history(*four, losses=[15, 25], killed={3}))
+    assert (judged.extra, judged.unexplained) == (3, 0)
+    assert judged.excuses == {"forgotten": 2, "killed": 1}
+
+
+def test_nothing_is_excused_where_event_and_commit_are_one_step():
+    twice = delivered(by=1), delivered(by=2, at=11)
+    excuses = {
+        "killed": {1},
+        "stops": {1: [(9.95, 13)]},
+        "unclear": {(1, "k0", 1)},
+        "late": {(1, "k0", 1)},
+    }
+    judged = judge(history(*twice, exactly_once=True, **excuses))
+    assert (judged.extra, judged.unexplained, judged.excuses) == (1, 1, {})
 
 
 def test_an_event_keeps_its_key():

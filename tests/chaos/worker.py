@@ -3,14 +3,18 @@ A worker as anybody would run it: poll the queue, process, delete or bring again
 
 The gateway and the store are the real ones. The harness looks on through two thin
 wrappers at the seams, which tell it what only the worker can know: when a claim began,
-that a send ended without an answer, that a commit came after its lease.
+that a send ended without an answer, that a commit did not land within its lease.
+
+Where the sink is real too, there is nobody to tell: what it has taken is looked at in the
+end, and nothing of it is excused.
 """
 
 import asyncio
 import ctypes
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -18,13 +22,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from oncebridge.backends import SinkPlace, StorePlace
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.errors import StoreError
+from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.gateway import Gateway, Settings
 from oncebridge.rules import Rule
 from oncebridge.sink import Delivery, No, SinkAnswer, Unknown, Yes
-from oncebridge.store import Claim, Commit, Extension, Reply, Store, Want
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.store import Claim, Commit, Extension, NoAnswer, Reply, Store, Want
 
 from .wire import GONE, Connection
 
@@ -44,7 +48,15 @@ class Job(Struct, frozen=True, kw_only=True):
     incarnation: int
     socket: str
     store: str
+    """An address."""
+    options: dict[str, Any]
+    """Of the store."""
     dead: str
+    sink: str
+    """An address; none for the harness itself."""
+    sink_options: dict[str, Any]
+    apart: bool
+    """Do not let the sink know that it could deliver and commit in one step."""
     lease_s: float
     sink_timeout_s: float
     commit_budget_s: float
@@ -75,13 +87,21 @@ class Notes:
     def unclear(self, sends: Sequence[tuple[str, int]]) -> None:
         self._connection.tell("unclear", sends)
 
-    def late(self, keys: Sequence[str]) -> None:
-        self._connection.tell("late", keys)
+    def late(self, commits: Sequence[tuple[str, int]]) -> None:
+        self._connection.tell("late", commits)
+
+    def in_time(self, commits: Sequence[tuple[str, int]]) -> None:
+        """Take back that *commits* were late."""
+        self._connection.tell("in_time", commits)
 
     async def bye(self, *, drained: bool, balanced: bool) -> None:
         self._connection.tell("bye", drained, balanced)
         await self._connection.flush()
         self._connection.close()
+
+
+Life = tuple[bytes, bytes]
+"""A key and its generation: a store that has lost its memory starts another one."""
 
 
 class WatchedStore:
@@ -91,11 +111,18 @@ class WatchedStore:
         self._store = store
         self._lease_s = lease_s
         self._notes = notes
-        self._ends: dict[bytes, float] = {}
-        self.claimed_at: dict[bytes, float] = {}
+        self._lives: dict[bytes, Life] = {}
+        """The newest of each key."""
+        self._ends: dict[Life, float] = {}
+        self._attempts: dict[Life, int] = {}
+        self._owed: set[Life] = set()
+        self._claimed_at: dict[tuple[Life, int], float] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    def claimed_at(self, delivery: Delivery) -> float:
+        return self._claimed_at[(delivery.key, delivery.generation), delivery.attempt]
 
     async def claim(self, wants: Sequence[Want]) -> Any:
         began = monotonic()
@@ -103,8 +130,13 @@ class WatchedStore:
         for answer in answers:
             if isinstance(answer, Claim):
                 for held in answer.held:
-                    self.claimed_at[held.key] = began
-                    self._ends[held.key] = began + self._lease_s
+                    life = (held.key, held.generation)
+                    self._lives[held.key] = life
+                    self._ends[life] = began + self._lease_s
+                    self._attempts[life] = held.attempts
+                    self._claimed_at[life, held.attempts] = began
+                    # What was owed for an earlier attempt cannot be in time any more.
+                    self._owed.discard(life)
         return answers
 
     async def extend(self, extensions: Sequence[Extension]) -> Any:
@@ -112,20 +144,51 @@ class WatchedStore:
         answers = await self._store.extend(extensions)
         for asked, answer in zip(extensions, answers, strict=True):
             if answer is Reply.EXTENDED:
-                self._ends[asked.key] = began + self._lease_s
+                self._ends[self._lives[asked.key]] = began + self._lease_s
         return answers
 
     async def commit(self, commits: Sequence[Commit]) -> Any:
+        lives = [(commit.key, commit.generation) for commit in commits]
         try:
             answers = await self._store.commit(commits)
         except StoreError:
-            self._notes.late([commit.key.hex() for commit in commits])
+            self._owe(lives)
             raise
-        now = monotonic()
-        late = [c.key.hex() for c in commits if now > self._ends.pop(c.key, now)]
-        if late:
-            self._notes.late(late)
+        asked = list(zip(lives, answers, strict=True))
+        self._owe([life for life, answer in asked if isinstance(answer, NoAnswer)])
+        self._landed([life for life, answer in asked if not isinstance(answer, NoAnswer)])
         return answers
+
+    def _owe(self, lives: Sequence[Life]) -> None:
+        """Count commits without an answer as late until they land in time, which they may."""
+        if lives:
+            self._owed.update(lives)
+            self._notes.late(self._named(lives))
+
+    def _landed(self, lives: Sequence[Life]) -> None:
+        now = monotonic()
+        late = [life for life in lives if now > self._ends.get(life, now)]
+        paid = self._owed.intersection(lives)
+        self._owed -= paid
+        if late:
+            self._notes.late(self._named(late))
+        if in_time := paid.difference(late):
+            self._notes.in_time(self._named(in_time))
+        for life in lives:
+            self._ends.pop(life, None)
+
+    def _named(self, lives: Iterable[Life]) -> list[tuple[str, int]]:
+        return [(life[0].hex(), self._attempts.get(life, 0)) for life in lives]
+
+
+class Apart:
+    """Hide which store this is."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 class SocketSink:
@@ -150,7 +213,7 @@ class SocketSink:
             answers = await connection.ask(
                 "deliver",
                 [
-                    (d.idempotency_key, d.attempt, self._store.claimed_at[d.key], d.event.raw)
+                    (d.idempotency_key, d.attempt, self._store.claimed_at(d), d.event.raw)
                     for d in deliveries
                 ],
             )
@@ -175,6 +238,11 @@ class SocketSink:
 async def poll(job: Job, gateway: Gateway, stopping: asyncio.Event) -> None:
     queue = await Connection.open(job.socket, job.incarnation)
     while not stopping.is_set():
+        if away_s := gateway.away_s():
+            # As a source should: while store or sink are down, take nothing from the queue.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), away_s)
+            continue
         messages = await queue.ask("receive", job.receive)
         if not messages:
             continue
@@ -193,15 +261,14 @@ async def work(job: Job) -> int:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     notes = Notes(await Connection.open(job.socket, job.incarnation))
-    store = WatchedStore(SQLiteStore(job.store), job.lease_s, notes)
     gateway = Gateway(
-        store=store,
-        sink=SocketSink(job, store, notes),
+        **_store_and_sink(job, notes),
         rules=[RULE],
         dead=SQLiteDeadLetters(job.dead),
         settings=job.settings(),
     )
-    await gateway.open()
+    with suppress(StoreUnavailable):  # then it is an outage like any other
+        await gateway.open()
     async with asyncio.TaskGroup() as pollers:
         for _ in range(job.pollers):
             pollers.create_task(poll(job, gateway, stopping))
@@ -210,6 +277,15 @@ async def work(job: Job) -> int:
     await gateway.aclose()
     await notes.bye(drained=drained, balanced=gateway.books.balance and not gateway.books.in_flight)
     return 0
+
+
+def _store_and_sink(job: Job, notes: Notes) -> dict[str, Any]:
+    store = StorePlace.of(job.store, **job.options).opened
+    if job.sink:
+        sink = SinkPlace.of(job.sink, **job.sink_options).opened
+        return {"store": Apart(store) if job.apart else store, "sink": sink}
+    watched = WatchedStore(store, job.lease_s, notes)
+    return {"store": watched, "sink": SocketSink(job, watched, notes)}
 
 
 def die_with_parent() -> None:

@@ -16,6 +16,7 @@ import logging
 import os
 import queue
 import re
+import select
 import signal
 import socket
 import sqlite3
@@ -663,7 +664,11 @@ def test_a_configuration_full_of_mistakes_is_told_without_its_secrets(tmp_path):
         ["--set", f"source.api_keys={secret('flag')}", "--set", "nonsense=1"],
         ["--sink", f"https://u:{secret('flag')}@crm.example.com:x/"],
         ["--sink", f"https://u:{secret('flag')}@crm.example.com/", "--lease", "1s"],
-        ["--store", f"redis://u:{secret('flag')}@h"],
+        ["--store", f"etcd://u:{secret('flag')}@h"],
+        ["--store", f"redis://u:{secret('flag')}@h:port"],
+        ["--store", f"postgresql://u:{secret('flag')}@h:port/db"],
+        ["--store", f"s3://u:{secret('flag')}@bucket/x"],
+        ["--store", f"dynamodb://u:{secret('flag')}@table"],
         ["--spurce", f"http://u:{secret('flag')}@h"],
         [f"--spurce=http://u:{secret('flag')}@h"],
     ],
@@ -681,6 +686,12 @@ def test_wrong_flags_are_told_without_their_secrets(tmp_path, monkeypatch, argum
     [
         'store = "sqlite:/no/such/directory/seen.db"',
         'store = "sqlite:canary.toml"',
+        'store = "redis://user:SECRET@127.0.0.1:1/0"',
+        'store = "rediss://:SECRET@127.0.0.1:1/0"',
+        'store = "redis+sentinel://user:SECRET@127.0.0.1:1/main"',
+        'store = "redis+cluster://user:SECRET@127.0.0.1:1"',
+        'store = "postgresql://user:SECRET@127.0.0.1:1/events"',
+        'sink = "postgresql://user:SECRET@127.0.0.1:1/events"',
         'dead = "sqlite:/no/such/directory/dead.db"',
         'source = { url = "https://127.0.0.1:0/events", tls_cert = "canary.toml" }',
         'source = "file:/no/such/file"',
@@ -708,11 +719,28 @@ def test_what_cannot_be_opened_is_told_without_secrets(tmp_path, toml):
         stderr=subprocess.PIPE,
     )
     with process:
+        select.select([process.stderr], [], [], 20)  # it says something sooner or later
         try:
-            out, err = process.communicate(timeout=4)
+            out, err = process.communicate(timeout=1)
         except subprocess.TimeoutExpired:
             process.terminate()
             out, err = process.communicate(timeout=20)
     assert err
     assert not leaks(out + err, SECRET), err
     assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["migrate", "copy"])
+@pytest.mark.parametrize(
+    "url",
+    ["redis://user:SECRET@127.0.0.1:1", "postgresql://user:SECRET@127.0.0.1:1/events"],
+)
+def test_commands_about_stores_that_are_away_print_no_secret(tmp_path, monkeypatch, command, url):
+    monkeypatch.setattr("oncebridge.copying._PAUSES_S", (0.1,))
+    url = url.replace("SECRET", secret("store"))
+    stores = ["--store", url] if command == "migrate" else ["--from", url, "--to", "sqlite:x.db"]
+    done = invoke(tmp_path, monkeypatch, command, *stores)
+    assert done.output
+    assert not leaks(done.output, SECRET)
+    if command == "copy" or url.startswith("postgresql"):
+        assert done.exit_code == 3, done.output
