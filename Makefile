@@ -23,6 +23,8 @@ lock: setup ## resolve the requirements anew
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
 	build/lock/bin/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --upgrade -o requirements/dev.txt
+	build/lock/bin/uv pip compile --group bench --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/bench.txt
 
 format: setup ## lay the code out
 	$(BIN)/ruff format .
@@ -42,7 +44,11 @@ test: setup ## every test, real processes included
 demo: setup ## a simulated Genesys stream by HTTP through SQLite, in half a minute
 	$(BIN)/oncebridge demo
 
-bench: setup ## the numbers, as ratios in one run
+.venv/.bench: requirements/bench.txt $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@touch $@
+
+bench: .venv/.bench ## the numbers, as ratios in one run
 	$(BIN)/python bench/run.py
 
 chaos: setup ## kill -9 and the long simulation, as a table

@@ -1,13 +1,14 @@
 """
 The numbers, as ratios in one run on one machine.
 
-    python bench/run.py [--quick]
+    python bench/run.py [--quick] [--only TABLE ...]
     python bench/run.py --row NAME [--quick]
 
 Every row runs in a process of its own, three times, all rows in turn, so that a busy
 moment of the machine does not hit one row alone. The table shows the median and half the
 spread; everything measured goes to build/bench.json. A missed target is said in the last
-column and is no failure: this is a measurement.
+column and is no failure: this is a measurement. `--quick` measures less of everything, and
+once.
 """
 
 import argparse
@@ -28,8 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import http_path
+from table import Line, Measured, met, middle, show
+from traffic import EVENTS, IGNORED, RULE, NullSink, make_events, naive_key
 
-from oncebridge import Delivery, Gateway, Rule, Settings, SinkAnswer, Store, Verdict, Yes, parse
+import stores
+from oncebridge import Gateway, Settings, Store, Verdict, parse
 from oncebridge.rules import RuleSet
 from oncebridge.store import Claim, Commit, Fate, Part, Want
 from oncebridge.stores.memory import MemoryStore
@@ -37,26 +41,11 @@ from oncebridge.stores.sqlite import SQLiteStore
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build"
-EVENTS = ROOT / "tests" / "events"
-IGNORED = ("timestamp", "metadata")
-RULE = Rule.parse(
-    {"name": "ours", "ignore": [f"detail.{name}" for name in IGNORED], "scope": "organisation"}
-)
 BATCH = 100
 SIX_DAYS_MS = 6 * 86_400_000
 
-Measured = dict[str, Any]
-
 
 # --- a key ------------------------------------------------------------------------------
-
-
-def naive_key(raw: bytes, ignored: Sequence[str] = ()) -> str:
-    """What people write by hand."""
-    detail = json.loads(raw)["detail"]
-    if ignored:
-        detail = {name: value for name, value in detail.items() if name not in ignored}
-    return hashlib.sha256(json.dumps(detail, sort_keys=True).encode()).hexdigest()
 
 
 def key_row(*, pretty: bool, ignore: bool) -> Callable[..., Measured]:
@@ -104,43 +93,6 @@ def in_turn(works: Sequence[Callable[[], None]], *, rounds: int) -> list[float]:
 
 
 # --- whole decisions --------------------------------------------------------------------
-
-
-class NullSink:
-    """Take everything and do nothing."""
-
-    batch = 1000
-    concurrency = 8
-
-    async def open(self) -> None: ...
-
-    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        return [Yes()] * len(deliveries)
-
-    async def aclose(self) -> None: ...
-
-
-def make_events(count: int) -> list[bytes]:
-    """Make Genesys-like events of 1.8 KB, every fifth the re-emission of an earlier one."""
-    template = json.loads((EVENTS / "v2.detail.events.conversation.id.user.end.json").read_bytes())
-    detail = template.pop("detail")
-    body = detail.pop("eventBody")
-    body["attributes"] = {f"attribute {n}": f"a value of some length, {n}" for n in range(13)}
-
-    def event(number: int, copy: int) -> bytes:
-        stamp = f"2025-12-12T15:15:{number % 60:02}.{copy:03}Z"
-        mark = hashlib.md5(f"{number} {copy}".encode()).hexdigest()
-        own = hashlib.md5(f"{number}".encode()).hexdigest()
-        inner = {**body, "conversationId": own, "eventTime": 1_765_552_507_657 + number}
-        metadata = {"CorrelationId": mark}
-        whole = {**template, "id": mark, "time": f"{stamp[:19]}Z"}
-        whole["detail"] = {**detail, "eventBody": inner, "metadata": metadata, "timestamp": stamp}
-        return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
-
-    # the first one is far enough back that it is never still on its way
-    return [
-        event(at - 1003, 1) if at % 5 == 4 and at > 1003 else event(at, 0) for at in range(count)
-    ]
 
 
 def decision_row(kind: str, in_flight: int) -> Callable[..., Measured]:
@@ -479,16 +431,14 @@ ROWS: dict[str, Callable[..., Measured]] = {
     "sqlite-flat": sqlite_flat,
     "http": http_row,
     "file": file_row,
+    **stores.ROWS,
 }
 
 
 # --- the table --------------------------------------------------------------------------
 
-Line = tuple[str, str, str, str, str, str]
 
-
-def lines(results: dict[str, list[Measured]]) -> Iterator[Line]:
-    """Turn what was measured into rows of the table."""
+def keys(results: dict[str, list[Measured]]) -> Iterator[Line]:
     for name, how in (
         ("key-compact", "compact"),
         ("key-compact-ignore", "compact, two fields ignored"),
@@ -499,6 +449,9 @@ def lines(results: dict[str, list[Measured]]) -> Iterator[Line]:
         ratio = statistics.median(run["peer"] / run["ours"] for run in runs)
         ours, peer = middle(runs, "ours", "{:.1f} µs"), middle(runs, "peer", "{:.1f} µs")
         yield f"key, {how}", ours, f"{peer} naive", f"{ratio:.1f}x", ">= 3x", met(ratio >= 3)
+
+
+def decisions(results: dict[str, list[Measured]]) -> Iterator[Line]:
     for name, kind, in_flight in (
         ("memory-1", "memory", 1),
         ("memory-4", "memory", 4),
@@ -520,8 +473,6 @@ def lines(results: dict[str, list[Measured]]) -> Iterator[Line]:
             share = statistics.median(run["ours"] / run["floor"] for run in runs)
             floor = f"{middle(runs, 'floor', '{:,.0f}/s')} floor"
             yield "  beside the raw driver", "", floor, f"{share:.2f}x", "-", "-"
-    yield from service(results)
-    yield from weights(results)
 
 
 def service(results: dict[str, list[Measured]]) -> Iterator[Line]:
@@ -597,16 +548,15 @@ def weights(results: dict[str, list[Measured]]) -> Iterator[Line]:
     )
 
 
-def middle(runs: list[Measured], name: str, form: str) -> str:
-    """Give the median, and half the spread in per cent."""
-    values = [run[name] for run in runs]
-    centre = statistics.median(values)
-    spread = (max(values) - min(values)) / 2 / centre
-    return f"{form.format(centre)} ±{spread:.0%}"
-
-
-def met(reached: bool) -> str:  # noqa: FBT001 - it is the question
-    return "met" if reached else "missed"
+Tell = Callable[[dict[str, list[Measured]]], Iterator[Line]]
+TABLES: dict[str, tuple[Tell, Sequence[str]]] = {
+    "keys": (keys, [name for name in ROWS if name.startswith("key-")]),
+    "decisions": (decisions, ["memory-1", "memory-4", "sqlite-1", "sqlite-4"]),
+    "service": (service, ["http", "file"]),
+    "weights": (weights, ["memory-keys", "sqlite-bytes", "sqlite-flat"]),
+    "stores": (stores.lines, [*stores.ROWS]),
+}
+"""What is told of the measured rows, and which ones it needs."""
 
 
 def heading(repeats: int, *, quick: bool) -> dict[str, Any]:
@@ -621,15 +571,6 @@ def heading(repeats: int, *, quick: bool) -> dict[str, Any]:
     }
 
 
-def show(table: Sequence[Line]) -> None:
-    head: Line = ("work", "ours", "peer", "ratio", "target", "met?")
-    widths = [max(len(row[at]) for row in [head, *table]) for at in range(len(head))]
-    for row in [head, tuple("-" * width for width in widths), *table]:
-        print(
-            " | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
-
-
 def run_row(name: str, *, quick: bool) -> Measured:
     command = [sys.executable, __file__, "--row", name, *(["--quick"] if quick else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -640,27 +581,36 @@ def run_row(name: str, *, quick: bool) -> Measured:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure, and print one table.")
     parser.add_argument("--quick", action="store_true", help="less of everything, for a first look")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each row (%(default)s)")
+    parser.add_argument("--repeats", type=int, help="runs of each row (3, or 1 if quick)")
     parser.add_argument("--row", choices=ROWS, help="measure one row here, and print JSON")
+    parser.add_argument(
+        "--only",
+        choices=TABLES,
+        nargs="+",
+        default=[*TABLES],
+        metavar="TABLE",
+        help=f"a part of the table: {', '.join(TABLES)}",
+    )
     given = parser.parse_args()
     if given.row:
         print(json.dumps(ROWS[given.row](quick=given.quick)))
         return
-    machine = heading(given.repeats, quick=given.quick)
-    results: dict[str, list[Measured]] = {name: [] for name in ROWS}
-    for number in range(given.repeats):
-        for name in ROWS:
-            print(
-                f"\r\x1b[K{number + 1}/{given.repeats} {name}", end="", file=sys.stderr, flush=True
-            )
-            results[name].append(run_row(name, quick=given.quick))
+    repeats = given.repeats or (1 if given.quick else 3)
+    machine = heading(repeats, quick=given.quick)
+    results: dict[str, list[Measured]] = {
+        name: [] for table in given.only for name in TABLES[table][1]
+    }
+    for number in range(repeats):
+        for name, runs in results.items():
+            print(f"\r\x1b[K{number + 1}/{repeats} {name}", end="", file=sys.stderr, flush=True)
+            runs.append(run_row(name, quick=given.quick))
     print("\r\x1b[K", end="", file=sys.stderr)
     print(
         f"oncebridge bench: {machine['cores']} cores (load {machine['load']}), "
         f"{machine['machine']}, Python {machine['python']}, SQLite {machine['sqlite']}; "
-        f"medians of {given.repeats}{', quick' if given.quick else ''}\n"
+        f"medians of {repeats}{', quick' if given.quick else ''}\n"
     )
-    table = list(lines(results))
+    table = [line for name in given.only for line in TABLES[name][0](results)]
     show(table)
     saved = {"machine": machine, "table": table, "results": results}
     (build() / "bench.json").write_text(json.dumps(saved, indent=1, ensure_ascii=False))

@@ -812,6 +812,14 @@ async def test_a_table_that_expires_by_something_else_is_left_alone(meddler, tab
     assert meddler.count("UpdateTimeToLive") == 0
 
 
+@pytest.mark.parametrize("operation", ["BatchGetItem", "BatchExecuteStatement"])
+async def test_rights_that_are_missing_show_at_the_start(meddler, table, operation):
+    meddler.always(operation, failing("AccessDeniedException"))
+    with pytest.raises(ConfigError, match="AWS denies access"):
+        async with opened(meddler, table):
+            pass
+
+
 async def test_who_may_not_make_a_table_is_told(meddler):
     meddler.next("CreateTable", failing("AccessDeniedException"))
     store = DynamoDBStore("forbidden", DynamoDBOptions(endpoint=meddler.endpoint))

@@ -970,3 +970,13 @@ def test_it_is_found_by_its_address() -> None:
     assert isinstance(place.opened, PostgresStore)
     assert place.opened.layout.shown == "once.oncebridge_records"
     assert "hush" not in str(place)
+
+
+async def test_a_server_without_fsync_is_told_without_the_password(
+    postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = postgres.url.rpartition("@")[2]
+    async with opened(f"postgresql://oncebridge:s3cret@{host}"):  # the test server trusts anybody
+        pass
+    (record,) = [r for r in caplog.records if r.message == "oncebridge.postgres_without_fsync"]
+    assert record.server == f"postgresql://***@{host}"

@@ -444,6 +444,35 @@ async def test_a_store_that_is_only_away_for_now_is_waited_for():
         await eventually(lambda: len(parts.numbers) == 10, 600)
 
 
+@virtual
+async def test_nobody_uses_a_store_before_it_could_be_opened():
+    store = Store()
+    store.arm("open.before", times=20)
+    async with running(Caller(), store=store) as parts:
+        await asyncio.sleep(10)
+        assert (store.calls["peek"], store.calls["purge"]) == (0, 0)
+        await eventually(lambda: store.calls["peek"] and store.calls["purge"], 600)
+        assert not parts.service.gave_up
+
+
+@virtual
+async def test_a_store_that_comes_late_and_is_unfit_ends_the_service_after_a_while():
+    store = Store()
+    store.arm("open.before")
+    async with running(Caller(), store=store) as parts:
+        store.arm("open.before", times=5, error=ConfigError("", "it is a replica"))
+        await asyncio.sleep(10)  # a failover, and then it is the primary
+        assert not parts.service.gave_up
+    late = Store()
+    late.arm("open.before")
+    parts = Parts(Caller(), store=late)
+    await parts.service.open()
+    late.arm("open.before", times=1000, error=ConfigError("", "it evicts"))
+    await parts.service.run()
+    assert parts.service.gave_up == "it evicts"
+    await parts.service.close()
+
+
 async def test_a_spool_that_another_uses_is_refused_and_everything_closed(tmp_path):
     path = str(tmp_path / "spool.db")
     first = Parts(Caller(), spool=path)

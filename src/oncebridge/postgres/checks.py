@@ -9,6 +9,7 @@ import asyncpg
 from oncebridge.errors import ConfigError
 from oncebridge.postgres.pool import Link, Pool
 from oncebridge.postgres.schema import Layout, quoted
+from oncebridge.secret import masked
 
 _OLDEST: Final = 140000  # reads a range of pages without reading the whole table
 _MIGRATION: Final = timedelta(minutes=1)
@@ -73,7 +74,8 @@ async def check_server(link: Link, pool: Pool) -> Any:
             f"has confirmed: ALTER ROLE {role} SET synchronous_commit = on",
         )
     if found["fsync"] == "off":
-        _log.warning("oncebridge.postgres_without_fsync", extra={"server": shown})
+        extra = {"server": masked(pool.address.shown)}
+        _log.warning("oncebridge.postgres_without_fsync", extra=extra)
     return found
 
 

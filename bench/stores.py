@@ -1,0 +1,202 @@
+"""
+The shared stores beside what people would use instead, each on one server.
+
+    python bench/run.py --row redis [--quick]
+
+A row starts one server and decides on the same kind of events in several ways (`ways/`), one
+after the other, each in a process of its own and in a database, table or bucket of its own:
+
+    ours-1, -10, -100, -4x100   the gateway with batches of that size; the last: four at once
+    powertools                  the idempotency utility of Powertools for AWS Lambda
+    connect                     the dedupe of Redpanda Connect
+    single                      a claim and a commit for each event, with the driver alone
+    floor-100                   the same two batched round trips, with the driver alone
+
+A fifth of the events are duplicates, and each way has to find them all.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from table import Line, Measured, met, middle
+from ways import WAYS
+
+HERE = Path(__file__).parent
+
+
+def row(kind: str) -> Callable[..., Measured]:
+    def measure(*, quick: bool) -> Measured:
+        # Here and not above: rows without a server should not pay for the drivers.
+        servers = import_module("servers")
+        measured: Measured = {}
+        with servers.running(kind) as server:
+            for name, way in WAYS[kind].items():
+                if way.is_there:
+                    server.make(name)
+                    words = [kind, name, str(server.port), name]
+                    measured[name] = run_way(words, server.environment, quick=quick)
+                    measured[name]["weight"] = server.weigh(name)
+            return {"server": server.about, "ways": measured}
+
+    return measure
+
+
+def run_way(words: list[str], environment: dict[str, str], *, quick: bool) -> Measured:
+    command = [sys.executable, "-m", "ways", *words, *(["--quick"] if quick else [])]
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=HERE, env=env, stdout=subprocess.PIPE, check=True)
+    measured: Measured = json.loads(done.stdout)
+    return measured
+
+
+KINDS = {"memory-peers": "memory", **{kind: kind for kind in WAYS if kind != "memory"}}
+ROWS = {name: row(kind) for name, kind in KINDS.items()}
+
+
+# --- the table --------------------------------------------------------------------------
+
+
+UNITS = {"rate": "", "cpu": " less CPU", "cost": " the cost"}
+
+
+class Beside(NamedTuple):
+    """One way of ours beside another one, and what is aimed at."""
+
+    ours: str
+    peer: str
+    by: str = "rate"
+    """`rate`: events per second; `cpu`: processor time; `cost`: time, beside a floor."""
+    aim: float | None = None
+
+    def ratio(self, run: Measured) -> float:
+        ours, peer = run[self.ours], run[self.peer]
+        match self.by:
+            case "cpu":
+                return float(peer["cpu"] / ours["cpu"])
+            case "cost":
+                return float(peer["rate"] / ours["rate"])
+            case _:
+                return float(ours["rate"] / peer["rate"])
+
+    def judge(self, ratio: float) -> tuple[str, str]:
+        if self.aim is None:
+            return "-", "-"
+        if self.by == "cost":
+            return f"<= {self.aim:g}x{UNITS[self.by]}", met(ratio <= self.aim)
+        return f">= {self.aim:g}x{UNITS[self.by]}", met(ratio >= self.aim)
+
+
+TITLES = {
+    "memory-peers": "memory",
+    "redis": "Redis",
+    "postgres": "PostgreSQL",
+    "dynamodb": "DynamoDB",
+    "s3": "S3",
+}
+BATCHES = {"ours-1": "1 x 1", "ours-10": "1 x 10", "ours-100": "1 x 100", "ours-4x100": "4 x 100"}
+PEERS = {
+    "powertools": "Powertools",
+    "connect": "Redpanda Connect",
+    "single": "the driver, one by one",
+    "floor-100": "the driver, in batches",
+}
+COMPARED = {
+    "memory-peers": [
+        Beside("ours-100", "powertools", aim=10),
+        Beside("ours-100", "connect", aim=5),
+        Beside("ours-1", "powertools"),
+    ],
+    "redis": [
+        Beside("ours-100", "powertools", aim=20),
+        Beside("ours-100", "connect", aim=4),
+        Beside("ours-100", "single"),
+        Beside("ours-100", "floor-100", by="cost", aim=3),
+        Beside("ours-4x100", "powertools"),
+        Beside("ours-10", "powertools"),
+        Beside("ours-1", "powertools", aim=1.5),
+        Beside("ours-1", "single"),
+    ],
+    "postgres": [
+        Beside("ours-100", "single", aim=20),
+        Beside("ours-100", "floor-100", by="cost"),
+        Beside("ours-4x100", "single"),
+        Beside("ours-10", "single"),
+        Beside("ours-1", "single"),
+    ],
+    "dynamodb": [
+        Beside("ours-100", "powertools", by="cpu", aim=10),
+        Beside("ours-100", "powertools"),
+        Beside("ours-100", "single"),
+        Beside("ours-100", "floor-100", by="cost"),
+        Beside("ours-4x100", "powertools"),
+        Beside("ours-10", "powertools"),
+        Beside("ours-1", "powertools"),
+    ],
+    "s3": [
+        Beside("ours-100", "single", by="cpu"),
+        Beside("ours-100", "single"),
+        Beside("ours-100", "floor-100", by="cost"),
+        Beside("ours-10", "single"),
+        Beside("ours-1", "single"),
+    ],
+}
+
+
+def lines(results: dict[str, list[Measured]]) -> Iterator[Line]:
+    """Turn what was measured into rows of the table."""
+    for name, title in TITLES.items():
+        runs = [run["ways"] for run in results[name]]
+        told = ""
+        for beside in COMPARED[name]:
+            work = f"decision, {title}, {BATCHES[beside.ours]}" if beside.ours != told else ""
+            told = beside.ours
+            yield compared(beside, runs, work)
+        server = results[name][0]["server"]
+        if server:
+            yield from taken(runs)
+            yield f"  on {server}", "", "", "", "-", "-"
+
+
+def compared(beside: Beside, runs: list[Measured], work: str) -> Line:
+    """Tell one comparison; without *work*, of what stands in the line above."""
+    peer = PEERS[beside.peer]
+    first = work or f"  beside {peer}"
+    ours = speed(runs, beside.ours) if work else ""
+    if beside.peer not in runs[0]:
+        return first, ours, f"{peer} is not installed", "", "-", "-"
+    ratio = statistics.median(beside.ratio(run) for run in runs)
+    theirs = speed(runs, beside.peer)
+    shown = f"{ratio:.1f}x{UNITS[beside.by]}"
+    return first, ours, f"{theirs} {peer}" if work else theirs, shown, *beside.judge(ratio)
+
+
+def speed(runs: list[Measured], way: str) -> str:
+    found = [run[way] for run in runs]
+    cpu = statistics.median(one["cpu"] for one in found)
+    return f"{middle(found, 'rate', '{:,.0f}/s')}, {cpu:,.0f} µs CPU"
+
+
+def taken(runs: list[Measured]) -> Iterator[Line]:
+    """Tell what an event costs the network, and what a key takes on the server."""
+    for field, form, work in (
+        ("trips", "{:.2f}", "  round trips of an event, at 1, 10, 100"),
+        ("weight", "{:.0f}", "  bytes of a key on the server"),
+    ):
+        values = {
+            way: form.format(statistics.median(run[way][field] for run in runs))
+            for way in runs[0]
+            if field in runs[0][way]
+        }
+        mine = [values[way] for way in ("ours-1", "ours-10", "ours-100")]
+        ours = " ".join(mine) if field == "trips" else mine[-1]
+        theirs = [values[way] for way in PEERS if way in values]
+        names = [way.partition("-")[0] for way in PEERS if way in values]
+        peers = ", ".join(f"{value} {name}" for value, name in zip(theirs, names, strict=True))
+        yield work, ours, peers, "", "-", "-"
