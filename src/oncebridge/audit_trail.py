@@ -5,6 +5,7 @@ One line of JSON for each act of an operator, on disk before the act begins. It 
 keys and numbers, and never a payload. What cannot be written down is not done.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ class AuditTrail:
         try:
             file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
             try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # or we might see half of another's line
                 size = os.fstat(file).st_size
                 if size and os.pread(file, 1, size - 1) != b"\n":
                     text = b"\n" + text  # a line was cut short; it stays on its own
