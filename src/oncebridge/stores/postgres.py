@@ -4,7 +4,8 @@ The store in a PostgreSQL database.
 **What survives a crash:** everything committed, if the server writes to disk before it confirms (a
 table that is not logged, and `synchronous_commit = off`, are refused). After a failover to a standby
 that is not synchronous the last moments may be missing: those events can repeat, none is lost.
-**Whose clock:** the server's, read after the rows are locked.
+**Whose clock:** the server's. Whether a lease or window is over is judged after the rows are
+locked; a window counts from when the server began to commit.
 **What an outage does:** `StoreUnavailable` within *timeout*; nothing is lost, events are handed
 back, and it comes back by itself.
 **What it costs:** one round trip and one transaction per batch of claims, one per batch of commits.
