@@ -10,11 +10,14 @@ What can go wrong, as a tree.
     ├── SinkError             the sink could not take it
     │   └── SinkRejected      never worth trying again
     ├── DeadLetterError       the dead letters could not take it; nothing is acknowledged
+    │   └── DeadLetterRefused  they never will take this one, and may take others
     ├── BadGzip, TooLarge     a body or file cannot be unpacked (`oncebridge.records`)
     ├── NotSent, Unclear      what an HTTP request came to (`oncebridge.http.client`)
     ├── AwsError              what AWS said no with (`oncebridge.aws.client`)
+    ├── NotNow                a reference could not be looked up for now (`oncebridge.secret`)
+    ├── NotRecognised         a Lambda function was called with we do not know what
     ├── Taken                 another process goes on from a checkpoint
-    └── HandedBack            a call protected by `once` was neither made now nor before
+    └── HandedBack            a call protected by `once`, or of a Lambda function, has to come again
 
 An expected outcome (a duplicate, a busy key) is a value, never one of these.
 """
@@ -83,9 +86,13 @@ class DeadLetterError(OncebridgeError):
     """The dead letters could not be written, so the event must come again."""
 
 
+class DeadLetterRefused(DeadLetterError):
+    """One of the letters will never be taken; others may be, without it."""
+
+
 class HandedBack(OncebridgeError):
     """
-    The protected call did not happen, and is not known to have happened: call again.
+    What was asked for did not happen, and is not known to have happened: ask again.
 
     *retry_after_s* says when. The usual reason is that another worker is at it.
     """

@@ -142,6 +142,7 @@ class Batch:
         "arrivals",
         "ends",
         "flights",
+        "has_sent",
         "now",
         "outcomes",
         "patient_until",
@@ -164,6 +165,7 @@ class Batch:
         """Its places in the lines of the entities, where those are kept in order."""
         self.outcomes: list[Outcome | None] = [None] * len(arrivals)
         self.flights: list[Flight] = []
+        self.has_sent = False
         self.ends = None if within is None else self.now() + within.total_seconds()
         until = self.now() + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
@@ -373,6 +375,7 @@ class Flight:
             route,
             self.plan.version[1] if self.plan and self.plan.version else None,
             self.unprotected,
+            self.plan.about if self.plan else b"",
         )
 
     def letter(self, reason: str, route: str, now_ms: int) -> DeadLetter:

@@ -38,7 +38,13 @@ from oncebridge.books import Books
 from oncebridge.breaker import Breaker
 from oncebridge.clock import Clock, Dice, SystemDice, ms, system_clock
 from oncebridge.dead import DeadLetters
-from oncebridge.errors import ConfigError, DeadLetterError, StoreError, StoreUnavailable
+from oncebridge.errors import (
+    ConfigError,
+    DeadLetterError,
+    DeadLetterRefused,
+    StoreError,
+    StoreUnavailable,
+)
 from oncebridge.event import Event, Unreadable, read
 from oncebridge.flight import Arrival, Batch, Flight, Settled, first_arrival, now_s, waves
 from oncebridge.holds import Hold, Holds
@@ -102,11 +108,15 @@ class Gateway:
         settings.check()
         self.books = Books()
         self.route = route
-        self.rules = RuleSet(
-            rules, namespace=route, ordered=settings.order == "entity", window=settings.window
-        )
         self._store = store
         self._sink: Sink = FunctionSink(sink) if callable(sink) else sink
+        self.rules = RuleSet(
+            rules,
+            namespace=route,
+            ordered=settings.order == "entity",
+            about=getattr(self._sink, "by_entity", False),
+            window=settings.window,
+        )
         self._dead = dead
         self._settings = settings
         self._hooks = tuple(hooks)
@@ -147,7 +157,7 @@ class Gateway:
         """
         from oncebridge.config import load  # noqa: PLC0415 - most callers need none
 
-        setup = load(file)
+        setup = load(file, with_source=False)
         if len(setup.routes) > 1:
             raise ConfigError("routes", "one gateway is one route; make a router of several")
         (route,) = setup.routes
@@ -160,6 +170,24 @@ class Gateway:
             settings=route.settings,
             hooks=hooks,
         )
+
+    def with_sink(self, sink: Sink | Callable[[Event], Any]) -> "Gateway":
+        """Make the same gateway for another sink; this one is not to be used any more."""
+        return Gateway(
+            store=self._store,
+            sink=sink,
+            rules=self.rules.rules,
+            dead=self._dead,
+            route=self.route,
+            settings=self._settings,
+            hooks=self._hooks,
+            clock=self._clock,
+            dice=self._dice,
+        )
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
 
     # --- from outside ------------------------------------------------------------------
 
@@ -286,7 +314,11 @@ class Gateway:
                 await self._idle.wait()
         except TimeoutError:
             return False
-        await self._ledger.backlog.settle(max(ends - now_s(), 0))
+        return await self.settle(timedelta(seconds=max(ends - now_s(), 0)))
+
+    async def settle(self, within: timedelta) -> bool:
+        """Record what is delivered and could not be yet, and tell whether all of it is."""
+        await self._ledger.backlog.settle(within.total_seconds())
         return not len(self._ledger.backlog)
 
     async def aclose(self) -> None:
@@ -693,7 +725,7 @@ class Gateway:
             why = "this gateway is shutting down"
         elif self.sink_breaker.is_open and not first.tries_sink:
             # It went down after these were claimed.
-            why, back_after_ms = "the sink is down", int(self.away_s() * 1000)
+            why, back_after_ms = "the sink is down", int(self.away_s() * 1000) + 1
         elif (
             self._pace is not None
             and first.send_at is None
@@ -754,7 +786,7 @@ class Gateway:
     async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
         """Keep what may be sent now: there is time, and the claim outlasts the send."""
         send_time = self._send_time(flights)
-        if send_time <= 0:
+        if send_time <= self._least_time(flights[0].batch):
             await self._hand_back_unsent(flights, "no time left to send")
             return []
         needed = flights[0].batch.now() + send_time + self._settings.margin.total_seconds()
@@ -789,6 +821,7 @@ class Gateway:
         holds = [h for f in flights for h in (f.hold, f.register) if h is not None]
         for hold in holds:
             hold.give_up = gives_up
+        flights[0].batch.has_sent = True
         for flight in flights:
             flight.is_sent = True
         if self._joint is not None:
@@ -817,6 +850,17 @@ class Gateway:
 
     def _send_time(self, flights: list[Flight]) -> float:
         return flights[0].batch.send_time(self._settings.sink_timeout, self._settings.margin)
+
+    def _least_time(self, batch: Batch) -> float:
+        """
+        Tell how many seconds a send should have.
+
+        One that is cut short by the end of the caller's time may be taken all the same, and
+        come again. The first of a batch gets what there is: there will never be more.
+        """
+        if batch.ends is None or not batch.has_sent:
+            return 0.0
+        return min(1.25 * self._slots.slowest_s, self._settings.sink_timeout.total_seconds())
 
     def _later(self, flight: Flight, answer: Unknown | No | Closed) -> "_Back":
         """Decide when to try again what the sink did not take."""
@@ -868,6 +912,7 @@ class Gateway:
     def _owe(self, flights: list[Flight]) -> None:
         """Leave commits to the backlog that could not be waited for."""
         claimed = [flight for flight in flights if flight.claim is not None]
+        self.books.acked_uncommitted += len(claimed)
         self._ledger.backlog.owe(
             [commit for flight in claimed for commit in flight.commits(Fate.DELIVERED)]
         )
@@ -933,6 +978,14 @@ class Gateway:
         letters = [flight.letter(reason, self.route, now) for flight in flights]
         try:
             await self._dead.put(letters)
+        except DeadLetterRefused as error:
+            if len(flights) > 1:
+                for flight in flights:  # the others are not to suffer for it
+                    await self._bury([flight], reason)
+                return
+            why, wait = f"dead letters: {error}", ms(self._settings.max_backoff)
+            await self._hand_back([_Back(flight, why, wait, unsent=False) for flight in flights])
+            return
         except DeadLetterError as error:
             why, wait = f"dead letters: {error}", self._backoff(1)
             await self._hand_back([_Back(flight, why, wait, unsent=True) for flight in flights])
@@ -975,7 +1028,13 @@ class Gateway:
             else:
                 # A little later than the release, or the source would come too early.
                 wait = self._jittered(one.wait_ms) if one.wait_ms else 0
-                self._settle(one.flight, verdict, reason=one.reason, retry_after_ms=wait)
+                self._settle(
+                    one.flight,
+                    verdict,
+                    reason=one.reason,
+                    retry_after_ms=wait,
+                    blamed=not one.unsent,
+                )
 
     async def _close_repeats(self, wave: list[Flight]) -> None:
         """Give the repeats within the batch the fate of the one that went first."""
@@ -1017,6 +1076,7 @@ class Gateway:
             outcome.verdict,
             reason=outcome.reason,
             retry_after_ms=outcome.retry_after_ms,
+            blamed=outcome.blamed,
         )
 
     def _settle(
@@ -1026,6 +1086,7 @@ class Gateway:
         *,
         reason: str = "",
         retry_after_ms: int = 0,
+        blamed: bool = False,
     ) -> None:
         """Write the verdict down; each arrival gets exactly one."""
         if flight.settled:
@@ -1045,6 +1106,7 @@ class Gateway:
             flight.forwarded,
             flight.unprotected,
             flight.known,
+            blamed,
         )
         flight.settled = True
         batch = flight.batch

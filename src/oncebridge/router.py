@@ -25,6 +25,7 @@ from oncebridge.gateway import Gateway
 from oncebridge.pattern import Pattern
 from oncebridge.settings import Settings
 from oncebridge.verdict import Outcome, Verdict
+from oncebridge.wrapping import unwrap
 
 _log = logging.getLogger("oncebridge")
 _UNROUTED = "unrouted"
@@ -41,6 +42,8 @@ class Answer(Struct, frozen=True, gc=False):
     reason: str = ""
     outcomes: tuple[tuple[str, Outcome], ...] = ()
     """By the names of the routes, in their order."""
+    blamed: bool = False
+    """It failed, and may be the cause itself; see `Outcome.blamed`."""
 
 
 Answered = Callable[[int, Answer], None]
@@ -89,10 +92,15 @@ class Router:
         """Tell how many seconds there is no point in bringing events: no route takes any."""
         return min(gateway.away_s() for gateway in self.gateways)
 
-    def read(self, raw: bytes) -> Event | Unreadable:
-        """Read one event as the routes will."""
-        limits, bare = self._settings.limits, self._settings.bare
-        return read(raw, limits=limits, bare=bare, apart=self._apart)
+    def read(self, raw: bytes, *, bare: bool | None = None) -> Event | Unreadable:
+        """Read one event as the routes will; *bare* says otherwise than the settings."""
+        settings = self._settings
+        is_bare = settings.bare if bare is None else bare
+        return read(raw, limits=settings.limits, bare=is_bare, apart=self._apart)
+
+    def unwrap(self, raw: bytes) -> tuple[Event | Unreadable, ...]:
+        """Read what is wrapped in what a queue or a stream holds: one event, rarely several."""
+        return unwrap(raw, self.read)
 
     async def process(
         self,
@@ -284,4 +292,5 @@ def _answer(outcomes: tuple[tuple[str, Outcome], ...]) -> Answer:
         if (other.acknowledge, not other.forwarded) < (outcome.acknowledge, not outcome.forwarded):
             outcome = other
     wait = max([other.retry_after_ms for _, other in outcomes if not other.acknowledge], default=0)
-    return Answer(outcome.acknowledge, outcome.verdict, wait, outcome.reason, outcomes)
+    blamed = any([other.blamed for _, other in outcomes])  # noqa: C419 - quicker
+    return Answer(outcome.acknowledge, outcome.verdict, wait, outcome.reason, outcomes, blamed)

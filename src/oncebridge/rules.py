@@ -127,6 +127,8 @@ class Plan(Struct, frozen=True, gc=False):
     state: bytes = b""
     message: str = ""
     """For the dead letters: what is missing."""
+    about: bytes = b""
+    """The entity, for sinks that keep its events together; empty where nobody wants to know."""
 
     @property
     def key(self) -> bytes:
@@ -158,8 +160,8 @@ class RuleSet:
     """
     The rules of one route, compiled; *namespace* keeps routes apart in one store.
 
-    With *ordered*, every rule that names an entity plans for a hold of its register. What no
-    rule matches is remembered for *window*.
+    With *ordered*, every rule that names an entity plans for a hold of its register; with
+    *about*, it says what the entity is. What no rule matches is remembered for *window*.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class RuleSet:
         *,
         namespace: str,
         ordered: bool = False,
+        about: bool = False,
         window: timedelta = DEFAULT_WINDOW,
     ) -> None:
         names = [rule.name for rule in rules]
@@ -176,7 +179,9 @@ class RuleSet:
                 raise ConfigError("rules", f"two rules are named {name!r}")
         self.rules = tuple(rules)
         self.namespace = namespace
-        self._compiled = [_Compiled(rule, namespace, ordered=ordered) for rule in rules]
+        self._compiled = [
+            _Compiled(rule, namespace, ordered=ordered, about=about) for rule in rules
+        ]
         self._default = _Compiled(Rule(name="default", tiers=(Tier(window=window),)), namespace)
         # Most patterns look at these two only, and there are few pairs of them.
         self._by_type = all(
@@ -210,7 +215,9 @@ class RuleSet:
 class _Compiled:
     """One rule with its expressions compiled."""
 
-    def __init__(self, rule: Rule, namespace: str, *, ordered: bool = False) -> None:
+    def __init__(
+        self, rule: Rule, namespace: str, *, ordered: bool = False, about: bool = False
+    ) -> None:
         self.rule = rule
         self._namespace = namespace
         self._fallback = ContentKey()
@@ -223,7 +230,7 @@ class _Compiled:
         ]
         self._slides = [ms(tier.window) if tier.sliding else 0 for tier in rule.tiers]
         self._spans = tuple(span for _, span in self._tiers)
-        self._only = rule.tiers[0].key if len(rule.tiers) == 1 else None
+        only = rule.tiers[0].key if len(rule.tiers) == 1 else None
         entities = {part.entity for part in (rule.latest, rule.quiet) if part}
         if ordered and rule.entity:
             entities.add(rule.entity)
@@ -234,6 +241,9 @@ class _Compiled:
                 "expression for entity, latest and quiet, or two rules",
             )
         self._entity = FieldsKey(list(entities)) if entities else None
+        named = rule.entity or next(iter(entities), None)
+        self._about = FieldsKey([named]) if about and named else None
+        self._plain = None if self._entity or self._about or self._checks else only
         self._version = compile_field(rule.latest.version) if rule.latest else None
         self._state = compile_field(rule.quiet.state) if rule.quiet else None
 
@@ -244,15 +254,15 @@ class _Compiled:
         namespace = self._namespace
         if event.replay_name is not None:
             if rule.on_replay == "deliver":
-                return Plan(rule, "bypass")
+                return Plan(rule, "bypass", about=self._whom(event))
             if rule.on_replay == "separate":
                 namespace = f"{namespace}\0replay\0{event.replay_name}"
         source = scoped_source(event.source, rule.scope)
-        if self._only is not None and self._entity is None and not self._checks:
+        if self._plain is not None:
             # the common case, with nothing to gather
-            parts = self._only.parts(event)
+            parts = self._plain.parts(event)
             if parts is not None:
-                key = make_key(namespace, self._only.kind, source, event.detail_type, parts)
+                key = make_key(namespace, self._plain.kind, source, event.detail_type, parts)
                 part = Part(key, b"", self._slides[0])
                 return Plan(rule, "deduplicate", (part,), self._spans)
         return self._gather(event, namespace, source)
@@ -262,7 +272,7 @@ class _Compiled:
             return Plan(self.rule, "discard")
         source = scoped_source(event.source, self.rule.scope)
         entity, *_ = self._register(event, self._namespace, source)
-        return Plan(self.rule, "bypass", entity=entity)
+        return Plan(self.rule, "bypass", entity=entity, about=self._whom(event))
 
     def _gather(self, event: Event, namespace: str, source: str) -> Plan:
         rule = self.rule
@@ -283,7 +293,7 @@ class _Compiled:
         entity, version, state, unknown = self._register(event, namespace, source)
         if missing or unknown:
             if rule.on_missing == "deliver":
-                return Plan(rule, "bypass")
+                return Plan(rule, "bypass", about=self._whom(event))
             if rule.on_missing == "dead" or not found:
                 return Plan(rule, "dead", message=_MISSING.format(rule=rule.name))
         return Plan(
@@ -294,7 +304,15 @@ class _Compiled:
             entity,
             version,
             state,
+            about=self._whom(event),
         )
+
+    def _whom(self, event: Event) -> bytes:
+        """Tell what the event is about, whichever source and replay it comes from."""
+        parts = self._about.parts(event) if self._about else None
+        if parts is None:
+            return b""
+        return make_key(self._namespace, b"about", "", f"rule\0{self.rule.name}", parts)
 
     def _instead(self, event: Event) -> tuple[ContentKey | IdKey, tuple[bytes, ...] | None]:
         """Find a key where the configured one has none: the content, or else the id."""

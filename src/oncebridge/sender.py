@@ -30,6 +30,12 @@ class Slots:
     def __init__(self, count: int) -> None:
         self._free = count
         self._wishes: deque[Callable[[], None]] = deque()
+        self.slowest_s = 0.0
+        """How long calls took lately, the slowest of them; forgotten little by little."""
+
+    def note(self, took_s: float) -> None:
+        """Remember how long a call took."""
+        self.slowest_s = max(took_s, self.slowest_s * 0.9)
 
     def take(self) -> bool:
         """Take a slot, if there is one."""
@@ -164,7 +170,8 @@ class Sends:
                 task.exception()
             return
         self._slots.give()
-        flights = call[0]
+        flights, ends, timeout_s = call
+        self._slots.note(self._loop.time() - ends + timeout_s)
         self._answered += zip(flights, _answers(task, len(flights)), strict=True)
         self.wake()
 
@@ -177,6 +184,7 @@ class Sends:
                 earliest = min(earliest, ends)
                 continue
             self._give_up(task)
+            self._slots.note(timeout_s)
             reason = Unknown(f"no answer within {timeout_s:g} s")
             self._answered += [(flight, reason) for flight in flights]
             self.wake()

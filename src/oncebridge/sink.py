@@ -43,6 +43,8 @@ class Delivery(Struct, frozen=True, gc=False):
     """Newest-wins rules: lets the sink refuse a write that comes late after a stall."""
     unprotected: bool = False
     """The store was down and this is sent all the same; it may repeat."""
+    entity: bytes = b""
+    """What the event is about, for sinks that keep that in order; empty where no rule says it."""
 
     @property
     def idempotency_key(self) -> str:

@@ -111,7 +111,7 @@ class Spool:
         self.depth = await self._file.run(
             lambda db: db.execute("SELECT count(*) FROM oncebridge_spool").fetchone()[0]
         )
-        self._relay = Relay(host.router, take=self._take, final=self._forget)
+        self._relay = Relay(host.router, take=self._take, final=self._forget, batch=host.batch)
 
     async def run(self) -> None:
         assert self._relay is not None  # noqa: S101 - open before
@@ -145,7 +145,7 @@ class Spool:
                 await asyncio.sleep(_TRY_AGAIN_S)
                 continue
             if rows:
-                self._taken = rows[-1][0]
+                self._taken = rows[-1].place
                 return rows
             await self._filled.wait()
 
@@ -189,7 +189,7 @@ def _some(rows: Iterable[tuple[int, bytes]]) -> list[Item]:
     taken: list[Item] = []
     size = 0
     for number, raw in rows:
-        taken.append((number, raw))
+        taken.append(Item(number, (raw,)))
         size += len(raw)
         if size >= _BATCH_BYTES:
             break

@@ -59,3 +59,8 @@ class Outcome(Struct, frozen=True, gc=False):
     """Forwarded while the store was down."""
     first: First | None = None
     """For a duplicate: the arrival that was delivered."""
+    blamed: bool = False
+    """
+    When failed: it was tried, and may be the cause itself. Otherwise the sink, the store or the
+    route is, and a source that can wait need not give it back.
+    """

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Verdict, Yes
-from oncebridge.relay import Relay
+from oncebridge.relay import Item, Relay
 from oncebridge.router import Router, Way
 
 from .doubles import (
@@ -308,7 +308,9 @@ async def test_an_hour_without_the_sink_costs_nothing_but_the_hour(answer):
 async def test_a_relay_brings_everything_when_an_hour_without_the_sink_is_over():
     sink = Hours(now() + 3600, No("refused"))
     async with Bench(sink=sink) as bench:
-        left = [[(n, raw) for n, raw in enumerate(events(40, 40 * k), 40 * k)] for k in range(10)]
+        left = [
+            [Item(n, (raw,)) for n, raw in enumerate(events(40, 40 * k), 40 * k)] for k in range(10)
+        ]
 
         async def take():
             return left.pop(0) if left else []

@@ -1629,3 +1629,36 @@ async def test_what_an_interrupted_claim_left_behind_is_given_back():
         (left,) = await bench.store.inner.peek([first_part.key])
         assert left.token == b""
         assert left.attempts == 0
+
+
+@virtual
+async def test_no_send_is_begun_that_the_end_of_the_time_would_cut_short():
+    sink = ScriptedSink(otherwise=After(0.4, Yes()), concurrency=1)
+    async with Bench(sink=sink) as bench:
+        events = [event({"n": n}) for n in range(14)]
+        outcomes = await bench.process(*events, within=seconds(3))
+        handed_back = [one for one in outcomes if not one.acknowledge]
+        assert len(sink.taken) == len(outcomes) - len(handed_back) == 4
+        assert bench.books.ambiguous == 0, "none was sent and then cut off"
+        # What is too slow for the time there is gets all of it, once.
+        sink.otherwise = After(5, Yes())
+        for _ in range(2):
+            (outcome,) = await bench.process(event({"n": 99}), within=seconds(3))
+            assert not outcome.acknowledge
+            await asyncio.sleep(20)
+        assert bench.books.ambiguous == 2
+
+
+@virtual
+async def test_what_a_cancelled_call_leaves_uncommitted_is_counted():
+    async with Bench() as bench:
+        bench.store.arm("commit.before", times=1e9)
+        task = asyncio.create_task(bench.one(event()))
+        await eventually(lambda: bench.sink.taken)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert bench.books.acked_uncommitted == 1
+        bench.store.disarm()
+        assert await bench.gateway.settle(seconds(60))

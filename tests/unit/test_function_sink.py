@@ -1,6 +1,7 @@
 import asyncio
 import functools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -275,3 +276,50 @@ def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="broken_sink_module"):
         FunctionSink.from_url("python:broken_sink_module:f")
+
+
+def generating(event):
+    yield event
+
+
+async def generating_later(event):
+    yield event
+
+
+class Generating:
+    def __call__(self, event):
+        yield event
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        generating,
+        generating_later,
+        Generating(),
+        functools.partial(generating),
+        functools.partial(generating_later),
+    ],
+)
+def test_a_function_that_would_never_run_is_refused(function):
+    with pytest.raises(ConfigError, match="yield"):
+        FunctionSink(function)
+
+
+@pytest.mark.parametrize("made", [generating, generating_later])
+async def test_a_generator_is_no_yes(made):
+    (answer,) = await send(FunctionSink(lambda one: (0, made(one))[1]))
+    assert isinstance(answer, Unknown)
+    assert "generator" in answer.reason
+
+
+async def test_the_future_of_another_thread_is_waited_for():
+    with ThreadPoolExecutor(1) as pool:
+        assert await send(FunctionSink(lambda e: pool.submit(lambda: 1))) == [Yes()]
+        failed = await send(FunctionSink(lambda e: pool.submit(lambda: 1 / 0)))
+        assert failed == [Unknown("ZeroDivisionError")]
+
+
+async def test_the_end_of_an_iterator_is_a_failure_like_any_other():
+    async with asyncio.timeout(5):
+        assert await send(FunctionSink(lambda e: next(iter([])))) == [Unknown("StopIteration")]

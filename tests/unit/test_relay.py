@@ -2,6 +2,7 @@ import asyncio
 import itertools
 import json
 from collections import Counter
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -20,11 +21,15 @@ from tests.faults.doubles import (
     virtual,
 )
 
-from oncebridge import No, Settings, Unknown, Verdict, Yes
-from oncebridge.relay import Relay
+from oncebridge import Closed, No, Settings, Unknown, Verdict, Yes
+from oncebridge.relay import Item, Relay
 from oncebridge.router import Answer, Router, Way
 
 FINAL = Answer(acknowledge=True, verdict=Verdict.DELIVERED)
+
+
+def item(place, arrival, lane=None):
+    return Item(place, (arrival,), lane)
 
 
 def later(ms=1000):
@@ -64,14 +69,13 @@ class Shelf:
     """Records numbered from 1, given in batches, and what was told of them."""
 
     def __init__(self, router, count=20, batch=3, *, then=None, **more):
-        self.left = [(number, str(number).encode()) for number in range(1, count + 1)]
+        self.left = [item(number, str(number).encode()) for number in range(1, count + 1)]
         self.batch = batch
         self.then = then
         self.final = []
         self.passed = []
-        self.relay = Relay(
-            router, take=self.take, final=self.note_final, passed=self.note_passed, **more
-        )
+        told = {"final": self.note_final, "passed": self.note_passed} | more
+        self.relay = Relay(router, take=self.take, **told)
 
     async def take(self):
         await asyncio.sleep(0)
@@ -92,6 +96,12 @@ class Shelf:
 
 async def hangs():
     await asyncio.Event().wait()
+
+
+def pauses(router):
+    """Tell how long it was from each batch to the next."""
+    moments = [at for at, _ in router.batches]
+    return [after - before for before, after in itertools.pairwise(moments)]
 
 
 # --- bringing ------------------------------------------------------------------------------------
@@ -135,7 +145,7 @@ async def test_what_was_handed_back_is_brought_again_alone_after_the_time_it_ask
         (6, [b"2"]),
     ]
     assert shelf.final == [1, 3, 2]
-    assert shelf.passed == [3]
+    assert shelf.passed == [1, 3]
 
 
 @virtual
@@ -187,12 +197,65 @@ async def test_others_pass_what_waits_to_be_brought_again_but_only_so_many():
 async def test_where_nobody_says_when_the_pauses_grow():
     router = Doors(lambda one, times: later(0) if times < 16 else FINAL, 0)
     await Shelf(router, count=1).relay.run()
-    moments = [at for at, _ in router.batches]
-    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    gaps = pauses(router)
     assert gaps[0] == pytest.approx(0.05)
     assert gaps[3] == pytest.approx(0.4)
     assert gaps == sorted(gaps)
     assert gaps[-1] == pytest.approx(30)
+
+
+@virtual
+async def test_a_moment_that_is_asked_for_again_and_again_grows():
+    router = Doors(lambda one, times: later(1) if times < 16 else FINAL, 0)
+    await Shelf(router, count=1).relay.run()
+    gaps = pauses(router)
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == pytest.approx(30)
+
+
+class Payload(bytes):
+    """Bytes that are counted for as long as somebody keeps them."""
+
+    alive = 0
+
+    def __new__(cls, text):
+        cls.alive += 1
+        return super().__new__(cls, text)
+
+    def __del__(self):
+        Payload.alive -= 1
+
+
+@virtual
+async def test_behind_one_that_is_never_final_only_places_are_kept_and_not_too_many():
+    most_alive = 0
+
+    class Watched(Doors):
+        async def process(self, arrivals, **_):
+            nonlocal most_alive
+            most_alive = max(most_alive, Payload.alive)
+            return [later(3_600_000) if one == b"1" else FINAL for one in arrivals]
+
+    took = itertools.count(1)
+
+    async def take():
+        assert len(shelf.relay._line) < 100_000, "that is enough"
+        return [item(n, Payload(str(n).encode())) for n in itertools.islice(took, 1000)]
+
+    shelf = Shelf(Watched())
+    shelf.relay._take = take
+    before = Payload.alive
+    running = asyncio.create_task(shelf.relay.run())
+    await eventually(lambda: len(shelf.relay._line) >= 100_000)
+    await asyncio.sleep(60)
+    assert len(shelf.relay._line) == 100_000
+    assert len(shelf.final) == 99_999
+    assert shelf.passed == []
+    assert shelf.relay._bytes == 1
+    assert most_alive - before < 10_000
+    assert Payload.alive - before < 2000
+    shelf.relay.stop()
+    await running
 
 
 @virtual
@@ -202,7 +265,7 @@ async def test_one_batch_that_has_to_wait_does_not_hold_up_the_rest_but_nothing_
     running = asyncio.create_task(shelf.relay.run())
     await asyncio.sleep(10)
     assert len(shelf.final) == 19
-    assert shelf.passed[-1] == 3
+    assert shelf.passed[-1] == 4
     await running
     assert shelf.passed[-1] == 20
     assert shelf.relay.is_through
@@ -279,6 +342,30 @@ async def test_it_stops_at_once_while_nobody_takes_anything():
     assert router.batches == []
 
 
+@pytest.mark.parametrize("leave_s", [0, 1])
+@virtual
+async def test_where_there_is_always_more_no_take_begins_after_the_stop(leave_s):
+    for steps in range(100, 115):  # at every step of the loop there may be a stop
+        shelf = Shelf(Doors(takes_s=0), takers=2, leave_s=leave_s)
+        numbers, late = itertools.count(1), []
+
+        async def take(shelf=shelf, numbers=numbers, late=late):
+            if shelf.relay._stopping.is_set():
+                late.append(now())
+                assert len(late) < 9, "it goes on for ever"
+            await asyncio.sleep(0)
+            return [item(n, str(n).encode()) for n in itertools.islice(numbers, 3)]
+
+        shelf.relay._take = take
+        running = asyncio.create_task(shelf.relay.run())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        shelf.relay.stop()
+        await running
+        assert shelf.final
+        assert late == []
+
+
 @virtual
 async def test_it_stops_before_it_has_begun():
     router = Doors()
@@ -317,7 +404,7 @@ async def test_what_is_handed_back_after_the_stop_stays_where_it_is():
 async def test_a_sink_that_hangs_holds_it_up_no_longer_than_the_gateway():
     async with Bench(sink=ScriptedSink(otherwise=Deaf(3600, Yes()))) as bench:
         shelf = Shelf(Router([Way(bench.gateway)]), count=0)
-        shelf.left = [(1, event())]
+        shelf.left = [item(1, event())]
         running = asyncio.create_task(shelf.relay.run())
         await eventually(lambda: bench.sink.under_way)
         shelf.relay.stop()
@@ -333,7 +420,7 @@ async def test_it_stops_at_once_when_the_gateway_is_paused():
     async with Bench() as bench:
         bench.gateway.pause()
         shelf = Shelf(Router([Way(bench.gateway)]), count=0)
-        shelf.left = [(1, event())]
+        shelf.left = [item(1, event())]
         running = asyncio.create_task(shelf.relay.run())
         await asyncio.sleep(60)
         began = now()
@@ -348,7 +435,7 @@ async def test_a_paused_route_is_brought_everything_when_it_goes_on():
     async with Bench() as bench:
         bench.gateway.pause()
         shelf = Shelf(Router([Way(bench.gateway)]), count=0)
-        shelf.left = [(n, event({"n": n}, id=f"e{n}")) for n in range(1, 8)]
+        shelf.left = [item(n, event({"n": n}, id=f"e{n}")) for n in range(1, 8)]
         running = asyncio.create_task(shelf.relay.run())
         await asyncio.sleep(300)
         assert bench.store.calls["claim"] == 0
@@ -373,6 +460,50 @@ async def test_where_taking_fails_what_was_taken_before_is_still_brought_to_its_
         await shelf.relay.run()
     assert shelf.passed[-1] == 20
     assert not shelf.relay.is_through
+
+
+@pytest.mark.parametrize("ahead", [0, 100])
+@virtual
+async def test_where_one_of_several_that_take_fails_no_other_begins_to_take(ahead):
+    """Be it that they wait for room, or for what they take."""
+    shelf = Shelf(Doors(takes_s=5), count=0, takers=4, ahead=ahead, at_once=1)
+    begun = []
+
+    async def take():
+        begun.append(now())
+        mine = len(begun)
+        await asyncio.sleep(0.3)
+        if mine == 2:
+            await asyncio.sleep(1)
+            raise ZeroDivisionError
+        return [item(mine, str(mine).encode())]
+
+    shelf.relay._take = take
+    shelf.relay._passed = None
+    with pytest.raises(ZeroDivisionError):
+        async with asyncio.timeout(100):
+            await shelf.relay.run()
+    assert max(begun) - min(begun) < 1.3, "nobody after the error"
+    assert sorted(shelf.final) == [n for n in range(1, len(begun) + 1) if n != 2]
+    assert not shelf.relay.is_through
+
+
+@virtual
+async def test_where_one_fails_to_take_nobody_waits_for_another_that_finds_nothing():
+    shelf = Shelf(Doors(), count=0, takers=2)
+    begun = []
+
+    async def take():
+        begun.append(now())
+        if len(begun) == 2:
+            await asyncio.sleep(1)
+            raise ZeroDivisionError
+        await asyncio.sleep(3600)
+
+    shelf.relay._take = take
+    with pytest.raises(ZeroDivisionError):
+        async with asyncio.timeout(60):
+            await shelf.relay.run()
 
 
 @pytest.mark.parametrize("what", ["final", "passed"])
@@ -421,6 +552,22 @@ async def test_cancelled_it_brings_nothing_more():
     assert len(asyncio.all_tasks()) == 1
 
 
+@virtual
+async def test_cancelled_it_ends_at_once_although_a_batch_hangs():
+    router = Doors(takes_s=3600)
+    shelf = Shelf(router, then=hangs)
+    running = asyncio.create_task(shelf.relay.run())
+    await asyncio.sleep(10)
+    assert router.under_way
+    began = now()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert now() == began
+    assert (router.under_way, shelf.final) == (0, [])
+    assert len(asyncio.all_tasks()) == 1
+
+
 # --- order ----------------------------------------------------------------------------------------
 
 ORDERED = Settings(order="entity", breaker=1000, max_attempts=1000)
@@ -431,7 +578,7 @@ async def test_an_ordered_router_is_brought_one_batch_at_a_time():
     async with Bench(rule(entity="detail.e"), settings=ORDERED) as bench:
         router = Router([Way(bench.gateway)])
         shelf = Shelf(router, count=0, at_once=4)
-        shelf.left = [(n, event({"e": "x", "n": n}, id=f"e{n}")) for n in range(1, 10)]
+        shelf.left = [item(n, event({"e": "x", "n": n}, id=f"e{n}")) for n in range(1, 10)]
         bench.sink.script = [Unknown("reset"), Yes(), No("refused"), Unknown("reset")]
         await shelf.relay.run()
         assert shelf.relay.is_through
@@ -454,7 +601,7 @@ def test_entities_of_a_file_arrive_in_its_order_whatever_the_sink_does(entities,
         async with Bench(rule(entity="detail.e"), sink=sink, settings=ORDERED) as bench:
             shelf = Shelf(Router([Way(bench.gateway)]), count=0, batch=batch)
             shelf.left = [
-                (n, event({"e": entity, "n": n}, id=f"e{n}"))
+                item(n, event({"e": entity, "n": n}, id=f"e{n}"))
                 for n, entity in enumerate(entities, start=1)
             ]
             await shelf.relay.run()
@@ -467,6 +614,363 @@ def test_entities_of_a_file_arrive_in_its_order_whatever_the_sink_does(entities,
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
+
+
+# --- lanes ----------------------------------------------------------------------------------------
+
+
+class Lanes(Shelf):
+    """Records in the lanes that *lanes* names, one letter each; a dot is none."""
+
+    def __init__(self, router, lanes, **more):
+        super().__init__(router, count=0, batch=5, **more)
+        self.left = [
+            item(n, str(n).encode(), None if lane == "." else lane)
+            for n, lane in enumerate(lanes, start=1)
+        ]
+
+
+@virtual
+async def test_in_a_lane_one_starts_when_the_one_before_it_is_final():
+    router = Doors(takes_s=1)
+    shelf = Lanes(router, "aab.a")
+    await shelf.relay.run()
+    assert [sorted(batch) for _, batch in router.batches] == [[b"1", b"3", b"4"], [b"2"], [b"5"]]
+    assert shelf.passed[-1] == 5
+
+
+@virtual
+async def test_a_lane_that_waits_lets_the_others_pass():
+    router = Doors(lambda one, times: later(9000) if one == b"1" and times < 3 else FINAL, 0.1)
+    shelf = Lanes(router, "abababab")
+    running = asyncio.create_task(shelf.relay.run())
+    await asyncio.sleep(5)
+    assert shelf.final == [2, 4, 6, 8]
+    assert shelf.passed == []
+    await running
+    assert shelf.final == [2, 4, 6, 8, 1, 3, 5, 7]
+
+
+@settings(max_examples=100)
+@given(
+    st.text("ab.", min_size=1, max_size=25),
+    st.dictionaries(st.integers(1, 25), st.integers(1, 4), max_size=8),
+    st.integers(1, 4),
+)
+def test_a_lane_is_finished_in_its_order_whatever_is_handed_back(lanes, stubborn, at_once):
+    async def run():
+        router = Doors(lambda one, times: FINAL if times > stubborn.get(int(one), 0) else later())
+        shelf = Lanes(router, lanes, at_once=at_once)
+        await shelf.relay.run()
+        assert shelf.relay.is_through
+        for lane in "ab":
+            own = [number for number in shelf.final if lanes[number - 1] == lane]
+            assert own == sorted(own)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+
+
+# --- giving back ----------------------------------------------------------------------------------
+
+BUSY = Answer(acknowledge=False, verdict=Verdict.BUSY, retry_after_ms=7000)
+BLAMED = Answer(acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=5000, blamed=True)
+
+
+class Desk(Lanes):
+    """An origin that takes records back."""
+
+    def __init__(self, router, lanes, **more):
+        self.back = []
+        super().__init__(router, lanes, hand_back=self.note_back, passed=None, **more)
+
+    async def note_back(self, pairs):
+        self.back += [(one.place, answer) for one, answer in pairs]
+
+
+@pytest.mark.parametrize("answer", [BUSY, BLAMED])
+@virtual
+async def test_what_is_busy_or_to_blame_goes_back_at_once(answer):
+    router = Doors(lambda one, times: answer if one == b"2" else FINAL)
+    counter = Desk(router, "...")
+    await counter.relay.run()
+    assert counter.back == [(2, answer)]
+    assert counter.final == [1, 3]
+    assert router.brought[b"2"] == 1
+
+
+@virtual
+async def test_with_it_goes_what_stands_behind_it_in_its_lane_and_nothing_else():
+    router = Doors(lambda one, times: BUSY if one == b"2" else FINAL)
+    counter = Desk(router, "aaaba.")
+    await counter.relay.run()
+    assert counter.back == [(2, BUSY), (3, BUSY), (5, BUSY)]
+    assert sorted(counter.final) == [1, 4, 6]
+
+
+@virtual
+async def test_an_outage_gives_nothing_back():
+    router = Doors(lambda one, times: later(2000) if times < 30 else FINAL)
+    counter = Desk(router, "ab.")
+    await counter.relay.run()
+    assert counter.back == []
+    assert sorted(counter.final) == [1, 2, 3]
+
+
+@virtual
+async def test_at_a_stop_all_that_is_left_goes_back_with_no_pause():
+    router = Doors(lambda one, times: later(60_000) if one == b"1" else FINAL)
+    counter = Desk(router, "a.aa", then=hangs)
+    running = asyncio.create_task(counter.relay.run())
+    await asyncio.sleep(1)
+    assert [one.place for one in counter.relay.in_hand] == [1, 3, 4]
+    counter.relay.stop()
+    await running
+    assert [place for place, _ in counter.back] == [1, 3, 4]
+    assert {answer.retry_after_ms for _, answer in counter.back} == {0}
+
+
+@virtual
+async def test_where_giving_back_fails_the_error_is_raised():
+    router = Doors(lambda one, times: later(60_000))
+    counter = Desk(router, "..", then=hangs)
+
+    async def note(pairs):
+        raise ZeroDivisionError
+
+    counter.relay._hand_back = note
+    running = asyncio.create_task(counter.relay.run())
+    await asyncio.sleep(1)
+    counter.relay.stop()
+    with pytest.raises(ZeroDivisionError):
+        await running
+
+
+class Post:
+    """An origin that counts how often it gives each message; what comes back is there later."""
+
+    def __init__(self, router, *arrivals, **more):
+        self.there = [(0, item(place, one)) for place, one in enumerate(arrivals, start=1)]
+        self.given = Counter()
+        self.final = []
+        self.back = []
+        told = {"final": self.note_final, "hand_back": self.note_back}
+        self.relay = Relay(router, take=self.take, **told, takers=2, ahead=20, batch=20, **more)
+
+    async def take(self):
+        while not (due := [one for at, one in self.there if at <= now()][:10]):  # noqa: ASYNC110
+            await asyncio.sleep(1)
+        self.there = [pair for pair in self.there if pair[1] not in due]
+        self.given.update([one.place for one in due])
+        return due
+
+    async def note_final(self, places):
+        self.final += places
+
+    async def note_back(self, pairs):
+        self.back += [one.place for one, _ in pairs]
+        self.there += [(now() + max(a.retry_after_ms / 1000, 1), one) for one, a in pairs]
+
+    @asynccontextmanager
+    async def running(self):
+        running = asyncio.create_task(self.relay.run())
+        yield
+        self.relay.stop()
+        await running
+
+
+def numbered(count, **detail):
+    return [event({"n": n} | detail, id=f"e{n}") for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("answer", [No("refused"), Closed("401"), None])
+@virtual
+async def test_an_hour_of_outage_gives_no_message_back(answer):
+    async with Bench(sink=ScriptedSink(otherwise=answer or Yes())) as bench:
+        if answer is None:
+            bench.store.arm("claim.before", times=1e9, for_s=3600)
+        post = Post(Router([Way(bench.gateway)]), *numbered(100))
+        async with post.running():
+            await asyncio.sleep(3600)
+            assert bench.sink.taken == []
+            bench.sink.otherwise = Yes()
+            # The longest pause that a gateway asks for, and a moment.
+            await eventually(lambda: len(post.final) == 100, 330)
+        assert len(bench.sink.taken) == 100
+        assert Counter(post.given.values()) == {1: 100}, "each is received once"
+
+
+@virtual
+async def test_where_order_is_kept_nothing_goes_back_and_nothing_passes():
+    async with Bench(rule(entity="detail.e"), settings=ORDERED) as bench:
+        bench.sink.script = [Unknown("reset")] * 4
+        post = Post(Router([Way(bench.gateway)]), *numbered(30, e="x"))
+        async with post.running():
+            await eventually(lambda: len(post.final) == 30, 600)
+            assert post.back == []
+        assert post.given.total() == 30
+        numbers = [json.loads(raw)["detail"]["n"] for raw in bench.sink.raws]
+        assert numbers == list(range(1, 31))
+
+
+# --- what nobody foresaw --------------------------------------------------------------------------
+
+BROKEN = Answer(acknowledge=False, verdict=Verdict.FAILED, reason="an unforeseen error")
+
+
+class Fragile(Doors):
+    """A router that answers for nobody in a batch with the poison."""
+
+    async def process(self, arrivals, **_):
+        await super().process(arrivals)
+        return [BROKEN if b"poison" in arrivals else FINAL] * len(arrivals)
+
+
+def with_poison():
+    return [item(n, b"poison" if n == 7 else str(n).encode()) for n in range(1, 13)]
+
+
+@virtual
+async def test_what_was_in_a_batch_that_broke_is_brought_alone_and_only_the_poison_goes_back():
+    router = Fragile()
+    counter = Desk(router, "")
+    counter.left, counter.batch = with_poison(), 12
+    running = asyncio.create_task(counter.relay.run())
+    await asyncio.sleep(1)
+    assert counter.back == []
+    assert sorted(counter.final) == [n for n in range(1, 13) if n != 7]
+    await running
+    assert [len(batch) for _, batch in router.batches] == [12] + [1] * (11 + 7)
+    assert router.brought.pop(b"poison") == 8
+    assert set(router.brought.values()) == {2}
+    ((place, answer),) = counter.back
+    assert (place, answer.retry_after_ms, answer.blamed) == (7, 300_000, True)
+
+
+@virtual
+async def test_poison_that_nobody_takes_back_is_tried_for_ever_alone_and_ever_more_seldom():
+    router = Fragile(takes_s=0.3)
+    numbers = itertools.count(13)
+
+    async def more():
+        await asyncio.sleep(0.1)
+        number = next(numbers)
+        return [item(number, str(number).encode())]
+
+    shelf = Shelf(router, count=0, batch=12, then=more, at_once=1)
+    shelf.left = with_poison()
+    running = asyncio.create_task(shelf.relay.run())
+    await asyncio.sleep(600)
+    shelf.relay.stop()
+    await running
+    assert set(range(1, 1000)) - set(shelf.final) == {7}
+    assert shelf.passed[-1] == 6
+    first, *others = [(at, len(batch)) for at, batch in router.batches if b"poison" in batch]
+    assert first[1] == 12
+    assert {size for _, size in others} == {1}
+    gaps = [after - before for (before, _), (after, _) in itertools.pairwise(others)]
+    assert 20 < len(others) < 40
+    assert gaps[-5:] == [pytest.approx(30, abs=1)] * 5
+
+
+# --- several that take, several in one --------------------------------------------------------------
+
+
+@virtual
+async def test_several_take_side_by_side_and_what_they_bring_goes_together():
+    router = Doors(takes_s=1)
+    shelf = Shelf(router, count=60, batch=2, takers=5, ahead=100, at_once=1, most_in_hand=40)
+    took = 0
+
+    async def take():
+        nonlocal took
+        took += 1
+        assert took <= 5
+        await asyncio.sleep(0.2)
+        took -= 1
+        batch, shelf.left = shelf.left[:2], shelf.left[2:]
+        return batch
+
+    shelf.relay._take = take
+    await shelf.relay.run()
+    assert sorted(shelf.final) == list(range(1, 61))
+    sizes = [len(batch) for _, batch in router.batches]
+    assert max(sizes) >= 30
+    assert max(sizes) <= 40
+
+
+@virtual
+async def test_a_take_under_way_at_a_stop_may_come_to_its_end_within_its_leave():
+    for takes_s, taken in ((0.5, [1]), (5, [])):
+        counter = Desk(Doors(), "", leave_s=1)
+
+        async def take(takes_s=takes_s):
+            await asyncio.sleep(takes_s)
+            return [item(1, b"1")]
+
+        counter.relay._take = take
+        running = asyncio.create_task(counter.relay.run())
+        await asyncio.sleep(0.01)
+        counter.relay.stop()
+        began = now()
+        await running
+        assert now() - began <= 1
+        assert [place for place, _ in counter.back] == taken
+
+
+@virtual
+async def test_not_more_is_taken_than_there_are_bytes_for():
+    router = Doors(takes_s=100)
+    shelf = Shelf(router, count=9, batch=1, ahead=100, at_once=1, most_bytes=4)
+    running = asyncio.create_task(shelf.relay.run())
+    await asyncio.sleep(50)
+    assert len(shelf.left) == 5
+    await running
+    assert shelf.relay.is_through
+
+
+@virtual
+async def test_a_record_of_several_events_is_final_when_all_of_them_are():
+    router = Doors(lambda one, times: later() if one == b"b" and times < 3 else FINAL)
+    shelf = Shelf(router, count=0)
+    shelf.left = [Item(1, (b"a", b"b", b"c")), Item(2, (b"d",))]
+    await shelf.relay.run()
+    assert shelf.final == [2, 1]
+    assert router.brought == {b"a": 1, b"b": 3, b"c": 1, b"d": 1}, "what is final is final"
+
+
+@virtual
+async def test_of_a_record_only_what_is_not_final_is_brought_again():
+    rules = rule(name="log", match={"detail-type": ["Log"]}, key="none"), rule()
+    async with Bench(*rules) as bench:
+        bench.sink.otherwise = lambda one: Yes() if b"Log" in one.event.raw else No("refused")
+        shelf = Shelf(Router([Way(bench.gateway)]), count=0)
+        shelf.left = [Item(1, (event(detail_type="Log"), event(), b"garbage"))]
+        running = asyncio.create_task(shelf.relay.run())
+        await asyncio.sleep(60)
+        assert shelf.final == []
+        bench.sink.otherwise = Yes()
+        await running
+        assert bench.sink.raws == [event(detail_type="Log"), event()]
+        assert [letter.raw for letter in await bench.letters()] == [b"garbage"]
+
+
+@virtual
+async def test_what_is_answered_early_is_told_early():
+    class Early(Doors):
+        async def process(self, arrivals, *, answered, **_):
+            for at, one in enumerate(arrivals):
+                asyncio.get_running_loop().call_later(int(one), answered, at, FINAL)
+            await asyncio.sleep(20)
+            return [FINAL] * len(arrivals)
+
+    shelf = Shelf(Early())
+    running = asyncio.create_task(shelf.relay.run())
+    await asyncio.sleep(2.5)
+    assert shelf.final == [1, 2]
+    assert shelf.passed[-1] == 2
+    await running
+    assert sorted(shelf.final) == list(range(1, 21))
 
 
 # --- whatever happens --------------------------------------------------------------------------------

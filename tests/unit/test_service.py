@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 import logging
 from collections import Counter
@@ -26,7 +27,7 @@ from oncebridge.clock import SystemDice
 from oncebridge.config import load
 from oncebridge.errors import ConfigError
 from oncebridge.pattern import Pattern
-from oncebridge.relay import Relay
+from oncebridge.relay import Item, Relay
 from oncebridge.secret import Address
 from oncebridge.service import Service
 from oncebridge.stores.memory import MemoryStore
@@ -40,6 +41,7 @@ class Stream:
         self.batches = list(batches)
         self.ends = ends
         self.opened = self.closed = 0
+        self.numbers = itertools.count(1)
         self.relay = None
 
     async def open(self, host):
@@ -50,7 +52,8 @@ class Stream:
     async def take(self):
         if not self.batches and not self.ends:
             await asyncio.Event().wait()
-        return list(enumerate(self.batches.pop(0))) if self.batches else []
+        batch = self.batches.pop(0) if self.batches else []
+        return [Item(next(self.numbers), (raw,)) for raw in batch]
 
     async def run(self):
         await self.relay.run()

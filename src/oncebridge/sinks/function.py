@@ -5,7 +5,8 @@ import importlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Struct
@@ -42,9 +43,12 @@ class FunctionSink:
     ) -> None:
         if concurrency < 1:
             raise ConfigError("concurrency", f"must be at least 1, not {concurrency}")
+        called = getattr(function, "__call__", None)  # noqa: B004 - an object may have one
+        if any(map(_makes_a_generator, (function, called))):
+            raise ConfigError("", "the function has a yield in it, and would never run")
         self._function = function
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+            called
         )
         self.concurrency = concurrency
         self._threads: ThreadPoolExecutor | None = None
@@ -83,14 +87,18 @@ class FunctionSink:
     async def _call(self, event: Event) -> SinkAnswer:
         try:
             if self._is_async:
-                await self._function(event)
+                result = await self._function(event)
             elif self._free.acquire(blocking=False):
                 result = await self._call_in_thread(event)
+                if isinstance(result, Future):
+                    result = asyncio.wrap_future(result)
                 if inspect.isawaitable(result):
-                    await result  # a plain wrapper around an async def
+                    result = await result  # a plain wrapper around an async def
             else:
                 # Calls that were given up still run, and this one would only queue behind them.
                 return No("the function is still busy with an earlier event")
+            if inspect.isgenerator(result) or inspect.isasyncgen(result):
+                return Unknown("the function gave a generator, whose body did not run")
         except SinkRejected as error:
             return Never(_named(error))
         except _Left as error:
@@ -114,12 +122,19 @@ class FunctionSink:
         """Call the function; one that wants to leave the process takes nobody with it."""
         try:
             return self._function(event)
-        except (SystemExit, KeyboardInterrupt) as error:
+        except (SystemExit, KeyboardInterrupt, StopIteration) as error:
             raise _Left(_named(error)) from None
 
 
 class _Left(Exception):
-    """The function raised what would end the process."""
+    """The function raised what would end the process, or what no future can carry."""
+
+
+def _makes_a_generator(function: Any) -> bool:
+    inner = inspect.unwrap(function) if callable(function) else function
+    while isinstance(inner, partial):
+        inner = inner.func
+    return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
 
 
 def _named(error: BaseException) -> str:

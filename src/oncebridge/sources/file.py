@@ -31,6 +31,7 @@ from oncebridge.options import Doc
 from oncebridge.records import Record, Records
 from oncebridge.relay import Item, Relay
 from oncebridge.source import Host
+from oncebridge.waiting import happens_within
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
@@ -95,7 +96,10 @@ class FileSource:
                 why = os.strerror(error.errno) if error.errno else type(error).__name__
                 raise ConfigError("source", f"file:{self._path}: {why}") from None
         self._relay = Relay(
-            host.router, take=self._take, passed=self._passed if self._path else None
+            host.router,
+            take=self._take,
+            passed=self._passed if self._path else None,
+            batch=host.batch,
         )
 
     async def run(self) -> None:
@@ -103,6 +107,9 @@ class FileSource:
         if self._path is not None and not await self._take_up():
             return
         keeping = asyncio.create_task(self._keep())
+        if self._checkpoint is not None:
+            # Whatever ends it, nothing is read from a place that nobody keeps.
+            keeping.add_done_callback(lambda _: self.stop())
         try:
             await self._relay.run()
         finally:
@@ -136,7 +143,7 @@ class FileSource:
         )
         if records and self._path is not None:
             self._lines[records[-1].end] = records[-1].last_line
-        return [(record.end, self._arrival(record)) for record in records]
+        return [Item(record.end, (self._arrival(record),)) for record in records]
 
     def _arrival(self, record: Record) -> Arrival:
         assert self._host is not None  # noqa: S101
@@ -157,7 +164,7 @@ class FileSource:
         assert self._file is not None  # noqa: S101
         assert self._path is not None  # noqa: S101
         while not self._host.is_open():
-            if await _happens_within(self._stopping, _TRY_AGAIN_S):
+            if await happens_within(self._stopping, _TRY_AGAIN_S):
                 return False
         if self._options.resume and self._file.seekable():
             sample = self._file.read(_SAMPLE)
@@ -177,7 +184,7 @@ class FileSource:
                 try:
                     memo = await self._checkpoint.take()
                 except StoreUnavailable:
-                    if await _happens_within(self._stopping, _TRY_AGAIN_S):
+                    if await happens_within(self._stopping, _TRY_AGAIN_S):
                         return False
             self._place = self._read_place(memo)
         offset, self.resumed_at = self._place
@@ -198,7 +205,7 @@ class FileSource:
             return
         now_s = asyncio.get_running_loop().time
         saved, held_s = self._place, now_s()
-        while not await _happens_within(self._ended, _SAVE_EVERY_S):
+        while not await happens_within(self._ended, _SAVE_EVERY_S):
             place, began_s = self._place, now_s()
             try:
                 if place != saved:
@@ -253,15 +260,6 @@ class FileSource:
 
 def _digest(text: bytes) -> str:
     return blake2b(text, digest_size=16).hexdigest()
-
-
-async def _happens_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 class _Reader:
