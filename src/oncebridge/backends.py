@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from oncebridge.errors import ConfigError
 from oncebridge.options import Problems, Text, did_you_mean, origin, read, schema, settings_of
-from oncebridge.secret import Address, masked, resolve
+from oncebridge.secret import Address, masked, resolve_address
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}")
 
@@ -36,7 +36,7 @@ def backend(group: str, url: str, where: str, *, written: str) -> Any:
     """
     Find the class for *url*, and say what to do where there is none.
 
-    *written* is what the configuration says, which may be no more than `env:NAME`.
+    *written* is what the configuration says, which may be no more than a reference.
     """
     scheme = scheme_of(url)
     point = _schemes(group).get(scheme)
@@ -73,6 +73,8 @@ class Place(Struct, frozen=True):
     url: Address
     opened: Any
     """The backend, made and not yet connected."""
+    reference: str = ""
+    """Where the address was looked up, if it was: then all of it may be secret, and change."""
 
     group: ClassVar[str]
 
@@ -94,8 +96,7 @@ class Place(Struct, frozen=True):
             raise ConfigError(place, "must be an address, or a table with url and options")
         given = Address(table["url"])
         place = origin(table["url"], where)
-        # `file:PATH` is an address itself, so only the environment can be asked for one.
-        url = Address(resolve(given, place) if given.startswith("env:") else given)
+        url = Address(resolve_address(given, place))
         if "\0" in url:
             raise ConfigError(place, "an address cannot hold the character NUL")
         found = backend(cls.group, url, place, written=given)
@@ -112,7 +113,7 @@ class Place(Struct, frozen=True):
                 raise ConfigError(place, message) from None
             under = f"{where}.{error.where}" if where else error.where
             raise ConfigError(origin(rest.get(error.where), under), message) from None
-        return cls(url, opened)
+        return cls(url, opened, "" if url == given else given)
 
     @classmethod
     def option_schema(cls) -> dict[str, Any]:

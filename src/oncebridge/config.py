@@ -43,6 +43,7 @@ from oncebridge.options import (
 )
 from oncebridge.pattern import Pattern
 from oncebridge.rules import Rule, RuleOptions, RuleSet
+from oncebridge.secret import asked_once, at_aws, is_at_aws
 from oncebridge.settings import Settings
 
 PREFIX = "ONCEBRIDGE_"
@@ -144,6 +145,14 @@ class Config(Settings, frozen=True, kw_only=True):
     grace: Annotated[
         timedelta, Doc("How long a stop may take to finish what is under way.", example="25s")
     ] = timedelta(seconds=25)
+    health: Annotated[
+        str | None,
+        Doc(
+            "Where to answer `/healthz` (the process lives) and `/readyz` (events can pass); "
+            "anybody who reaches it may ask. An HTTP source answers both by itself.",
+            example="http://0.0.0.0:8081",
+        ),
+    ] = None
     audit: Annotated[
         str | None,
         Doc(
@@ -196,22 +205,34 @@ def load(
     *,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
+    with_source: bool = True,
 ) -> Setup:
     """
     Read the configuration, or raise all that is wrong with it.
 
-    *file* is a TOML file; without one, what `ONCEBRIDGE_CONFIG` names, or else nothing.
-    *flags* are settings by their dotted names.
+    *file* is a TOML file, or a reference to a text at AWS (`ssm:NAME`, `secretsmanager:NAME`);
+    without one, what `ONCEBRIDGE_CONFIG` names, or else nothing. *flags* are settings by their
+    dotted names. Whoever brings the events themselves wants it without a source: what the
+    configuration says about one is left alone then.
     """
     environment = os.environ if environment is None else environment
-    named = str(file or environment.get(_FILE, ""))
+    with asked_once():
+        named = str(file or environment.get(_FILE, ""))
+        return _load(named, environment, flags or {}, with_source=with_source)
+
+
+def _load(
+    named: str, environment: Mapping[str, str], flags: Mapping[str, str], *, with_source: bool
+) -> Setup:
     problems = Problems(named)
-    table = _file(Path(named), problems) if named else {}
+    table = _file(named, problems) if named else {}
     for setting in settings_of(Config):
         if _is_place(setting) and setting.default:
             table.setdefault(setting.name, setting.default)
     _put_all(table, _from_environment(environment), problems)
-    _put_all(table, _from_flags(flags or {}), problems)
+    _put_all(table, _from_flags(flags), problems)
+    if not with_source:
+        table["source"] = []
     values, flawed = read_values(Config, table, "", problems)
     # What is wrong is left at its default, so that the rest can be looked at all the same.
     sound = {n: value for n, value in values.items() if n in _LISTED or n not in flawed}
@@ -220,13 +241,10 @@ def load(
     return Setup(Config(**values), routes, named)
 
 
-def _file(path: Path, problems: Problems) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        problems.add("", "there is no such file; `oncebridge init` writes one to begin with")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
-        problems.add("", f"cannot be read: {type(error).__name__}")
+def _file(named: str, problems: Problems) -> dict[str, Any]:
+    text = ""
+    with problems.caught():
+        text = at_aws(named, "") if is_at_aws(named) else _text_of(Path(named))
     problems.check()
     table: dict[str, Any] = {}
     try:
@@ -240,6 +258,16 @@ def _file(path: Path, problems: Problems) -> dict[str, Any]:
         problems.add("", "has a whole number of more than 64 bits")
     problems.check()
     return table
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        message = "there is no such file; `oncebridge init` writes one to begin with"
+        raise ConfigError("", message) from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
+        raise ConfigError("", f"cannot be read: {type(error).__name__}") from None
 
 
 def _check_bounds(table: dict[str, Any]) -> None:
@@ -477,6 +505,8 @@ def _address(given: Any) -> Any:
 
 def route_name(sink: SinkPlace) -> str:
     """Name a route after where it leads, without what may be secret in it."""
+    if sink.reference:
+        return sink.reference
     if scheme_of(sink.url) not in ("http", "https"):
         return str(sink)
     parts = urlsplit(sink.url)

@@ -38,7 +38,7 @@ from msgspec.structs import fields as struct_fields
 
 from oncebridge.duration import format_duration, parse_duration
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.secret import Address, Secret, masked, resolve
+from oncebridge.secret import REFERENCES, Address, Secret, masked, resolve
 
 S = TypeVar("S", bound=Struct)
 
@@ -359,7 +359,7 @@ def _secret(value: Any, where: str) -> Secret:
     if isinstance(value, Secret):
         return value
     if not isinstance(value, str) or not value:
-        raise ConfigError(where, "must be a text: env:NAME, file:PATH or the secret itself")
+        raise ConfigError(where, f"must be a text: {REFERENCES}, or the secret itself")
     return Secret(resolve(str(value), where))
 
 
@@ -479,7 +479,7 @@ _FORMS: dict[Any, tuple[str, dict[str, Any]]] = {
     float: ("number", {"type": "number"}),
     Size: ("size", {"type": "string", "pattern": rf"^\s*{_SIZE.pattern}\s*$"}),
     Rate: ("rate", {"type": "string", "pattern": rf"^\s*{_RATE.pattern}\s*$"}),
-    Secret: ("secret: env:NAME or file:PATH", {"type": "string", "minLength": 1}),
+    Secret: (f"secret: {REFERENCES}", {"type": "string", "minLength": 1}),
     timedelta: ("duration", {"type": "string", "pattern": r"^\s*\d+(\.\d+)?(ms|s|m|h|d)\s*$"}),
     Any: ("anything", {}),
 }

@@ -16,6 +16,7 @@ from oncebridge.backends import DeadPlace, Place, SinkPlace, SourcePlace, StoreP
 from oncebridge.config import PREFIX, Config, RouteOptions
 from oncebridge.options import Setting, bounds, form, schema, settings_of, written
 from oncebridge.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
+from oncebridge.secret import ADDRESS_REFERENCE
 
 _PLACES: Final[dict[str, type[Place]]] = {
     "source": SourcePlace,
@@ -62,7 +63,7 @@ def _place(kind: type[Place]) -> dict[str, Any]:
         everything += schemes
         properties = schema(options)["properties"] if options is not None else {}
         tables.append(_table(_pattern(schemes), properties) | {"additionalProperties": False})
-    looked_up = "^env:."  # its options are known when it is looked up
+    looked_up = ADDRESS_REFERENCE  # its options are known when it is looked up
     return {
         "anyOf": [
             {"type": "string", "pattern": f"{_pattern(everything)}|{looked_up}"},
@@ -101,7 +102,8 @@ Every mistake is told at once, with its place, and nothing starts before all are
 
 * A **duration** is a number and a unit: `500ms`, `30s`, `5m`, `36h`, `6d`.
 * A **size** is `500B`, `64KiB`, `1MiB`, `2GiB`; a **rate** is `100/s`, `3000/m`, `5000/h`.
-* A **secret** is named and not written: `env:NAME` or `file:PATH`. It is never printed.
+* A **secret** is named and not written: `env:NAME`, `file:PATH`, `ssm:NAME` or
+  `secretsmanager:NAME` ([secrets](secrets.md)). It is never printed.
 * An **address** says what and where: `sqlite:oncebridge.db`, `https://crm.example.com/hooks`.
   Options stand beside it in a table: `sink = { url = "https://…", concurrency = 16 }`.
 * In the **environment** a setting is `ONCEBRIDGE_` and its name in capitals, with two

@@ -1,10 +1,26 @@
-"""What must never be printed: secrets, and addresses that may hold one."""
+"""
+What must never be printed: secrets, and addresses that may hold one.
+
+Neither needs to stand in the configuration: it can refer to the environment, to a file, and to
+what is kept at AWS. This is the one place that knows how such a reference is written.
+"""
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any, Final
 
 from oncebridge.errors import ConfigError
+
+REFERENCES: Final = "env:NAME, file:PATH, ssm:NAME or secretsmanager:NAME"
+"""How one writes where a secret is kept."""
+ADDRESS_REFERENCE: Final = "^(env|ssm|secretsmanager):."
+"""The same for an address, as a pattern."""
+_AT_AWS: Final = ("ssm:", "secretsmanager:")
+_asked: ContextVar[dict[tuple[str, ...], Any]] = ContextVar("asked")
 
 _HIDDEN = "***"
 _MOST = 64 * 1024
@@ -48,28 +64,65 @@ class Address(str):
 
 
 def resolve(text: str, where: str) -> str:
-    """Look up `env:NAME` and `file:PATH`; any other text stands for itself."""
+    """
+    Look up a reference; any other text stands for itself.
+
+    What is found is taken as it is, even if it looks like a reference.
+    """
     kind, _, name = text.partition(":")
     if kind == "env":
-        found = os.environ.get(name)
-        if not found:
-            raise ConfigError(where, f"the environment has no {name}, which {text!r} asks for")
-        return found
+        return _variable(name, text, where)
     if kind == "file":
-        try:
-            with Path(name).open("rb") as file:
-                read = file.read(_MOST + 1)
-            found = read.decode("utf-8-sig").strip("\r\n")
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
-            raise ConfigError(where, f"{text!r} cannot be read: {type(error).__name__}") from None
-        if not found:
-            raise ConfigError(where, f"{text!r} is empty")
-        if len(read) > _MOST:
-            raise ConfigError(
-                where, f"{text!r} is larger than {_MOST} bytes, too large for a secret"
-            )
-        return found
-    return text
+        return _content(name, text, where)
+    return at_aws(text, where) if is_at_aws(text) else text
+
+
+def resolve_address(text: str, where: str) -> str:
+    """Look up a reference to an address; `file:PATH` is an address itself."""
+    return text if text.startswith("file:") else resolve(text, where)
+
+
+def is_at_aws(text: str) -> bool:
+    """Tell whether *text* refers to a parameter of SSM or a secret of Secrets Manager."""
+    return text.startswith(_AT_AWS)
+
+
+def at_aws(text: str, where: str) -> str:
+    """Look up what is kept at AWS."""
+    from oncebridge.aws.references import look_up  # noqa: PLC0415 - few keep anything there
+
+    return look_up(text, where, _asked.get({}))
+
+
+@contextmanager
+def asked_once() -> Iterator[None]:
+    """Ask AWS for each thing once inside, so that all settings see the same answer."""
+    token = _asked.set({})
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def _variable(name: str, text: str, where: str) -> str:
+    found = os.environ.get(name)
+    if not found:
+        raise ConfigError(where, f"the environment has no {name}, which {text!r} asks for")
+    return found
+
+
+def _content(path: str, text: str, where: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            read = file.read(_MOST + 1)
+        found = read.decode("utf-8-sig").strip("\r\n")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
+        raise ConfigError(where, f"{text!r} cannot be read: {type(error).__name__}") from None
+    if not found:
+        raise ConfigError(where, f"{text!r} is empty")
+    if len(read) > _MOST:
+        raise ConfigError(where, f"{text!r} is larger than {_MOST} bytes, too large for a secret")
+    return found
 
 
 def masked(url: str) -> str:

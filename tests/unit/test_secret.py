@@ -13,7 +13,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from oncebridge.errors import ConfigError
-from oncebridge.secret import Address, Secret, masked, resolve
+from oncebridge.secret import Address, Secret, is_at_aws, masked, resolve, resolve_address
 
 CANARY = "c4n4ry-5hh"
 
@@ -73,7 +73,17 @@ def test_an_address_is_masked_where_it_is_quoted():
 
 
 def test_a_text_stands_for_itself():
-    for text in (CANARY, "environment", "enva:b", "", "https://x", "Env:HOME", " env:HOME"):
+    for text in (
+        CANARY,
+        "environment",
+        "enva:b",
+        "",
+        "https://x",
+        "Env:HOME",
+        " env:HOME",
+        "SSM:x",
+        "ssm",
+    ):
         assert resolve(text, "here") == text
 
 
@@ -138,6 +148,23 @@ def test_a_file_that_cannot_be_used_is_named_and_never_quoted(tmp_path):
         assert CANARY not in str(caught.value)
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_an_address_is_looked_up_everywhere_but_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINK_URL", f"https://u:{CANARY}@h/")
+    assert resolve_address("env:SINK_URL", "sink") == f"https://u:{CANARY}@h/"
+    (tmp_path / "out.ndjson").write_text(CANARY)
+    for address in (f"file:{tmp_path / 'out.ndjson'}", "https://h/", "-", ""):
+        assert resolve_address(address, "sink") == address
+    with pytest.raises(ConfigError, match="sink: the environment has no NO_SUCH_URL"):
+        resolve_address("env:NO_SUCH_URL", "sink")
+
+
+@pytest.mark.parametrize("text", ["ssm", "SSM:x", "ssms:x", " ssm:x", "secretsmanager", "env:x"])
+def test_little_is_taken_for_a_name_at_aws(text):
+    assert not is_at_aws(text)
+    assert is_at_aws("ssm:x")
+    assert is_at_aws("secretsmanager:x#y")
 
 
 # --- addresses --------------------------------------------------------------------------
