@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from oncebridge import control
 from oncebridge.books import Books
@@ -26,6 +27,9 @@ from oncebridge.router import Router, Way
 from oncebridge.source import Host, Inbox, Source
 from oncebridge.spool import Spool
 from oncebridge.store import Store
+
+if TYPE_CHECKING:
+    from oncebridge.http.health import Health
 
 _log = logging.getLogger("oncebridge")
 _PURGE_S, _LOOK_S, _LEAVE_S = 10.0, 1.0, 5.0
@@ -94,6 +98,7 @@ class Service:
             dice or SystemDice(),
             lambda: self._is_open,
         )
+        self._health = self._make_health(config.health) if config.health else None
         self.sources: list[Source] = [place.opened for place in config.source]
         self.is_watched = False
         """Somebody looks at the counts already, on a status line."""
@@ -106,6 +111,24 @@ class Service:
         self._down: dict[str, list[str]] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._runs: set[asyncio.Task[None]] = set()
+
+    def _make_health(self, url: str) -> "Health":
+        from oncebridge.http.health import Health  # noqa: PLC0415 - most need no server here
+
+        return Health(url, self._not_ready)
+
+    def _not_ready(self) -> list[str]:
+        """Name what keeps events from passing right now."""
+        reasons = [] if self._is_open else ["the store is not there yet"]
+        reasons += ["shutting down"] if self._stopping.is_set() else []
+        # Without the routes' names, which may hold an address: anybody may ask.
+        found = {why for gateway in self.router.gateways for why in gateway.not_ready()}
+        return [*reasons, *sorted(found)]
+
+    @property
+    def health_port(self) -> int | None:
+        """Where it is asked whether events can pass, once it is open."""
+        return self._health.port if self._health else None
 
     @property
     def _all_sources(self) -> list[Source]:
@@ -135,6 +158,8 @@ class Service:
             self._is_open = True
         with suppress(OncebridgeError):
             await self._look_for_pauses()
+        if self._health is not None:
+            await self._health.open()
         for source in self._all_sources:
             await source.open(self._host)
         self._keepers = [
@@ -192,6 +217,8 @@ class Service:
             failures += await asyncio.gather(source.aclose(), return_exceptions=True)
         self._tell_now()
         await self.router.aclose()
+        if self._health is not None:
+            await self._health.aclose()
         for failure in failures:
             if isinstance(failure, Exception):
                 raise failure

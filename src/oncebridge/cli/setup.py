@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
+from oncebridge import logs
 from oncebridge.config import DEFAULT_FILE, Config, Setup, load
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
 from oncebridge.options import Setting, form, settings_of, written
@@ -45,7 +46,10 @@ def configured(*, every: bool = False) -> Callable[[Callable[..., Any]], Callabl
                 if not equals:  # and not quoted: it may be a secret without its name
                     raise click.UsageError("--set: write NAME=VALUE, such as sink.concurrency=3")
                 flags[name.strip()] = text
-            return command(load(config, flags=flags), **rest)
+            setup = load(config, flags=flags)
+            # For what a store or queue has to say; a command that runs on says more.
+            logs.set_up("warning", setup.config.log_format)
+            return command(setup, **rest)
 
         for setting in reversed(chosen):
             wrapped = click.option(

@@ -29,6 +29,7 @@ import msgspec
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.options import Doc, Size
 from oncebridge.records import BadGzip, TooLarge, inflate, split
@@ -215,7 +216,7 @@ class HttpSource:
             case self._path:
                 self._take(request, respond)
             case "/healthz":
-                respond(Response(200, b'{"alive":true}'))
+                respond(ALIVE)
             case "/readyz":
                 respond(self._readiness())
             case "/openapi.json":
@@ -258,10 +259,7 @@ class HttpSource:
         reasons = self._host.inbox.not_ready()
         if self._stopped.is_set():
             reasons.append("shutting down")
-        if reasons:
-            body = _encode({"ready": False, "reasons": reasons})
-            return Response(503, body, headers=(("Retry-After", "1"),))
-        return Response(200, b'{"ready":true}')
+        return readiness(reasons)
 
     def _sweep(self) -> None:
         """Answer those who have waited long enough; all wait equally long, so in order."""
