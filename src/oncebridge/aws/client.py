@@ -175,15 +175,20 @@ class AwsClient:
         self._base = urlsplit(place.url).path.rstrip("/")
         self._place = place
 
-    async def call(self, operation: str, body: bytes) -> bytes:
-        """Call an operation of a service that speaks JSON, with *body* as its input."""
+    async def call(self, operation: str, body: bytes, *, within: timedelta | None = None) -> bytes:
+        """
+        Call an operation of a service that speaks JSON, with *body* as its input.
+
+        *within* is for one that takes longer than others, such as a long poll.
+        """
         place = self._place or await self.open()
         headers = (
             ("content-type", f"application/x-amz-json-{place.json_version}"),
             ("x-amz-target", f"{place.target_prefix}.{operation}"),
         )
         request = Request("POST", f"{self._base}/", "", headers, body)
-        return (await self._send(request)).body
+        timeout_s = self._timeout_s if within is None else within.total_seconds()
+        return (await self._send(request, timeout_s)).body
 
     async def request(
         self,
@@ -204,7 +209,8 @@ class AwsClient:
         if self._place is None:
             await self.open()
         where = self._base + encoded_path(path) or "/"
-        return await self._send(Request(method, where, encoded_query(query), headers, body))
+        request = Request(method, where, encoded_query(query), headers, body)
+        return await self._send(request, self._timeout_s)
 
     async def aclose(self) -> None:
         """Close all connections; calls under way end as `Unclear`. Safe to repeat."""
@@ -214,10 +220,10 @@ class AwsClient:
 
     # --- a call --------------------------------------------------------------------------
 
-    async def _send(self, request: Request) -> Answer:
+    async def _send(self, request: Request, timeout_s: float) -> Answer:
         sent = False
         try:
-            async with asyncio.timeout(self._timeout_s), self._free:
+            async with asyncio.timeout(timeout_s), self._free:
                 identity = await self._account.identity()
                 sent = True
                 answer = await self._signed(request, identity)
@@ -232,8 +238,8 @@ class AwsClient:
                 answer = await self._signed(request, another)
         except TimeoutError:
             if sent:
-                raise Unclear(f"no answer within {self._timeout_s:g} s") from None
-            raise NotSent(f"no free connection within {self._timeout_s:g} s") from None
+                raise Unclear(f"no answer within {timeout_s:g} s") from None
+            raise NotSent(f"no free connection within {timeout_s:g} s") from None
         if answer.status >= 300:
             raise _error(answer)
         return answer

@@ -18,11 +18,11 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar, Final, Self, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 from msgspec import Struct
 
+from oncebridge.aws.addresses import name_and_region
 from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
 from oncebridge.aws.options import AwsStoreOptions
 from oncebridge.aws.skewed_clock import SkewedClock
@@ -157,16 +157,11 @@ class DynamoDBStore(CompareStore):
             raise ConfigError("", f"{url!r}: a DynamoDB store is dynamodb://TABLE or dynamodb:ARN")
         if not rest.startswith("//"):
             return cls(rest, options)
-        parts = urlsplit(rest)
-        query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        region = query.pop("region", None)
-        if query or parts.path.strip("/") or parts.fragment or "@" in parts.netloc:
+        found = name_and_region(rest, options.region)
+        if found is None:
             raise ConfigError("", f"{url!r}: only ?region=REGION may follow the table")
-        if region is not None:
-            if options.region not in (None, region):
-                raise ConfigError("region", f"the address says {region}")
-            options = msgspec.structs.replace(options, region=region)
-        return cls(parts.netloc, options)
+        name, region = found
+        return cls(name, msgspec.structs.replace(options, region=region))
 
     # --- opening -------------------------------------------------------------------------
 

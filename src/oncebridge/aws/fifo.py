@@ -1,0 +1,43 @@
+"""What queues and topics share that keep groups in order and deduplicate by themselves."""
+
+import hashlib
+import re
+from typing import Final
+
+from oncebridge.clock import Dice
+from oncebridge.errors import ConfigError
+from oncebridge.sink import Delivery
+
+_MOST_ID: Final = 128
+_GROUP = re.compile(r"[!-~]{1,128}")
+
+
+def short(name: bytes) -> str:
+    """Write *name* so that it is no longer than an id may be."""
+    text = name.hex()
+    return text if len(text) <= _MOST_ID else hashlib.sha256(name).hexdigest()
+
+
+def deduplication_id(delivery: Delivery, dice: Dice) -> str:
+    """
+    Give the id by which the receiver knows a repeat of this very delivery, and nothing else.
+
+    For five minutes it swallows whatever has the same one: so the next window's event, other
+    content, and what nobody claimed (a rule without key, shadow mode) must have another.
+    """
+    if delivery.generation:
+        return short(delivery.key + delivery.generation)
+    if delivery.key and delivery.unprotected:
+        return hashlib.sha256(delivery.key + delivery.event.raw).hexdigest()
+    return dice.tokens(1)[0].hex()
+
+
+def checked_group(group: str | None, what: str, *, is_fifo: bool) -> str:
+    """Check the group that all messages are to be in; empty: none."""
+    if group is None:
+        return ""
+    if not is_fifo:
+        raise ConfigError("group", f"is for FIFO {what}, whose names end in .fifo")
+    if not _GROUP.fullmatch(group):
+        raise ConfigError("group", "must have 1 to 128 characters: letters, digits, punctuation")
+    return group

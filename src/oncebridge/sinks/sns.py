@@ -1,0 +1,183 @@
+"""
+The sink that is an SNS topic.
+
+**What a yes means:** SNS has the message and gave it an id. Whether the topic's subscribers take
+it is not known here.
+**What is sent:** the bytes as they were received. Beside them, as message attributes:
+`Idempotency-Key`, `oncebridge-route`, and `oncebridge-unprotected` where the store was down.
+**FIFO topics** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
+with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
+after its window, is not. The group is the entity of the event, else the option `group`, else the
+key; what has neither is its own group.
+
+| what came of it                                  | answer    |
+| ------------------------------------------------ | --------- |
+| it has an id                                     | `Yes`     |
+| throttled, nothing could be sent                 | `No`      |
+| `InternalError`, no answer                       | `Unknown` |
+| access denied, no such topic, its key is disabled| `Closed`  |
+| the message is invalid or too large              | `Never`   |
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from html import unescape
+from typing import Annotated, ClassVar, Final, Self
+from urllib.parse import urlencode
+
+from msgspec import Struct
+
+from oncebridge.aws.answers import answer_to_code
+from oncebridge.aws.batches import Entry, Room, send_all
+from oncebridge.aws.client import AwsError, NotSent, Unclear
+from oncebridge.aws.fifo import checked_group, deduplication_id, short
+from oncebridge.aws.targets import AwsSinkOptions, Kind, client_for, raise_or_tell
+from oncebridge.clock import Dice, SystemDice
+from oncebridge.options import Doc
+from oncebridge.sink import Delivery, SinkAnswer, Unknown, Yes
+
+_TOPIC: Final = Kind("sns", "an SNS topic", "", r"[A-Za-z0-9_-]{1,256}(\.fifo)?")
+_VERSION: Final = "2010-03-31"
+_AT_ONCE: Final = 10
+_MOST_BYTES: Final = 256 << 10
+_FORM: Final = ("content-type", "application/x-www-form-urlencoded; charset=utf-8")
+
+_TAKEN = re.compile(r"<Successful>(.*?)</Successful>", re.DOTALL)
+_REFUSED = re.compile(r"<Failed>(.*?)</Failed>", re.DOTALL)
+_MEMBER = re.compile(r"<member>(.*?)</member>", re.DOTALL)
+_FIELD = re.compile(r"<(Id|MessageId|Code|Message)>([^<]*)</\1>")
+_MAXIMUM = re.compile(r"<key>MaximumMessageSize</key>\s*<value>(\d{1,9})</value>")
+
+_Pairs = list[tuple[str, str | bytes]]
+
+
+class SnsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
+    """What can be set about an SNS sink."""
+
+    group: Annotated[
+        str | None,
+        Doc("FIFO topics: the message group of events whose rule names no entity.", "calls"),
+    ] = None
+
+
+class _Message(Struct, frozen=True):
+    """One entry of PublishBatch."""
+
+    text: bytes
+    attributes: Sequence[tuple[str, str]]
+    group: str = ""
+    """FIFO topics only, as is the next."""
+    deduplication_id: str = ""
+
+    @property
+    def size(self) -> int:
+        """Count as AWS does: the text, and each attribute with its name and type."""
+        told = [len(name) + len("String") + len(value.encode()) for name, value in self.attributes]
+        return len(self.text) + sum(told)
+
+    def fields(self, at: int) -> Iterator[tuple[str, str | bytes]]:
+        """Give the parameters of a call in which this is entry *at*."""
+        entry = f"PublishBatchRequestEntries.member.{at + 1}"
+        yield f"{entry}.Id", str(at)
+        yield f"{entry}.Message", self.text
+        for number, (name, value) in enumerate(self.attributes, 1):
+            attribute = f"{entry}.MessageAttributes.entry.{number}"
+            yield f"{attribute}.Name", name
+            yield f"{attribute}.Value.DataType", "String"
+            yield f"{attribute}.Value.StringValue", value
+        if self.group:
+            yield f"{entry}.MessageGroupId", self.group
+            yield f"{entry}.MessageDeduplicationId", self.deduplication_id
+
+
+class SnsSink:
+    """Publish events to the topic at *url*: `sns:ARN`."""
+
+    Options: ClassVar[type[SnsSinkOptions]] = SnsSinkOptions
+    batch = _AT_ONCE
+    by_entity = True
+
+    def __init__(
+        self, url: str, options: SnsSinkOptions | None = None, *, dice: Dice | None = None
+    ) -> None:
+        options = options or SnsSinkOptions()
+        topic = _TOPIC.from_arn(url.removeprefix("sns:"), options.region)
+        self._arn = topic.arn
+        self._is_fifo = topic.name.endswith(".fifo")
+        self._group = checked_group(options.group, "topics", is_fifo=self._is_fifo)
+        self._dice = dice or SystemDice()
+        self._room = Room(_AT_ONCE, _MOST_BYTES, _MOST_BYTES)
+        self._client = client_for(topic, options, "sns", "get_topic_attributes", TopicArn=topic.arn)
+        self.concurrency = options.concurrency
+
+    @classmethod
+    def from_url(cls, url: str, options: SnsSinkOptions | None = None) -> Self:
+        """Use the topic of `sns:arn:aws:sns:REGION:ACCOUNT:TOPIC`."""
+        return cls(url, options)
+
+    async def open(self) -> None:
+        """Look whether the topic is there, and how large its messages may be."""
+        try:
+            told = await self._call("GetTopicAttributes", [("TopicArn", self._arn)])
+        except (AwsError, NotSent, Unclear) as error:
+            raise_or_tell(error, f"SNS topic {self._arn}", "make it, or name another")
+            return
+        if found := _MAXIMUM.search(told):
+            most = int(found[1])
+            self._room = Room(_AT_ONCE, most, most)
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        messages = [self._message(delivery) for delivery in deliveries]
+        entries = [Entry(message, message.size) for message in messages]
+        return await send_all(entries, self._room, self._publish, in_order=self._is_fifo)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    # --- a message -----------------------------------------------------------------------
+
+    def _message(self, delivery: Delivery) -> _Message:
+        told = {
+            "Idempotency-Key": delivery.idempotency_key,
+            "oncebridge-route": delivery.route,
+            "oncebridge-unprotected": "true" if delivery.unprotected else "",
+        }
+        attributes = [(name, value) for name, value in told.items() if value]
+        if not self._is_fifo:
+            return _Message(delivery.event.raw, attributes)
+        number = deduplication_id(delivery, self._dice)
+        group = short(delivery.entity) or self._group or short(delivery.key) or number
+        return _Message(delivery.event.raw, attributes, group, number)
+
+    # --- a call --------------------------------------------------------------------------
+
+    async def _publish(self, messages: Sequence[_Message]) -> Sequence[SinkAnswer]:
+        pairs: _Pairs = [("TopicArn", self._arn)]
+        for at, message in enumerate(messages):
+            pairs += message.fields(at)
+        answers = _read(await self._call("PublishBatch", pairs))
+        nothing = Unknown("nothing came back for it")
+        return [answers.get(str(at), nothing) for at in range(len(messages))]
+
+    async def _call(self, operation: str, pairs: _Pairs) -> str:
+        body = urlencode([("Action", operation), ("Version", _VERSION), *pairs]).encode()
+        answer = await self._client.request("POST", headers=[_FORM], body=body)
+        return answer.body.decode(errors="replace")
+
+
+def _read(told: str) -> dict[str, SinkAnswer]:
+    """Read what became of each entry, by its id."""
+    answers: dict[str, SinkAnswer] = {}
+    for fields in _members(_TAKEN, told):
+        if fields.get("MessageId"):
+            answers[fields.get("Id", "")] = Yes()
+    for fields in _members(_REFUSED, told):
+        answer = answer_to_code(fields.get("Code", ""), fields.get("Message", ""))
+        answers[fields.get("Id", "")] = answer
+    return answers
+
+
+def _members(section: re.Pattern[str], told: str) -> Iterator[dict[str, str]]:
+    for found in section.finditer(told):
+        for member in _MEMBER.finditer(found[1]):
+            yield {name: unescape(text) for name, text in _FIELD.findall(member[1])}
