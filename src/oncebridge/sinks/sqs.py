@@ -1,0 +1,136 @@
+"""
+The sink that is an SQS queue, standard or FIFO.
+
+**What a yes means:** the queue has the message.
+**What is sent:** the bytes as they were received. Beside them, as message attributes:
+`Idempotency-Key`, `oncebridge-route`, `oncebridge-version` with newest-wins rules, and
+`oncebridge-unprotected` where the store was down.
+**FIFO queues** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
+with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
+after its window, is not. The group is the entity of the event, else the option `group`, else the
+key; what has neither is its own group.
+
+| what came of it                                            | answer    |
+| ---------------------------------------------------------- | --------- |
+| it has an id                                               | `Yes`     |
+| throttled, nothing could be sent                           | `No`      |
+| `InternalError`, no answer                                 | `Unknown` |
+| access denied, no such queue, its key is disabled          | `Closed`  |
+| too large, or a character that SQS does not take           | `Never`   |
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Self
+
+from oncebridge.aws.answers import answer_to_code
+from oncebridge.aws.batches import Entry, Room, send_all
+from oncebridge.aws.client import AwsError, NotSent, Unclear
+from oncebridge.aws.fifo import checked_group, deduplication_id, short
+from oncebridge.aws.queue import (
+    MOST_BYTES,
+    MOST_ENTRIES,
+    Failure,
+    Outgoing,
+    Queue,
+    QueueAddress,
+    TextAttribute,
+    refused_character,
+    size_of,
+)
+from oncebridge.aws.targets import AwsSinkOptions, raise_or_tell
+from oncebridge.clock import Dice, SystemDice
+from oncebridge.options import Doc
+from oncebridge.sink import Delivery, Never, SinkAnswer, Yes
+
+
+class SqsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
+    """What can be set about an SQS sink."""
+
+    group: Annotated[
+        str | None,
+        Doc("FIFO queues: the message group of events whose rule names no entity.", "calls"),
+    ] = None
+
+
+class SqsSink:
+    """Send events to the queue at *address*."""
+
+    Options: ClassVar[type[SqsSinkOptions]] = SqsSinkOptions
+    batch = MOST_ENTRIES
+    by_entity = True
+
+    def __init__(
+        self,
+        address: QueueAddress,
+        options: SqsSinkOptions | None = None,
+        *,
+        dice: Dice | None = None,
+    ) -> None:
+        options = options or SqsSinkOptions()
+        self.concurrency = options.concurrency
+        self._is_fifo = address.is_fifo
+        self._group = checked_group(options.group, "queues", is_fifo=address.is_fifo)
+        self._dice = dice or SystemDice()
+        self._queue = Queue(address, options)
+        self._room = Room(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
+
+    @classmethod
+    def from_url(cls, url: str, options: SqsSinkOptions | None = None) -> Self:
+        """Send to `sqs://NAME`, `sqs:URL` or `sqs:ARN`."""
+        return cls(QueueAddress.parse(url), options)
+
+    async def open(self) -> None:
+        """Look whether the queue is there, and how large its messages may be."""
+        try:
+            await self._queue.open()
+            settings = await self._queue.settings()
+        except (AwsError, NotSent, Unclear) as error:
+            raise_or_tell(error, f"SQS queue {self._queue.name}", "make it, or name another")
+        else:
+            self._room = Room(MOST_ENTRIES, MOST_BYTES, settings.max_bytes)
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        entries = [self._entry(str(at), delivery) for at, delivery in enumerate(deliveries)]
+        return await send_all(entries, self._room, self._send, in_order=self._is_fifo)
+
+    async def aclose(self) -> None:
+        await self._queue.aclose()
+
+    # --- a message -----------------------------------------------------------------------
+
+    def _entry(self, number: str, delivery: Delivery) -> Entry[Outgoing] | Never:
+        raw = delivery.event.raw
+        text = raw.decode()
+        refused = refused_character(text)
+        if refused:
+            return Never(f"SQS does not take the character {refused}")
+        attributes = _attributes(delivery)
+        size = size_of(raw, attributes)
+        if not self._is_fifo:
+            return Entry(Outgoing(number, text, attributes), size)
+        unique = deduplication_id(delivery, self._dice)
+        group = short(delivery.entity) or self._group or short(delivery.key) or unique
+        return Entry(Outgoing(number, text, attributes, group, unique), size)
+
+    # --- a call --------------------------------------------------------------------------
+
+    async def _send(self, messages: Sequence[Outgoing]) -> Sequence[SinkAnswer]:
+        return [understood(failure) for failure in await self._queue.send(messages)]
+
+
+def understood(failure: Failure | None) -> SinkAnswer:
+    """Tell what became of one message of a batch."""
+    if failure is None:
+        return Yes()
+    status = 400 if failure.sender_fault else 500
+    return answer_to_code(failure.code, failure.message, status=status)
+
+
+def _attributes(delivery: Delivery) -> dict[str, TextAttribute]:
+    told = {
+        "Idempotency-Key": delivery.idempotency_key,
+        "oncebridge-route": delivery.route,
+        "oncebridge-version": "" if delivery.version is None else str(delivery.version),
+        "oncebridge-unprotected": "true" if delivery.unprotected else "",
+    }
+    return {name: TextAttribute.of(value) for name, value in told.items() if value}
