@@ -6,6 +6,10 @@ on from it, and its memo is the place. It lives where the keys live, and as long
 was lost makes the source begin anew, which is what its keys need too.
 """
 
+from collections.abc import Sequence
+
+from msgspec import Struct
+
 from oncebridge.clock import Dice
 from oncebridge.errors import OncebridgeError, StoreUnavailable
 from oncebridge.key import make_key
@@ -20,6 +24,16 @@ class Taken(OncebridgeError):
     def __init__(self, name: str, left_s: float) -> None:
         super().__init__(f"{name}: another process is reading it (for {left_s:.0f} s at least)")
         self.left_s = left_s
+
+
+class Seen(Struct, frozen=True, gc=False):
+    """What a look at a checkpoint shows; it may be another's a moment later."""
+
+    place: bytes
+    is_held: bool
+    """Somebody holds it, until *until_ms* unless it is extended."""
+    until_ms: int
+    """In the store's time. Where nobody holds it: when it was given back."""
 
 
 class Checkpoint:
@@ -42,23 +56,26 @@ class Checkpoint:
     ) -> None:
         self._store = store
         self._name = name
-        self._key = make_key(_NAMESPACE, b"source", kind, f"{name}\0{mark}", ())
+        self.key = make_key(_NAMESPACE, b"source", kind, f"{name}\0{mark}", ())
         self._dice = dice
         self._lease_ms = lease_ms
         self._keep_ms = keep_ms
         self._token = b""
         self._asked: list[bytes] = []
         """Token and generation of a claim that got no answer: it may have been granted."""
+        self.taken_ms = 0
+        """When it was taken last, by the store's clock."""
 
     async def take(self) -> bytes:
         """Take hold, and give the place; nothing where there is none yet."""
         self._asked = self._asked or self._dice.tokens(2)
         token, generation = self._asked
-        want = Want((Part(self._key),), token, generation, self._lease_ms, self._keep_ms, b"")
+        want = Want((Part(self.key),), token, generation, self._lease_ms, self._keep_ms, b"")
         (answer,) = await self._store.claim([want])
         match answer:
             case Claim():
                 self._token, self._asked = token, []
+                self.taken_ms = answer.now_ms
                 return answer.held[0].memo
             case NoAnswer():
                 raise StoreUnavailable(answer.reason)
@@ -68,7 +85,7 @@ class Checkpoint:
 
     async def keep(self) -> None:
         """Hold on for another lease; raise `Taken` if another has taken over meanwhile."""
-        extension = Extension(self._key, self._token, self._lease_ms)
+        extension = Extension(self.key, self._token, self._lease_ms)
         (answer,) = await self._store.extend([extension])
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
@@ -92,12 +109,23 @@ class Checkpoint:
     async def clear(self) -> None:
         """Forget the place: the next one begins at the beginning."""
         await self.give_back(b"")
-        await self._store.forget([self._key])
+        await self._store.forget([self.key])
 
     async def _release(self, place: bytes) -> bool:
         """Tell whether it was ours to give back."""
-        release = Release(self._key, self._token, 0, self._keep_ms, place, unsent=True)
+        release = Release(self.key, self._token, 0, self._keep_ms, place, unsent=True)
         (answer,) = await self._store.release([release])
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         return answer is Reply.RELEASED
+
+
+async def look(store: Store, checkpoints: Sequence[Checkpoint]) -> list[Seen]:
+    """Look at several checkpoints, without taking hold of any."""
+    records = await store.peek([checkpoint.key for checkpoint in checkpoints])
+    return [
+        Seen(record.memo, bool(record.token), record.until_ms)
+        if record is not None
+        else Seen(b"", is_held=False, until_ms=0)
+        for record in records
+    ]
