@@ -2,30 +2,57 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from oncebridge.books import Books
 from oncebridge.flight import Arrival
 from oncebridge.gateway import Gateway
 from oncebridge.verdict import Outcome
 
+_T = TypeVar("_T")
 
-class BlockingGateway:
+
+class OneLoop:
     """
-    Run *gateway* on one loop for the life of the process.
+    One loop for as long as the process lives.
 
     Connections are bound to the loop they were made on, so a new loop for every call
     would break them at the second one. Nothing runs between calls: whatever a call
     started is finished, or goes on with the next. Threads take turns.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self) -> None:
         self._runner = asyncio.Runner()
         self._turn = threading.Lock()
         self._closed = False
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Do *work* when it is this thread's turn, and wait for it."""
+        _refuse_inside_a_loop()
+        with self._turn:
+            if self._closed:
+                raise RuntimeError("this gateway has been closed")
+            return self._runner.run(work())
+
+    def close(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:
+        """Do the last *work* and close the loop; the second time there is nothing to do."""
+        _refuse_inside_a_loop()
+        with self._turn:
+            if self._closed:
+                return None
+            self._closed = True
+            with self._runner:
+                return self._runner.run(work())
+
+
+class BlockingGateway:
+    """Run *gateway* on one loop for the life of the process; threads take turns."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._loop = OneLoop()
 
     @property
     def books(self) -> Books:
@@ -39,25 +66,18 @@ class BlockingGateway:
         patience: timedelta = timedelta(0),
     ) -> list[Outcome]:
         """Take a batch of arrivals and tell what became of each, in order."""
-        _refuse_inside_a_loop()
-        with self._turn:
-            if self._closed:
-                raise RuntimeError("this gateway has been closed")
-            return self._runner.run(
-                self._gateway.process(arrivals, within=within, patience=patience)
-            )
+        return self._loop.run(
+            lambda: self._gateway.process(arrivals, within=within, patience=patience)
+        )
 
     def close(self, grace: timedelta = timedelta(seconds=25)) -> bool:
         """Drain and close; tells whether all was finished within *grace*. Safe to repeat."""
-        _refuse_inside_a_loop()
-        with self._turn:
-            if self._closed:
-                return True
-            self._closed = True
-            finished = self._runner.run(self._gateway.drain(grace))
-            self._runner.run(self._gateway.aclose())
-            self._runner.close()
-            return finished
+        return self._loop.close(lambda: self._finish(grace)) is not False
+
+    async def _finish(self, grace: timedelta) -> bool:
+        finished = await self._gateway.drain(grace)
+        await self._gateway.aclose()
+        return finished
 
     def __enter__(self) -> Self:
         return self

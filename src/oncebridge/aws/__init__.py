@@ -3,4 +3,30 @@ AWS, without the SDK's requests.
 
 Credentials, Regions and endpoints are botocore's to find, as everywhere else on AWS. The
 requests are our own: the SDK spends five to forty times the processor time on each.
+
+The handler of a Lambda function is imported from here: `from oncebridge.aws import
+lambda_handler`. It is loaded when it is asked for, because the stores on AWS are in need of
+this package too, and not of the handler.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oncebridge.aws.handler import lambda_handler as lambda_handler
+    from oncebridge.aws.invocation import NotRecognised as NotRecognised
+    from oncebridge.errors import HandedBack as HandedBack
+
+__all__ = ["HandedBack", "NotRecognised", "lambda_handler"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from oncebridge.aws import handler, invocation  # noqa: PLC0415 - said above
+    from oncebridge.errors import HandedBack  # noqa: PLC0415
+
+    return {
+        "HandedBack": HandedBack,
+        "NotRecognised": invocation.NotRecognised,
+        "lambda_handler": handler.lambda_handler,
+    }[name]
