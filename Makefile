@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lint format types test demo bench chaos build clean
+.PHONY: help setup lock lint format types test demo bench chaos build lambda clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,6 +25,8 @@ lock: setup ## resolve the requirements anew
 	  --generate-hashes --no-emit-index-url --no-header --upgrade -o requirements/dev.txt
 	build/lock/bin/uv pip compile --group bench --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/bench.txt
+	build/lock/bin/uv pip compile pyproject.toml --extra dynamodb --extra http --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/lambda.txt
 
 format: setup ## lay the code out
 	$(BIN)/ruff format .
@@ -53,6 +55,9 @@ bench: .venv/.bench ## the numbers, as ratios in one run
 
 chaos: setup ## kill -9 and the long simulation, as a table
 	$(BIN)/python -m tests.chaos.run
+
+lambda: setup ## the Lambda package and layer, for x86_64 and arm64
+	$(BIN)/python deploy/lambda/build.py dist/lambda
 
 build: setup ## wheel and sdist
 	$(BIN)/python -m hatchling build
