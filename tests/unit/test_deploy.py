@@ -15,8 +15,10 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from oncebridge import config
+from oncebridge.aws.templates import stack
 from oncebridge.cli.app import app
 from oncebridge.config import PREFIX, Config
 from oncebridge.http.server import Response, Server
@@ -306,3 +308,129 @@ def test_the_readme_runs_the_container_with_as_little_as_the_recipe_allows():
     assert timedelta(seconds=limit) > OPTIONS["grace"].default
     (port,) = values("EXPOSE")
     assert ("--publish", f"127.0.0.1:{port}:{port}") in pairs
+
+
+# --- Kubernetes -----------------------------------------------------------------------------
+
+MANIFEST = (ROOT / "deploy" / "kubernetes.yaml").read_text()
+
+
+@pytest.fixture
+def manifest() -> dict[str, dict]:
+    """Read what is applied, by its kind."""
+    documents = [one for one in yaml.safe_load_all(MANIFEST) if one]
+    found = {one["kind"]: one for one in documents}
+    assert len(found) == len(documents)
+    return found
+
+
+@pytest.fixture
+def pod(manifest) -> dict:
+    return manifest["Deployment"]["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def in_cluster(manifest, pod, tmp_path, monkeypatch) -> config.Setup:
+    """Load the configuration of the manifest, as the container would."""
+    file = tmp_path / "oncebridge.toml"
+    file.write_text(manifest["ConfigMap"]["data"]["oncebridge.toml"])
+    (container,) = pod["containers"]
+    for variable in container["env"]:
+        assert "secretKeyRef" in variable["valueFrom"]
+        monkeypatch.setenv(variable["name"], "Bearer invented")
+    return config.load(file, environment={})
+
+
+def test_what_the_manifest_configures_is_in_order(in_cluster, manifest):
+    setup = in_cluster.config
+
+    assert str(setup.source[0]).startswith("sqs:")
+    assert str(setup.store).startswith("dynamodb:")
+    assert str(setup.dead).startswith("sqs:")
+    (route,) = in_cluster.routes
+    assert route.name == "crm"
+    assert "Bearer" not in manifest["ConfigMap"]["data"]["oncebridge.toml"]
+
+
+def test_a_pod_has_the_time_that_a_stop_may_take(in_cluster, pod):
+    limit = timedelta(seconds=pod["terminationGracePeriodSeconds"])
+
+    assert limit > in_cluster.config.grace + timedelta(seconds=10)
+
+
+def test_kubernetes_asks_where_the_worker_answers(in_cluster, pod):
+    (container,) = pod["containers"]
+    (port,) = container["ports"]
+    asked = {
+        name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")
+    }
+
+    assert in_cluster.config.health == f"http://0.0.0.0:{port['containerPort']}"
+    assert {probe["port"] for probe in asked.values()} == {port["name"]}
+    assert asked["readiness"]["path"] == "/readyz"
+    assert asked["liveness"]["path"] == asked["startup"]["path"] == "/healthz"
+
+
+def test_a_pod_has_no_more_than_it_needs(pod):
+    (container,) = pod["containers"]
+    *_, user = values("USER")
+
+    assert container["args"] == json.loads(values("CMD")[0])
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    context = pod["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
+    assert pod["automountServiceAccountToken"] is pod["enableServiceLinks"] is False
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
+    env = dict(pair.split("=", 1) for rest in values("ENV") for pair in rest.split())
+    assert str(Path(env["ONCEBRIDGE_CONFIG"]).parent) == mounts["config"]
+
+
+def test_what_belongs_together_in_the_manifest_does(manifest, pod):
+    labels = manifest["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        manifest["Deployment"]["spec"]["selector"],
+        manifest["PodDisruptionBudget"]["spec"]["selector"],
+        *(one["labelSelector"] for one in pod["topologySpreadConstraints"]),
+    ]
+    assert all(selector == {"matchLabels": labels} for selector in selectors)
+    names = {one["metadata"]["name"] for one in manifest.values()}
+    assert names == {"oncebridge"}
+    spaces = {
+        one["metadata"].get("namespace") for kind, one in manifest.items() if kind != "Namespace"
+    }
+    assert spaces == names
+    assert pod["serviceAccountName"] == "oncebridge"
+    scaled = manifest["HorizontalPodAutoscaler"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == "oncebridge"
+    # Both would set the number of replicas, and one of them would lose at each apply.
+    assert "replicas" not in manifest["Deployment"]["spec"]
+    # So that one is left while another is moved.
+    assert scaled["minReplicas"] > manifest["PodDisruptionBudget"]["spec"]["maxUnavailable"]
+
+
+def test_the_other_way_of_scaling_looks_at_the_same_queue(manifest, in_cluster):
+    text = "\n".join(
+        line.removeprefix("#") for line in MANIFEST.partition("\n#---\n")[2].splitlines()
+    )
+    keda = yaml.safe_load(text)
+    (trigger,) = keda["spec"]["triggers"]
+
+    assert keda["spec"]["scaleTargetRef"]["name"] == manifest["Deployment"]["metadata"]["name"]
+    assert f"sqs:{trigger['metadata']['queueURL']}" == str(in_cluster.config.source[0])
+    scaled = manifest["HorizontalPodAutoscaler"]["spec"]
+    assert keda["spec"]["minReplicaCount"] == scaled["minReplicas"]
+    assert keda["spec"]["maxReplicaCount"] == scaled["maxReplicas"]
+
+
+def test_the_service_account_is_the_one_that_the_worker_stack_trusts(manifest):
+    account = manifest["ServiceAccount"]["metadata"]
+
+    assert f"Default: {account['namespace']}:{account['name']}\n" in stack("worker")

@@ -1,34 +1,190 @@
 """
 `oncebridge template`: infrastructure to deploy, ready to apply.
 
-The texts are those of the stores, each beside the store that it is for. Nothing is asked and
-nothing is made, so no account is needed.
+The texts are in `oncebridge.aws.templates`, and those of other stores beside the store that
+they are for. Nothing is asked and nothing is made, so no account is needed.
 """
 
+import os
+import tomllib
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import click
 from msgspec import Struct
 
 from oncebridge.aws import s3_templates, templates
-from oncebridge.backends import MigratesBySQL, StorePlace, scheme_of
+from oncebridge.aws.templates.policies import FORMATS, Known, policy
+from oncebridge.aws.templates.policies import Format as PolicyFormat
+from oncebridge.aws.templates.stacks import Format
+from oncebridge.backends import MigratesBySQL, StorePlace, as_table, scheme_of
 from oncebridge.cli.manners import examples
 from oncebridge.cli.setup import told
+from oncebridge.config import PREFIX
 from oncebridge.duration import parse_duration
 from oncebridge.errors import ConfigError
 from oncebridge.options import Text, did_you_mean
-from oncebridge.secret import masked
+from oncebridge.secret import is_at_aws, masked
 
 
 @click.group(
     epilog=examples(
-        "oncebridge template table --store dynamodb://genesys-dedup > table.yaml",
+        "oncebridge template lambda > oncebridge.yaml",
+        "oncebridge template worker --format terraform > oncebridge/main.tf",
+        "oncebridge template iam -c oncebridge.toml",
         "oncebridge template table --help",
     )
 )
 def template() -> None:
     """Print infrastructure to deploy, ready to apply."""
+
+
+# --- the whole way of an event --------------------------------------------------------------
+
+_format = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["cloudformation", "terraform"]),
+    default="cloudformation",
+    show_default=True,
+    help="What to write it in.",
+)
+_name = click.option(
+    "--name",
+    default="oncebridge",
+    show_default=True,
+    help="What the queue, the table and the rest are called; a parameter changes it later.",
+)
+
+
+@template.command(
+    "lambda",
+    epilog=examples(
+        "oncebridge template lambda > oncebridge.yaml",
+        "oncebridge template lambda --name crm --format terraform > crm/main.tf",
+    ),
+)
+@_format
+@_name
+@told
+def function(*, form: Format, name: str) -> None:
+    """
+    Print a stack: rule, queue, Lambda function, table, alarms.
+
+    For the events of Genesys Cloud on their partner event bus, or of any other bus. The code of
+    the function is a zip file in a bucket; docs/deploy.md says how to make it.
+    """
+    click.echo(templates.stack("lambda", name, format=form), nl=False)
+
+
+@template.command(
+    epilog=examples(
+        "oncebridge template worker > oncebridge.yaml",
+        "oncebridge template worker --format terraform > oncebridge/main.tf",
+    )
+)
+@_format
+@_name
+@told
+def worker(*, form: Format, name: str) -> None:
+    """
+    Print a stack for `oncebridge run`: rule, queue, role, table, alarms.
+
+    Its outputs are what to set as source, store and dead letters.
+    """
+    click.echo(templates.stack("worker", name, format=form), nl=False)
+
+
+# --- what has to be allowed -----------------------------------------------------------------
+
+
+@template.command(
+    epilog=examples(
+        "oncebridge template iam -c oncebridge.toml",
+        "oncebridge template iam -c oncebridge.toml --format terraform --kms-key ARN",
+        "oncebridge template iam --source sqs://genesys --store dynamodb://dedup",
+    )
+)
+@click.option("-c", "--config", metavar="FILE", help="The configuration file.")
+@click.option("--source", metavar="ADDRESS", help="Where events come from.")
+@click.option("--store", metavar="ADDRESS", help="Where it is remembered what was passed on.")
+@click.option("--sink", metavar="ADDRESS", help="Where events go.")
+@click.option("--dead", metavar="ADDRESS", help="Where events go that can never succeed.")
+@click.option("--region", default="", help="The Region of what is given by its name only.")
+@click.option("--account", default="", help="The account of what is given by its name only.")
+@click.option(
+    "--kms-key",
+    "keys",
+    multiple=True,
+    metavar="ARN",
+    help="A key of yours that queues, streams or secrets are encrypted with.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="json",
+    show_default=True,
+    help="What to write it in.",
+)
+@told
+def iam(
+    *,
+    config: str | None,
+    region: str,
+    account: str,
+    keys: tuple[str, ...],
+    form: PolicyFormat,
+    **places: str | None,
+) -> None:
+    """
+    Print the least that a configuration needs to be allowed on AWS.
+
+    Addresses and references (ssm:NAME, secretsmanager:NAME) are taken from the file and from the
+    environment, and flags win. Nothing is looked up.
+    """
+    table = _written(config)
+    for kind, address in places.items():
+        if address is not None:
+            _put(table, [kind], address)
+    known = Known(region, account, keys)
+    click.echo(policy(templates.needed(table), format=form, known=known), nl=False)
+
+
+def _written(config: str | None) -> dict[str, Any]:
+    """Read a configuration as it stands there, without looking anything up."""
+    named = config or os.environ.get(f"{PREFIX}CONFIG", "")
+    table: dict[str, Any] = {}
+    if is_at_aws(named):
+        table["config"] = named  # to read it is all that can be told
+        click.echo(f"oncebridge: what {named} holds is not looked at", err=True)
+    elif named:
+        try:
+            table = tomllib.loads(Path(named).read_text(encoding="utf-8-sig"))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(named, f"is not TOML: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(named, f"cannot be read: {type(error).__name__}") from None
+    for name, text in sorted(os.environ.items()):
+        if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG":
+            _put(table, name.removeprefix(PREFIX).lower().split("__"), text)
+    return table
+
+
+def _put(table: dict[str, Any], path: list[str], text: str) -> None:
+    *above, last = path
+    for name in above:
+        inner = as_table(table.get(name, {}))
+        table[name] = inner = dict(inner) if isinstance(inner, dict) else {}
+        table = inner
+    old = table.get(last)
+    # A new address keeps the options.
+    table[last] = {**old, "url": text} if isinstance(old, dict) else text
+
+
+# --- the table of a store ---------------------------------------------------------------
 
 
 class _Kind(Struct, frozen=True):

@@ -1,0 +1,75 @@
+"""
+AWS on loopback that looks at rights: who may not do something is refused, as in AWS.
+
+It is a ministack of its own, which checks signatures and policies; functions run as their role.
+The administrator may do everything.
+"""
+
+import http.client
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from tests.servers.aws import AWS
+from tests.servers.process import Process, free_port
+
+ACCOUNT = "000000000000"
+_SERVICES = (
+    "cloudformation,cloudwatch,dynamodb,events,iam,kinesis,kms,lambda,logs,s3,secretsmanager,"
+    "sns,sqs,ssm,sts"
+)
+
+
+class GuardedAws:
+    """A server, seen by its administrator."""
+
+    def __init__(self, process: Process, port: int) -> None:
+        self.process = process
+        self.endpoint = f"http://127.0.0.1:{port}"
+
+    def client(self, service: str, **identity: str) -> Any:
+        """Give a client of the SDK, for the administrator or another *identity*."""
+        identity = identity or {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        return boto3.client(
+            service, region_name="us-east-1", endpoint_url=self.endpoint, **identity
+        )
+
+
+@pytest.fixture(scope="session")
+def guarded_aws(
+    aws_identity: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GuardedAws]:
+    folder = tmp_path_factory.mktemp("guarded")
+    port = free_port()
+    inherited = {name: value for name, value in AWS.items() if "KEY" not in name}
+    process = Process(
+        [sys.executable, "-m", "ministack"],
+        log=folder / "ministack.log",
+        ready=lambda: _answers(port),
+        env={
+            "GATEWAY_PORT": str(port),
+            "BIND_HOST": "127.0.0.1",
+            "SERVICES": _SERVICES,
+            "AUTH": "true",
+            "LOG_LEVEL": "WARNING",
+            "TMPDIR": str(folder),
+            **inherited,
+        },
+    )
+    server = GuardedAws(process, port)
+    process.start()
+    yield server
+    process.kill()
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/_ministack/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
