@@ -2,6 +2,9 @@
 
 from hypothesis import settings
 from tests.servers.aws import aws_identity, dynoxide, ministack
+from tests.servers.guarded_aws import guarded_aws
+from tests.servers.kinesis import kinesis_server, ministack_kinesis
+from tests.servers.lambda_runtime import lambda_runtime, start_function
 from tests.servers.postgres import pgbouncer, postgres
 from tests.servers.redis import redis_cluster, redis_cluster_of_one, redis_server
 from tests.servers.s3 import s3_server
@@ -9,13 +12,18 @@ from tests.servers.s3 import s3_server
 __all__ = [
     "aws_identity",
     "dynoxide",
+    "guarded_aws",
+    "kinesis_server",
+    "lambda_runtime",
     "ministack",
+    "ministack_kinesis",
     "pgbouncer",
     "postgres",
     "redis_cluster",
     "redis_cluster_of_one",
     "redis_server",
     "s3_server",
+    "start_function",
 ]
 
 # A slow machine is no reason to fail, and a failure comes with what is needed to repeat it.

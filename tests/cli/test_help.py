@@ -25,7 +25,10 @@ def test_the_commands_are_those_that_are_promised():
     promised = "run init explain forget dead pause resume test schema completion demo simulate"
     promised += " copy migrate template"
     assert {path[0] for path in ALL if path} == set(promised.split())
-    below = {"dead": {"list", "show", "replay", "drop"}, "template": {"table"}}
+    below = {
+        "dead": {"list", "show", "replay", "drop"},
+        "template": {"iam", "lambda", "table", "worker"},
+    }
     for group, names in below.items():
         assert {path[1] for path in ALL if path[:1] == (group,) and len(path) > 1} == names
 

@@ -115,7 +115,7 @@ def _ministack(folder: Path) -> DynamoDBServer:
     env = {
         "GATEWAY_PORT": str(port),
         "BIND_HOST": "127.0.0.1",
-        "SERVICES": "dynamodb,cloudformation,iam,sts",
+        "SERVICES": "dynamodb,cloudformation,iam,sts,sqs,sns,events,kinesis,lambda,ssm,secretsmanager,logs,cloudwatch",
         "LOG_LEVEL": "ERROR",
         "TMPDIR": str(folder),
         **AWS,

@@ -16,6 +16,8 @@ ADDRESSES = {
         "file": "file:events.ndjson",
         "http": "http://127.0.0.1:8080/events",
         "https": "https://127.0.0.1:8443/events",
+        "kinesis": "kinesis://events",
+        "sqs": "sqs://events",
     },
     "oncebridge.stores": {
         "dynamodb": "dynamodb://seen",
@@ -33,16 +35,21 @@ ADDRESSES = {
     },
     "oncebridge.sinks": {
         "-": "-",
+        "events": "events://default",
         "file": "file:out.ndjson",
         "http": "http://127.0.0.1:9/hook",
         "https": "https://crm.example.com/hook",
+        "kinesis": "kinesis://events",
         "postgresql": "postgresql://db.example.com/events",
         "python": "python:builtins:print",
+        "sns": "sns:arn:aws:sns:eu-west-1:123456789012:events",
+        "sqs": "sqs://events",
     },
     "oncebridge.dead_letters": {
         "file": "file:dead.ndjson",
         "memory": "memory:",
         "sqlite": "sqlite:dead.db",
+        "sqs": "sqs://dead",
     },
 }
 NEEDED = {("oncebridge.sources", "https"): {"tls_cert": "cert.pem"}}

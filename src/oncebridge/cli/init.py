@@ -14,8 +14,8 @@ from oncebridge.errors import ConfigError
 KINDS = ("http", "worker", "lambda")
 _NEXT = {
     "http": "oncebridge run -c {file}",
-    "worker": "its sqs:// addresses need a later version; see the top of the file",
-    "lambda": "its handler and sqs:// need a later version; see the top of the file",
+    "worker": "oncebridge template worker, then oncebridge run -c {file}",
+    "lambda": "put it beside your function; oncebridge template lambda prints what is around it",
 }
 
 
@@ -46,8 +46,8 @@ def init(*, kind: str, output: str, force: bool) -> None:
     """
     Write a commented configuration to begin with.
 
-    http is fed by API destinations or any other HTTP sender. worker reads an SQS queue, and
-    lambda runs in a function of yours: both name addresses that a later version brings.
+    http is fed by API destinations or any other HTTP sender. worker reads an SQS queue or a
+    Kinesis stream. lambda is for a function of yours.
     """
     text = starter(kind)
     if output == "-":
