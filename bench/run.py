@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import http_path
+import queue_path
 from table import Line, Measured, met, middle, show
 from traffic import EVENTS, IGNORED, RULE, NullSink, make_events, naive_key
 
@@ -417,6 +418,10 @@ def build() -> Path:
     return BUILD
 
 
+def queue_row(*, quick: bool) -> Measured:
+    return queue_path.measure(["boto3", "memory", "sqlite"], 1000 if quick else 5000)
+
+
 ROWS: dict[str, Callable[..., Measured]] = {
     "key-compact": key_row(pretty=False, ignore=False),
     "key-compact-ignore": key_row(pretty=False, ignore=True),
@@ -431,6 +436,7 @@ ROWS: dict[str, Callable[..., Measured]] = {
     "sqlite-flat": sqlite_flat,
     "http": http_row,
     "file": file_row,
+    "sqs": queue_row,
     **stores.ROWS,
 }
 
@@ -504,6 +510,27 @@ def service(results: dict[str, list[Measured]]) -> Iterator[Line]:
     yield work, listed, f"at {at}", f"{growth:.2f}x", "flat (<= 1.3x)", met(growth <= 1.3)
 
 
+def queues(results: dict[str, list[Measured]]) -> Iterator[Line]:
+    runs = results["sqs"]
+    peer = [run["boto3"] for run in runs]
+    for way, store in (("memory", "memory"), ("sqlite", "SQLite")):
+        ours = [run[way] for run in runs]
+        ratio = statistics.median(
+            b["cpu_us"] / a["cpu_us"] for a, b in zip(ours, peer, strict=True)
+        )
+        both = [
+            f"{1e6 / statistics.median(r['cpu_us'] for r in side):,.0f}/s a core, "
+            f"{middle(side, 'cpu_us', '{:.0f} µs')} CPU"
+            for side in (ours, peer)
+        ]
+        work = f"SQS -> {store}, decided and deleted"
+        yield work, both[0], f"{both[1]} boto3, deletes only", f"{ratio:.1f}x", "-", "-"
+        rates = [middle(side, "per_s", "{:,.0f}/s") for side in (ours, peer)]
+        yield "  on an emulator that takes its time", *rates, "", "-", "-"
+        calls = [f"{statistics.median(r['calls'] for r in side):.3f}" for side in (ours, peer)]
+        yield "  calls of AWS for an event", *calls, "", "-", "-"
+
+
 def weights(results: dict[str, list[Measured]]) -> Iterator[Line]:
     runs = results["memory-keys"]
     weight = statistics.median(run["bytes per key"] for run in runs)
@@ -553,6 +580,7 @@ TABLES: dict[str, tuple[Tell, Sequence[str]]] = {
     "keys": (keys, [name for name in ROWS if name.startswith("key-")]),
     "decisions": (decisions, ["memory-1", "memory-4", "sqlite-1", "sqlite-4"]),
     "service": (service, ["http", "file"]),
+    "queues": (queues, ["sqs"]),
     "weights": (weights, ["memory-keys", "sqlite-bytes", "sqlite-flat"]),
     "stores": (stores.lines, [*stores.ROWS]),
 }

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import SystemRandom
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import service
 from .harness import Report, Run, run
@@ -138,6 +138,16 @@ def _of_sqlite(size: _Size) -> Iterator[tuple[str, Run | ServiceRun]]:
             limit_s=size.limit_s,
         ),
     )
+    # The emulators take a hundred events a second or two.
+    few, some = max(events // 10, 1500), max(kills // 5, 8)
+    yield "bus, queue, kill", _fed("queue", size, events=few, kills=some, services=3)
+    calm = {"lease_s": 15, "sink_timeout_s": 10, "commit_budget_s": 4}
+    yield "bus, queue, leave", _fed("queue", size, events=few // 2, terms=some, **calm)
+    yield "stream, reshard, kill", _fed("stream", size, events=few * 2, kills=some // 2)
+
+
+def _fed(feed: str, size: _Size, **more: Any) -> ServiceRun:
+    return ServiceRun(seed=size.seed, feed=feed, limit_s=size.limit_s, **more)
 
 
 def _of_redis(size: _Size) -> Iterator[tuple[str, Run | ServiceRun]]:

@@ -1,10 +1,11 @@
 """
-The whole service under kill -9: `oncebridge run`, HTTP in, any store, HTTP out.
+The whole service under kill -9: `oncebridge run`, any source, any store, HTTP out.
 
 The harness plays both ends. As the sender it brings every copy until it is acknowledged, to
-any of the services, alone or in arrays; as the sink it writes down what arrives and from
-whom (each process sends a header of its own). In between it kills the services and starts
-them again on the same port, with the same store, and the same spool where there is one.
+any of the services, alone or in arrays (other ways in are in `feeds`); as the sink it writes
+down what arrives and from whom (each process sends a header of its own). In between it kills
+the services and starts them again on the same port, with the same store, and the same spool
+where there is one.
 """
 
 import asyncio
@@ -49,6 +50,8 @@ class ServiceRun:
     kills: int = 0
     terms: int = 0
     spool: bool = False
+    feed: str = "http"
+    """How events come in: `http`, or one of `feeds`."""
     refused: float = 0.01
     """How many sends the sink answers with 503, and does not take."""
     lease_s: float = 4.0
@@ -74,7 +77,7 @@ class ServiceReport:
 
     @property
     def store(self) -> str:
-        return self.run.store
+        return self.run.store if self.run.feed == "http" else f"{self.run.store}, {self.run.feed}"
 
     @property
     def copies_per_s(self) -> float:
@@ -99,12 +102,17 @@ async def _run(plan: ServiceRun) -> ServiceReport:
     folder = Path(tempfile.mkdtemp(prefix="oncebridge-service-chaos-"))
     try:
         with home_of(plan.store, folder) as home:
-            return await _Harness(plan, folder, home).run()
+            if plan.feed == "http":
+                return await Harness(plan, folder, home).run()
+            from .feeds import FEEDS
+
+            with FEEDS[plan.feed](plan, folder, home) as harness:
+                return await harness.run()
     finally:
         shutil.rmtree(folder)
 
 
-class _Service:
+class Service:
     """One place in the fleet: a port, and the process that serves it now."""
 
     def __init__(self, place: int, folder: Path) -> None:
@@ -139,7 +147,7 @@ class _Service:
                 self.is_up = True
 
 
-class _Harness:
+class Harness:
     def __init__(self, plan: ServiceRun, folder: Path, home: StoreHome) -> None:
         self._plan = plan
         self._folder = folder
@@ -152,7 +160,7 @@ class _Harness:
         self._sink_dice = Random(f"{plan.seed}/sink")
         self._killer_dice = Random(f"{plan.seed}/killer")
         self._history = History(plan.events, capacity=_SENDERS * _ARRAY)
-        self._services = [_Service(place, folder) for place in range(plan.services)]
+        self._services = [Service(place, folder) for place in range(plan.services)]
         self._incarnations = 0
         self._acknowledged = 0
         self._posts = 0
@@ -198,13 +206,13 @@ class _Harness:
 
     # --- the services ------------------------------------------------------------------
 
-    def _start(self, service: _Service) -> None:
+    def _start(self, service: Service) -> None:
         plan = self._plan
         self._incarnations += 1
         service.is_up = False
         command = [
-            *("--source", f"http://127.0.0.1:{service.port}/events"),
-            *("--store", self._home.url, "--dead", "sqlite:dead.db", "--preset", "genesys"),
+            *self._source(service),
+            *("--store", self._home.url, "--dead", "sqlite:dead.db"),
             *("--sink", f"http://127.0.0.1:{self._sink_port}/sink", "--log-level", "warning"),
             *("--set", f"sink.headers.x-worker={self._incarnations}"),
             *("--lease", f"{plan.lease_s}s", "--sink-timeout", f"{plan.sink_timeout_s}s"),
@@ -218,32 +226,39 @@ class _Harness:
             command += ["--spool", f"spool-{service.place}.db"]
         service.start(self._incarnations, command, self._environment)
 
+    def _source(self, service: Service) -> list[str]:
+        """Say where events come from, and what is the same; it listens on its port."""
+        return ["--source", f"http://127.0.0.1:{service.port}/events", "--preset", "genesys"]
+
+    def _share(self) -> float:
+        """Tell how much of the work is done."""
+        return self._acknowledged / len(self._stream.copies)
+
     async def _strike(self) -> None:
         """Strike whenever enough of the work is done: progress decides, not time."""
         plan, dice = self._plan, self._killer_dice
         strikes = [*[self._kill] * plan.kills, *[self._term] * plan.terms]
         dice.shuffle(strikes)
         for moment in sorted(dice.uniform(0.02, 0.9) for _ in strikes):
-            goal = int(moment * len(self._stream.copies))
             async with self._progress:
-                await self._progress.wait_for(lambda goal=goal: self._acknowledged >= goal)
+                await self._progress.wait_for(lambda moment=moment: self._share() >= moment)
             await asyncio.sleep(dice.uniform(0, 0.02))
             service = dice.choice(self._services)
             await service.until_up()
             await strikes.pop()(service)
 
-    async def _kill(self, service: _Service) -> None:
+    async def _kill(self, service: Service) -> None:
         service.process.kill()
         self._history.killed.add(service.incarnation)
         await asyncio.to_thread(service.process.wait)
         self._start(service)
 
-    async def _term(self, service: _Service) -> None:
+    async def _term(self, service: Service) -> None:
         self._history.terms += 1
         await self._leave(service)
         self._start(service)
 
-    async def _leave(self, service: _Service) -> None:
+    async def _leave(self, service: Service) -> None:
         await service.until_up()
         service.process.send_signal(signal.SIGTERM)
         code = await asyncio.to_thread(service.process.wait, 60)
@@ -332,7 +347,7 @@ class _Harness:
         incarnation = int(request.header(b"x-worker") or b"0")
         key = (request.header(b"idempotency-key") or b"").decode().strip('"')
         attempt = int(request.header(b"x-oncebridge-attempt") or b"1")
-        event = self._stream.recognise(request.body)
+        event = self._recognise(request.body)
         if event is None:
             self._history.faults.append(f"other bytes than were sent, under key {key}")
             respond(Response(200))
@@ -346,6 +361,9 @@ class _Harness:
             respond(Response(200))
 
         asyncio.get_running_loop().call_later(self._plan.latency_s, answer)
+
+    def _recognise(self, raw: bytes) -> int | None:
+        return self._stream.recognise(raw)
 
     async def _look_at_the_dead(self) -> None:
         path = self._folder / "dead.db"

@@ -82,6 +82,19 @@ class Stream:
         copy = Copy(*divmod(number, 8))
         return copy.event if self.render(copy) == raw else None
 
+    def recognise_detail(self, raw: bytes) -> int | None:
+        """Tell which event *raw* is, in whatever envelope; None if its detail was changed."""
+        try:
+            detail = json.loads(raw)["detail"]
+            body = detail["eventBody"]
+            conversation = int(body["conversationId"][-12:], 16)
+            participant = int(body["participantId"][-12:], 16)
+            event = conversation * 4 + participant * 2 + body["eventTime"] - _FIRST_MS
+        except (ValueError, KeyError, TypeError):
+            return None
+        known = (json.loads(self.render(Copy(event, emission)))["detail"] for emission in range(6))
+        return event if detail in known else None
+
     def _uuid(self, kind: int, number: int) -> str:
         return f"{self._seed & 0xFFFFFFFF:08x}-{kind:04x}-4000-8000-{number:012x}"
 

@@ -96,6 +96,6 @@ def test_a_mark_after_the_delivery_is_convicted_of_repeats(seed):
 
 def test_two_transactions_are_convicted_of_repeats(seed):
     apart = {"store": "postgres", "sink": "statement", "apart": True}
-    report = happens(Run(seed=seed, **apart, events=1000, kills=8))
+    report = happens(Run(seed=seed, **apart, events=1500, kills=15))
     assert report.judgement.lost == 0, report.told()
     assert report.judgement.unexplained > 0, report.told()

@@ -3,7 +3,7 @@ TESTPLAN §8: one check for each known bug, run on the snippet that has it and o
 
 A check that the snippet passes proves nothing, so every test asserts both: red there,
 green here. Rows xvii and xviii need Redis and Postgres, and are tested with those stores;
-the linter of row vi is not built yet.
+those that need AWS are in `test_naive_on_aws`; the linter of row vi is not built yet.
 """
 
 import asyncio
