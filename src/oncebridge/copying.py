@@ -132,7 +132,7 @@ class Copying:
         found = await _tried(lambda: target.peek([one.key for one in records]))
         former: list[Record] = []
         for ours, theirs in zip(records, found, strict=True):
-            if theirs is None or not is_former(theirs, ours):
+            if theirs is None or not is_former(theirs, ours, now_ms):
                 self.known += 1
             elif table.state(theirs, now_ms) == "claimed":
                 self._leave(ours.key, theirs.until_ms - now_ms)
@@ -175,11 +175,11 @@ def shifted(record: Record, by_ms: int) -> Record:
     )
 
 
-def is_former(theirs: Record, ours: Record) -> bool:
-    """Tell whether *theirs* is a state that *ours* was in before."""
+def is_former(theirs: Record, ours: Record, now_ms: int) -> bool:
+    """Tell whether *theirs* is a state that *ours* was in before, or is past keeping."""
     if theirs.fate is not None:
         return False
-    if ours.fate is not None:
+    if ours.fate is not None or now_ms >= theirs.keep_until_ms:
         return True  # what is done is a fact, whoever else has tried
     return (
         theirs.generation == ours.generation
