@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from oncebridge.cli.init import starter
 from oncebridge.config import load
 
 README = Path(__file__).parents[2] / "README.md"
@@ -23,6 +24,7 @@ def test_the_readme_has_snippets_with_output():
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_a_snippet_prints_what_the_readme_says(number, tmp_path: Path):
     code, output = SNIPPETS[number]
+    (tmp_path / "oncebridge.toml").write_text(starter("lambda"))
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         cwd=tmp_path,
