@@ -16,7 +16,7 @@ then on, and goes back in the end.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -121,11 +121,6 @@ class Relay:
         self._error: BaseException | None = None
         self.is_through = False
         """There is nothing more to take, and all that was taken is final."""
-
-    @property
-    def in_hand(self) -> Iterator[Item]:
-        """What was taken, and is neither final nor given back."""
-        return (entry.item for entry in self._hand.values())
 
     def stop(self) -> None:
         """Take nothing more; what is handed back from now on stays where it is."""

@@ -4,9 +4,6 @@ import asyncio
 
 from tests.aws.kinesis_workers import crew, in_order
 from tests.faults.doubles import eventually
-from tests.servers.kinesis import kinesis_server
-
-__all__ = ["kinesis_server"]
 
 KEYS = "abcdefghij"
 

@@ -7,14 +7,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.aws.kinesis_workers import QUICK, Worker, crew, in_order, seconds_since
 from tests.faults.doubles import FaultyStore, eventually
-from tests.servers.kinesis import ministack_kinesis
 
 from oncebridge import ConfigError
 from oncebridge.sources.kinesis import KinesisOptions
 from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.memory import MemoryStore
-
-__all__ = ["ministack_kinesis"]
 
 KEYS = "abcdefghij"
 

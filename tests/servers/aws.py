@@ -77,16 +77,26 @@ class DynamoDBServer:
         return answer
 
 
-def ask(port: int, operation: str, body: Mapping[str, Any]) -> tuple[int, Any]:
+DYNAMODB, KINESIS = ("dynamodb", "DynamoDB_20120810", "1.0"), ("kinesis", "Kinesis_20131202", "1.1")
+"""What signs a request, what stands before its operation, and which JSON it speaks."""
+
+
+def ask(
+    port: int,
+    operation: str,
+    body: Mapping[str, Any],
+    service: tuple[str, str, str] = DYNAMODB,
+) -> tuple[int, Any]:
     """Send one request; these servers do not look at signatures, but want to see one."""
-    scope = f"{AWS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/dynamodb/aws4_request"
+    name, prefix, version = service
+    scope = f"{AWS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/{name}/aws4_request"
     headers = {
-        "Content-Type": "application/x-amz-json-1.0",
-        "X-Amz-Target": f"DynamoDB_20120810.{operation}",
+        "Content-Type": f"application/x-amz-json-{version}",
+        "X-Amz-Target": f"{prefix}.{operation}",
         "X-Amz-Date": "20260101T000000Z",
         "Authorization": f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0",
     }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         connection.request("POST", "/", json.dumps(body), headers)
         answer = connection.getresponse()

@@ -4,13 +4,12 @@ Kinesis on loopback: kinesis-local, where npm and node are, and ministack.
 kinesis-local keeps parents after a split or a merge, as Kinesis does; ministack forgets them,
 but sends records to registered consumers, which kinesis-local does not do well enough for the
 SDK. kinesis-local is fetched once into `build/`; where that cannot be done, its tests run on the
-small Kinesis of `tests.servers.kinesis_model`, over HTTP too. `emulator()` says which it will be.
+small Kinesis of `tests.servers.kinesis_model`, over HTTP too. `KinesisServer.kind` says which it is.
 """
 
 import base64
 import hashlib
 import http.client
-import json
 import os
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.aws import AWS, DynamoDBServer
+from tests.servers.aws import AWS, KINESIS, DynamoDBServer, ask
 from tests.servers.kinesis_model import Kinesis
 from tests.servers.process import Process, free_port
 
@@ -93,7 +92,7 @@ class KinesisServer:
         self._settle(stream)
 
     def ask(self, operation: str, body: Mapping[str, Any]) -> Any:
-        status, answer = ask(self.port, operation, body)
+        status, answer = ask(self.port, operation, body, KINESIS)
         assert status == 200, answer
         return answer
 
@@ -107,32 +106,9 @@ class KinesisServer:
             time.sleep(0.02)
 
 
-def ask(port: int, operation: str, body: Mapping[str, Any]) -> tuple[int, Any]:
-    """Send one request; these servers do not look at signatures, but want to see one."""
-    scope = f"{AWS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/kinesis/aws4_request"
-    headers = {
-        "Content-Type": "application/x-amz-json-1.1",
-        "X-Amz-Target": f"Kinesis_20131202.{operation}",
-        "X-Amz-Date": "20260101T000000Z",
-        "Authorization": f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0",
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    try:
-        connection.request("POST", "/", json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read() or b"{}")
-    finally:
-        connection.close()
-
-
-def emulator() -> str:
-    """Say what resharding is tested on, for the head of a test run."""
-    return f"Kinesis on: ministack, {'kinesis-local' if _program() else 'our own model'}"
-
-
 def _answers(port: int) -> bool:
     try:
-        return ask(port, "ListStreams", {})[0] == 200
+        return ask(port, "ListStreams", {}, KINESIS)[0] == 200
     except (OSError, http.client.HTTPException, ValueError):
         return False
 

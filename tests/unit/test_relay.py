@@ -723,7 +723,7 @@ async def test_at_a_stop_all_that_is_left_goes_back_with_no_pause():
     counter = Desk(router, "a.aa", then=hangs)
     running = asyncio.create_task(counter.relay.run())
     await asyncio.sleep(1)
-    assert [one.place for one in counter.relay.in_hand] == [1, 3, 4]
+    assert list(counter.relay._hand) == [1, 3, 4]
     counter.relay.stop()
     await running
     assert [place for place, _ in counter.back] == [1, 3, 4]
