@@ -390,7 +390,7 @@ def _apart(one: _Named, other: _Named) -> str:
 
 def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
     if one.key == other.key:
-        paths = differences(first.event.detail, second.event.detail, "detail")
+        paths = differences(_counted(first, one.kind), _counted(second, one.kind), "detail")
         return f"the same {one.kind} with other content is a conflict ({_listed(paths)})"
     if one.kind == "id":
         return "their ids differ"
@@ -405,6 +405,13 @@ def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
         return "one of them is a replay"
     whose = "their content differs" if one.kind == "content" else "they differ"
     return f"{whose} in {_listed(paths)}"
+
+
+def _counted(named: _Named, kind: str) -> Any:
+    """Give what counts of the content where it is compared beside a key of this *kind*."""
+    rule = named.identity.plan.rule
+    tiers = [tier for tier in rule.tiers if tier.key.kind.decode() == kind] or list(rule.tiers)
+    return msgspec.json.decode(rule.content_of(tiers[0]).body(named.event))
 
 
 def _values(known: Known) -> Mapping[str, Any]:

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from oncebridge.allow import AllowOptions, Guard
 from oncebridge.backends import (
     DeadPlace,
     Place,
@@ -28,8 +29,10 @@ from oncebridge.backends import (
     as_table,
     scheme_of,
 )
-from oncebridge.errors import ConfigError
-from oncebridge.genesys.preset import GENESYS
+from oncebridge.clock import Clock, system_clock
+from oncebridge.errors import ConfigError, ConfigErrors
+from oncebridge.genesys.options import GenesysOptions
+from oncebridge.genesys.preset import genesys_rules
 from oncebridge.options import (
     Doc,
     Problems,
@@ -45,6 +48,9 @@ from oncebridge.pattern import Pattern
 from oncebridge.rules import Rule, RuleOptions, RuleSet
 from oncebridge.secret import asked_once, at_aws, is_at_aws
 from oncebridge.settings import Settings
+
+if TYPE_CHECKING:
+    from oncebridge.genesys.verification import Verifier
 
 PREFIX = "ONCEBRIDGE_"
 _FILE = "ONCEBRIDGE_CONFIG"
@@ -121,6 +127,14 @@ class Config(Settings, frozen=True, kw_only=True):
         Literal["none", "genesys"],
         Doc('"genesys" adds rules for Genesys Cloud events, after your own.'),
     ] = "none"
+    genesys: Annotated[
+        GenesysOptions, Doc("What the preset and the verification have to know of Genesys.")
+    ] = GenesysOptions()
+    verify: Annotated[
+        Literal["none", "genesys"],
+        Doc('"genesys" sends only events whose conversation exists, by Genesys\' own API.'),
+    ] = "none"
+    allow: Annotated[AllowOptions, Doc("Which senders are let in at all.")] = AllowOptions()
     rules: Annotated[
         list[RuleOptions], Doc("What makes two events the same; the first that matches decides.")
     ] = field(default_factory=list)
@@ -156,7 +170,8 @@ class Config(Settings, frozen=True, kw_only=True):
     audit: Annotated[
         str | None,
         Doc(
-            "A file to which forget, replay, drop, pause and resume are written, one line each.",
+            "A file to which the acts of operators are written (forget, release, resend, replay, "
+            "drop, pause, resume), one line each; the store keeps them too.",
             example="oncebridge-audit.ndjson",
         ),
     ] = None
@@ -198,6 +213,15 @@ class Setup(Struct, frozen=True):
     config: Config
     routes: tuple[Route, ...]
     file: str
+    verifier: "Verifier | None" = None
+    """Who finds out whether an event is to be believed, where that is asked for."""
+
+    def sink_of(self, route: Route, other: Any = None, *, clock: Clock = system_clock) -> Any:
+        """Give what *route* sends to, its sink or an *other*: verified, where that is asked for."""
+        sink = route.sink.opened if other is None else other
+        if self.verifier is None:
+            return sink
+        return self.verifier.around(sink, route.settings, clock)
 
 
 def load(
@@ -237,8 +261,9 @@ def _load(
     # What is wrong is left at its default, so that the rest can be looked at all the same.
     sound = {n: value for n, value in values.items() if n in _LISTED or n not in flawed}
     routes = _routes(Config(**sound), table, flawed, problems)
+    verifier = None if "genesys" in flawed else _verifier(Config(**sound), routes, table, problems)
     problems.check()
-    return Setup(Config(**values), routes, named)
+    return Setup(Config(**values), routes, named, verifier)
 
 
 def _file(named: str, problems: Problems) -> dict[str, Any]:
@@ -357,10 +382,11 @@ def _routes(
     Some settings may be *flawed*: a rule or route that is wrong in itself is None here, and
     what a check would have to know of it is not checked.
     """
-    _check_names(table, config, problems)
+    preset = _preset(config, problems)
+    _check_names(table, preset, problems)
+    guards = _guards(config, problems)
     common = _rules(config.rules, "rules", table.get("rules"), config, problems)
-    if config.preset == "genesys":
-        common += [("", rule) for rule in GENESYS]
+    common += [("", rule) for rule in preset]
     routes = []
     for at, route in enumerate(_ways(config, table, flawed, problems)):
         place = f"routes[{at}]." if config.routes else ""
@@ -370,7 +396,7 @@ def _routes(
             continue
         own = _rules(route.rules, f"{place}rules", written.get("rules"), config, problems)
         placed = [*own, *common]
-        rules = tuple(rule for _, rule in filter(None, placed))
+        rules = (*guards, *(rule for _, rule in filter(None, placed)))
         match = None
         if route.match is not None:
             with problems.caught():
@@ -387,6 +413,21 @@ def _routes(
     return tuple(routes)
 
 
+def _preset(config: Config, problems: Problems) -> list[Rule]:
+    if config.preset == "genesys":
+        with problems.caught():
+            return genesys_rules(config.genesys, window=config.window)
+    return []
+
+
+def _guards(config: Config, problems: Problems) -> list[Rule]:
+    """Make the rule that stands before all others, where not everybody is let in."""
+    if not config.allow.is_open:
+        with problems.caught():
+            return [Rule.for_strangers(Guard(config.allow))]
+    return []
+
+
 def _ways(
     config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
 ) -> Sequence[RouteOptions | None]:
@@ -401,6 +442,32 @@ def _ways(
         return ()
     sink = config.sink or SinkPlace.of("-")
     return [RouteOptions(name=config.route or route_name(sink), sink=sink)]
+
+
+def _verifier(
+    config: Config, routes: Sequence[Route], table: Mapping[str, Any], problems: Problems
+) -> "Verifier | None":
+    """Make who looks conversations up, if that is asked for."""
+    if config.verify == "none":
+        return None
+    try:
+        from oncebridge.genesys.verification import Verifier, check  # noqa: PLC0415 - needs a parser
+    except ImportError as error:
+        message = f"needs a package that is not installed ({error.name or error})"
+        problems.add("verify", f"{message}; pip install 'oncebridge[http]'")
+        return None
+    given = table.get("genesys", {})
+    try:
+        for route in routes:
+            check(config.genesys, route.settings)
+        return Verifier(config.genesys)
+    except ConfigErrors as errors:
+        found: Sequence[ConfigError] = errors.problems
+    except ConfigError as error:
+        found = [error]
+    for each in found:
+        problems.add(origin(given.get(each.where), f"genesys.{each.where}"), each.message)
+    return None
 
 
 _CHECKED = {"lease", "sink_timeout", "commit_budget", "margin", "max_attempts", "breaker"}
@@ -436,14 +503,12 @@ def _check_match(written: Any, place: str, problems: Problems) -> None:
             Pattern.compile(written["match"], f"{place}match")
 
 
-def _check_names(table: Mapping[str, Any], config: Config, problems: Problems) -> None:
+def _check_names(table: Mapping[str, Any], preset: Sequence[Rule], problems: Problems) -> None:
     """Find names that are given twice, whatever else is wrong with their rules and routes."""
     written = table.get("routes")
     routes = written if isinstance(written, list) else []
     _check_twice("routes", _names(routes, "routes"), problems)
-    common = _names(table.get("rules"), "rules")
-    if config.preset == "genesys":
-        common += [("", rule.name) for rule in GENESYS]
+    common = _names(table.get("rules"), "rules") + [("", rule.name) for rule in preset]
     for at, route in enumerate(routes or [{}]):
         own = route.get("rules") if isinstance(route, Mapping) else None
         _check_twice("rules", _names(own, f"routes[{at}].rules") + common, problems)

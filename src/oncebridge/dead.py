@@ -17,7 +17,8 @@ class DeadLetter(Struct, frozen=True, gc=False):
 
     raw: bytes
     reason: str
-    """One word: why (`rejected`, `attempts`, `conflict`, `unkeyable`, or a reason of `event`)."""
+    """One word: why (`rejected`, `attempts`, `conflict`, `unkeyable`, `not-allowed`, or a reason
+    of `event`)."""
     message: str
     """What went wrong, in words; never part of the payload."""
     route: str

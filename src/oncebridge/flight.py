@@ -365,7 +365,7 @@ class Flight:
             for part, generation in zip(parts, dice.tokens(len(parts)), strict=True)
         ]
 
-    def delivery(self, route: str) -> Delivery:
+    def delivery(self, route: str, ends: float) -> Delivery:
         assert isinstance(self.event, Event)  # noqa: S101 - what is unreadable is never sent
         return Delivery(
             self.event,
@@ -376,6 +376,7 @@ class Flight:
             self.plan.version[1] if self.plan and self.plan.version else None,
             self.unprotected,
             self.plan.about if self.plan else b"",
+            ends,
         )
 
     def letter(self, reason: str, route: str, now_ms: int) -> DeadLetter:
@@ -383,6 +384,7 @@ class Flight:
             reason, message = self.event.reason, self.event.message
         else:
             message = self.error or (self.plan.message if self.plan else "")
+            reason = "not-allowed" if self.plan and self.plan.refused else reason
         return DeadLetter(
             self.event.raw,
             reason,

@@ -141,8 +141,9 @@ def _made(
     route: Route, plan: Plan, event: Event
 ) -> Iterator[tuple[bytes, KeyKind, tuple[bytes, ...]]]:
     """Make every key that the rule could have come to, so that it can be told which it was."""
-    kinds: list[ContentKey | IdKey | FieldsKey] = [ContentKey(), IdKey()]
-    kinds += [tier.key for tier in plan.rule.tiers]
+    kinds: list[ContentKey | IdKey | FieldsKey] = [IdKey()]
+    for tier in plan.rule.tiers:
+        kinds += [plan.rule.content_of(tier), tier.key]
     namespaces = [route.name]
     if event.replay_name is not None:
         namespaces.append(f"{route.name}\0replay\0{event.replay_name}")

@@ -14,7 +14,7 @@ decides what then. A constant would make strangers into duplicates.
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -36,6 +36,8 @@ KEY_VERSION: Final = 1
 """The first byte of every key; it changes whenever equal events would get other keys."""
 
 _VERSION_BYTE: Final = bytes([KEY_VERSION])
+_SHORT: Final = 512
+"""How long a detail is, in bytes, that may say next to nothing."""
 
 
 class KeyKind(Protocol):
@@ -60,21 +62,39 @@ class ContentKey:
     ``*`` stands for any name or any element of an array, and a name with odd characters
     goes into double quotes: ``detail."odd.name"``. *where* names the setting in errors.
 
+    Where something is ignored, what is left must say something: nulls do not, nor does what
+    is empty. *labels* are members of the detail that count, but say too little to be a key
+    without any other. Of a long detail this is not asked: it would cost every event, and half
+    a kilobyte of nulls is nobody's. Without a member that it *needs*, a detail has no key.
+
     *apart* is for `oncebridge.event.parse`, which then encodes each event only once.
     """
 
     kind: Final = b"content"
 
-    def __init__(self, ignore: Sequence[str] = (), *, where: str = "ignore") -> None:
+    def __init__(
+        self,
+        ignore: Sequence[str] = (),
+        *,
+        where: str = "ignore",
+        labels: Sequence[str] = (),
+        needs: Sequence[str] = (),
+    ) -> None:
         self.ignore = _listed(ignore, where)
+        self.labels, self.needs = _listed(labels, "labels"), _listed(needs, "needs")
         self._paths = [_read_path(path, f"{where}[{n}]") for n, path in enumerate(self.ignore)]
         names = [path[0] for path in self._paths if len(path) == 1 and path[0] is not None]
         self._names = tuple(names) if len(names) == len(self._paths) else None
         self.apart: tuple[str, ...] = self._names or ()
+        self._slight = frozenset(self.apart + self.labels)
 
     def parts(self, event: Event) -> tuple[bytes, ...] | None:
         body = event.kept if event.apart == self._names else self.body(event)
-        return None if body == b"{}" else (body,)
+        if len(body) < _SHORT and self._says_too_little(body, event.detail):
+            return None
+        if self.needs and any(says_nothing(event.detail.get(name)) for name in self.needs):
+            return None
+        return (body,)
 
     def body(self, event: Event) -> bytes:
         """Give what of the detail counts, as canonical bytes; ``{}`` when nothing does."""
@@ -84,9 +104,19 @@ class ContentKey:
             left = {name: item for name, item in event.detail.items() if name not in self._names}
         else:
             left = _without(event.detail, self._paths)
-            if _says_nothing(left):
+            if says_nothing(left):
                 return b"{}"
         return canonical_plain(left) if event.plain else canonical(left)
+
+    def _says_too_little(self, body: bytes, detail: Mapping[str, Any]) -> bool:
+        if not self._slight:
+            return body == b"{}"
+        if self._names is None:
+            detail = _without(detail, self._paths)
+        for name, item in detail.items():
+            if name not in self._slight and not says_nothing(item):
+                return False
+        return True
 
 
 class IdKey:
@@ -118,7 +148,7 @@ class FieldsKey:
             (expression.encode(), _compile(expression, f"{where}[{n}]"))
             for n, expression in enumerate(self.expressions)
         ]
-        if all(not _says_nothing(find({})) for _, find in self._finders):
+        if all(not says_nothing(find({})) for _, find in self._finders):
             raise ConfigError(
                 where,
                 "has a value even when the event is empty, so different events would get one "
@@ -130,7 +160,7 @@ class FieldsKey:
         found: list[bytes] = []
         for expression, find in self._finders:
             value = find(envelope)
-            if _says_nothing(value):
+            if says_nothing(value):
                 return None
             try:
                 found += (expression, canonical(value))
@@ -277,17 +307,25 @@ def _below(paths: Sequence[_Path], name: str | None) -> list[_Path]:
     return [path[1:] for path in paths if path[0] is None or path[0] == name]
 
 
-def _says_nothing(value: Any) -> bool:
+def says_nothing(value: Any) -> bool:
     """Recognise null, and what holds nothing but null: ``[a, b]`` makes that of missing fields."""
-    if isinstance(value, dict):
-        return all(map(_says_nothing, value.values()))
-    if isinstance(value, list):
-        return all(map(_says_nothing, value))
-    return value is None
+    kind = type(value)
+    if kind is not dict and kind is not list:
+        return value is None
+    waiting = [value]  # and no recursion, for an event may be nested as deeply as Python's stack
+    while waiting:
+        within = waiting.pop()
+        for item in within.values() if type(within) is dict else within:
+            if type(item) is dict or type(item) is list:
+                waiting.append(item)
+            elif item is not None:
+                return False
+    return True
 
 
 _NAME: Final = r'(?:[A-Za-z_][A-Za-z0-9_]*|"(?:[^"\\]|\\.)*")'
-_PLAIN: Final = re.compile(rf"{_NAME}(?:\.{_NAME})*")
+_PATH: Final = rf"{_NAME}(?:\.{_NAME})*"
+_PLAIN: Final = re.compile(rf"(?P<head>{_PATH})(?P<each>\[\](?:\.(?P<tail>{_PATH}))?)?")
 
 
 def _compile(expression: str, where: str) -> Callable[[Any], Any]:
@@ -296,8 +334,9 @@ def _compile(expression: str, where: str) -> Callable[[Any], Any]:
     except JMESPathError as error:
         raise ConfigError(where, f"{expression!r} is not JMESPath: {_in_a_line(error)}") from None
     _check_functions(compiled.parsed, expression, where)
-    if _PLAIN.fullmatch(expression):
-        return _walker([_unquote(name) for name in re.findall(_NAME, expression)])
+    if plain := _PLAIN.fullmatch(expression):
+        head = _walker(plain["head"])
+        return _collector(head, _walker(plain["tail"] or "")) if plain["each"] else head
 
     def search(envelope: Any) -> Any:
         try:
@@ -309,7 +348,22 @@ def _compile(expression: str, where: str) -> Callable[[Any], Any]:
     return search
 
 
-def _walker(names: list[str]) -> Callable[[Any], Any]:
+def _collector(head: Callable[[Any], Any], tail: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Find `head[].tail` as JMESPath does: lists in the list are opened once, null is left out."""
+
+    def collect(envelope: Any) -> Any:
+        found = head(envelope)
+        if not isinstance(found, list):
+            return None
+        items = (item for one in found for item in (one if isinstance(one, list) else (one,)))
+        return [value for value in map(tail, items) if value is not None]
+
+    return collect
+
+
+def _walker(path: str) -> Callable[[Any], Any]:
+    names = [_unquote(name) for name in re.findall(_NAME, path)]
+
     def walk(envelope: Any) -> Any:
         value = envelope
         for name in names:

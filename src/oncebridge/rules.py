@@ -8,6 +8,7 @@ the event may change. Nothing here touches a store.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from oncebridge.allow import Guard
 from oncebridge.canonical import canonical
 from oncebridge.clock import ms
 from oncebridge.errors import ConfigError
@@ -28,6 +30,7 @@ from oncebridge.key import (
     conflict_key,
     fingerprint,
     make_key,
+    says_nothing,
     scoped_source,
 )
 from oncebridge.options import Doc, Problems, read
@@ -55,6 +58,9 @@ class Tier(Struct, frozen=True, kw_only=True):
     max_window: timedelta = timedelta(days=30)
     check: bool = False
     """Compare the content too: the same key with other content is a conflict."""
+    content: ContentKey | None = None
+    """What is compared, and what stands in for a key with nothing to go by; without it the
+    rule's first key by content, or else all of the detail (`Rule.content_of`)."""
 
 
 class Latest(Struct, frozen=True):
@@ -72,17 +78,40 @@ class Quiet(Struct, frozen=True):
     time: timedelta
 
 
+class Bare(Struct, frozen=True):
+    """
+    Which details that come without an envelope a rule is for.
+
+    They *match*, and each of *members* says something. A pattern cannot ask the latter of an
+    object: to EventBridge only leaves exist.
+    """
+
+    match: Pattern
+    members: tuple[str, ...] = ()
+
+    def takes(self, event: Event) -> bool:
+        """Tell whether *event* came without an envelope and is one of those."""
+        return (
+            event.bare
+            and not any(says_nothing(event.detail.get(name)) for name in self.members)
+            and self.match.matches(event.envelope)
+        )
+
+
 class Rule(Struct, frozen=True, kw_only=True):
     """
-    What is the same, for the events that *match*.
+    What is the same, for the events that *match*, and for *bare* details of its own.
 
     Without *tiers* the rule does not deduplicate: events are forwarded as they are, or,
     with *discard*, not at all. *entity* is what an event is about, for gateways that keep
-    the events of one entity in order.
+    the events of one entity in order; rules with the same word in *together* keep one order
+    of what they find by the same expression. A rule with a *guard* decides about those that
+    it does not let in, before all other rules, and about nobody else.
     """
 
     name: str
     match: Pattern | None = None
+    bare: Bare | None = None
     tiers: tuple[Tier, ...] = (Tier(),)
     latest: Latest | None = None
     quiet: Quiet | None = None
@@ -91,7 +120,9 @@ class Rule(Struct, frozen=True, kw_only=True):
     on_replay: OnReplay = "deduplicate"
     scope: Scope = "source"
     entity: str | None = None
+    together: str = ""
     discard: bool = False
+    guard: Guard | None = None
 
     @classmethod
     def parse(
@@ -104,6 +135,22 @@ class Rule(Struct, frozen=True, kw_only=True):
             problems.check()
         assert rule is not None  # noqa: S101 - or it was raised
         return cls(**rule.build(where, window, problems))
+
+    @classmethod
+    def for_strangers(cls, guard: Guard) -> Self:
+        """Make the rule for those whom *guard* does not let in."""
+        return cls(name="allow", tiers=(), discard=guard.otherwise == "discard", guard=guard)
+
+    def takes(self, event: Event) -> bool:
+        """Tell whether the rule is for *event*; its guard is another matter."""
+        if self.match is None or self.match.matches(event.envelope):
+            return True
+        return self.bare is not None and self.bare.takes(event)
+
+    def content_of(self, tier: Tier) -> ContentKey:
+        """Tell what counts where *tier* compares the content, or falls back to it."""
+        keys = (tier.content, *(each.key for each in self.tiers))
+        return next((key for key in keys if isinstance(key, ContentKey)), ContentKey())
 
 
 class Span(Struct, frozen=True, gc=False):
@@ -126,9 +173,11 @@ class Plan(Struct, frozen=True, gc=False):
     version: Version | None = None
     state: bytes = b""
     message: str = ""
-    """For the dead letters: what is missing."""
+    """For the dead letters: what is missing, or who is not let in."""
     about: bytes = b""
     """The entity, for sinks that keep its events together; empty where nobody wants to know."""
+    refused: bool = False
+    """Its sender is not let in: no sink is to see it, whatever the mode."""
 
     @property
     def key(self) -> bytes:
@@ -162,6 +211,7 @@ class RuleSet:
 
     With *ordered*, every rule that names an entity plans for a hold of its register; with
     *about*, it says what the entity is. What no rule matches is remembered for *window*.
+    Guards are asked before all other rules, wherever they stand.
     """
 
     def __init__(
@@ -173,27 +223,33 @@ class RuleSet:
         about: bool = False,
         window: timedelta = DEFAULT_WINDOW,
     ) -> None:
-        names = [rule.name for rule in rules]
+        names = [rule.name for rule in rules if rule.guard is None]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError("rules", f"two rules are named {name!r}")
         self.rules = tuple(rules)
         self.namespace = namespace
         self._compiled = [
-            _Compiled(rule, namespace, ordered=ordered, about=about) for rule in rules
+            _Compiled(rule, namespace, ordered=ordered, about=about)
+            for rule in rules
+            if rule.guard is None
         ]
+        self._guards = [(rule, rule.guard) for rule in rules if rule.guard is not None]
         self._default = _Compiled(Rule(name="default", tiers=(Tier(window=window),)), namespace)
-        # Most patterns look at these two only, and there are few pairs of them.
+        # Most patterns look at these two only, and there are few pairs of them. A bare detail
+        # has neither, so what a rule asks of one is never remembered.
         self._by_type = all(
             rule.match is None or rule.match.fields <= {"source", "detail-type"} for rule in rules
         )
         self._found: dict[tuple[str, str], _Compiled] = {}
-        contents = (t.key for rule in rules for t in rule.tiers if isinstance(t.key, ContentKey))
-        self.apart = next((key.apart for key in contents if key.apart), ())
+        self.apart = _apart(rules)
         """What to tell `oncebridge.event.parse`, which then spares most keys some work."""
 
     def plan(self, event: Event) -> Plan:
         """Decide what *event* is the same as. Raises nothing, whatever the event holds."""
+        for rule, guard in self._guards:
+            if why := guard.refusal(event):
+                return Plan(rule, guard.otherwise, message=why, refused=True)
         if not (self._by_type and event.source and event.detail_type):
             # Empty stands for missing, null and odd values too, and a pattern tells them apart.
             return self._first(event).plan(event)
@@ -207,9 +263,16 @@ class RuleSet:
 
     def _first(self, event: Event) -> "_Compiled":
         for compiled in self._compiled:
-            if compiled.rule.match is None or compiled.rule.match.matches(event.envelope):
+            if compiled.rule.takes(event):
                 return compiled
         return self._default
+
+
+def _apart(rules: Sequence[Rule]) -> tuple[str, ...]:
+    """Find the names that most of the rules ignore; of equals, those of the first."""
+    keys = [key for rule in rules for tier in rule.tiers for key in (tier.key, tier.content)]
+    counts = Counter(key.apart for key in keys if isinstance(key, ContentKey) and key.apart)
+    return max(counts, key=counts.__getitem__, default=())
 
 
 class _Compiled:
@@ -220,16 +283,11 @@ class _Compiled:
     ) -> None:
         self.rule = rule
         self._namespace = namespace
-        self._fallback = ContentKey()
-        contents = [tier.key for tier in rule.tiers if isinstance(tier.key, ContentKey)]
-        self._content = contents[0] if contents else self._fallback
-        self._checks = any(tier.check for tier in rule.tiers)
-        self._tiers = [
-            (tier, Span(ms(tier.window), ms(tier.max_window) if tier.sliding else 0))
-            for tier in rule.tiers
-        ]
+        self._tiers = [(tier, rule.content_of(tier)) for tier in rule.tiers]
         self._slides = [ms(tier.window) if tier.sliding else 0 for tier in rule.tiers]
-        self._spans = tuple(span for _, span in self._tiers)
+        self._spans = tuple(
+            Span(ms(tier.window), ms(tier.max_window) if tier.sliding else 0) for tier in rule.tiers
+        )
         only = rule.tiers[0].key if len(rule.tiers) == 1 else None
         entities = {part.entity for part in (rule.latest, rule.quiet) if part}
         if ordered and rule.entity:
@@ -243,7 +301,9 @@ class _Compiled:
         self._entity = FieldsKey(list(entities)) if entities else None
         named = rule.entity or next(iter(entities), None)
         self._about = FieldsKey([named]) if about and named else None
-        self._plain = None if self._entity or self._about or self._checks else only
+        checks = any(tier.check for tier in rule.tiers)
+        self._plain = None if self._entity or self._about or checks else only
+        self._together = f"rule\0{rule.together or rule.name}"
         self._version = compile_field(rule.latest.version) if rule.latest else None
         self._state = compile_field(rule.quiet.state) if rule.quiet else None
 
@@ -277,19 +337,22 @@ class _Compiled:
     def _gather(self, event: Event, namespace: str, source: str) -> Plan:
         rule = self.rule
         found: dict[bytes, tuple[Part, Span]] = {}
-        content = fingerprint(event, content=self._content, source=source) if self._checks else b""
+        said: dict[ContentKey, bytes] = {}
         missing = False
-        for (tier, span), slide_ms in zip(self._tiers, self._slides, strict=True):
+        tiers = zip(self._tiers, self._spans, self._slides, strict=True)
+        for (tier, content), span, slide_ms in tiers:
             how: ContentKey | IdKey | FieldsKey = tier.key
             parts = how.parts(event)
             if parts is None:
                 missing = True
-                how, parts = self._instead(event)
+                how, parts = _instead(event, content)
                 if parts is None:
                     continue
+            if tier.check and content not in said:
+                said[content] = fingerprint(event, content=content, source=source)
             key = make_key(namespace, how.kind, source, event.detail_type, parts)
             found.pop(key, None)  # the later tier decides the order
-            found[key] = Part(key, content if tier.check else b"", slide_ms), span
+            found[key] = Part(key, said[content] if tier.check else b"", slide_ms), span
         entity, version, state, unknown = self._register(event, namespace, source)
         if missing or unknown:
             if rule.on_missing == "deliver":
@@ -312,15 +375,7 @@ class _Compiled:
         parts = self._about.parts(event) if self._about else None
         if parts is None:
             return b""
-        return make_key(self._namespace, b"about", "", f"rule\0{self.rule.name}", parts)
-
-    def _instead(self, event: Event) -> tuple[ContentKey | IdKey, tuple[bytes, ...] | None]:
-        """Find a key where the configured one has none: the content, or else the id."""
-        parts = self._content.parts(event)
-        if parts is not None:
-            return self._content, parts
-        by_id = IdKey()
-        return by_id, by_id.parts(event)
+        return make_key(self._namespace, b"about", "", self._together, parts)
 
     def _register(
         self, event: Event, namespace: str, source: str
@@ -334,12 +389,28 @@ class _Compiled:
         if (
             parts is None
             or (self._version is not None and version is None)
-            or (self._state is not None and state is None)
+            or (self._state is not None and _is_no_state(state))
         ):
             return b"", None, b"", True
         # One register for all detail-types of the rule: they are states of one thing.
-        key = make_key(namespace, b"entity", source, f"rule\0{self.rule.name}", parts)
+        key = make_key(namespace, b"entity", source, self._together, parts)
         return key, version, b"" if state is None else canonical(state), False
+
+
+def _instead(
+    event: Event, content: ContentKey
+) -> tuple[ContentKey | IdKey, tuple[bytes, ...] | None]:
+    """Find a key where the configured one has none: the content, or else the id."""
+    parts = content.parts(event)
+    if parts is not None:
+        return content, parts
+    by_id = IdKey()
+    return by_id, by_id.parts(event)
+
+
+def _is_no_state(state: Any) -> bool:
+    """Recognise what missing fields make of a state; one that is empty is a state."""
+    return state is None or (state not in ({}, []) and says_nothing(state))
 
 
 _MISSING = "rule {rule!r}: a field that the key needs is missing or null"
@@ -385,7 +456,11 @@ class TierOptions(Struct, frozen=True, kw_only=True):
     ] = "content"
     ignore: Annotated[
         list[str],
-        Doc("Paths that do not count in the content.", example='["detail.sentAt"]'),
+        Doc(
+            "Paths that do not count in the content: where it is the key, where it is compared "
+            "(check), and where it stands in for a key of which a field is missing.",
+            example='["detail.sentAt"]',
+        ),
     ] = []
     window: Annotated[
         timedelta | None,
@@ -414,11 +489,19 @@ class TierOptions(Struct, frozen=True, kw_only=True):
         if longest < window:
             raise ConfigError(f"{where}.max_window", "must not be shorter than the window")
         check = isinstance(key, IdKey) if self.check is None else self.check
-        return Tier(key=key, window=window, sliding=self.sliding, max_window=longest, check=check)
+        content = None
+        if self.ignore and not isinstance(key, ContentKey):
+            content = ContentKey(self.ignore, where=f"{where}.ignore")
+        return Tier(
+            key=key,
+            window=window,
+            sliding=self.sliding,
+            max_window=longest,
+            check=check,
+            content=content,
+        )
 
     def _key(self, where: str) -> ContentKey | IdKey | FieldsKey:
-        if self.ignore and self.key != "content":
-            raise ConfigError(f"{where}.ignore", 'goes with key = "content" only')
         if self.key == "content":
             return ContentKey(self.ignore, where=f"{where}.ignore")
         if self.key == "id":
@@ -550,7 +633,7 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
                 problems.add(f"{where}.{name}", f"means nothing with {why}")
             return ()
         if self.tiers is None:
-            return (self.tier(where, window),)
+            return (self._tier(self, where, window),)
         if own:
             raise ConfigError(
                 f"{where}.{own[0]}", "stands beside tiers; say it inside the tier it is for"
@@ -563,8 +646,18 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
             with problems.caught():
                 if tier.key == "none":
                     raise ConfigError(f"{place}.key", '"none" is for a whole rule, not for a tier')
-                tiers.append(tier.tier(place, window))
+                tiers.append(self._tier(tier, place, window))
         return tuple(tiers)
+
+    def _tier(self, options: TierOptions, where: str, window: timedelta) -> Tier:
+        tier = options.tier(where, window)
+        if tier.content is not None and not tier.check and self.on_missing != "content":
+            raise ConfigError(
+                f"{where}.ignore",
+                f"means nothing here: with on_missing = {self.on_missing!r} and without "
+                "check = true, nobody looks at the content",
+            )
+        return tier
 
 
 def _expression(text: str | None, where: str) -> str:

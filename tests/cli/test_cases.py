@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from tests.cli.worlds import event, setup_of
 
-from oncebridge import cases
+from oncebridge import Gateway, Verdict, cases
 from oncebridge.errors import ConfigErrors
+from oncebridge.genesys.preset import genesys_rules
+from oncebridge.stores.memory import MemoryStore
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rules"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHAPES = sorted((EXAMPLES / "shapes" / "samples").glob("*.ndjson"))
 
 RULES = """
 [[rules]]
@@ -132,6 +135,21 @@ async def test_samples_are_the_same_through_another_one(samples):
     assert "their ids differ; their content differs in detail.order" in told
 
 
+async def test_a_conflict_names_only_what_counts(samples):
+    rules = """
+        [[rules]]
+        name = "r"
+        key = ["detail.order"]
+        check = true
+        ignore = ["detail.sentAt"]
+    """
+    details = [{"order": 1, "n": n, "sentAt": n} for n in (1, 2)]
+    for name, detail in zip(("one.json", "two.json"), details, strict=True):
+        (samples / name).write_text(json.dumps(event(1) | {"detail": detail}))
+    (told,) = await failures(samples, 'same = ["one.json", "two.json"]', rules)
+    assert "the same fields with other content is a conflict (detail.n)" in told
+
+
 async def test_replays_that_are_kept_apart_say_so(samples):
     rules = '[[rules]]\nname = "r"\non_replay = "separate"'
     (samples / "replay.json").write_text(json.dumps(event(1, **{"replay-name": "x"})))
@@ -221,11 +239,30 @@ def test_a_file_that_is_no_file_of_cases_is_a_mistake(samples):
     assert len(found.value.problems) == 2
 
 
-def test_the_example_passes_as_it_is_shown(run, tmp_path):
-    shutil.copytree(EXAMPLE, tmp_path / "rules")
-    ran = run("test", "rules/cases.toml", "-c", "rules/oncebridge.toml")
-    assert ran.out.splitlines()[-1] == "7 tests, 0 failed"
-    assert [path.name for path in tmp_path.iterdir()] == ["rules"]
+@pytest.mark.parametrize(("name", "tests"), [("rules", 7), ("shapes", 13), ("returns", 2)])
+def test_an_example_passes_as_it_is_shown(run, tmp_path, name, tests):
+    shutil.copytree(EXAMPLES / name, tmp_path / "examples" / name)
+    shown = f"test examples/{name}/cases.toml -c examples/{name}/oncebridge.toml"
+    assert f"oncebridge {shown}\n" in (EXAMPLES / name / "oncebridge.toml").read_text()
+    ran = run(*shown.split())
+    assert ran.out.splitlines()[-1] == f"{tests} tests, 0 failed"
+    assert [path.name for path in tmp_path.iterdir()] == ["examples"]
+
+
+def test_every_example_is_tested():
+    assert sorted(path.name for path in EXAMPLES.iterdir()) == ["returns", "rules", "shapes"]
+
+
+@pytest.mark.parametrize("path", SHAPES, ids=lambda path: path.stem)
+async def test_any_shape_passes_once_without_a_rule_of_its_own(path):
+    raws = path.read_bytes().splitlines()
+    details = {json.dumps(json.loads(raw)["detail"]) for raw in raws}
+    sent = []
+    async with Gateway(store=MemoryStore(), sink=sent.append, rules=genesys_rules()) as gateway:
+        outcomes = [(await gateway.process([raw]))[0] for raw in raws + raws]
+    assert len(sent) == len(details)
+    assert {outcome.rule for outcome in outcomes} == {"default"}
+    assert {outcome.verdict for outcome in outcomes[len(raws) :]} == {Verdict.DUPLICATE}
 
 
 def test_a_failure_ends_with_1_and_never_shows_an_event(call, write):

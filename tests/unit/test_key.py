@@ -7,17 +7,18 @@ from pathlib import Path
 
 import jmespath
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from oncebridge.canonical import canonical
 from oncebridge.errors import ConfigError
-from oncebridge.event import from_object, parse
+from oncebridge.event import Limits, from_object, parse
 from oncebridge.key import (
     KEY_VERSION,
     ContentKey,
     FieldsKey,
     IdKey,
+    compile_field,
     conflict_key,
     fingerprint,
     make_key,
@@ -172,6 +173,7 @@ def test_events_that_differ_in_one_place_differ_in_key(detail, value, data):
     assert key_of(left) != key_of(right)
     assert fingerprint(left) != fingerprint(right)
     if not {"timestamp", "metadata"} & {*detail, *other}:
+        assume(VOLATILE.parts(left) is not None and VOLATILE.parts(right) is not None)
         assert key_of(left, VOLATILE) != key_of(right, VOLATILE)
 
 
@@ -262,6 +264,59 @@ def test_a_detail_with_nothing_left_is_no_key(detail, ignore):
     kind = ContentKey(ignore)
     assert kind.parts(event_of(detail)) is None
     assert kind.parts(parse(event_of(detail).raw, apart=kind.apart)) is None
+
+
+# Was a bug: only nested paths were asked whether what they leave says anything; with plain names,
+# nulls made a constant key, and strangers met under it.
+@pytest.mark.parametrize("ignore", [["detail.at"], ["detail.at", "detail.a.at"]])
+@pytest.mark.parametrize(
+    "left",
+    [
+        *({"a": None}, {"a": []}, {"a": {}}, {"a": [None, {"b": None}], "c": {"d": [[]]}}),
+        {f"{n:03}": None for n in range(40)},
+    ],
+)
+def test_what_is_left_must_say_something(left, ignore):
+    kind = ContentKey(ignore)
+    for apart in ((), kind.apart, ("a",)):
+        for detail in (left, left | {"at": 1}):
+            assert kind.parts(parse(event_of(detail).raw, apart=apart)) is None
+        said = left | {"z": 0}
+        assert kind.parts(parse(event_of(said | {"at": 1}).raw, apart=apart)) == (canonical(said),)
+
+
+@pytest.mark.parametrize("detail", [{"a": None}, {"a": []}, {"a": {"b": {}}}])
+def test_where_nothing_is_ignored_all_of_the_detail_is_a_key(detail):
+    assert ContentKey().parts(event_of(detail)) == (canonical(detail),)
+
+
+@pytest.mark.parametrize("ignore", [[], ["detail.at"], ["detail.at", "detail.a.at"]])
+def test_labels_count_and_are_no_key_by_themselves(ignore):
+    kind = ContentKey(ignore, labels=["topic", "version"])
+    for apart in ((), kind.apart, ("topic",)):
+        for little in ({"topic": "t"}, {"topic": "t" * 400, "version": "2", "body": {"x": None}}):
+            raw = event_of(little | ({"at": 1} if ignore else {})).raw
+            assert kind.parts(parse(raw, apart=apart)) is None
+        enough = {"topic": "t", "version": "2", "body": 0}
+        assert kind.parts(parse(event_of(enough).raw, apart=apart)) == (canonical(enough),)
+
+
+@pytest.mark.parametrize("ignore", [[], ["detail.trace"], ["detail.a.trace"]])
+def test_a_content_can_need_a_member(ignore):
+    kind = ContentKey(ignore, needs=["at"])
+    for apart in ((), kind.apart, ("at",)):
+        for detail in ({"n": 1}, {"n": 1, "at": None}, {"n": 1, "at": {}}):
+            assert kind.parts(parse(event_of(detail).raw, apart=apart)) is None
+        whole = {"n": 1, "at": 0}
+        assert kind.parts(parse(event_of(whole).raw, apart=apart)) == (canonical(whole),)
+
+
+def test_nothing_is_found_at_any_depth():
+    nothing = None
+    for _ in range(200):
+        nothing = [nothing]
+    event = from_object({"detail": {"a": nothing, "at": 1}}, limits=Limits(max_depth=1000))
+    assert ContentKey(["detail.at"]).parts(event) is None
 
 
 def test_a_bare_object_with_nothing_in_it_is_no_key():
@@ -412,6 +467,9 @@ def test_the_envelope_and_unknown_fields_can_be_asked_for():
     )
 
 
+PATHS = st.lists(st.sampled_from(["a", "b", '"c"']), min_size=1, max_size=4).map(".".join)
+
+
 @given(
     st.recursive(
         st.integers() | st.none() | st.text(max_size=2),
@@ -419,11 +477,17 @@ def test_the_envelope_and_unknown_fields_can_be_asked_for():
             st.dictionaries(st.sampled_from("abc"), inner, max_size=3) | st.lists(inner, max_size=2)
         ),
     ).map(lambda value: {"a": value}),
-    st.lists(st.sampled_from(["a", "b", '"c"']), min_size=1, max_size=4).map(".".join),
+    PATHS,
+    st.none() | st.just("") | PATHS,
 )
-def test_a_direct_walk_finds_what_jmespath_finds(detail, path):
+@example({"a": [{"b": 1}, [{"b": 2}, [{"b": 3}]], None, 4, {"c": 5}]}, "a", "b")
+@example({"a": [1, [2, None], None]}, "a", "")
+def test_a_direct_walk_finds_what_jmespath_finds(detail, path, each):
     event = event_of(detail)
+    if each is not None:
+        path += f"[].{each}" if each else "[]"
     found = jmespath.search(f"detail.{path}", {"detail": detail})
+    assert compile_field(f"detail.{path}")(event) == found
     parts = FieldsKey([f"detail.{path}"]).parts(event)
     assert parts is None or parts[1] == canonical(found)
     if isinstance(found, int | str):

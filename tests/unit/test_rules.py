@@ -4,10 +4,11 @@ from datetime import timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from oncebridge import ConfigError, Latest, Pattern, Quiet, Rule, Tier, from_object, parse
 from oncebridge.key import ContentKey, FieldsKey, IdKey, make_key
-from oncebridge.rules import DEFAULT_WINDOW, RuleSet
+from oncebridge.rules import DEFAULT_WINDOW, Bare, RuleSet
 
 DAY_MS = 86_400_000
 
@@ -32,6 +33,32 @@ def refused(spec, where="rules[3]"):
         Rule.parse(spec, where)
     assert str(caught.value) == f"{caught.value.where}: {caught.value.message}"
     return caught.value
+
+
+# --- states ---------------------------------------------------------------------------------
+
+BOTH = {"entity": "detail.e", "state": "detail.[a, b]", "for": "1s"}
+
+
+@pytest.mark.parametrize("detail", [{"e": 1}, {"e": 1, "a": None}, {"e": 1, "b": None, "c": 2}])
+def test_a_state_of_missing_fields_is_missing(detail):
+    found = plan(rule(quiet=BOTH), event(detail))
+    assert (found.action, found.entity, found.state) == ("deduplicate", b"", b"")
+    assert plan(rule(quiet=BOTH, on_missing="deliver"), event(detail)).action == "bypass"
+
+
+def test_a_state_of_which_a_part_is_there_is_one():
+    found = plan(rule(quiet=BOTH), event({"e": 1, "a": 2}))
+    assert found.entity
+    assert found.state == b"[2,null]"
+
+
+@pytest.mark.parametrize("state", [{}, [], 0, "", False])
+def test_an_empty_state_is_one(state):
+    empty = {"entity": "detail.e", "state": "detail.s", "for": "1s"}
+    found = plan(rule(quiet=empty), event({"e": 1, "s": state}))
+    assert found.entity
+    assert found.state == json.dumps(state).encode()
 
 
 # --- every setting --------------------------------------------------------------------------
@@ -162,7 +189,19 @@ QUIET = {"entity": "detail.e", "state": "detail.s", "for": "1s"}
         (NAME | {"ignore": [1]}, "ignore[0]", "must be a text"),
         (NAME | {"ignore": ["a"]}, "ignore[0]", "is not below detail"),
         (NAME | {"ignore": ["detail.a."]}, "ignore[0]", "breaks off at column 10"),
-        (NAME | {"key": "id", "ignore": ["detail.a"]}, "ignore", 'goes with key = "content"'),
+        (NAME | {"key": "id", "ignore": ["a"]}, "ignore[0]", "is not below detail"),
+        (
+            NAME | {"key": ["detail.a"], "ignore": ["detail.b"], "on_missing": "dead"},
+            "ignore",
+            "nobody looks at the content",
+        ),
+        (
+            NAME
+            | {"tiers": [{}, {"key": "id", "check": False, "ignore": ["detail.b"]}]}
+            | {"on_missing": "deliver"},
+            "tiers[1].ignore",
+            "nobody looks at the content",
+        ),
         (NAME | {"match": {"source": "shop"}}, "match.source", "an array of values"),
         (NAME | {"match": {"source": [{"prefx": "a"}]}}, "match.source[0]", "prefx"),
         (NAME | {"tiers": []}, "tiers", "a list of"),
@@ -316,6 +355,45 @@ def test_many_sources_do_not_fill_the_memory():
     assert len(rules._found) == 1
 
 
+BARE = Bare(Pattern.compile({"detail": {"topic": [{"prefix": "t."}]}}), members=("body",))
+
+
+def bare(**detail):
+    return parse(json.dumps(detail).encode(), bare=True)
+
+
+def test_a_rule_may_take_details_without_an_envelope_by_other_marks():
+    made = [
+        replace(rule(name="shop", match={"source": ["shop"]}), bare=BARE),
+        rule(name="rest", match={"detail": {"topic": [{"exists": True}]}}),
+    ]
+    rules = RuleSet(made, namespace="r")
+    assert rules.plan(bare(topic="t.1", body={"n": 1})).rule.name == "shop"
+    assert rules.plan(bare(topic="x.1", body={"n": 1})).rule.name == "rest"
+    assert rules.plan(bare(topic=5, body={"n": 1})).rule.name == "rest"
+    assert rules.plan(bare(body={"n": 1})).rule.name == "default"
+    for nothing in ({}, {"body": None}, {"body": {"n": None}}):
+        assert rules.plan(bare(topic="t.1", **nothing)).rule.name == "rest"
+
+
+def test_those_marks_are_for_nothing_that_has_an_envelope():
+    made = replace(rule(name="shop", match={"source": ["shop"]}), bare=BARE)
+    rules = RuleSet([made], namespace="r")
+    detail = {"topic": "t.1", "body": {"n": 1}}
+    for source in ("other", "", ..., None):
+        assert rules.plan(event(detail, source=source)).rule.name == "default"
+    assert rules.plan(bare(**detail)).rule.name == "shop"
+    assert rules.plan(event(detail)).rule.name == "shop"
+
+
+def test_a_rule_for_bare_details_is_remembered_by_source_and_type_as_any():
+    rules = RuleSet([replace(rule(match={"source": ["shop"]}), bare=BARE)], namespace="r")
+    rules.plan(bare(topic="t.1", body={"n": 1}))
+    assert not rules._found
+    rules.plan(event())
+    assert list(rules._found) == [("shop", "Order")]
+
+
 # --- keys -----------------------------------------------------------------------------------
 
 
@@ -332,6 +410,14 @@ def test_an_empty_detail_falls_to_the_id_and_without_one_to_the_dead():
 @pytest.mark.parametrize("key", ["content", "id", ["detail.x"]])
 def test_what_has_neither_content_nor_id_is_dead(key, id_):
     assert plan(rule(key=key), event({}, id=id_)).action == "dead"
+
+
+@pytest.mark.parametrize("detail", [{"at": 1, "n": None}, {"at": 2, "n": {"m": []}}])
+def test_a_detail_that_says_nothing_falls_to_the_id(detail):
+    made = rule(ignore=["detail.at"])
+    assert plan(made, event(detail)).key == plan(rule(key="id")).key
+    assert plan(made, event(detail)).key != plan(made, event(detail, id="e2")).key
+    assert plan(made, event(detail, id=...)).action == "dead"
 
 
 def test_a_detail_of_which_everything_is_ignored_falls_to_the_id():
@@ -362,6 +448,75 @@ def test_a_missing_field_falls_to_the_content_of_the_rule():
 def test_the_fallback_ignores_what_another_tier_ignores():
     made = rule(tiers=[{"key": ["detail.x"]}, {"key": "content", "ignore": ["detail.at"]}])
     assert plan(made, event({"n": 1, "at": 1})).parts == plan(made, event({"n": 1, "at": 2})).parts
+
+
+def test_beside_fields_ignore_is_about_what_is_compared():
+    made = rule(key=["detail.x"], check=True, ignore=["detail.at"])
+    first, again, other = (
+        plan(made, event({"x": 1, "n": n, "at": at})).parts[0] for n, at in ((1, 1), (1, 2), (2, 1))
+    )
+    assert first == again
+    assert first.key == other.key
+    assert first.hash != other.hash
+    assert first.key == plan(rule(key=["detail.x"]), event({"x": 1})).key
+
+
+def test_beside_fields_ignore_is_about_what_stands_in_for_them():
+    made = rule(key=["detail.x"], ignore=["detail.at"])
+    first, again, other = (
+        plan(made, event({"n": n, "at": at})) for n, at in ((1, 1), (1, 2), (2, 1))
+    )
+    assert first.key == again.key == plan(rule(ignore=["detail.at"]), event({"n": 1})).key
+    assert first.key != other.key
+
+
+def test_beside_an_id_ignore_is_about_what_is_compared():
+    made = rule(key="id", ignore=["detail.at"])
+    assert plan(made, event({"n": 1, "at": 1})).parts == plan(made, event({"n": 1, "at": 2})).parts
+    assert plan(made, event({"n": 1})).parts != plan(made, event({"n": 2})).parts
+
+
+def test_every_tier_compares_what_counts_for_it():
+    tiers = [
+        {"key": "id", "ignore": ["detail.a"]},
+        {"key": ["detail.x"], "check": True, "ignore": ["detail.b"]},
+        {"key": "content", "ignore": ["detail.c"]},
+    ]
+    made = rule(tiers=tiers)
+    details = [{"x": 1, "n": 1, **more} for more in ({}, {"a": 1}, {"b": 1})]
+    none, a, b = (plan(made, event(detail)).parts for detail in details)
+    assert [one == other for one, other in zip(none, a, strict=True)] == [True, False, False]
+    assert [one == other for one, other in zip(none, b, strict=True)] == [False, True, False]
+
+
+def test_a_tier_that_ignores_nothing_compares_what_the_content_of_the_rule_is():
+    made = rule(tiers=[{"key": "id"}, {"key": "content", "ignore": ["detail.at"]}])
+    assert made.content_of(made.tiers[0]) is made.tiers[1].key
+    alone = rule(key="id")
+    assert alone.content_of(alone.tiers[0]).ignore == ()
+
+
+def test_what_most_rules_ignore_is_taken_apart_once():
+    often = ["detail.at", "detail.trace"]
+    rules = [
+        rule(name="a", ignore=["detail.sentAt"]),
+        rule(name="b", ignore=often),
+        rule(name="c", key=["detail.x"], check=True, ignore=often),
+        rule(name="d", ignore=["detail.deep.at"]),
+    ]
+    assert RuleSet(rules, namespace="r").apart == ("at", "trace")
+    assert RuleSet(rules[:2], namespace="r").apart == ("sentAt",)
+    assert RuleSet([rule()], namespace="r").apart == ()
+
+
+def test_rules_can_keep_one_order_together():
+    one = event({"e": 7})
+    made = [Rule(name=name, entity="detail.e", together="all") for name in ("a", "b")]
+    first, second = (RuleSet([r], namespace="n", ordered=True, about=True).plan(one) for r in made)
+    assert first.entity == second.entity != b""
+    assert first.about == second.about != b""
+    alone = RuleSet([Rule(name="a", entity="detail.e")], namespace="n", ordered=True).plan(one)
+    assert alone.entity != first.entity
 
 
 def test_tiers_come_in_their_order_and_the_last_identifies():
