@@ -26,7 +26,7 @@ What must never happen, and where it is prevented:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -52,10 +52,22 @@ from oncebridge.hooks import Decision, Hook, tell
 from oncebridge.ledger import Ledger
 from oncebridge.pace import Pace
 from oncebridge.registers import Registers
-from oncebridge.rules import Rule, RuleSet
+from oncebridge.rules import Plan, Rule, RuleSet
 from oncebridge.sender import Answered, Sends, Slots
 from oncebridge.settings import Settings
-from oncebridge.sink import Already, Closed, Joint, Lost, Never, No, Sink, Unknown, Yes, joint
+from oncebridge.sink import (
+    Already,
+    Closed,
+    Joint,
+    Lost,
+    Never,
+    No,
+    Sink,
+    Unknown,
+    Yes,
+    instead,
+    joint,
+)
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.store import (
     Busy,
@@ -163,7 +175,7 @@ class Gateway:
         (route,) = setup.routes
         return cls(
             store=setup.config.store.opened,
-            sink=route.sink.opened if sink is None else sink,
+            sink=setup.sink_of(route, sink),
             rules=route.rules,
             dead=setup.config.dead.opened,
             route=route.name,
@@ -172,10 +184,14 @@ class Gateway:
         )
 
     def with_sink(self, sink: Sink | Callable[[Event], Any]) -> "Gateway":
-        """Make the same gateway for another sink; this one is not to be used any more."""
+        """
+        Make the same gateway for another sink; this one is not to be used any more.
+
+        If events are verified before they reach this one's sink, so are the other's.
+        """
         return Gateway(
             store=self._store,
-            sink=sink,
+            sink=instead(self._sink, sink),
             rules=self.rules.rules,
             dead=self._dead,
             route=self.route,
@@ -188,6 +204,12 @@ class Gateway:
     @property
     def settings(self) -> Settings:
         return self._settings
+
+    @property
+    def verified(self) -> Mapping[str, int]:
+        """What was counted of `verify`, by all routes together; empty where nothing is verified."""
+        counts: Mapping[str, int] = getattr(self._sink, "verified", {})
+        return counts
 
     # --- from outside ------------------------------------------------------------------
 
@@ -349,12 +371,11 @@ class Gateway:
     async def _run(self, batch: Batch) -> None:
         unkeyable = [f for f in batch.flights if f.plan is None or f.plan.action == "dead"]
         if self._is_shadow:
-            # What is no event cannot be forwarded as one; all others are.
-            unkeyable = [flight for flight in unkeyable if flight.plan is None]
-        else:
-            for flight in batch.flights:
-                if flight.plan is not None and flight.plan.action == "discard":
-                    self._settle(flight, Verdict.DISCARDED)
+            # What is no event cannot be forwarded as one, and who is not let in stays out.
+            unkeyable = [f for f in unkeyable if f.plan is None or f.plan.refused]
+        for flight in batch.flights:
+            if self._is_discarded(flight.plan):
+                self._settle(flight, Verdict.DISCARDED)
         if not unkeyable:
             await self._let_pass([f for f in batch.flights if not f.settled])
             return
@@ -367,6 +388,11 @@ class Gateway:
         for error in done:
             if error is not None:
                 raise error
+
+    def _is_discarded(self, plan: Plan | None) -> bool:
+        if plan is None or plan.action != "discard":
+            return False
+        return plan.refused or not self._is_shadow
 
     async def _let_pass(self, flights: list[Flight]) -> None:
         for wave in waves(flights):
@@ -752,7 +778,8 @@ class Gateway:
                     self.sink_breaker.succeeded()
                     found.beaten.append((flight, answer))
                 case Never():
-                    self.sink_breaker.succeeded()
+                    if not answer.unsent:
+                        self.sink_breaker.succeeded()
                     flight.error = answer.reason
                     found.refused.append(flight)
                 case _:
@@ -813,11 +840,8 @@ class Gateway:
         """Call the sink; from now on the heartbeat ends with this attempt."""
         settings = self._settings
         timeout = self._send_time(flights)
-        gives_up = (
-            flights[0].batch.now()
-            + timeout
-            + (settings.commit_budget + settings.margin).total_seconds()
-        )
+        ends = flights[0].batch.now() + timeout
+        gives_up = ends + (settings.commit_budget + settings.margin).total_seconds()
         holds = [h for f in flights for h in (f.hold, f.register) if h is not None]
         for hold in holds:
             hold.give_up = gives_up
@@ -830,23 +854,25 @@ class Gateway:
                 # the rows, so no heartbeat: the lease outlasts the send.
                 hold.ending = True
                 hold.give_up = flights[0].batch.now()
-            call = self._joint.deliver_jointly([self._with_commit(flight) for flight in flights])
+            call = self._joint.deliver_jointly(
+                [self._with_commit(flight, ends) for flight in flights]
+            )
             sends.start(flights, call, timeout_s=timeout, holds=())
             return
         sends.start(
             flights,
-            self._sink.deliver([flight.delivery(self.route) for flight in flights]),
+            self._sink.deliver([flight.delivery(self.route, ends) for flight in flights]),
             timeout_s=timeout,
             # One lost hold must not break off the sends of others.
             holds=holds if len(flights) == 1 else (),
         )
 
-    def _with_commit(self, flight: Flight) -> Joint:
+    def _with_commit(self, flight: Flight, ends: float) -> Joint:
         """Put into one step what is sent and what is written down about it."""
         commits = flight.commits(Fate.DELIVERED) if flight.claim is not None else ()
         raises = flight.register is not None and flight.on_yes not in _DROPPED
         releases = (self._registers.raised(flight),) if raises else ()
-        return Joint(flight.delivery(self.route), tuple(commits), releases)
+        return Joint(flight.delivery(self.route, ends), tuple(commits), releases)
 
     def _send_time(self, flights: list[Flight]) -> float:
         return flights[0].batch.send_time(self._settings.sink_timeout, self._settings.margin)
@@ -865,6 +891,8 @@ class Gateway:
     def _later(self, flight: Flight, answer: Unknown | No | Closed) -> "_Back":
         """Decide when to try again what the sink did not take."""
         asked = min(max(answer.retry_after_ms, 0), ms(self._settings.max_backoff))
+        if isinstance(answer, No) and answer.too_early:
+            return _Back(flight, answer.reason, max(self._backoff(1), asked), unsent=True)
         if not flight.is_lost:  # else it was broken off by us
             self.sink_breaker.failed(now_s(), at_once=isinstance(answer, Closed))
         if isinstance(answer, Unknown):

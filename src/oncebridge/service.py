@@ -44,7 +44,7 @@ def gateways(
     return [
         Gateway(
             store=setup.config.store.opened,
-            sink=route.sink.opened,
+            sink=setup.sink_of(route, clock=clock),
             rules=route.rules,
             dead=setup.config.dead.opened,
             route=route.name,
@@ -217,6 +217,7 @@ class Service:
             failures += await asyncio.gather(source.aclose(), return_exceptions=True)
         self._tell_now()
         await self.router.aclose()
+        self._tell_now()  # what was still looked up in shadow mode
         if self._health is not None:
             await self._health.aclose()
         for failure in failures:
@@ -297,14 +298,22 @@ class Service:
                 _log.warning(what, extra={"route": gateway.route, "what": ", ".join(found)})
 
     def _tell_now(self) -> None:
-        """Write a line for each route in which something has changed."""
+        """Write a line for each route in which something has changed, and for look-ups."""
         for route, books in self.books().items():
             now = Counter({name: n for name, n in books.counts().items() if name != "in_flight"})
-            before = self._counted.get(route, Counter())
-            changed = {name: n - before[name] for name, n in now.items() if n != before[name]}
-            self._counted[route] = now
+            changed = self._changed(route, now)
             if changed and not self.is_watched:
                 _log.info("oncebridge.batch", extra={"route": route, **changed})
+        if self._setup.verifier is not None:
+            changed = self._changed("", Counter(self._setup.verifier.counts))
+            if changed and not self.is_watched:
+                _log.info("oncebridge.verified", extra=changed)
+
+    def _changed(self, whose: str, now: Counter[str]) -> dict[str, int]:
+        """Tell what has been counted since this was last asked."""
+        before = self._counted.get(whose, Counter())
+        self._counted[whose] = now
+        return {name: n - before[name] for name, n in now.items() if n != before[name]}
 
 
 def _log_decision(decision: Decision) -> None:

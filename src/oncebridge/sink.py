@@ -21,8 +21,9 @@ A sink that raises has said nothing: `SinkRejected` counts as `Never`, anything 
 running then counts as `Unknown`.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Protocol, cast
 
 from msgspec import Struct
 
@@ -45,6 +46,8 @@ class Delivery(Struct, frozen=True, gc=False):
     """The store was down and this is sent all the same; it may repeat."""
     entity: bytes = b""
     """What the event is about, for sinks that keep that in order; empty where no rule says it."""
+    ends: float = inf
+    """When the call is broken off, by the time of the running loop."""
 
     @property
     def idempotency_key(self) -> str:
@@ -61,6 +64,8 @@ class No(Struct, frozen=True, gc=False):
 
     reason: str
     retry_after_ms: int = 0
+    too_early: bool = False
+    """It is this event that has to wait: the sink is well, and others may pass."""
 
 
 class Unknown(Struct, frozen=True, gc=False):
@@ -81,6 +86,8 @@ class Never(Struct, frozen=True, gc=False):
     """The event will never be taken, by any attempt."""
 
     reason: str
+    unsent: bool = False
+    """It was not even tried, and nothing is known about the sink."""
 
 
 SinkAnswer = Yes | No | Unknown | Closed | Never
@@ -110,6 +117,12 @@ class Sink(Protocol):
     async def aclose(self) -> None:
         """Let go of connections; safe to repeat."""
         ...
+
+
+def instead(old: Sink, new: Sink | Callable[[Event], Any]) -> Sink | Callable[[Event], Any]:
+    """Put *new* in the place of *old*: what stands around that one, stands around it too."""
+    around = getattr(old, "around", None)
+    return new if around is None else cast(Sink, around(new))
 
 
 # --- exactly once: the event and its commit in one step ------------------------------

@@ -11,9 +11,8 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from oncebridge.books import Books
 from oncebridge.clock import Clock
 from oncebridge.errors import ConfigError
 
@@ -22,6 +21,12 @@ _NAMESPACE: Final = re.compile(r"[0-9A-Za-z.\-_/#:]{1,255}")
 _LONGEST: Final = 1024
 _GAUGES: Final = frozenset({"in_flight"})
 """Counts that go down too, and so have no difference worth adding up."""
+
+
+class Counted(Protocol):
+    """Whatever has counts, such as the books of a route."""
+
+    def counts(self) -> dict[str, int]: ...
 
 
 class Metrics:
@@ -38,7 +43,7 @@ class Metrics:
         self._clock = clock
         self._told: dict[str, dict[str, int]] = {}
 
-    def tell(self, books: Mapping[str, Books]) -> None:
+    def tell(self, books: Mapping[str, Counted]) -> None:
         """Write a line for each route in which something has changed."""
         lines = [
             json.dumps(self._line(route, changed)) + "\n"
@@ -54,7 +59,7 @@ class Metrics:
             # What was done is done, and a metric less is no reason to do it again.
             _log.warning("oncebridge.metrics_lost", extra={"error": type(error).__name__})
 
-    def _changes(self, books: Mapping[str, Books]) -> dict[str, dict[str, int]]:
+    def _changes(self, books: Mapping[str, Counted]) -> dict[str, dict[str, int]]:
         changes: dict[str, dict[str, int]] = {}
         for route, counted in books.items():
             now = {name: n for name, n in counted.counts().items() if name not in _GAUGES}

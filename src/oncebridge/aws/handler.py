@@ -23,16 +23,15 @@ connections. Nothing runs after an answer; what is left over is frozen with the 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NotRequired, Protocol, TypedDict
 
 from msgspec import UNSET
 
-from oncebridge.aws.emf import Metrics
+from oncebridge.aws.emf import Counted, Metrics
 from oncebridge.aws.invocation import Invocation, Record, Trigger, recognise
 from oncebridge.blocking import OneLoop
-from oncebridge.books import Books
 from oncebridge.clock import Clock, system_clock
 from oncebridge.errors import ConfigError, HandedBack, StoreUnavailable
 from oncebridge.event import Event, Unreadable
@@ -325,11 +324,26 @@ class LambdaHandler:
             extra={"trigger": trigger.value, "what": f"an event can never succeed: {what}"},
         )
 
-    def _books(self) -> dict[str, Books]:
-        books = {gateway.route: gateway.books for gateway in self._router.gateways}
+    def _books(self) -> dict[str, Counted]:
+        gateways = self._router.gateways
+        books: dict[str, Counted] = {gateway.route: gateway.books for gateway in gateways}
+        # One for all routes, as they are looked up together.
+        verified = next((gateway.verified for gateway in gateways if gateway.verified), None)
+        if verified is not None:
+            books.setdefault("verification", _Verified(verified))
         if self._router.unrouted.arrived:
             books["unrouted"] = self._router.unrouted
         return books
+
+
+class _Verified:
+    """What was counted of `verify`, in the form of books."""
+
+    def __init__(self, verified: Mapping[str, int]) -> None:
+        self._verified = verified
+
+    def counts(self) -> dict[str, int]:
+        return dict(self._verified)
 
 
 _Item = tuple[int, Arrival]

@@ -1,0 +1,353 @@
+"""
+What Genesys Cloud itself says about a conversation.
+
+    POST https://login.HOST/oauth/token                 the OAuth client's id and secret, for a token
+    GET  https://api.HOST/api/v2/conversations/ID       whether there is such a conversation
+
+A look-up ends in one of five ways, and none of them is an exception:
+
+| what came back                                    | finding   |
+| ------------------------------------------------- | --------- |
+| 200 with the conversation that was asked for      | `Exists`  |
+| 404, 400 or 410, in the API's own form            | `Missing` |
+| 403 in that form, though others are shown to us   | `Hidden`  |
+| any other such 403; 401 to a new token; no token  | `Refused` |
+| anything else, or nothing                         | `Unsaid`  |
+
+What somebody else on the way says (a proxy's error, a page to log in at) is not the API's word,
+and says nothing about a conversation. A token is fetched once for however many ask, and kept
+until shortly before its end. Neither it nor the secret is ever part of a message.
+"""
+
+import asyncio
+import base64
+import re
+from collections.abc import Awaitable, Mapping
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.errors import ConfigError
+from oncebridge.http.addresses import names_loopback
+from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear
+from oncebridge.options import did_you_mean
+from oncebridge.pace import Pace
+from oncebridge.secret import Secret
+
+PERMISSION: Final = "conversation:communication:view"
+"""What the role of the OAuth client has to permit."""
+
+REGIONS: Final[Mapping[str, str]] = {
+    "us-east-1": "mypurecloud.com",
+    "us-east-2": "use2.us-gov-pure.cloud",
+    "us-west-2": "usw2.pure.cloud",
+    "ca-central-1": "cac1.pure.cloud",
+    "mx-central-1": "mxc1.pure.cloud",
+    "sa-east-1": "sae1.pure.cloud",
+    "eu-central-1": "mypurecloud.de",
+    "eu-central-2": "euc2.pure.cloud",
+    "eu-west-1": "mypurecloud.ie",
+    "eu-west-2": "euw2.pure.cloud",
+    "eusc-de-east-1": "edee1.eusc-pure.cloud",
+    "me-central-1": "mec1.pure.cloud",
+    "ap-south-1": "aps1.pure.cloud",
+    "ap-southeast-1": "apse1.pure.cloud",
+    "ap-southeast-2": "mypurecloud.com.au",
+    "ap-northeast-1": "mypurecloud.jp",
+    "ap-northeast-2": "apne2.pure.cloud",
+    "ap-northeast-3": "apne3.pure.cloud",
+}
+"""Which host is whose, by the AWS Region that an organisation lives in."""
+
+_HOST = re.compile(r"(?!-)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})+")
+_SERVICES = ("api.", "login.", "apps.")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_TOKEN = re.compile(r"[!-~]{1,16384}")
+_ERROR = re.compile(r"[a-z][a-z_ .-]{0,60}")
+_REFUSALS: Final = frozenset({400, 401, 403})
+_MOST_ANSWER: Final = 1024 * 1024  # a long conversation is a long answer
+_MOST_WAIT_S: Final = 300
+_EARLY_S: Final = 60.0
+_USUAL_LIFE_S: Final = 3600.0
+_MOST_HIDDEN: Final = 20
+"""Conversations in a row that are not shown, after which it is not about them, but about us."""
+
+
+class Exists(Struct, frozen=True, gc=False):
+    """There is such a conversation."""
+
+
+class Missing(Struct, frozen=True, gc=False):
+    """There is none, as far as the API knows."""
+
+
+class Hidden(Struct, frozen=True, gc=False):
+    """Whether there is one is not for us to see, as others are."""
+
+
+class Refused(Struct, frozen=True, gc=False):
+    """We are not let in, whatever the conversation; somebody has to look."""
+
+    reason: str
+
+
+class Unsaid(Struct, frozen=True, gc=False):
+    """Nobody could say; it may be asked again."""
+
+    reason: str
+    retry_after_ms: int = 0
+    """How long we were asked to stay away."""
+
+
+Finding = Exists | Missing | Hidden | Refused | Unsaid
+
+
+def is_plausible(conversation: object) -> bool:
+    """Tell whether this can be the id of a conversation at all, and is worth a look-up."""
+    return isinstance(conversation, str) and _ID.fullmatch(conversation) is not None
+
+
+class Hosts(Struct, frozen=True):
+    """Where to log in, and where to ask."""
+
+    login: str
+    api: str
+    allow_private: bool = False
+    """The address was written out, so it may be one of the same network."""
+
+    @classmethod
+    def of(cls, region: str, where: str) -> "Hosts":
+        """Find the hosts of *region*, or raise `ConfigError`."""
+        if "://" in region:
+            return cls._at(region, where)
+        name = region.strip().lower()
+        host = REGIONS.get(name, name)
+        if host.startswith(_SERVICES):
+            shorter = host.partition(".")[2]
+            raise ConfigError(where, f"{region!r}: leave out what stands before {shorter!r}")
+        if not _HOST.fullmatch(host):
+            raise ConfigError(
+                where,
+                f"{region!r} is neither a Region of Genesys Cloud nor a host; "
+                f"{did_you_mean(name, list(REGIONS))}",
+            )
+        return cls(f"https://login.{host}", f"https://api.{host}")
+
+    @classmethod
+    def _at(cls, url: str, where: str) -> "Hosts":
+        """Take one address for both, such as a proxy's."""
+        try:
+            target = Target.parse(url)
+        except ValueError as error:
+            raise ConfigError(where, str(error)) from None
+        if target.authorization or "?" in target.path:
+            message = "the URL has a user or a query; only a host, a port and a path can be used"
+            raise ConfigError(where, message)
+        if not (target.is_tls or names_loopback(target.host)):
+            raise ConfigError(where, "http:// would send the secret unencrypted; use https://")
+        return cls(url, url, allow_private=True)
+
+
+class _Token(Struct, frozen=True):
+    text: Secret
+    until_s: float
+
+
+class Api:
+    """
+    Ask at *hosts*, as the OAuth client *client_id*; each request may take *timeout*.
+
+    Whoever asks takes a turn of *pace* first. What has to be asked twice takes another.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        client_id: Secret,
+        client_secret: Secret,
+        *,
+        timeout: timedelta,
+        pace: Pace,
+    ) -> None:
+        self._hosts = hosts
+        self._id = client_id
+        self._secret = client_secret
+        self._timeout_s = timeout.total_seconds()
+        self._pace = pace
+        self._clients: dict[str, Client] = {}
+        self._token: _Token | None = None
+        self._fetching: asyncio.Task[_Token | Refused | Unsaid] | None = None
+        self._hidden = _MOST_HIDDEN
+        """How many in a row were not shown; with a new token, none has been yet."""
+
+    async def find(self, conversation: str) -> Finding:
+        """Ask for one conversation; a token that is not taken any more is renewed once."""
+        client, prefix = self._at(self._hosts.api)
+        path = f"{prefix}/api/v2/conversations/{quote(conversation, safe='')}"
+        for is_repeat in (False, True):
+            if is_repeat:
+                await asyncio.sleep(self._pace.take(1, asyncio.get_running_loop().time()))
+            token = await self._logged_in()
+            if not isinstance(token, _Token):
+                return token
+            headers = [("Authorization", f"Bearer {token.text.reveal()}")]
+            answer = await self._bounded(
+                "the Genesys API", client.request("GET", path, headers=headers)
+            )
+            if isinstance(answer, Unsaid):
+                return answer
+            if answer.status != 401:
+                return self._seen(_understood(answer, conversation))
+            if self._token is token:  # else somebody has renewed it meanwhile
+                self._token = None
+        return Refused("the OAuth client is refused: the Genesys API answers 401 to a new token")
+
+    def _seen(self, found: Finding) -> Finding:
+        """
+        Tell a conversation that is not shown from a client that is shown none.
+
+        Only what is shown proves that the client may look: whether it may is perhaps asked
+        after whether there is such a conversation.
+        """
+        if isinstance(found, Exists):
+            self._hidden = 0
+        elif isinstance(found, Hidden):
+            self._hidden += 1
+            if self._hidden > _MOST_HIDDEN:
+                return Refused(
+                    "the OAuth client may not look: HTTP 403; its role needs the permission "
+                    f"{PERMISSION}, in all divisions"
+                )
+        return found
+
+    async def log_in(self) -> Refused | Unsaid | None:
+        """Get a token, if there is none; tell what stands in the way."""
+        token = await self._logged_in()
+        return None if isinstance(token, _Token) else token
+
+    async def aclose(self) -> None:
+        """Let go of connections; safe to repeat, and the API may be asked again after it."""
+        clients, self._clients = self._clients, {}
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        for client in clients.values():
+            await client.aclose()
+
+    # --- the token ---------------------------------------------------------------------
+
+    async def _logged_in(self) -> _Token | Refused | Unsaid:
+        """Give the token; whoever asks while it is fetched waits for the same one."""
+        loop = asyncio.get_running_loop()
+        if self._token is not None and loop.time() < self._token.until_s:
+            return self._token
+        if self._fetching is None or self._fetching.done():
+            self._fetching = loop.create_task(self._fetch())
+        return await asyncio.shield(self._fetching)
+
+    async def _fetch(self) -> _Token | Refused | Unsaid:
+        both = f"{self._id.reveal()}:{self._secret.reveal()}".encode()
+        headers = [
+            ("Authorization", f"Basic {base64.b64encode(both).decode()}"),
+            ("Content-Type", "application/x-www-form-urlencoded"),
+        ]
+        client, prefix = self._at(self._hosts.login)
+        body = b"grant_type=client_credentials"
+        answer = await self._bounded(
+            "the Genesys login", client.request("POST", f"{prefix}/oauth/token", body, headers)
+        )
+        if isinstance(answer, Unsaid):
+            return answer
+        said = _read(answer.body)
+        if answer.status in _REFUSALS:
+            return Refused(f"the OAuth client is refused: HTTP {answer.status}{_error(said)}")
+        if answer.status != 200:
+            return _unsaid("the Genesys login", answer)
+        token, life_s = said.get("access_token"), said.get("expires_in")
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            return Unsaid("the Genesys login gave no token")
+        if isinstance(life_s, bool) or not isinstance(life_s, int | float) or life_s <= 0:
+            life_s = _USUAL_LIFE_S
+        until_s = asyncio.get_running_loop().time() + life_s - min(_EARLY_S, life_s / 5)
+        self._token = _Token(Secret(token), until_s)
+        self._hidden = _MOST_HIDDEN
+        return self._token
+
+    # --- requests ----------------------------------------------------------------------
+
+    async def _bounded(self, who: str, request: Awaitable[Answer]) -> Answer | Unsaid:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await request
+        except TimeoutError:
+            return Unsaid(f"{who} did not answer within {self._timeout_s:g} s")
+        except (NotSent, Unclear) as error:
+            return Unsaid(f"{who}: {error}")
+
+    def _at(self, url: str) -> tuple[Client, str]:
+        """Give the client for *url*, and what its paths begin with."""
+        if url not in self._clients:
+            self._clients[url] = Client(
+                url,
+                headers=[("Accept", "application/json"), ("User-Agent", "oncebridge")],
+                connect_timeout=timedelta(seconds=self._timeout_s),
+                max_answer=_MOST_ANSWER,
+                allow_private=self._hosts.allow_private,
+            )
+        client = self._clients[url]
+        return client, client.target.path.rstrip("/")
+
+
+def _understood(answer: Answer, conversation: str) -> Finding:
+    """Say what an answer about a conversation means; nothing of its body is ever quoted."""
+    match answer.status:
+        case 200 if _shows(answer.body, conversation):
+            return Exists()
+        case 400 | 404 | 410 if _is_error(answer):
+            return Missing()
+        case 403 if _is_error(answer):
+            return Hidden()
+        case 200 | 400 | 403 | 404 | 410:
+            return Unsaid(f"the Genesys API answers HTTP {answer.status}, but not as Genesys does")
+    return _unsaid("the Genesys API", answer)
+
+
+def _shows(body: bytes, conversation: str) -> bool:
+    """Tell whether this is the conversation that was asked for."""
+    if len(body) < _MOST_ANSWER:
+        name = _read(body).get("id")
+        return isinstance(name, str) and name.lower() == conversation.lower()
+    # Cut off, so it cannot be read as a whole.
+    own = re.compile(rb'"id"\s*:\s*"%s"' % re.escape(conversation.encode()), re.IGNORECASE)
+    return body.lstrip().startswith(b"{") and own.search(body) is not None
+
+
+def _is_error(answer: Answer) -> bool:
+    """Tell whether this is an error in the form of Genesys: with a code, and the status again."""
+    said = _read(answer.body)
+    return isinstance(said.get("code"), str) and said.get("status") == answer.status
+
+
+def _unsaid(who: str, answer: Answer) -> Unsaid:
+    text = answer.headers.get(b"retry-after", b"").decode("latin-1").strip()
+    seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    return Unsaid(f"{who} answers HTTP {answer.status}", min(seconds, _MOST_WAIT_S) * 1000)
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """Read an answer that is a JSON object; empty, if it is none."""
+    try:
+        said = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _error(said: Mapping[str, Any]) -> str:
+    """Give the short word for what is wrong, as OAuth has it (`invalid_client`)."""
+    word = said.get("error")
+    return f" {word}" if isinstance(word, str) and _ERROR.fullmatch(word) else ""

@@ -1,0 +1,168 @@
+"""
+Ask for conversations: each once for all who want to know, not too often, and not in vain.
+
+What was said is remembered. Requests keep to the pace of *lookups*; whoever would get no turn
+early enough for an answer is told so at once. While the API is down or refuses us, only single
+tries reach it, and all others are told what the last one met.
+"""
+
+import asyncio
+from collections import Counter, OrderedDict
+from typing import Final
+
+from msgspec import Struct
+
+from oncebridge.breaker import Breaker
+from oncebridge.clock import Dice
+from oncebridge.genesys.api import Api, Exists, Finding, Hidden, Missing, Refused, Unsaid
+from oncebridge.genesys.options import GenesysOptions
+from oncebridge.pace import Pace
+
+_MOST: Final = 50_000
+"""How many conversations are remembered."""
+BRIEFLY_S: Final = 5.0
+"""How long it is remembered that there is none, and after what time it is asked again."""
+_FAILURES: Final = 5
+"""In a row, after which nobody is kept waiting for an answer, but for single tries."""
+_MOST_WAIT_S: Final = 60.0
+"""The longest line of those who got no turn, and come again one by one."""
+_TOO_MANY: Final = "more conversations to look up than lookups permits"
+
+
+class Later(Struct, frozen=True, gc=False):
+    """There was no time to ask, which is nobody's fault."""
+
+    reason: str
+    retry_after_ms: int = 0
+
+
+class _Asking(Struct, frozen=True):
+    task: asyncio.Task[Finding]
+    at_s: float
+    """When it is its turn."""
+
+
+class Lookups:
+    """Ask *api*, at *pace*; requests are counted as `lookups` in *counts*."""
+
+    def __init__(
+        self, api: Api, pace: Pace, options: GenesysOptions, counts: Counter[str], dice: Dice
+    ) -> None:
+        self._api = api
+        self._pace = pace
+        self._returns = Pace(options.lookups)
+        """When those come again who got no turn."""
+        self._options = options
+        self._counts = counts
+        self._breaker = Breaker(_FAILURES, dice)
+        self._trouble: Unsaid | Refused = Unsaid("")
+        """The latest, for those who are not let through to find out themselves."""
+        self._away_until_s = 0.0
+        self._known: OrderedDict[str, tuple[Finding, float]] = OrderedDict()
+        self._asking: dict[str, _Asking] = {}
+
+    async def aclose(self) -> None:
+        """Break off what is asked; safe to repeat."""
+        asking = [each.task for each in self._asking.values()]
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    def remembered(self, conversation: str) -> Finding | None:
+        """Give what was said about *conversation* not long ago."""
+        found = self._known.get(conversation)
+        if found is None:
+            return None
+        if asyncio.get_running_loop().time() >= found[1]:
+            del self._known[conversation]
+            return None
+        self._known.move_to_end(conversation)
+        return found[0]
+
+    async def find(self, conversation: str, within_s: float) -> Finding | Later:
+        """Ask, or wait with those who have asked already; not longer than *within_s*."""
+        asking = self._asking.get(conversation) or self._start(conversation, within_s)
+        if not isinstance(asking, _Asking):
+            return asking
+        # Whoever is broken off here leaves the others their answer.
+        await asyncio.wait({asking.task}, timeout=within_s)
+        if asking.task.cancelled():
+            return Later("this gateway is shutting down")
+        if asking.task.done():
+            return asking.task.result()
+        left_s = asking.at_s - asyncio.get_running_loop().time()
+        if left_s > 0:
+            return Later(_TOO_MANY, int(left_s * 1000) + 1)
+        return Unsaid("the Genesys API did not answer in the time left")
+
+    def _start(self, conversation: str, within_s: float) -> _Asking | Refused | Unsaid | Later:
+        """Take a turn to ask, early enough for an answer; or tell why there is none."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now < self._away_until_s:
+            return self._told(now)
+        wait_s = self._pace.left_s(now)
+        if wait_s > max(within_s - self._options.timeout.total_seconds(), 0):
+            return self._later(wait_s, now)
+        if not self._breaker.admits(now):
+            return self._told(now)
+        at_s = now + self._pace.take(1, now)
+        is_try = self._breaker.is_open
+        task = loop.create_task(self._ask(conversation, at_s - now, is_try=is_try))
+        asking = self._asking[conversation] = _Asking(task, at_s)
+
+        def ended(_: object) -> None:
+            # Here, and not in the task: one that is cancelled early does not even begin.
+            del self._asking[conversation]
+            self._breaker.abandoned()
+
+        task.add_done_callback(ended)
+        return asking
+
+    def _later(self, wait_s: float, now: float) -> Later:
+        """Send away for now: come when there are turns again, one by one and not all at once."""
+        if self._returns.left_s(now) < _MOST_WAIT_S:
+            wait_s += self._returns.take(1, now)
+        else:
+            wait_s += _MOST_WAIT_S
+        return Later(_TOO_MANY, int(wait_s * 1000) + 1)
+
+    def _told(self, now: float) -> Unsaid | Refused:
+        """Say what the last one met who asked."""
+        if isinstance(self._trouble, Refused):
+            return self._trouble
+        left_s = max(self._breaker.left_s(now), self._away_until_s - now)
+        return Unsaid(self._trouble.reason, int(left_s * 1000) + 1)
+
+    async def _ask(self, conversation: str, turn_s: float, *, is_try: bool) -> Finding:
+        await asyncio.sleep(turn_s)
+        now = asyncio.get_running_loop().time()
+        if now < self._away_until_s or (self._breaker.is_open and not is_try):
+            return self._told(now)  # said to somebody who was before us
+        self._counts["lookups"] += 1
+        found = await self._api.find(conversation)
+        self._note(conversation, found)
+        return found
+
+    def _note(self, conversation: str, found: Finding) -> None:
+        now = asyncio.get_running_loop().time()
+        match found:
+            case Exists():
+                self._remember(conversation, found, now + self._options.remember.total_seconds())
+                self._breaker.succeeded()
+            case Missing() | Hidden():
+                self._remember(conversation, found, now + BRIEFLY_S)
+                self._breaker.succeeded()
+            case Refused():
+                self._trouble = found
+                self._breaker.failed(now, at_once=True)
+            case Unsaid():
+                self._trouble = found
+                self._breaker.failed(now)
+                self._away_until_s = max(self._away_until_s, now + found.retry_after_ms / 1000)
+
+    def _remember(self, conversation: str, found: Finding, until_s: float) -> None:
+        self._known[conversation] = (found, until_s)
+        self._known.move_to_end(conversation)
+        if len(self._known) > _MOST:
+            self._known.popitem(last=False)
