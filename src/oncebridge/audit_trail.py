@@ -1,8 +1,9 @@
 """
-Who did what by hand: the audit trail.
+Who did what by hand: the audit trail in a file.
 
 One line of JSON for each act of an operator, on disk before the act begins. It holds names,
-keys and numbers, and never a payload. What cannot be written down is not done.
+keys, numbers and the reason that was given, and never a payload. What cannot be written down
+is not done. `oncebridge.trail` has the same in the store, beside the events.
 """
 
 import fcntl
@@ -59,6 +60,11 @@ def instant(at_ms: int) -> str:
     """Write a time as people and programs read it: ISO 8601, in UTC."""
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def who() -> str:
+    """Name whoever runs this process, and where."""
+    return f"{_user()}@{platform.node()}"
 
 
 def _user() -> str:

@@ -1,12 +1,40 @@
-"""Where two JSON values differ, as paths: never what stands there."""
+"""
+Where two JSON values differ: as paths, which say nothing of what stands there, or as changes.
+
+Values may be personal data. So whoever wants to see them has to say so, but for the fields that
+EventBridge gives an envelope: they tell how an event came, and not whom it is about.
+"""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from msgspec import UNSET, Struct, UnsetType
+
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_MISSING: Final = object()
+_ENVELOPE: Final = frozenset(
+    ("version", "id", "detail-type", "source", "account", "time", "region", "replay-name")
+)
+
+
+class Change(Struct, frozen=True, omit_defaults=True):
+    """One place in which two events differ."""
+
+    path: str
+    was: Any = UNSET
+    """Unset where it was not there, and where it is not shown."""
+    is_: Any = UNSET
+    shown: bool = True
+    """The values are told, not only the place."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Give path and values; a value is left out where there is none."""
+        told: dict[str, Any] = {"path": self.path}
+        if self.shown:
+            pairs = (("was", self.was), ("is", self.is_))
+            told |= {name: value for name, value in pairs if value is not UNSET}
+        return told
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
@@ -15,7 +43,18 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 
     What only one of them has is named once, however much it holds.
     """
-    found: list[str] = []
+    return [at for at, _, _ in _differing(one, other, path)]
+
+
+def changes(one: Any, other: Any, *, values: bool = False) -> list[Change]:
+    """List how the event *other* differs from *one*; all that it says is told with *values* only."""
+    return [
+        Change(at, was, is_) if values or at in _ENVELOPE else Change(at, shown=False)
+        for at, was, is_ in _differing(one, other, "")
+    ]
+
+
+def _differing(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     # A list of what is left to compare, for values nested more deeply than Python calls.
     left = [(path, one, other)]
     while left:
@@ -23,7 +62,7 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
         if isinstance(first, Mapping) and isinstance(second, Mapping):
             names = [*first, *(name for name in second if name not in first)]
             inner = [
-                (_member(at, name), first.get(name, _MISSING), second.get(name, _MISSING))
+                (_member(at, name), first.get(name, UNSET), second.get(name, UNSET))
                 for name in names
             ]
             left += reversed(inner)
@@ -32,12 +71,11 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
             inner = [(f"{at}[{n}]", _element(first, n), _element(second, n)) for n in longest]
             left += reversed(inner)
         elif first != second or isinstance(first, bool) != isinstance(second, bool):
-            found.append(at)
-    return found
+            yield at, first, second
 
 
-def _element(items: list[Any], at: int) -> Any:
-    return items[at] if at < len(items) else _MISSING
+def _element(items: list[Any], at: int) -> Any | UnsetType:
+    return items[at] if at < len(items) else UNSET
 
 
 def _member(path: str, name: str) -> str:

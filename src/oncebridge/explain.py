@@ -1,202 +1,181 @@
 """
-Why an event is treated as it is: rule, keys, verdict, and who came first.
+Why an event is treated as it is: rule, keys, verdict, who came first, and who did what.
 
-The verdict is the one the event would get now. It is found with the table that stores
-decide by (`oncebridge.record`), on records that were only looked at: nothing is claimed, and
-an explanation changes nothing.
+The verdict is the one the event would get now (`oncebridge.judging`). An explanation claims
+nothing and changes nothing.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge import control
-from oncebridge import record as table
-from oncebridge.audit_trail import instant
-from oncebridge.clock import ms
+from oncebridge.causes import Cause, Sighting, cause_of_repeat
 from oncebridge.config import Setup
-from oncebridge.differences import differences
-from oncebridge.duration import format_duration
+from oncebridge.dead import DeadLetter
+from oncebridge.differences import changes
 from oncebridge.event import Event, Unreadable
-from oncebridge.flight import Register, first_arrival
+from oncebridge.explanation import Explanation, KeyExplanation
 from oncebridge.identity import Identities, Identity, Known
+from oncebridge.judging import Judged, Look, Standing, contents
 from oncebridge.key import compile_field
+from oncebridge.lookup import LONGEST_ID, Letters, events_in
 from oncebridge.records import Record as FileRecord
 from oncebridge.rules import Plan
-from oncebridge.settings import Settings
-from oncebridge.store import Busy, Claim, Duplicate, Fate, Mismatch, Part, Record, Store, Want
-from oncebridge.verdict import First, Verdict
+from oncebridge.store import Fate, Record, Store
+from oncebridge.trail import Acts, is_trail
+from oncebridge.verdict import Verdict
 
-Action = Literal["deduplicate", "bypass", "discard", "dead"]
-Cause = Literal["redelivery", "re-emission", "replay", "unknown"]
-
-CAUSES: dict[Cause, str] = {
-    "redelivery": "the same envelope id as the first",
-    "re-emission": "another envelope id than the first",
-    "replay": "it comes out of an archive",
-    "unknown": "the first one's envelope id is not known",
-}
+Wanted = Callable[[Event, Sequence[Identity]], bool]
+"""Tells whether an event, with what each route makes of it, is one that was asked for."""
 
 _BATCH = 200
 _MOST_REMEMBERED = 64 * 1024 * 1024
-_NOBODY = b"explain"  # a token that no claim ever has
-
-
-class Judged(Struct, frozen=True):
-    """What a route would do with an event now."""
-
-    verdict: Verdict
-    why: str = ""
-    first: First | None = None
-    fate: Fate | None = None
-
-
-class Explanation(Struct, frozen=True, kw_only=True):
-    """What one route makes of one event of a file."""
-
-    line: int
-    action: Action
-    event: Event | None = None
-    """None where the record is no event."""
-    reason: str = ""
-    """One word, where it is no event."""
-    route: str | None = None
-    """None where no route is for it."""
-    rule: str | None = None
-    why: str = ""
-    keys: tuple[Known, ...] = ()
-    entity: Any = None
-    version: Any = None
-    judged: Judged | None = None
-    """None where there is no store to ask."""
-    paused: bool = False
-    same_as: int | None = None
-    """The line of the first event in this file that has one of the keys."""
-    differs: tuple[str, ...] | None = None
-    """The paths in which it differs from that one."""
-    cause: Cause | None = None
-
-    def as_json(self, *, canonical: bool = False) -> dict[str, Any]:
-        """Give the whole explanation as a JSON object."""
-        judged = self.judged
-        told: dict[str, Any] = {
-            "line": self.line,
-            "route": self.route,
-            "id": self.event.id if self.event else None,
-            "rule": self.rule,
-            "action": self.action,
-            "keys": [_key_as_json(known, canonical=canonical) for known in self.keys],
-        }
-        if canonical:
-            told["canonical"] = self.keys[-1].canonical if self.keys else None
-        if self.reason:
-            told["reason"] = self.reason
-        if self.why:
-            told["why"] = self.why
-        if self.entity is not None:
-            told["entity"] = self.entity
-        if self.version is not None:
-            told["version"] = self.version
-        told["verdict"] = judged.verdict.value if judged else None
-        if judged and judged.fate is not None:
-            told["fate"] = judged.fate.name.lower()
-        first = judged.first if judged else None
-        told["first"] = (
-            {"id": first.id, "arrived": instant(first.arrived_ms)} if first is not None else None
-        )
-        told["same_as"] = self.same_as
-        told["differs"] = None if self.differs is None else list(self.differs)
-        told["cause"] = self.cause
-        if self.paused:
-            told["paused"] = True
-        return told
-
-
-def _key_as_json(known: Known, *, canonical: bool) -> dict[str, str]:
-    told = {"kind": known.kind, "key": known.key.hex(), "window": window(known)}
-    return told | ({"canonical": known.canonical} if canonical else {})
-
-
-def window(known: Known) -> str:
-    """Tell for how long a key is remembered."""
-    text = format_duration(known.window)
-    return f"{text}, sliding up to {format_duration(known.longest)}" if known.longest else text
 
 
 async def explain(
-    records: Iterable[FileRecord], setup: Setup, store: Store | None
+    records: Iterable[FileRecord],
+    setup: Setup,
+    store: Store | None,
+    *,
+    letters: Letters | None = None,
+    values: bool = False,
+    recording: Iterable[FileRecord] = (),
+    recording_name: str = "",
+    wanted: Wanted | None = None,
 ) -> AsyncIterator[Explanation]:
     """
     Explain each record of a file, in order; one explanation for each route that it takes.
 
-    Without *store*, nothing is said about verdicts. Only `peek` and `now_ms` are called.
+    Without *store*, nothing is said about verdicts. Only `peek` and `now_ms` are called. With
+    *values*, it is told how details differ, and not only where, and which entity and version an
+    event has, and not only by which expressions. Events are also compared with those of a
+    *recording*. With *wanted*, the others are read, and not explained.
     """
-    explainer = _Explainer(setup, store)
+    explainer = _Explainer(setup, store, letters, values=values)
+    for record in recording:
+        explainer.remember(record, recording_name)
     source = iter(records)
     while batch := list(islice(source, _BATCH)):
-        for explanation in await explainer.explain(batch):
+        for explanation in await explainer.explain(batch, wanted):
             yield explanation
 
 
+class _Arrived(Struct, frozen=True):
+    """One event of a file, with what each route makes of it."""
+
+    line: int
+    event: Event | Unreadable
+    ways: list[Identity]
+
+
 class _Explainer:
-    def __init__(self, setup: Setup, store: Store | None) -> None:
+    def __init__(
+        self, setup: Setup, store: Store | None, letters: Letters | None, *, values: bool
+    ) -> None:
         self._setup = setup
+        self._settings = setup.config.settings()
         self._identities = Identities(setup)
-        self._look = _Look(store) if store is not None else None
+        self._look = Look(store) if store is not None else None
+        self._letters = letters
+        self._values = values
         self._earlier = _Earlier()
 
-    async def explain(self, batch: Sequence[FileRecord]) -> list[Explanation]:
-        events = [(record.line, self._identities.read(record)) for record in batch]
-        ways = [self._identities.of(e) if isinstance(e, Event) else [] for _, e in events]
+    def remember(self, record: FileRecord, name: str) -> None:
+        """Remember the events of a recording, to compare others with."""
+        for arrived in self._arrived(record):
+            for way in arrived.ways:
+                assert isinstance(arrived.event, Event)  # noqa: S101 - or it would have no way
+                self._earlier.look(arrived.line, arrived.event, way, name)
+
+    def _arrived(self, record: FileRecord) -> list[_Arrived]:
+        return [
+            _Arrived(
+                record.line, event, self._identities.of(event) if isinstance(event, Event) else []
+            )
+            for event in events_in(record, self._settings)
+        ]
+
+    async def explain(
+        self, batch: Sequence[FileRecord], wanted: Wanted | None
+    ) -> list[Explanation]:
+        arrived = [each for record in batch for each in self._arrived(record)]
+        asked = [each for each in arrived if wanted is None or _is_wanted(each, wanted)]
         paused: set[str] = set()
-        if self._look is not None:
-            paused = await self._look.prepare([way for each in ways for way in each])
+        if self._look is not None and asked:
+            paused = await self._look.prepare([way for each in asked for way in each.ways])
         explained: list[Explanation] = []
-        for (line, event), each in zip(events, ways, strict=True):
+        for each in arrived:
+            event = each.event
+            is_asked = wanted is None or _is_wanted(each, wanted)
             if isinstance(event, Unreadable):
-                explained.append(_unreadable(line, event))
-            elif not each:
-                explained.append(self._unrouted(line, event))
-            for way in each:
-                assert isinstance(event, Event)  # noqa: S101 - or it would have no way
-                is_paused = way.route.name in paused
-                explained.append(await self._explain(line, event, way, is_paused=is_paused))
+                explained += [_unreadable(each.line, event)] if is_asked else []
+                continue
+            if not each.ways and is_asked:
+                explained.append(self._unrouted(each.line, event))
+            for way in each.ways:
+                earlier = self._earlier.look(each.line, event, way)
+                if is_asked:
+                    told = await self._explain(each.line, event, way, earlier)
+                    explained.append(self._with_pause(told, paused))
         return explained
 
     async def _explain(
-        self, line: int, event: Event, way: Identity, *, is_paused: bool
+        self, line: int, event: Event, way: Identity, earlier: "_Seen | None"
     ) -> Explanation:
-        plan = way.plan
-        judged = await self._look.judge(plan, way.route.settings) if self._look else None
-        is_duplicate = judged is not None and judged.verdict is Verdict.DUPLICATE
-        first = judged.first if judged is not None and is_duplicate else None
-        earlier = self._earlier.look(line, event, way)
-        then = self._identities.read(earlier.raw) if earlier else None
-        differs: tuple[str, ...] | None = None
-        if earlier is not None and isinstance(then, Event):
-            differs = tuple(differences(then.envelope, event.envelope))
-            if not is_duplicate and not earlier.clashes:
-                is_duplicate, first = True, First(then.id, 0)
-        return Explanation(
+        plan, look = way.plan, self._look
+        judged = await look.judge(plan, way.route.settings) if look else None
+        then = events_in(earlier.raw, self._settings)[0] if earlier else None
+        own = contents(way)
+        entity, version = _expressions(plan)
+        told = Explanation(
             line=line,
             action=plan.action,
             event=event,
             route=way.route.name,
             rule=plan.rule.name,
+            scope=plan.rule.scope,
             why=_why(plan, event, way.keys),
             keys=way.keys,
-            entity=_entity(plan, event),
-            version=_version(plan, event),
+            entity_by=entity,
+            entity=compile_field(entity)(event) if entity and self._values else None,
+            entity_key=plan.entity,
+            version_by=version,
+            version=compile_field(version)(event) if version and self._values else None,
             judged=judged,
-            paused=is_paused,
-            same_as=earlier.line if earlier else None,
-            differs=differs,
-            cause=_cause(event, first) if is_duplicate else None,
+            standings=(
+                tuple(look.standing(key, own) for key in _names(way, judged)) if look else ()
+            ),
+            letter=await self._letter(way, judged),
+            acts=look.acts_on(way) if look else Acts(),
+            entity_acts=look.acts([plan.entity]) if look else Acts(),
         )
+        if earlier is None or not isinstance(then, Event):
+            return _with_cause(told, event, None)
+        differing = changes(then.envelope, event.envelope, values=self._values)
+        told = replace(
+            told,
+            same_as=earlier.line,
+            same_in=earlier.name,
+            clashes=earlier.clashes,
+            on_conflict=plan.rule.on_conflict,
+            changes=tuple(differing),
+        )
+        if earlier.clashes and (judged is None or judged.verdict is Verdict.DELIVERED):
+            return replace(told, cause=Cause.ID_REUSED if earlier.kind == "id" else None)
+        return _with_cause(told, event, None if earlier.clashes else then)
+
+    async def _letter(self, way: Identity, judged: Judged | None) -> DeadLetter | None:
+        if self._letters is None or judged is None or judged.fate is not Fate.DEAD:
+            return None
+        its = self._look.touched(way) if self._look is not None else []
+        return await self._letters.with_key([*its, judged.key])
+
+    def _with_pause(self, told: Explanation, paused: set[str]) -> Explanation:
+        if self._look is None or told.route is None or told.route not in paused:
+            return told
+        return replace(told, paused=True, paused_by=self._look.paused_by(told.route))
 
     def _unrouted(self, line: int, event: Event) -> Explanation:
         is_kept = self._setup.config.unrouted == "dead"
@@ -207,6 +186,18 @@ class _Explainer:
             why="no route is for it",
             judged=Judged(Verdict.DEAD if is_kept else Verdict.DISCARDED),
         )
+
+
+def _is_wanted(arrived: _Arrived, wanted: Wanted) -> bool:
+    return isinstance(arrived.event, Event) and wanted(arrived.event, arrived.ways)
+
+
+def _names(way: Identity, judged: Judged | None) -> list[bytes]:
+    """Name the records that are worth telling about."""
+    names = [known.key for known in way.keys]
+    if judged is not None and judged.key and judged.key not in names:
+        names.append(judged.key)
+    return names
 
 
 def _unreadable(line: int, event: Unreadable) -> Explanation:
@@ -237,135 +228,48 @@ def _why(plan: Plan, event: Event, keys: Sequence[Known]) -> str:
     return ""
 
 
-def _entity(plan: Plan, event: Event) -> Any:
+def _expressions(plan: Plan) -> tuple[str, str]:
+    """Tell by which expressions an event's entity and version are found, where it has them."""
     rule = plan.rule
     if not plan.entity:
-        return None
-    expression = next((part.entity for part in (rule.latest, rule.quiet) if part), rule.entity)
-    return compile_field(expression)(event) if expression else None
+        return "", ""
+    entity = next((part.entity for part in (rule.latest, rule.quiet) if part), rule.entity)
+    return entity or "", rule.latest.version if plan.version and rule.latest else ""
 
 
-def _version(plan: Plan, event: Event) -> Any:
-    return (
-        compile_field(plan.rule.latest.version)(event)
-        if plan.version and plan.rule.latest
-        else None
-    )
+# --- causes -------------------------------------------------------------------------------
 
 
-def _cause(event: Event, first: First | None) -> Cause:
-    """Guess why a duplicate came."""
-    if event.replay_name is not None:
-        return "replay"
-    if first is None or not first.id or not event.id:
-        return "unknown"
-    return "redelivery" if first.id == event.id else "re-emission"
+def _with_cause(told: Explanation, event: Event, then: Event | None) -> Explanation:
+    """Name the likely cause; *then* is an earlier copy out of a file, where there is one."""
+    judged = told.judged
+    match judged.verdict if judged else None:
+        case Verdict.DUPLICATE:
+            first = judged.first if judged else None
+        case Verdict.STALE:
+            return replace(told, cause=Cause.OUT_OF_ORDER)
+        case Verdict.UNCHANGED:
+            return replace(told, cause=Cause.DOUBLE_EMISSION)
+        case Verdict.CONFLICT:
+            is_id = any(k.kind == "id" and judged and k.key == judged.key for k in told.keys)
+            return replace(told, cause=Cause.ID_REUSED if is_id else None)
+        case _ if then is not None:
+            first = None
+        case _:
+            return told
+    later = Sighting.of(event)
+    if then is not None and (first is None or first.id == _remembered(then.id)):
+        return replace(told, cause=cause_of_repeat(Sighting.of(then), later))
+    # All that the store knows of how the first one came is its id; take the rest for equal.
+    known = (first.id if first else None) or ""
+    one = replace(later, id=later.id if known == _remembered(later.id) else known, replay="")
+    cause = cause_of_repeat(one, later)
+    return replace(told, cause=cause, is_guess=cause not in (Cause.REDELIVERY, Cause.REPLAY))
 
 
-# --- what the store says ------------------------------------------------------------------
-
-
-class _Look:
-    """Look at the records of a store, and judge by them as the gateway would."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._found: dict[bytes, Record | None] = {}
-        self._now_ms = 0
-
-    async def prepare(self, ways: Sequence[Identity]) -> set[str]:
-        """Look at all records of a batch at once, and tell which routes are paused."""
-        self._found.clear()
-        self._now_ms = await self._store.now_ms()
-        await self._fetch([key for way in ways for key in (*way.all_keys(), way.plan.entity)])
-        routes = sorted({way.route.name for way in ways})
-        states = await control.paused(self._store, routes) if routes else []
-        return {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
-
-    async def _fetch(self, keys: Iterable[bytes]) -> None:
-        missing = [key for key in dict.fromkeys(keys) if key and key not in self._found]
-        if missing:
-            self._found.update(zip(missing, await self._store.peek(missing), strict=True))
-
-    async def judge(self, plan: Plan, settings: Settings) -> Judged:
-        match plan.action:
-            case "dead":
-                return Judged(Verdict.DEAD, plan.message)
-            case "discard":
-                return Judged(Verdict.DISCARDED)
-            case "bypass":
-                return Judged(Verdict.BYPASSED)
-        clash: Mismatch | None = None
-        while True:
-            await self._fetch(part.key for part in plan.parts)
-            answer = self._ask(plan.parts, settings, plan.keep_ms)
-            match answer:
-                case Mismatch():
-                    clash = clash or answer
-                    plan = plan.in_conflict(answer.key)
-                case Duplicate():
-                    return Judged(
-                        Verdict.DUPLICATE,
-                        ENDED[answer.fate],
-                        first_arrival(answer.memo),
-                        answer.fate,
-                    )
-                case Busy():
-                    record = self._found[answer.key]
-                    return Judged(
-                        Verdict.BUSY, _held(answer), first_arrival(record.memo) if record else None
-                    )
-                case _:
-                    assert isinstance(answer, Claim)  # noqa: S101 - the table knows no other
-                    return self._claimed(plan, settings, answer, clash)
-
-    def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
-        want = Want(parts, _NOBODY, _NOBODY, ms(settings.lease), keep_ms)
-        return table.claim([self._found[part.key] for part in parts], want, self._now_ms)[0]
-
-    def _claimed(
-        self, plan: Plan, settings: Settings, claim: Claim, clash: Mismatch | None
-    ) -> Judged:
-        tried = max(held.attempts for held in claim.held) - 1
-        if tried >= settings.max_attempts:
-            return Judged(Verdict.DEAD, f"it was tried {tried} times")
-        if clash is not None and plan.rule.on_conflict != "deliver":
-            return Judged(
-                Verdict.CONFLICT, _CONFLICTS[plan.rule.on_conflict], first_arrival(clash.memo)
-            )
-        if plan.entity:
-            answer = self._ask((Part(plan.entity),), settings, plan.keep_ms)
-            if isinstance(answer, Busy):
-                return Judged(Verdict.BUSY, f"the entity is {_held(answer)}")
-            if isinstance(answer, Claim):
-                outdated = Register.read(answer.held[0].memo).judge(plan, self._now_ms)
-                if outdated is not None:
-                    return Judged(outdated, _OUTDATED[outdated])
-        if clash is not None:
-            return Judged(Verdict.CONFLICT, _CONFLICTS["deliver"], first_arrival(clash.memo))
-        return Judged(Verdict.DELIVERED, f"after {tried} that failed" if tried else "")
-
-
-ENDED = {
-    Fate.DELIVERED: "it was delivered",
-    Fate.DEAD: "it went to the dead letters",
-    Fate.STALE: "it was stale",
-    Fate.UNCHANGED: "it was unchanged",
-    Fate.DROPPED: "it was dropped as a conflict",
-}
-_CONFLICTS = {
-    "deliver": "the same key was done with other content; it is delivered as an event of its own",
-    "dead": "the same key was done with other content; it goes to the dead letters",
-    "duplicate": "the same key was done with other content; it is dropped",
-}
-_OUTDATED = {
-    Verdict.STALE: "a newer state of the entity was delivered",
-    Verdict.UNCHANGED: "the same state of the entity was delivered just now",
-}
-
-
-def _held(answer: Busy) -> str:
-    return f"held, or waiting for its next attempt, for {answer.left_ms / 1000:.1f} s more"
+def _remembered(id_: str | None) -> str | None:
+    """Give an id as a record remembers it."""
+    return id_[:LONGEST_ID] if id_ else id_
 
 
 # --- what the file says -------------------------------------------------------------------
@@ -377,6 +281,8 @@ class _Seen(Struct, frozen=True):
     line: int
     raw: bytes
     hash: bytes
+    kind: str
+    name: str = ""
     clashes: bool = False
 
 
@@ -387,19 +293,39 @@ class _Earlier:
         self._first: dict[bytes, _Seen] = {}
         self._room = _MOST_REMEMBERED
 
-    def look(self, line: int, event: Event, way: Identity) -> _Seen | None:
+    def look(self, line: int, event: Event, way: Identity, name: str = "") -> _Seen | None:
         """Find who has one of the keys already, and remember this one under the others."""
         found: _Seen | None = None
-        for part in reversed([known.part for known in way.keys]):
+        for known in reversed(way.keys):
+            part = known.part
             seen = self._first.get(part.key)
             if seen is None and self._room > 0:
                 self._room -= len(event.raw) + 200
-                self._first[part.key] = _Seen(line, event.raw, part.hash)
+                self._first[part.key] = _Seen(line, event.raw, part.hash, known.kind, name)
             elif seen is not None and found is None:
                 found = replace(seen, clashes=bool(seen.hash and seen.hash != part.hash))
         return found
 
 
-def dumps(explanation: Explanation, *, canonical: bool = False) -> str:
-    """Write an explanation as one line of JSON."""
-    return msgspec.json.encode(explanation.as_json(canonical=canonical)).decode()
+# --- keys ---------------------------------------------------------------------------------
+
+
+async def explain_key(
+    key: bytes,
+    store: Store | None,
+    letters: Letters | None,
+    *,
+    record: Record | None = None,
+) -> KeyExplanation:
+    """Tell what is known under *key*; *record* is for what a scan has just found there."""
+    letter = await letters.with_key([key]) if letters is not None else None
+    if store is None:
+        return KeyExplanation(key=key, letter=letter)
+    look = Look(store)
+    await look.look_at([key])
+    standing = look.standing(key)
+    if standing.record is None and record is not None:
+        standing = Standing.of(key, record, look.now_ms)
+    there = standing.record
+    acts = Acts.read(there.memo) if there and is_trail(there) else look.acts([key])
+    return KeyExplanation(key=key, standing=standing, letter=letter, acts=acts)

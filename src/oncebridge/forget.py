@@ -2,15 +2,19 @@
 Let an event pass again: remove what the store knows of it.
 
 An event is forgotten as a whole. While a worker holds one of its keys nothing is removed, as
-the worker would go on and commit what was just forgotten.
+the worker would go on and commit what was just forgotten. What another event has left under
+the same key, with other content, stays, and so does the trail of what was done by hand.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge import record as table
-from oncebridge.store import Fate, Store
+from oncebridge.judging import is_its
+from oncebridge.store import Fate, Record, Store
+from oncebridge.trail import is_trail
 
 
 class Forgotten(Struct, frozen=True):
@@ -24,33 +28,61 @@ class Forgotten(Struct, frozen=True):
     """It was there, and is not any more."""
     left_ms: int = 0
     """How long a claim, or the pause after a failure, still lasts."""
+    is_held: bool = False
+    """A worker has it in hand; else it only waits for its next attempt."""
+    is_others: bool = False
+    """It is of another event, that has the same key with other content; it stays."""
+    is_trail: bool = False
+    """It is what was done by hand, and no event; it stays."""
+
+    @property
+    def is_left(self) -> bool:
+        """Tell whether it is none of what was asked for."""
+        return self.is_others or self.is_trail
 
 
 async def forget(
-    store: Store, keys: Sequence[bytes], *, before: Callable[[list[bytes]], None]
+    store: Store,
+    own: Mapping[bytes, bytes],
+    *,
+    before: Callable[[Mapping[bytes, bytes]], Awaitable[None]],
 ) -> list[Forgotten]:
     """
-    Remove the records of *keys*, which belong together, and tell what each was.
+    Remove the records of one event, by its keys and what it has there, and tell what each was.
 
-    *before* is told the keys that are about to go. Where one is held, none goes.
+    *own* are the event's contents (`oncebridge.judging.contents`). *before* is told the keys
+    that are about to go, with what stands there. Where one is held, none goes.
     """
-    keys = list(dict.fromkeys(keys))
+    keys = list(own)
     records = await store.peek(keys)
     now_ms = await store.now_ms()
-    states = [table.state(record, now_ms) for record in records]
-    there = [key for key, record in zip(keys, records, strict=True) if record is not None]
+    looked = [_looked(key, record, own, now_ms) for key, record in zip(keys, records, strict=True)]
+    there = {
+        record.key: record.hash
+        for one, record in zip(looked, records, strict=True)
+        if record is not None and not one.is_left
+    }
     gone: set[bytes] = set()
-    if there and "claimed" not in states:
-        before(there)
-        answers = await store.forget(there)
+    if there and not any(one.was == "claimed" and not one.is_left for one in looked):
+        await before(there)
+        answers = await store.forget(list(there))
         gone = {key for key, is_gone in zip(there, answers, strict=True) if is_gone}
-    return [
-        Forgotten(
-            key,
-            state,
-            record.fate if record else None,
-            key in gone,
-            record.until_ms - now_ms if record and state == "claimed" else 0,
-        )
-        for key, record, state in zip(keys, records, states, strict=True)
-    ]
+    return [replace(one, gone=True) if one.key in gone else one for one in looked]
+
+
+def _looked(
+    key: bytes, record: Record | None, own: Mapping[bytes, bytes], now_ms: int
+) -> Forgotten:
+    state = table.state(record, now_ms)
+    if record is None:
+        return Forgotten(key, state)
+    is_claimed = state == "claimed"
+    return Forgotten(
+        key,
+        state,
+        record.fate,
+        left_ms=record.until_ms - now_ms if is_claimed else 0,
+        is_held=is_claimed and bool(record.token),
+        is_others=not is_its(record, own),
+        is_trail=is_trail(record),
+    )

@@ -12,7 +12,7 @@ Between the steps the letter is still there, and the next replay goes on from wh
 An event that dies again is put into the dead letters anew before the old letter goes.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -21,7 +21,8 @@ from oncebridge import record as table
 from oncebridge.config import Setup
 from oncebridge.dead import DeadLetter, DeadLetters
 from oncebridge.event import Event
-from oncebridge.identity import Identities, Identity
+from oncebridge.identity import Identities
+from oncebridge.judging import contents, is_its, touched
 from oncebridge.router import Answer, Router, Way
 from oncebridge.store import Fate, Record, Store
 from oncebridge.verdict import Verdict
@@ -91,7 +92,7 @@ class Redrive:
         setup: Setup,
         router: Router,
         *,
-        before: Callable[[Sequence[DeadLetter]], None],
+        before: Callable[[Sequence[DeadLetter]], Awaitable[None]],
     ) -> None:
         self._store: Store = setup.config.store.opened
         self._dead: DeadLetters = setup.config.dead.opened
@@ -108,7 +109,7 @@ class Redrive:
         done: dict[int, Replayed] = {}
         ready = await self._that_can_go(letters, done)
         if ready:
-            self._before(ready)
+            await self._before(ready)
         ready = await self._not_delivered_since(ready, done)
         ready = await self._forgotten(ready, done)
         for router, batch in self._sorted(ready):
@@ -158,19 +159,19 @@ class Redrive:
         """Tell whether *record* proves that this event, and no other, was delivered."""
         if record.fate is not Fate.DELIVERED or table.state(record, now_ms) != "done":
             return False
-        return _agree(record.hash, self._keys(letter)[letter.key])
+        return is_its(record, self._own(letter))
 
     async def _forgotten(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
         """Forget that these events died; keep back what a worker holds."""
-        keys = {letter.number: self._keys(letter) for letter in letters}
-        records = await self._look([key for each in keys.values() for key in each])
+        own = {letter.number: self._own(letter) for letter in letters}
+        records = await self._look([key for each in own.values() for key in each])
         now_ms = await self._store.now_ms()
         ready = []
         gone: list[bytes] = []
         for letter in letters:
-            there = [record for key in keys[letter.number] if (record := records.get(key))]
+            there = [record for key in own[letter.number] if (record := records.get(key))]
             held = [r for r in there if table.state(r, now_ms) == "claimed"]
             if held:
                 left_s = max(record.until_ms - now_ms for record in held) / 1000
@@ -180,8 +181,7 @@ class Redrive:
             gone += [
                 record.key
                 for record in there
-                if record.fate is not Fate.DELIVERED
-                and _agree(record.hash, keys[letter.number][record.key])
+                if record.fate is not Fate.DELIVERED and is_its(record, own[letter.number])
             ]
             ready.append(letter)
         if gone:
@@ -189,24 +189,10 @@ class Redrive:
         return ready
 
     async def _look(self, keys: Sequence[bytes]) -> dict[bytes, Record]:
-        keys = list(dict.fromkeys(keys))
-        found = await self._store.peek(keys) if keys else []
-        return {record.key: record for record in found if record is not None}
+        return await _looked_at(self._store, keys)
 
-    def _keys(self, letter: DeadLetter) -> dict[bytes, bytes]:
-        """List the keys of a letter's event, by the rules of then and of now, with its content."""
-        identity = self._identity(letter)
-        keys = {letter.key: b""} if letter.key else {}
-        if identity is not None:
-            keys |= dict.fromkeys(identity.all_keys(), b"")
-            keys |= {known.key: known.part.hash for known in identity.keys}
-        return keys
-
-    def _identity(self, letter: DeadLetter) -> Identity | None:
-        event = self._identities.read(letter.raw)
-        if not letter.rule or not isinstance(event, Event):
-            return None
-        return self._identities.on(letter.route, event)
+    def _own(self, letter: DeadLetter) -> dict[bytes, bytes]:
+        return contents_of(letter, self._identities)
 
     def _sorted(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
         """Bring each letter back to where it died; what had no route takes all that it matches."""
@@ -216,9 +202,26 @@ class Redrive:
         return [(self._ways[name] if name else self._all, each) for name, each in batches.items()]
 
 
-def _agree(stored: bytes, own: bytes) -> bool:
-    """Tell whether a record is this event's: the same key with other content is another's."""
-    return not stored or not own or stored == own
+def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes]:
+    """List the keys of a letter's event, by the rules of then and of now, with its content."""
+    own = {letter.key: b""} if letter.key else {}
+    event = identities.read(letter.raw)
+    if not letter.rule or not isinstance(event, Event):
+        return own
+    way = identities.on(letter.route, event)
+    return own | contents(way) if way is not None else own
+
+
+async def keys_of(owns: Sequence[Mapping[bytes, bytes]], store: Store) -> dict[bytes, bytes]:
+    """Put the contents of events together, without what other events have under their keys."""
+    found = await _looked_at(store, [key for own in owns for key in own])
+    return {key: one for own in owns for key, one in touched(own, found).items()}
+
+
+async def _looked_at(store: Store, keys: Sequence[bytes]) -> dict[bytes, Record]:
+    keys = list(dict.fromkeys(keys))
+    found = await store.peek(keys) if keys else []
+    return {record.key: record for record in found if record is not None}
 
 
 def _keep(

@@ -1,5 +1,6 @@
 """The command line as a person runs it: in a process of its own, or, where that adds nothing, here."""
 
+import gc
 import json
 import logging
 import os
@@ -65,6 +66,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         return ran
 
     yield call
+    gc.unfreeze()  # `run_loop` freezes what is there, DuckDB's types too, which it misses at the end
     log.level, log.propagate = before[:2]
     log.handlers[:] = before[2]
 

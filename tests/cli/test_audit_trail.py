@@ -1,12 +1,19 @@
+"""An operator's act is written down before it begins: in a file, in the log, and in the store."""
+
+import asyncio
 import json
 import logging
 import subprocess
 import sys
 
 import pytest
+from tests.cli.worlds import event
 
-from oncebridge.audit_trail import AuditTrail, instant
+from oncebridge import trail
+from oncebridge.audit_trail import AuditTrail, instant, who
 from oncebridge.errors import ConfigError
+from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.trail import Acts
 
 
 def test_each_act_is_one_line_with_who_when_and_what(tmp_path, caplog):
@@ -64,3 +71,73 @@ def test_lines_of_several_processes_do_not_mix(tmp_path):
 
 def test_an_instant_is_written_in_utc():
     assert instant(0) == "1970-01-01T00:00:00.000Z"
+
+
+# --- every verb leaves word in the store ------------------------------------------------------
+
+TAKER = """
+import os
+from oncebridge.errors import SinkRejected
+def take(event):
+    if not os.path.exists("open"):
+        raise SinkRejected
+"""
+CONFIG = """
+store = "sqlite:seen.db"
+dead = "sqlite:dead.db"
+sink = "python:trail_taker:take"
+route = "crm"
+"""
+C = ("-c", "pipe.toml")
+
+
+@pytest.fixture
+def dead(call, write, tmp_path, monkeypatch):
+    """Two orders that were refused, and a line that is no event."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trail_taker", raising=False)
+    write("trail_taker.py", TAKER)
+    write("pipe.toml", CONFIG)
+    write("events.ndjson", event(1), event(2, id="a2"), "not json")
+    call("run", *C, "--source", "file:events.ndjson")
+
+
+def trails(call) -> list[list[tuple[str, str]]]:
+    told = call("explain", "events.ndjson", "--json", *C, code=1).objects()
+    return [[(act["verb"], act.get("reason", "")) for act in one["trail"]] for one in told]
+
+
+def test_replaying_and_dropping_letters_is_found_by_their_events(call, dead, tmp_path):
+    (first, *_) = call("dead", "list", "--reason", "rejected", "--json", *C).objects()
+    call("dead", "replay", str(first["number"]), "--because", "fixed?", *C, code=1)
+    call("dead", "drop", "--all", "--yes", "--because", "hopeless", *C)
+    one, two, none = trails(call)
+    assert one == [("dead replay", "fixed?"), ("dead drop", "hopeless")]
+    assert two == [("dead drop", "hopeless")]
+    assert none == []
+
+
+def test_dropping_letters_makes_no_store_only_to_write_there(call, dead, write, tmp_path):
+    write("other.toml", CONFIG.replace("seen.db", "nowhere.db"))
+    call("dead", "drop", "--all", "--yes", "-c", "other.toml")
+    assert not (tmp_path / "nowhere.db").exists()
+    call("dead", "drop", "--all", "--yes", "-c", "other.toml", "--store", "memory:")
+
+
+def test_pausing_and_resuming_is_found_by_the_route(call, dead, tmp_path):
+    call("pause", "--reason", "the CRM migrates", *C)
+    told = call("explain", "events.ndjson", "--json", *C, code=1).objects()
+    by = told[0]["paused_by"]
+    assert (by["verb"], by["reason"], by["who"]) == ("pause", "the CRM migrates", who())
+    call("resume", "--because", "it is done", *C)
+
+    async def read() -> Acts:
+        async with SQLiteStore(tmp_path / "seen.db") as store:
+            name = trail.of_route("crm")
+            return (await trail.read(store, [name]))[name]
+
+    acts = asyncio.run(read()).acts
+    assert [(act.verb, act.reason) for act in acts] == [
+        ("pause", "the CRM migrates"),
+        ("resume", "it is done"),
+    ]

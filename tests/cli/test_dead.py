@@ -92,11 +92,11 @@ class World:
 
     async def replay(self, letters: Sequence[DeadLetter] | None = None) -> list[Replayed]:
         router = make_router(self.setup, clock=self.clock)
-        redrive = Redrive(
-            self.setup,
-            router,
-            before=lambda letters: self.before.append([letter.number for letter in letters]),
-        )
+
+        async def before(letters: Sequence[DeadLetter]) -> None:
+            self.before.append([letter.number for letter in letters])
+
+        redrive = Redrive(self.setup, router, before=before)
         try:
             return await redrive.replay(await self.letters() if letters is None else letters)
         finally:
@@ -558,3 +558,30 @@ def test_many_letters_have_a_bar_on_a_terminal_and_are_all_replayed(tmp_path, wr
     assert re.search(rb"/250", shown)
     assert b"250 delivered" in shown
     assert (tmp_path / "out.ndjson").read_bytes().count(b"\n") == 250
+
+
+def test_it_is_not_told_of_another_event_with_the_same_key(call, write, tmp_path, monkeypatch):
+    """Neither replaying nor dropping a letter is an act on whoever has its key by now."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    write("refusing.py", "from oncebridge.errors import SinkRejected", "def take(event):")
+    with (tmp_path / "refusing.py").open("a") as file:
+        file.write("    if event.detail['order'] == 1:\n        raise SinkRejected\n")
+    places = 'store = "sqlite:seen.db"\ndead = "sqlite:dead.db"\nsink = "python:refusing:take"\n'
+    write("pipe.toml", places + '[[rules]]\nname = "by id"\nkey = "id"')
+    flags = ("-c", "pipe.toml")
+    write("one.json", event(1))
+    write("two.json", event(2))
+    call("run", *flags, "--source", "file:one.json")
+    call("forget", "one.json", *flags)
+    call("run", *flags, "--source", "file:two.json")
+
+    def verbs(name: str) -> list[str]:
+        (said,) = call("explain", name, "--json", *flags).objects()
+        return [act["verb"] for act in said["trail"]]
+
+    call("dead", "replay", "1", *flags, code=1)
+    assert verbs("one.json") == ["forget", "dead replay"]
+    (letter,) = call("dead", "list", "--json", *flags).objects()
+    call("dead", "drop", str(letter["number"]), "--yes", *flags)
+    assert verbs("one.json") == ["forget", "dead replay", "dead drop"]
+    assert verbs("two.json") == []

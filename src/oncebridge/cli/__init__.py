@@ -10,6 +10,7 @@ Thin: it reads the configuration, calls the library and prints. Exit codes:
     130  left at once by a second Ctrl-C
 """
 
+import os
 import sys
 
 
@@ -25,4 +26,17 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    _hold_standard_files()
     app()
+
+
+def _hold_standard_files() -> None:
+    """Take the numbers of standard files that are closed, before a file or socket gets them."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        pass
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for as long as we are there
+
+
+_LAST_STANDARD = 2

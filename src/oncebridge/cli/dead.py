@@ -3,7 +3,7 @@
 import base64
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from oncebridge.audit_trail import AuditTrail, instant
+from oncebridge.audit_trail import instant
+from oncebridge.cli.finding import because_option
 from oncebridge.cli.manners import (
     as_json_option,
     audited,
@@ -29,9 +30,12 @@ from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
 from oncebridge.config import Setup
 from oncebridge.dead import DeadLetter, DeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.reach import is_missing, refuse_memory
-from oncebridge.redrive import Choice, Redrive, Replayed, select
+from oncebridge.identity import Identities
+from oncebridge.reach import is_missing, is_out_of_reach, refuse_memory
+from oncebridge.redrive import Choice, Redrive, Replayed, contents_of, keys_of, select
 from oncebridge.service import make_router
+from oncebridge.store import Store
+from oncebridge.trail import Trails
 from oncebridge.verdict import Verdict
 
 _BATCH = 100
@@ -184,8 +188,9 @@ def _body(raw: bytes) -> str:
 @_all
 @_reason
 @_route
+@because_option
 @as_json_option
-def replay(setup: Setup, *, as_json: bool, **chosen: Any) -> None:
+def replay(setup: Setup, *, because: str, as_json: bool, **chosen: Any) -> None:
     """
     Try dead letters again, each on the route where it died.
 
@@ -197,11 +202,11 @@ def replay(setup: Setup, *, as_json: bool, **chosen: Any) -> None:
     """
     choice = _choice(**chosen)
     refuse_memory(setup.config.store, "store")
-    sys.exit(run_loop(_replay(setup, choice, as_json=as_json)))
+    sys.exit(run_loop(_replay(setup, choice, because, as_json=as_json)))
 
 
-async def _replay(setup: Setup, choice: Choice, *, as_json: bool) -> int:
-    audit = audited(setup)
+async def _replay(setup: Setup, choice: Choice, because: str, *, as_json: bool) -> int:
+    trails = Trails(audited(setup), setup.config.store.opened, reason=because)
     if _is_empty(setup):
         return _missing(choice.numbers)
     router = make_router(setup)
@@ -210,7 +215,7 @@ async def _replay(setup: Setup, choice: Choice, *, as_json: bool) -> int:
         dead: DeadLetters = setup.config.dead.opened
         numbers = [letter.number async for letter in select(dead, choice)]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
-        redrive = Redrive(setup, router, before=lambda letters: _write(audit, "replay", letters))
+        redrive = Redrive(setup, router, before=lambda each: write_replay(setup, trails, each))
         counts: dict[str, int] = {}
         with _bar(len(numbers)) as bar:
             task = bar.add_task("", total=len(numbers))
@@ -247,20 +252,11 @@ async def _batches(
 
 def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
     """Tell about one letter, and give the word under which it is counted."""
-    name = "kept" if not one.gone else one.verdict.value if one.verdict else "gone"
-    if one.gone and one.verdict is Verdict.DEAD:
-        name = "dead again"
+    name = _result(one)
     # Where events go to standard output, nothing else may.
     is_err = is_to_stdout(setup)
     if as_json:
-        told = {
-            "number": one.number,
-            "result": name,
-            "verdict": one.verdict.value if one.verdict else None,
-            "reason": one.reason,
-            "dropped": one.gone,
-        }
-        click.echo(json.dumps(told), err=is_err)
+        click.echo(json.dumps(replayed_as_json(one)), err=is_err)
     else:
         style = STYLES.get(one.verdict, "") if one.verdict and one.gone else "red"
         text = f"{name}: {printable(one.reason)}" if one.reason else name
@@ -268,6 +264,23 @@ def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
             field(str(one.number), text, style, wide=8)
         )
     return name
+
+
+def _result(one: Replayed) -> str:
+    if one.gone and one.verdict is Verdict.DEAD:
+        return "dead again"
+    return "kept" if not one.gone else one.verdict.value if one.verdict else "gone"
+
+
+def replayed_as_json(one: Replayed) -> dict[str, Any]:
+    """Tell programs what became of a letter."""
+    return {
+        "number": one.number,
+        "result": _result(one),
+        "verdict": one.verdict.value if one.verdict else None,
+        "reason": one.reason,
+        "dropped": one.gone,
+    }
 
 
 @command(
@@ -278,9 +291,10 @@ def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
 @_all
 @_reason
 @_route
+@because_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as one JSON object.")
-def drop(setup: Setup, *, yes: bool, as_json: bool, **chosen: Any) -> None:
+def drop(setup: Setup, *, because: str, yes: bool, as_json: bool, **chosen: Any) -> None:
     """
     Drop dead letters for good, with the events in them.
 
@@ -289,13 +303,18 @@ def drop(setup: Setup, *, yes: bool, as_json: bool, **chosen: Any) -> None:
     choice = _choice(**chosen)
     if not yes and not sys.stdin.isatty():
         raise click.UsageError("dropping is for good; say --yes where nobody can be asked")
-    sys.exit(run_loop(_drop(setup, choice, yes=yes, as_json=as_json)))
+    sys.exit(run_loop(_drop(setup, choice, because, yes=yes, as_json=as_json)))
 
 
-async def _drop(setup: Setup, choice: Choice, *, yes: bool, as_json: bool) -> int:
+async def _drop(setup: Setup, choice: Choice, because: str, *, yes: bool, as_json: bool) -> int:
     audit = audited(setup)
     async with _letters(setup) as dead:
-        letters = [_without_body(letter) async for letter in select(dead, choice)]
+        identities = Identities(setup)
+        letters: list[DeadLetter] = []
+        owns: list[dict[bytes, bytes]] = []
+        async for letter in select(dead, choice):
+            letters.append(_without_body(letter))
+            owns.append(contents_of(letter, identities))
         numbers = [letter.number for letter in letters]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
         if numbers and not yes:
@@ -303,10 +322,15 @@ async def _drop(setup: Setup, choice: Choice, *, yes: bool, as_json: bool) -> in
             if not click.confirm(f"Drop {what} for good?", err=True):
                 return NEEDS_YOU
         dropped = 0
-        for at in range(0, len(letters), _BATCH):
-            batch = letters[at : at + _BATCH]
-            _write(audit, "drop", batch)
-            dropped += await dead.drop([letter.number for letter in batch])
+        async with _store_for_trail(setup, letters) as store:
+            trails = Trails(audit, store, reason=because)
+            for at in range(0, len(letters), _BATCH):
+                batch = letters[at : at + _BATCH]
+                their = owns[at : at + _BATCH]
+                keys = {key: one for own in their for key, one in own.items()}
+                keys = await keys_of(their, store) if store is not None else keys
+                await _write(trails, "drop", batch, keys)
+                dropped += await dead.drop([letter.number for letter in batch])
     if as_json:
         click.echo(json.dumps({"dropped": dropped, "numbers": numbers}))
     else:
@@ -325,6 +349,20 @@ async def _letters(setup: Setup) -> AsyncIterator[DeadLetters]:
         return
     async with opened(setup.config.dead.opened) as dead:
         yield dead
+
+
+@asynccontextmanager
+async def _store_for_trail(
+    setup: Setup, letters: Sequence[DeadLetter]
+) -> AsyncIterator[Store | None]:
+    """Open the store for what is written down there; none is made, nor asked for nothing."""
+    place = setup.config.store
+    has_keys = any(letter.key for letter in letters)
+    if not has_keys or is_missing(place) or is_out_of_reach(place):
+        yield None
+        return
+    async with opened(place.opened) as store:
+        yield store
 
 
 def _is_empty(setup: Setup) -> bool:
@@ -361,12 +399,21 @@ def _without_body(letter: DeadLetter) -> DeadLetter:
     )
 
 
-def _write(audit: AuditTrail, verb: str, letters: Sequence[DeadLetter]) -> None:
-    audit.write(
+async def write_replay(setup: Setup, trails: Trails, letters: Sequence[DeadLetter]) -> None:
+    """Write down that *letters* are about to be replayed."""
+    identities = Identities(setup)
+    owns = [contents_of(letter, identities) for letter in letters]
+    await _write(trails, "replay", letters, await keys_of(owns, setup.config.store.opened))
+
+
+async def _write(
+    trails: Trails, verb: str, letters: Sequence[DeadLetter], keys: Mapping[bytes, bytes]
+) -> None:
+    await trails.write(
         f"dead {verb}",
         routes=sorted({letter.route for letter in letters}),
         numbers=[letter.number for letter in letters],
-        keys=[letter.key.hex() for letter in letters],
+        keys=keys,
     )
 
 

@@ -1,13 +1,28 @@
 """`oncebridge explain`: why an event is treated as it is."""
 
+import json
+import re
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import click
+from msgspec import UNSET, Struct
 from rich.console import Console
 from rich.text import Text
 
 from oncebridge.audit_trail import instant
+from oncebridge.causes import MEANINGS, Cause
+from oncebridge.cli.finding import (
+    Finder,
+    counting,
+    finding,
+    in_option,
+    not_found,
+    scan_option,
+)
 from oncebridge.cli.manners import (
     as_json_option,
     command,
@@ -20,133 +35,400 @@ from oncebridge.cli.manners import (
 from oncebridge.cli.screen import STYLES
 from oncebridge.cli.setup import NEEDS_YOU, run_loop
 from oncebridge.config import Setup
-from oncebridge.errors import StoreError
-from oncebridge.explain import CAUSES, Explanation, dumps, window
+from oncebridge.dead import DeadLetter
+from oncebridge.differences import Change
+from oncebridge.errors import ConfigError, StoreError
+from oncebridge.explain import Wanted, explain_key
 from oncebridge.explain import explain as explain_records
+from oncebridge.explanation import Explanation, KeyExplanation, dumps, window
+from oncebridge.judging import ENDED, Standing
+from oncebridge.lookup import Named, is_not_ours, opened_to_look
+from oncebridge.plain_words import moment, summary, summary_of_key
 from oncebridge.reach import is_missing, is_out_of_reach
 from oncebridge.records import BadGzip, Record, Records
 from oncebridge.store import Store
+from oncebridge.trail import Acts
 
+_WIDTH = 78
 _MOST_PATHS = 12
+_MOST_VALUE = 60
+_GLUE = "\N{NO-BREAK SPACE}"
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
+
+
+class _Asked(Struct, frozen=True):
+    """How it is to be told."""
+
+    as_json: bool
+    canonical: bool
+    values: bool
+    recording: str | None
 
 
 @command(
-    "oncebridge explain event.json",
-    "oncebridge explain events.ndjson.gz -c oncebridge.toml --json",
+    "oncebridge explain event.json -c oncebridge.toml",
+    "oncebridge explain 01d4… -c oncebridge.toml        # a key as it is shown",
+    "oncebridge explain 6f5c… --in events.ndjson.gz     # an envelope id",
     "tail -n 1 events.ndjson | oncebridge explain - --preset genesys --canonical",
 )
-@click.argument("file")
-@as_json_option
+@click.argument("what", metavar="FILE|KEY|ID")
+@in_option
+@scan_option
+@click.option("--values", is_flag=True, help="Show values of details too: personal data.")
 @click.option("--canonical", is_flag=True, help="Show what was hashed too: part of the event.")
-def explain(setup: Setup, *, file: str, as_json: bool, canonical: bool) -> None:
-    """
-    Tell an event's rule, keys and verdict, and who came first.
-
-    FILE holds one event, an array or one per line, gzip too; - is standard input. Nothing is
-    claimed and nothing is changed. The verdict needs the store of the service, so give the
-    same configuration; without it, rule and keys are told all the same.
-
-    Exit code 1: something in it could not be read as an event.
-    """
-    sys.exit(run_loop(_explain(setup, file, as_json=as_json, canonical=canonical)))
-
-
-async def _explain(setup: Setup, name: str, *, as_json: bool, canonical: bool) -> int:
-    place = setup.config.store
-    store: Store | None = place.opened
-    if is_out_of_reach(place) or is_missing(place):
-        why = "lives in another process" if is_out_of_reach(place) else "is not there yet"
-        note(f"no verdicts: the store {place} {why}")
-        store = None
-    with open_file(name) as file:
-        try:
-            if store is not None:
-                store = await _opened_if_it_can(store)
-            return await _tell(Records(file), setup, store, as_json=as_json, canonical=canonical)
-        finally:
-            await place.opened.aclose()
-
-
-async def _opened_if_it_can(store: Store) -> Store | None:
-    try:
-        await store.open()
-    except StoreError as error:
-        note(f"no verdicts: {error}")
-        return None
-    return store
-
-
-async def _tell(
-    records: Iterable[Record],
+@as_json_option
+def explain(
     setup: Setup,
-    store: Store | None,
     *,
-    as_json: bool,
+    what: str,
+    recording: str | None,
+    scan: bool,
+    values: bool,
     canonical: bool,
-) -> int:
-    console = screen()
-    unreadable = told = 0
+    as_json: bool,
+) -> None:
+    """
+    Tell what became of an event and why, and who did what to it.
+
+    FILE holds one event, an array or one per line, gzip too, also as a queue, topic or
+    function wraps them; - is standard input. KEY is a key in hex. ID is the envelope id of a
+    first copy (id:ID where it looks like a file): it is looked for with --in, in the dead
+    letters, and then in the store, all of which has to be read for that.
+
+    Nothing is claimed and nothing is changed. The verdict needs the store of the service, so
+    give the same configuration; without it, rule and keys are told all the same.
+
+    Exit code 1: something in it could not be read as an event, or nothing was found.
+    """
+    asked = _Asked(as_json, canonical, values, recording)
+    sys.exit(run_loop(_explain(setup, what, asked, scan=scan)))
+
+
+async def _explain(setup: Setup, what: str, asked: _Asked, *, scan: bool) -> int:
+    async with finding(setup, recording=asked.recording, scan=scan) as finder:
+        named = finder.named(what)
+        async with _store_to_look(setup) as store:
+            teller = _Teller(setup, finder, store, asked)
+            if named.kind == "file":
+                return await teller.file(named.text)
+            return await teller.named(named)
+
+
+@asynccontextmanager
+async def _store_to_look(setup: Setup) -> AsyncIterator[Store | None]:
+    """Open the store if that can be done without making anything; else say why not."""
+    place = setup.config.store
+    store: Store | None = None
+    if is_out_of_reach(place):
+        note(f"no verdicts: the store {place} lives in another process")
+    elif is_missing(place) or is_not_ours(place):
+        note(f"no verdicts: the store {place} is not there yet")
+    else:
+        try:
+            store = await opened_to_look(place)
+        except (StoreError, ConfigError) as error:
+            note(f"no verdicts: {error}")
     try:
-        async for explanation in explain_records(records, setup, store):
-            told += 1
-            unreadable += explanation.event is None
-            if as_json:
-                click.echo(dumps(explanation, canonical=canonical))
-            else:
-                if told > 1:
-                    click.echo()
-                _print(console, explanation, several=len(setup.routes) > 1, canonical=canonical)
-    except BadGzip as error:
-        note(str(error))
-        unreadable += 1
-    if not told:
-        note("there is no event in it")
-    return NEEDS_YOU if unreadable or not told else 0
+        yield store
+    finally:
+        if store is not None:
+            await store.aclose()
 
 
-def _print(console: Console, told: Explanation, *, several: bool, canonical: bool) -> None:
+class _Teller:
+    """Finds out and tells, one explanation after the other."""
+
+    def __init__(self, setup: Setup, finder: Finder, store: Store | None, asked: _Asked) -> None:
+        self._setup = setup
+        self._finder = finder
+        self._store = store
+        self._asked = asked
+        self._console = screen()
+        self._told = 0
+
+    async def file(self, name: str) -> int:
+        """Explain the events of a file, each beside the earlier ones."""
+        with open_file(name) as file:
+            unreadable = await self._records(Records(file))
+        if not self._told:
+            note("there is no event in it")
+        return NEEDS_YOU if unreadable or not self._told else 0
+
+    async def named(self, named: Named) -> int:
+        """Explain what has a key or an id, as well as it can be found."""
+        if self._asked.recording is not None:
+            with open_file(self._asked.recording) as file:
+                await self._records(
+                    _counted(Records(file)),
+                    wanted=lambda event, ways: (
+                        event.id == named.text
+                        if named.kind == "id"
+                        else any(named.key in way.all_keys() for way in ways)
+                    ),
+                    in_recording=True,
+                )
+            if self._told:
+                return 0
+            note(f"{self._asked.recording} has no event with that {named.kind}")
+        if named.kind == "key":
+            return await self._key(named.key)
+        for letter in await self._finder.letters.with_id(named.text):
+            await self._records([Record(letter.raw, letter.number, 0, 0)], letter=letter)
+        return 0 if self._told else await self._by_scan(named)
+
+    async def _by_scan(self, named: Named) -> int:
+        records = await self._finder.records(named, self._store) if self._store else []
+        for record in records:
+            told = await explain_key(record.key, self._store, self._finder.letters, record=record)
+            self._print_key(told)
+        if not records:
+            note(not_found(named))
+        return 0 if records else NEEDS_YOU
+
+    async def _key(self, key: bytes) -> int:
+        told = await explain_key(key, self._store, self._finder.letters)
+        self._print_key(told)
+        return 0 if told.is_known else NEEDS_YOU
+
+    async def _records(
+        self,
+        records: Iterable[Record],
+        *,
+        wanted: Wanted | None = None,
+        letter: DeadLetter | None = None,
+        in_recording: bool = False,
+    ) -> int:
+        """Explain records, and tell how many are no events."""
+        unreadable = 0
+        asked = self._asked
+        with _recording(None if in_recording or letter else asked.recording) as recording:
+            try:
+                async for told in explain_records(
+                    records,
+                    self._setup,
+                    self._store,
+                    letters=self._finder.letters,
+                    values=asked.values,
+                    recording=recording,
+                    recording_name=asked.recording or "",
+                    wanted=wanted,
+                ):
+                    unreadable += told.event is None
+                    self._print(told, letter)
+            except BadGzip as error:
+                note(str(error))
+                unreadable += 1
+        return unreadable
+
+    def _print(self, told: Explanation, letter: DeadLetter | None) -> None:
+        self._told += 1
+        if self._asked.as_json:
+            more = {"letter": letter.number} if letter else {}
+            text = dumps(told, canonical=self._asked.canonical, summary=summary(told), **more)
+            click.echo(text)
+            return
+        if self._told > 1:
+            click.echo()
+        several = len(self._setup.routes) > 1
+        title = f"letter {letter.number}" if letter else f"line {told.line}"
+        _print_event(self._console, title, told, several=several, canonical=self._asked.canonical)
+
+    def _print_key(self, told: KeyExplanation) -> None:
+        self._told += 1
+        if self._asked.as_json:
+            click.echo(dumps(told, summary=summary_of_key(told)))
+            return
+        if self._told > 1:
+            click.echo()
+        _print_key(self._console, told)
+
+
+@contextmanager
+def _recording(name: str | None) -> Iterator[Iterable[Record]]:
+    if name is None:
+        yield ()
+        return
+    with open_file(name) as file:
+        yield _counted(Records(file))
+
+
+def _counted(records: Iterable[Record]) -> Iterator[Record]:
+    """Show how far a large file was read."""
+    with counting("read") as tell:
+        for number, record in enumerate(records, 1):
+            if not number % 1000:
+                tell(number)
+            yield record
+
+
+# --- for people ---------------------------------------------------------------------------
+
+
+def _print_event(
+    console: Console, name: str, told: Explanation, *, several: bool, canonical: bool
+) -> None:
     title = Text()
-    title.append(f"line {told.line}", style="bold")
+    title.append(name, style="bold")
     if told.event is not None:
         names = (told.event.id, told.event.source, told.event.detail_type)
         title.append("".join(f"  {printable(name)}" for name in names if name))
     console.print(title)
+    _print_words(console, summary(told))
     if told.event is None:
-        console.print(field("dead", f"{told.reason}: {told.why}", "red"))
+        console.print(field("dead", told.reason, "red"))
         return
     if told.route is None:
-        console.print(field(told.action, told.why, "red" if told.action == "dead" else ""))
         return
     if several:
         console.print(field("route", told.route))
     console.print(field("rule", told.rule))
     if told.why:
-        console.print(field(told.action if told.action != "deduplicate" else "note", told.why))
+        _field(console, told.action if told.action != "deduplicate" else "note", told.why)
+    _print_keys(console, told, canonical=canonical)
+    for part in ("entity", "version"):
+        if by := getattr(told, f"{part}_by"):
+            value = getattr(told, part)
+            console.print(field(part, by if value is None else f"{by} = {value}"))
+    _print_verdict(console, told)
+    _print_letter(console, told.letter)
+    _print_acts(console, told.acts)
+    _print_acts(console, told.entity_acts, " of its entity")
+
+
+def _print_keys(console: Console, told: Explanation, *, canonical: bool) -> None:
     for known in told.keys:
         console.print(field("key", f"{known.kind}, remembered for {window(known)}"))
         console.print(field("", known.key.hex()))
+        standing = told.standing_of(known.key)
+        if standing is not None and standing.record is not None:
+            _field(console, "", _state(standing))
         if canonical:
             console.print(field("", known.canonical, "dim"))
-    for name in ("entity", "version"):
-        if (value := getattr(told, name)) is not None:
-            console.print(field(name, value))
-    _print_verdict(console, told)
 
 
 def _print_verdict(console: Console, told: Explanation) -> None:
     judged = told.judged
     if judged is not None:
         text = f"{judged.verdict.value}: {judged.why}" if judged.why else judged.verdict.value
+        if judged.is_watched:
+            text += " (and forwarded all the same: shadow mode)"
         if told.paused:
             text += " (once the route is resumed: it is paused)"
-        console.print(field("verdict", text, STYLES.get(judged.verdict, "")))
+        _field(console, "verdict", text, STYLES.get(judged.verdict, ""))
         if judged.first is not None:
             who = f" as {judged.first.id}" if judged.first.id else ""
             console.print(field("first", f"arrived {instant(judged.first.arrived_ms)}{who}"))
     if told.cause is not None:
-        console.print(field("cause", f"{told.cause}: {CAUSES[told.cause]}"))
-    if told.same_as is not None and told.differs is not None:
-        shown = ", ".join(told.differs[:_MOST_PATHS]) or "in nothing"
-        more = len(told.differs) - _MOST_PATHS
-        shown += f" and {more} more" if more > 0 else ""
-        console.print(field("differs", f"{shown} (from line {told.same_as})"))
+        likely = " (likely)" if told.is_guess and told.cause is not Cause.UNKNOWN else ""
+        _field(console, "cause", f"{told.cause}{likely}: {MEANINGS[told.cause]}")
+    if told.changes is not None:
+        _print_changes(console, told)
+
+
+def _print_changes(console: Console, told: Explanation) -> None:
+    assert told.changes is not None  # noqa: S101 - the caller looked
+    where = f"line {told.same_as}" + (f" of {told.same_in}" if told.same_in else "")
+    if not told.changes:
+        console.print(field("differs", f"in nothing from {where}"))
+        return
+    console.print(field("differs", f"from {where}:"))
+    for change in told.changes[:_MOST_PATHS]:
+        console.print(field("", f"  {_change(change)}"))
+    more = len(told.changes) - _MOST_PATHS
+    if more > 0:
+        console.print(field("", f"  and {more} more"))
+
+
+def _change(change: Change) -> str:
+    if not change.shown:
+        return change.path
+    return f"{change.path}: {_value(change.was)} → {_value(change.is_)}"
+
+
+def _value(value: Any) -> str:
+    if value is UNSET:
+        return "(not there)"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 1]}…"
+
+
+def _state(standing: Standing) -> str:
+    """Tell how a record stands."""
+    record = standing.record
+    assert record is not None  # noqa: S101 - the caller looked
+    until = moment(record.until_ms)
+    memo = standing.memo
+    match standing.state:
+        case "done" if record.fate is not None:
+            text = f"done, {ENDED[record.fate]}; until {until}"
+        case "claimed" if standing.is_held:
+            text = f"held by a worker until {until}, attempt {record.attempts}"
+        case "claimed":
+            text = f"waits for its next attempt until {until}{_tried(record.attempts)}"
+        case "free":
+            text = f"nobody holds it{_tried(record.attempts)}"
+        case _:
+            text = f"its window is over, since {until}"
+    text += f"; last error: {memo.error}" if memo.error else ""
+    if standing.is_others:
+        text = f"of another event, with other content: {text}"
+    return text + ("; an attempt may have arrived" if memo.maybe_delivered else "")
+
+
+def _tried(attempts: int) -> str:
+    if not attempts:
+        return ""
+    return f", after {attempts} attempt{'s' if attempts != 1 else ''}"
+
+
+def _print_letter(console: Console, letter: DeadLetter | None) -> None:
+    if letter is None:
+        return
+    died = moment(letter.buried_ms)
+    text = f"letter {letter.number}, died {died}, {letter.reason}"
+    _field(console, "dead", f"{text}: {letter.message}" if letter.message else text, "red")
+
+
+def _print_acts(console: Console, acts: Acts, what: str = "") -> None:
+    label = "by hand"
+    if acts.before:
+        _field(console, label, f"{acts.before} acts before these are not kept any more")
+        label = ""
+    for act in acts.acts:
+        on = f" on {act.route}" if act.route else ""
+        why = f": {act.reason}" if act.reason else ""
+        _field(console, label, f"{moment(act.at_ms)} {act.verb}{what}{on}, by {act.who}{why}")
+        label = ""
+
+
+def _print_key(console: Console, told: KeyExplanation) -> None:
+    console.print(Text(f"key {told.key.hex()}", style="bold"))
+    _print_words(console, summary_of_key(told))
+    if told.route:
+        console.print(field("route", told.route))
+    if told.letter is not None and told.letter.rule:
+        console.print(field("rule", told.letter.rule))
+    if told.standing is not None and told.standing.record is not None:
+        _field(console, "record", _state(told.standing))
+    if told.first is not None:
+        who = f" as {told.first.id}" if told.first.id else ""
+        console.print(field("first", f"arrived {instant(told.first.arrived_ms)}{who}"))
+    _print_letter(console, told.letter)
+    _print_acts(console, told.acts)
+
+
+def _print_words(console: Console, text: str) -> None:
+    for line in _wrapped(printable(text), _WIDTH - 2):
+        console.print(f"  {line}", markup=False)
+    console.print()
+
+
+def _field(console: Console, name: str, text: str, style: str = "") -> None:
+    console.print(field(name, "\n".join(_wrapped(printable(text), _WIDTH - 11)), style))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Break lines between words, and never inside a time."""
+    glued = _TIME.sub(lambda found: found[0].replace(" ", _GLUE), text)
+    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_GLUE, " ") for line in lines] or [""]

@@ -1,122 +1,128 @@
 """`oncebridge forget`: let an event pass again."""
 
 import json
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import click
-from msgspec import Struct
 
+from oncebridge.cli.finding import (
+    Asked,
+    asked,
+    finding,
+    in_option,
+    opened_store,
+    reason_option,
+    route_option,
+    scan_option,
+    tell_of_other_keys,
+)
 from oncebridge.cli.manners import (
     as_json_option,
     audited,
     chosen_routes,
     command,
     field,
-    note,
-    open_file,
-    opened,
+    printable,
     screen,
 )
 from oncebridge.cli.setup import NEEDS_YOU, run_loop
 from oncebridge.config import Setup
-from oncebridge.event import Unreadable
-from oncebridge.explain import ENDED
 from oncebridge.forget import Forgotten
 from oncebridge.forget import forget as forget_keys
-from oncebridge.identity import Identities
-from oncebridge.reach import is_missing, refuse_memory
-from oncebridge.records import Records
+from oncebridge.judging import ENDED
+from oncebridge.reach import refuse_memory
+from oncebridge.store import Store
+from oncebridge.trail import Trails
 
-_KEY = re.compile(r"[0-9a-f]{66}")
+_LEFT = " (of another event)"
+_BUT = "; another event has its key, with other content, and stays"
 
 
 @command(
     "oncebridge forget event.json -c oncebridge.toml",
     "oncebridge forget event.json --route crm -c oncebridge.toml",
     "oncebridge forget 01d4… -c oncebridge.toml    # a key as `explain` shows it",
+    "oncebridge forget 6f5c… --reason 'CRM lost it' -c oncebridge.toml    # an id",
 )
-@click.argument("what", nargs=-1, required=True, metavar="FILE|KEY...")
-@click.option("--route", "routes", multiple=True, help="Only on this route; may be repeated.")
+@click.argument("what", nargs=-1, required=True, metavar="FILE|KEY|ID...")
+@route_option
+@in_option
+@scan_option
+@reason_option
 @as_json_option
-def forget(setup: Setup, *, what: tuple[str, ...], routes: tuple[str, ...], as_json: bool) -> None:
+def forget(
+    setup: Setup,
+    *,
+    what: tuple[str, ...],
+    routes: tuple[str, ...],
+    recording: str | None,
+    scan: bool,
+    reason: str,
+    as_json: bool,
+) -> None:
     """
     Let events pass again: remove what the store knows of them.
 
-    Name files of events (- is standard input) or keys in hex. An event is forgotten on every
-    route that it takes, with all its keys. It is refused while a worker holds the event. What
-    a rule with latest knows of the entity stays: an older state is still stale.
+    Name files of events (- is standard input), keys in hex, or the envelope id of a first
+    copy (id:ID where it looks like a file). An event is forgotten on every route that it
+    takes, with all its keys; with --route, which needs the event itself, on that one. It is
+    refused while a worker holds the event. What a rule with latest knows of the entity stays:
+    an older state is still stale. To send it again at once, use `oncebridge resend`.
 
     Exit code 1: nothing was found, something could not be read, or it was refused.
     """
     refuse_memory(setup.config.store, "store")
-    names = chosen_routes(setup, routes)
-    sys.exit(run_loop(_forget(setup, what, names, as_json=as_json)))
+    chosen_routes(setup, routes)  # which refuses what is none
+    work = _forget(
+        setup, what, routes, recording=recording, scan=scan, reason=reason, as_json=as_json
+    )
+    sys.exit(run_loop(work))
 
 
-class _Asked(Struct, frozen=True):
-    """Keys that belong together, and how to call them."""
-
-    name: str
-    keys: list[bytes]
-    route: str = ""
-    unreadable: str = ""
-
-
-async def _forget(setup: Setup, what: Sequence[str], routes: list[str], *, as_json: bool) -> int:
-    asked = [each for name in what for each in _asked(setup, name, routes)]
+async def _forget(
+    setup: Setup,
+    what: Sequence[str],
+    routes: Sequence[str],
+    *,
+    recording: str | None,
+    scan: bool,
+    reason: str,
+    as_json: bool,
+) -> int:
     audit = audited(setup)
-    place = setup.config.store
-    if is_missing(place):
-        note(f"the store {place} is not there yet, so there is nothing to forget")
-        return NEEDS_YOU
-    code = 0
-    seen: set[bytes] = set()
-    async with opened(place.opened) as store:
-        for each in asked:
-            done: list[Forgotten] = []
-            if each.keys and seen.issuperset(each.keys):
-                continue  # the same event again, further up in the file
-            if each.keys:
-                seen.update(each.keys)
-
-                def write(keys: list[bytes], route: str = each.route) -> None:
-                    where = {"routes": [route]} if route else {}
-                    audit.write("forget", **where, keys=[key.hex() for key in keys])
-
-                done = await forget_keys(store, each.keys, before=write)
+    code, is_bare = 0, False
+    async with (
+        finding(setup, recording=recording, scan=scan) as finder,
+        opened_store(setup, "forget") as store,
+    ):
+        if store is None:
+            return NEEDS_YOU
+        trails = Trails(audit, store, reason=reason)
+        async for each in asked(finder, what, routes, store):
+            done = await _one(store, trails, each) if each.own else []
             if not _is_done(done):
                 code = NEEDS_YOU
+            is_bare = is_bare or (each.is_bare and any(one.gone for one in done))
             _tell(each, done, several=len(setup.routes) > 1, as_json=as_json)
+    if is_bare:
+        tell_of_other_keys()
     return code
 
 
-def _asked(setup: Setup, name: str, routes: Sequence[str]) -> Iterator[_Asked]:
-    """Find the keys of one argument."""
-    if _KEY.fullmatch(name.lower()):
-        yield _Asked(f"key {name[:10]}…", [bytes.fromhex(name)])
-        return
-    identities = Identities(setup)
-    with open_file(name) as file:
-        for record in Records(file):
-            label = f"{name}, line {record.line}"
-            event = identities.read(record)
-            if isinstance(event, Unreadable):
-                yield _Asked(label, [], unreadable=f"{event.reason}: {event.message}")
-                continue
-            ways = [way for way in identities.of(event) if way.route.name in routes]
-            if not ways:
-                yield _Asked(label, [])
-            for way in ways:
-                yield _Asked(label, way.all_keys(), way.route.name)
+async def _one(store: Store, trails: Trails, each: Asked) -> list[Forgotten]:
+    async def write(keys: Mapping[bytes, bytes]) -> None:
+        await trails.write("forget", routes=[each.route] if each.route else [], keys=keys)
+
+    return await forget_keys(store, each.own, before=write)
 
 
 def _is_done(done: Sequence[Forgotten]) -> bool:
-    return any(one.gone for one in done) and all(one.gone or one.was == "absent" for one in done)
+    asked = [one for one in done if not one.is_left]
+    return any(one.gone for one in asked) and all(one.gone or one.was == "absent" for one in asked)
 
 
-def _tell(each: _Asked, done: Sequence[Forgotten], *, several: bool, as_json: bool) -> None:
+def _tell(each: Asked, done: Sequence[Forgotten], *, several: bool, as_json: bool) -> None:
     verdict = _verdict(each, done)
     if as_json:
         keys = [
@@ -126,30 +132,34 @@ def _tell(each: _Asked, done: Sequence[Forgotten], *, several: bool, as_json: bo
                 "fate": one.fate.name.lower() if one.fate else None,
                 "forgotten": one.gone,
             }
+            | ({"of_another": True} if one.is_others else {})
             for one in done
         ]
         told = {"what": each.name, "route": each.route or None, "result": verdict, "keys": keys}
         click.echo(json.dumps(told))
         return
     where = f" on {each.route}" if each.route and several else ""
-    click.echo(f"{each.name}{where}: {verdict}")
+    click.echo(printable(f"{each.name}{where}: {verdict}"))
     console = screen()
     for one in done:
-        console.print(field(one.was, one.key.hex()))
+        console.print(field(one.was, one.key.hex() + (_LEFT if one.is_others else "")))
 
 
-def _verdict(each: _Asked, done: Sequence[Forgotten]) -> str:
-    if each.unreadable:
-        return f"not an event: {each.unreadable}"
-    held = max([one.left_ms for one in done], default=0)
-    if held:
-        return (
-            "refused: a worker holds it, or it waits for its next attempt, "
-            f"for {held / 1000:.1f} s more"
-        )
-    if not each.keys:
+def _verdict(each: Asked, done: Sequence[Forgotten]) -> str:
+    if each.problem:
+        return each.problem
+    if any(one.is_trail for one in done):
+        return "refused: it is the trail of what was done by hand, and no event"
+    asked = [one for one in done if not one.is_left]
+    held = max(asked, key=lambda one: one.left_ms, default=None)
+    if held is not None and held.left_ms:
+        left = f"for {held.left_ms / 1000:.1f} s more"
+        if held.is_held:
+            return f"refused: a worker holds it, {left}; if that died, `oncebridge release` it"
+        return f"refused: it waits for its next attempt, {left}"
+    if not each.own:
         return "has no key here"
     if not any(one.gone for one in done):
-        return "not known"
+        return f"not known{_BUT if len(asked) < len(done) else ''}"
     fate = next((one.fate for one in reversed(done) if one.fate and one.gone), None)
     return f"forgotten; {ENDED[fate]}" if fate else "forgotten"

@@ -104,6 +104,8 @@ def chosen_routes(setup: Setup, names: Sequence[str]) -> list[str]:
 def open_file(name: str) -> Iterator[BinaryIO]:
     """Open a file of events; `-` is standard input."""
     if name == "-":
+        if sys.stdin is None:
+            raise ConfigError("", "-: standard input is closed")
         yield sys.stdin.buffer
         return
     try:

@@ -7,20 +7,26 @@ from collections.abc import Sequence
 import click
 
 from oncebridge import control
+from oncebridge.cli.finding import reason_option
 from oncebridge.cli.manners import audited, chosen_routes, command, note, opened
 from oncebridge.cli.setup import run_loop
 from oncebridge.clock import SystemDice
 from oncebridge.config import Setup
 from oncebridge.reach import is_missing, refuse_memory
+from oncebridge.trail import Trails
 
 _route = click.option("--route", "routes", multiple=True, help="This route; may be repeated.")
 _json = click.option("--json", "as_json", is_flag=True, help="The routes as one JSON object.")
 
 
-@command("oncebridge pause -c oncebridge.toml", "oncebridge pause --route crm -c oncebridge.toml")
+@command(
+    "oncebridge pause -c oncebridge.toml",
+    "oncebridge pause --route crm --reason 'CRM migrates' -c oncebridge.toml",
+)
 @_route
+@reason_option
 @_json
-def pause(setup: Setup, *, routes: tuple[str, ...], as_json: bool) -> None:
+def pause(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
     """
     Tell every worker to pass nothing on, on all routes or on some.
 
@@ -31,14 +37,14 @@ def pause(setup: Setup, *, routes: tuple[str, ...], as_json: bool) -> None:
     names = chosen_routes(setup, routes)
     if is_missing(setup.config.store):
         note(f"the store {setup.config.store} is new: nothing has run with it yet")
-    sys.exit(run_loop(_pause(setup, names, as_json=as_json)))
+    sys.exit(run_loop(_pause(setup, names, reason, as_json=as_json)))
 
 
-async def _pause(setup: Setup, routes: Sequence[str], *, as_json: bool) -> int:
+async def _pause(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
     audit = audited(setup)
     async with opened(setup.config.store.opened) as store:
         before = await control.paused(store, routes)
-        audit.write("pause", routes=list(routes))
+        await Trails(audit, store, reason=reason).write_on_routes("pause", routes)
         await control.pause(store, routes, SystemDice())
     _tell(routes, before, paused=True, as_json=as_json)
     return 0
@@ -46,21 +52,22 @@ async def _pause(setup: Setup, routes: Sequence[str], *, as_json: bool) -> int:
 
 @command("oncebridge resume -c oncebridge.toml", "oncebridge resume --route crm -c oncebridge.toml")
 @_route
+@reason_option
 @_json
-def resume(setup: Setup, *, routes: tuple[str, ...], as_json: bool) -> None:
+def resume(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
     """Let paused routes go on, all or some."""
     refuse_memory(setup.config.store, "store")
-    sys.exit(run_loop(_resume(setup, chosen_routes(setup, routes), as_json=as_json)))
+    sys.exit(run_loop(_resume(setup, chosen_routes(setup, routes), reason, as_json=as_json)))
 
 
-async def _resume(setup: Setup, routes: Sequence[str], *, as_json: bool) -> int:
+async def _resume(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
     audit = audited(setup)
     before = [False] * len(routes)
     if is_missing(setup.config.store):
         note(f"the store {setup.config.store} is not there yet, so nothing is paused")
     else:
         async with opened(setup.config.store.opened) as store:
-            audit.write("resume", routes=list(routes))
+            await Trails(audit, store, reason=reason).write_on_routes("resume", routes)
             before = await control.resume(store, routes)
     _tell(routes, before, paused=False, as_json=as_json)
     return 0

@@ -1,0 +1,219 @@
+"""`oncebridge release`: let go of what a dead worker holds."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from oncebridge.cli.finding import (
+    Asked,
+    asked,
+    finding,
+    in_option,
+    opened_store,
+    reason_option,
+    refuse_unasked,
+    route_option,
+    scan_option,
+    yes_option,
+)
+from oncebridge.cli.manners import (
+    as_json_option,
+    audited,
+    chosen_routes,
+    command,
+    field,
+    note,
+    printable,
+    screen,
+)
+from oncebridge.cli.setup import NEEDS_YOU, run_loop
+from oncebridge.config import Setup
+from oncebridge.judging import ENDED, Standing
+from oncebridge.plain_words import moment
+from oncebridge.reach import refuse_memory
+from oncebridge.release import Released, can_go, look
+from oncebridge.release import release as release_held
+from oncebridge.store import Store
+from oncebridge.trail import Trails
+
+_WARNING = (
+    "if the worker still lives, the event may be sent twice: another takes it at once, and what "
+    "was sent already cannot be called back."
+)
+_ENTITY = "an older state of the entity may then arrive after a newer one."
+
+
+@command(
+    "oncebridge release event.json -c oncebridge.toml",
+    "oncebridge release 01d4… --yes --reason 'host is gone' -c oncebridge.toml",
+)
+@click.argument("what", nargs=-1, required=True, metavar="FILE|KEY|ID...")
+@route_option
+@in_option
+@scan_option
+@reason_option
+@yes_option
+@as_json_option
+def release(
+    setup: Setup,
+    *,
+    what: tuple[str, ...],
+    routes: tuple[str, ...],
+    recording: str | None,
+    scan: bool,
+    reason: str,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """
+    Let go of events that a worker holds which is gone.
+
+    A worker that dies holds its events until their lease ends. This gives them back in its
+    name, so that the next copy is taken at once: with a file of events, the keys and the
+    entity of each; with a key or the id of a first copy (id:ID where it looks like a file),
+    what is held there, on whichever route. What has changed by then is left alone.
+
+    If the worker still lives, an event may be sent twice. What it has delivered still counts.
+
+    Exit code 1: something was not held, not found, could not be read, or you said no.
+    """
+    refuse_memory(setup.config.store, "store")
+    chosen_routes(setup, routes)  # which refuses what is none
+    refuse_unasked("an event may be sent twice if its worker lives", yes=yes)
+    work = _release(
+        setup, what, routes, recording=recording, scan=scan, reason=reason, yes=yes, as_json=as_json
+    )
+    sys.exit(run_loop(work))
+
+
+class _Looked:
+    """What was asked for, as it stood."""
+
+    def __init__(self, each: Asked, standings: Sequence[Standing]) -> None:
+        self.each = each
+        self.standings = standings
+
+    @property
+    def is_held(self) -> bool:
+        return any(can_go(standing) for standing in self.standings)
+
+
+async def _release(
+    setup: Setup,
+    what: Sequence[str],
+    routes: Sequence[str],
+    *,
+    recording: str | None,
+    scan: bool,
+    reason: str,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    audit = audited(setup)
+    code = 0
+    several = len(setup.routes) > 1
+    async with (
+        finding(setup, recording=recording, scan=scan) as finder,
+        opened_store(setup, "release") as store,
+    ):
+        if store is None:
+            return NEEDS_YOU
+        looked = [await _look(store, each) async for each in asked(finder, what, routes, store)]
+        if any(one.is_held for one in looked) and not yes and not _confirmed(looked):
+            return NEEDS_YOU
+        trails = Trails(audit, store, reason=reason)
+        for one in looked:
+            done = await _let_go(store, trails, one)
+            code = code if _is_done(done) else NEEDS_YOU
+            _tell(one.each, done, several=several, as_json=as_json)
+    return code
+
+
+async def _look(store: Store, each: Asked) -> _Looked:
+    own = each.own | ({each.entity: b""} if each.entity else {})
+    return _Looked(each, await look(store, own) if own else [])
+
+
+def _confirmed(looked: Sequence[_Looked]) -> bool:
+    held = [one for one in looked if one.is_held]
+    note(_WARNING)
+    if any(one.each.entity for one in held):
+        note(_ENTITY)
+    what = printable(held[0].each.name) if len(held) == 1 else f"{len(held)} events"
+    longest = max(s.left_ms for one in held for s in one.standings if can_go(s)) / 1000
+    return click.confirm(f"Release {what}, held for {longest:.1f} s more?", err=True)
+
+
+async def _let_go(store: Store, trails: Trails, one: _Looked) -> list[Released]:
+    each = one.each
+
+    async def write(keys: Mapping[bytes, bytes]) -> None:
+        await trails.write("release", routes=[each.route] if each.route else [], keys=keys)
+
+    return await release_held(store, one.standings, registers={each.entity}, before=write)
+
+
+def _is_done(done: Sequence[Released]) -> bool:
+    return any(one.gone for one in done) and not any(one.has_changed for one in done)
+
+
+def _tell(each: Asked, done: Sequence[Released], *, several: bool, as_json: bool) -> None:
+    result = _result(each, done)
+    shown = [one for one in done if one.standing.record is not None]
+    if as_json:
+        keys = [
+            {
+                "key": one.standing.key.hex(),
+                "was": one.standing.state,
+                "held": one.standing.is_held,
+                "released": one.gone,
+                "entity": one.standing.key == each.entity,
+            }
+            | ({"of_another": True} if one.standing.is_others else {})
+            for one in done
+        ]
+        told = {"what": each.name, "route": each.route or None, "result": result, "keys": keys}
+        click.echo(json.dumps(told))
+        return
+    where = f" on {each.route}" if each.route and several else ""
+    click.echo(printable(f"{each.name}{where}: {result}"))
+    console = screen()
+    for one in shown:
+        state = "held" if one.standing.is_held else one.standing.state
+        whose = " (the entity)" if one.standing.key == each.entity else ""
+        whose = " (of another event)" if one.standing.is_others else whose
+        console.print(field(state, one.standing.key.hex() + whose))
+
+
+def _result(each: Asked, done: Sequence[Released]) -> str:
+    if each.problem:
+        return each.problem
+    if any(one.has_changed for one in done):
+        some = "some of it was released, the rest" if any(one.gone for one in done) else "it"
+        return f"{some} has changed meanwhile, and was left as it is; look again"
+    if any(one.gone for one in done):
+        return "released; the next copy is taken at once"
+    if not done:
+        return "has no key here"
+    return _not_held([one.standing for one in done if one.standing.key != each.entity])
+
+
+def _not_held(standings: Sequence[Standing]) -> str:
+    """Say why there is nothing to release."""
+    for standing in reversed(standings):
+        record = standing.record
+        if record is None or standing.is_others:
+            continue
+        if standing.state == "done":
+            ended = ENDED[record.fate] if record.fate else ""
+            return f"not held: {ended}; use `oncebridge forget` or `oncebridge resend`"
+        if standing.state == "claimed":
+            until = moment(record.until_ms)
+            return f"not held: it waits for its next attempt until {until}, and nobody holds it"
+        if standing.state == "free":
+            return "not held: nobody holds it, and the next copy is taken at once"
+    if any(standing.is_others and standing.is_held for standing in standings):
+        return "not held: what is held is another event, with the same key and other content"
+    return "not known"

@@ -1,0 +1,375 @@
+"""`oncebridge resend`: send an event again although it was delivered."""
+
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import click
+from msgspec import Struct
+from rich.console import Console
+
+from oncebridge.cli.dead import replayed_as_json, write_replay
+from oncebridge.cli.finding import (
+    Finder,
+    Found,
+    counting,
+    finding,
+    in_option,
+    reason_option,
+    refuse_unasked,
+    route_option,
+    yes_option,
+)
+from oncebridge.cli.manners import (
+    as_json_option,
+    audited,
+    chosen_routes,
+    command,
+    field,
+    note,
+    opened,
+    printable,
+)
+from oncebridge.cli.screen import STYLES
+from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
+from oncebridge.config import Setup
+from oncebridge.dead import DeadLetter
+from oncebridge.event import Event
+from oncebridge.identity import Identity
+from oncebridge.lookup import Named
+from oncebridge.reach import refuse_memory
+from oncebridge.redrive import Redrive, Replayed
+from oncebridge.resend import Intent, Resend, Resent, intend
+from oncebridge.router import Router
+from oncebridge.service import make_router
+from oncebridge.store import Store
+from oncebridge.trail import Trails
+
+_LOOKED_AT = 200
+_AT_ONCE = 10_000
+_MOST_BYTES = 32 * 1024 * 1024
+"""So much of a file is kept in memory, and asked about, at a time."""
+_NO_BODY = "not in the dead letters; the store has no bodies: give the event itself, or --in FILE"
+_WARNING = (
+    "the receiver gets it once more, with the same Idempotency-Key; one that remembers those "
+    "may drop it."
+)
+
+
+@command(
+    "oncebridge resend event.json -c oncebridge.toml",
+    "oncebridge resend event.json --route crm --dry-run -c oncebridge.toml",
+    "oncebridge resend 6f5c… --in events.ndjson --yes -c oncebridge.toml",
+)
+@click.argument("what", nargs=-1, required=True, metavar="FILE|KEY|ID...")
+@route_option
+@in_option
+@reason_option
+@click.option("--dry-run", is_flag=True, help="Send nothing; tell what would be done.")
+@yes_option
+@as_json_option
+def resend(
+    setup: Setup,
+    *,
+    what: tuple[str, ...],
+    routes: tuple[str, ...],
+    recording: str | None,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """
+    Send events again, although they were delivered.
+
+    Each event of a file goes to the sinks of the routes that it takes, or of --route. What the
+    store knows of it is forgotten first, and remembered anew when the sink has it. It is
+    refused while a worker holds the event, while the route is paused, and where a newer state
+    of its entity was delivered.
+
+    A key or an id (id:ID where it looks like a file) works where the event itself can be had:
+    from the dead letters, which then is `oncebridge dead replay` on the route where it died,
+    or from a file with --in. Of a large file, it asks about 10,000 events at a time.
+
+    Exit code 1: something was not sent, not found or could not be read, or you said no.
+    """
+    refuse_memory(setup.config.store, "store")
+    chosen_routes(setup, routes)  # which refuses what is none
+    if not dry_run:
+        refuse_unasked("what was delivered is delivered again", yes=yes)
+    asked = _Asked(what, routes, recording, reason, dry_run=dry_run, yes=yes, as_json=as_json)
+    sys.exit(run_loop(_resend(setup, asked)))
+
+
+class _Asked(Struct, frozen=True):
+    """What the command line says."""
+
+    what: Sequence[str]
+    routes: Sequence[str]
+    """None: all are meant."""
+    recording: str | None
+    reason: str
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+
+class _Batch(Struct):
+    """Events on their routes, and dead letters, that are dealt with together."""
+
+    sends: list[tuple[Found, Identity]]
+    letters: list[DeadLetter]
+
+    @property
+    def routes(self) -> list[str]:
+        """The routes, one for each event."""
+        names = [way.route.name for _, way in self.sends]
+        return names + [letter.route for letter in self.letters]
+
+
+class _Gathering:
+    """Finds what was named, as much at a time as fits into memory with ease."""
+
+    def __init__(self, finder: Finder, routes: Sequence[str], teller: "_Teller") -> None:
+        self.is_whole = True
+        """All that was named was found, and is an event that can be sent."""
+        self._finder = finder
+        self._routes = routes
+        self._teller = teller
+        self._seen: set[tuple[bytes, bytes]] = set()
+        self._numbers: set[int] = set()
+
+    async def batches(self, texts: Sequence[str]) -> AsyncIterator[_Batch]:
+        """Find what was named; an event that stands several times in a file is sent once."""
+        batch, size = _Batch([], []), 0
+        for named in [self._finder.named(text) for text in texts]:
+            async for one in self._found(named):
+                self._add(one, batch)
+                size += len(one.event.raw)
+                if len(batch.sends) >= _AT_ONCE or size >= _MOST_BYTES:
+                    yield batch
+                    batch, size = _Batch([], []), 0
+        if batch.sends or batch.letters:
+            yield batch
+
+    async def _found(self, named: Named) -> AsyncIterator[Found]:
+        is_file = named.kind == "file"
+        found = self._finder.in_file(named.text) if is_file else await self._finder.events(named)
+        is_empty = True
+        for one in found:
+            is_empty = False
+            yield one
+        if is_empty:
+            why = "there is no event in it" if is_file else f"{_NO_BODY}{named.hint}"
+            self._miss(str(named), why)
+
+    def _add(self, one: Found, batch: _Batch) -> None:
+        if one.letter is None:
+            self._add_event(one, batch)
+        elif one.letter.number not in self._numbers:
+            self._numbers.add(one.letter.number)
+            why_not = self._other_route(one.letter)
+            if why_not:
+                self._miss(one.label, why_not)
+            else:
+                batch.letters.append(one.letter)
+
+    def _other_route(self, letter: DeadLetter) -> str:
+        """Say why a letter is not what was asked for: a replay goes to where it died."""
+        if not self._routes or (letter.rule and letter.route in self._routes):
+            return ""
+        died = f"it died on route {letter.route}" if letter.rule else "it died on no route"
+        return f"{died}; `oncebridge dead show {letter.number} --raw` gives the event itself"
+
+    def _add_event(self, one: Found, batch: _Batch) -> None:
+        ways = self._finder.ways(one, self._routes)
+        if not ways:
+            self._miss(
+                one.label, f"not an event: {one.problem}" if one.problem else "no route is for it"
+            )
+        for way in ways:
+            name = [(known.key, known.part.hash) for known in way.keys[-1:]]
+            if self._seen.issuperset(name) and name:
+                self._teller.skip(one.label, way.route.name)
+                continue
+            self._seen.update(name)
+            batch.sends.append((one, way))
+
+    def _miss(self, what: str, why: str) -> None:
+        self._teller.refuse(what, "", why)
+        self.is_whole = False
+
+
+async def _resend(setup: Setup, asked: _Asked) -> int:
+    audit = audited(setup)
+    teller = _Teller(setup, as_json=asked.as_json)
+    is_well = True
+    async with finding(setup, recording=asked.recording) as finder, AsyncExitStack() as stack:
+        gathering = _Gathering(finder, asked.routes, teller)
+        sender: _Sender | None = None
+        async for batch in gathering.batches(asked.what):
+            if sender is None:
+                # A store that is new knows nothing, which is no reason not to send.
+                store = await stack.enter_async_context(opened(setup.config.store.opened))
+                sender = _Sender(setup, Trails(audit, store, reason=asked.reason), teller)
+                stack.push_async_callback(sender.aclose)
+            ready = await _ready(setup.config.store.opened, batch, teller, dry_run=asked.dry_run)
+            is_well = is_well and len(ready.sends) == len(batch.sends)
+            if asked.dry_run or not (ready.sends or ready.letters):
+                continue
+            if not asked.yes and not _confirmed(ready.routes):
+                return NEEDS_YOU
+            is_well = await sender.send(ready) and is_well
+    return 0 if is_well and gathering.is_whole and sender is not None else NEEDS_YOU
+
+
+async def _ready(store: Store, batch: _Batch, teller: "_Teller", *, dry_run: bool) -> _Batch:
+    """Look what stands against each event, say so, and give the rest."""
+    ready = _Batch([], batch.letters)
+    for at in range(0, len(batch.sends), _LOOKED_AT):
+        pairs = batch.sends[at : at + _LOOKED_AT]
+        events = [(one.event, way) for one, way in pairs if isinstance(one.event, Event)]
+        for (one, way), intent in zip(pairs, await intend(store, events), strict=True):
+            if intent.why_not:
+                teller.refuse(one.label, way.route.name, intent.why_not)
+                continue
+            ready.sends.append((one, way))
+            if dry_run:
+                teller.tell(one.label, way.route.name, "would be sent", intent.before)
+    for letter in batch.letters:
+        note(f"letter {letter.number} has it: this is `oncebridge dead replay {letter.number}`")
+        if dry_run:
+            teller.tell(f"letter {letter.number}", letter.route, "would be replayed", letter.reason)
+    return ready
+
+
+def _confirmed(routes: Sequence[str]) -> bool:
+    """Ask, with the names of the *routes*, one for each event."""
+    note(_WARNING)
+    what = "1 event" if len(routes) == 1 else f"{len(routes):,} events"
+    names = printable(", ".join(sorted(set(routes))))
+    return click.confirm(f"Send {what} again, by {names}?", err=True)
+
+
+class _Sender:
+    """Sends, batch after batch, by gateways that are opened when they are needed."""
+
+    def __init__(self, setup: Setup, trails: Trails, teller: "_Teller") -> None:
+        self._setup = setup
+        self._trails = trails
+        self._teller = teller
+        self._router: Router | None = None
+        self._open: set[str] = set()
+
+    async def send(self, ready: _Batch) -> bool:
+        """Send what can be sent, and tell whether all of it went."""
+        router = self._router = self._router or make_router(self._setup)
+        names = {way.route.name for _, way in ready.sends}
+        for gateway in router.gateways:
+            if gateway.route not in self._open and (ready.letters or gateway.route in names):
+                self._open.add(gateway.route)
+                await gateway.open()
+        is_well = await self._send(router, ready.sends)
+        if ready.letters:
+            redrive = Redrive(self._setup, router, before=self._before_replay)
+            for done in await redrive.replay(ready.letters):
+                self._teller.replayed(done)
+                is_well = is_well and done.is_well
+        return is_well
+
+    async def _send(self, router: Router, sends: Sequence[tuple[Found, Identity]]) -> bool:
+        store: Store = self._setup.config.store.opened
+        gateways = {one.route: one for one in router.gateways}
+        again = Resend(store, gateways, before=self._before_send)
+        is_well = True
+        with counting("sent", quiet=len(sends) < _LOOKED_AT) as tell:
+            for count, (one, way) in enumerate(sends, 1):
+                assert isinstance(one.event, Event)  # noqa: S101 - or it would have no way
+                done = await again.send(one.event, way)
+                self._teller.resent(one.label, done)
+                is_well = is_well and done.is_sent
+                tell(count)
+        return is_well
+
+    async def _before_send(self, intent: Intent) -> None:
+        await self._trails.write("resend", routes=[intent.route], keys=intent.keys)
+
+    async def _before_replay(self, letters: Sequence[DeadLetter]) -> None:
+        await write_replay(self._setup, self._trails, letters)
+
+    async def aclose(self) -> None:
+        if self._router is not None:
+            try:
+                await self._router.drain(self._setup.config.grace)
+            finally:
+                await self._router.aclose()
+
+
+class _Teller:
+    """Tells what becomes of each event; beside the events where they go to standard output."""
+
+    def __init__(self, setup: Setup, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._is_err = is_to_stdout(setup)
+        self._several = len(setup.routes) > 1
+        self._console = Console(stderr=self._is_err, highlight=False, soft_wrap=True)
+
+    def tell(self, what: str, route: str, result: str, why: str = "", style: str = "") -> None:
+        if self._as_json:
+            told = {"what": what, "route": route or None, "result": result, "why": why}
+            self._print(told)
+            return
+        where = f" on {route}" if route and self._several else ""
+        text = f"{result}: {why}" if why else result
+        click.echo(printable(f"{what}{where}"), err=self._is_err)
+        self._console.print(field("", text, style, wide=0))
+
+    def refuse(self, what: str, route: str, why: str) -> None:
+        self.tell(what, route, "not sent", why, "red")
+
+    def skip(self, what: str, route: str) -> None:
+        if not self._as_json:
+            self.tell(what, route, "the same event as one above")
+
+    def resent(self, what: str, done: Resent) -> None:
+        outcome = done.outcome
+        if outcome is None:
+            self.refuse(what, done.intent.route, done.why_not)
+            return
+        if self._as_json:
+            told: dict[str, Any] = {
+                "what": what,
+                "route": done.intent.route,
+                "result": "sent" if done.is_sent else "not sent",
+                "verdict": outcome.verdict.value,
+                "why": done.why_not,
+                "retry_after_ms": outcome.retry_after_ms,
+                "before": done.intent.before,
+                "key": outcome.key.hex() or None,
+            }
+            self._print(told)
+            return
+        if done.is_sent:
+            known = f"once more; {done.intent.before} before"
+            text = known if done.intent.was else done.intent.before
+        else:
+            text = done.why_not or "it was not passed on"
+            if not outcome.acknowledge:
+                text += (
+                    f"; it is forgotten: run this again in {outcome.retry_after_ms / 1000:.1f} s"
+                )
+        style = STYLES.get(outcome.verdict, "")
+        self.tell(what, done.intent.route, outcome.verdict.value, text, style)
+
+    def replayed(self, one: Replayed) -> None:
+        if self._as_json:
+            self._print({"what": f"letter {one.number}"} | replayed_as_json(one))
+            return
+        verdict = one.verdict.value if one.verdict else "kept"
+        style = STYLES.get(one.verdict, "") if one.verdict else "red"
+        self.tell(f"letter {one.number}", "", verdict, one.reason, style)
+
+    def _print(self, told: dict[str, Any]) -> None:
+        click.echo(json.dumps(told), err=self._is_err)
