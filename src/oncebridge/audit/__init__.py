@@ -1,0 +1,1 @@
+"""What duplicates a recording holds, why, and what to do about them."""

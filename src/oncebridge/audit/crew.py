@@ -1,0 +1,272 @@
+"""
+Who writes the rows: this process for little, several processes for much.
+
+Workers are forked, so that they have the rules as they are and agree on Python's hashes. Each
+has a pipe to its parent and few chunks before it. They hold nothing that has to be
+cleaned up: when their parent goes, they see the end of the pipe and go too. A worker that
+dies or fails ends the audit with an error; nobody waits for it.
+"""
+
+import gc
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.audit.reading import Batch, Block, spelt
+from oncebridge.audit.rows import Job, Scribe, Summary
+from oncebridge.errors import OncebridgeError
+
+_AHEAD = {Block: 2, Batch: 1}
+"""
+How many chunks a worker has before it, so that it does not wait for the next.
+
+A batch is larger than what a pipe takes in: only a worker that has nothing to do takes it off
+our hands, and before that we could serve no other.
+"""
+
+
+class AuditFailed(OncebridgeError):
+    """An audit could not be finished; the message says what stood in the way."""
+
+
+def cpus() -> int:
+    """Tell how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Crew(Protocol):
+    """Takes chunks, and gives what came of them, in whatever order."""
+
+    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+        """Take one more chunk; give the summaries of those that are done by now."""
+        ...
+
+    def finish(self) -> Iterator[Summary]:
+        """Give the summaries of all the others, and close all files."""
+        ...
+
+    @property
+    def samples(self) -> Sequence[dict[tuple[str, str], list[bytes]]]: ...
+
+
+@contextmanager
+def working(job: Job, workers: int) -> Iterator[Crew]:
+    """Have so many processes work on *job*; with none, this one does it."""
+    crew = _Several(job, workers) if workers else _Alone(job)
+    try:
+        yield crew
+    finally:
+        crew.stop()
+
+
+class _Alone:
+    """No one but the parent itself."""
+
+    def __init__(self, job: Job) -> None:
+        self._scribe = Scribe(job, 0, 1)
+
+    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+        try:
+            yield self._scribe.write(chunk, work)
+        except OSError as error:
+            raise AuditFailed(why(error)) from None
+
+    def finish(self) -> Iterator[Summary]:
+        try:
+            self._scribe.close()
+        except OSError as error:
+            raise AuditFailed(why(error)) from None
+        yield from ()
+
+    def stop(self) -> None:
+        """Close what is open; what was not written is not missed any more."""
+        with suppress(OSError):
+            self._scribe.close()
+
+    @property
+    def samples(self) -> Sequence[dict[tuple[str, str], list[bytes]]]:
+        return [self._scribe.samples.kinds]
+
+
+class _Task(Struct, frozen=True, array_like=True):
+    chunk: int
+    work: Block | Batch
+
+
+class _Finished(Struct, frozen=True, array_like=True, tag=True):
+    """The last word of a worker."""
+
+    samples: list[tuple[str, str, list[bytes]]]
+
+
+class _Failed(Struct, frozen=True, array_like=True, tag=True):
+    message: str
+
+
+class _Done(Struct, frozen=True, array_like=True, tag=True):
+    summary: Summary
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_read_task = msgspec.msgpack.Decoder(_Task | None).decode
+_read_answer = msgspec.msgpack.Decoder(_Done | _Finished | _Failed).decode
+
+
+class _Worker(Struct):
+    process: ForkProcess
+    pipe: Connection
+    ahead: int = 0
+
+
+class _Several:
+    """Some processes that share the work."""
+
+    def __init__(self, job: Job, count: int) -> None:
+        self._workers: list[_Worker] = []
+        self.samples: list[dict[tuple[str, str], list[bytes]]] = []
+        try:
+            for number in range(count):
+                self._start(job, number, count)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, job: Job, number: int, count: int) -> None:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        # Else a worker would hold the pipes of the others open, and miss the parent's end.
+        inherited = [*(worker.pipe for worker in self._workers), ours]
+        process = context.Process(
+            target=_work, args=(job, number, count, theirs, inherited), daemon=True
+        )
+        with warnings.catch_warnings():
+            # A worker takes no lock that a thread of ours could hold: it reads and computes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        self._workers.append(_Worker(process, ours))
+
+    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+        most = _AHEAD[type(work)]
+        while not (free := [worker for worker in self._workers if worker.ahead < most]):
+            yield from self._answers()
+        worker = min(free, key=lambda one: one.ahead)
+        self._send(worker, _pack(_Task(chunk, work)))
+        worker.ahead += 1
+
+    def finish(self) -> Iterator[Summary]:
+        for worker in self._workers:
+            self._send(worker, _pack(None))
+            worker.ahead += 1
+        while any(worker.ahead for worker in self._workers):
+            yield from self._answers()
+
+    def _send(self, worker: _Worker, message: bytes) -> None:
+        try:
+            worker.pipe.send_bytes(message)
+        except OSError:
+            self._lost(worker)
+
+    def _answers(self) -> Iterator[Summary]:
+        """Wait for an answer, or several."""
+        busy = {worker.pipe: worker for worker in self._workers if worker.ahead}
+        for pipe in wait(list(busy)):
+            worker = busy[pipe]  # type: ignore[index]
+            try:
+                answer = _read_answer(worker.pipe.recv_bytes())
+            except (EOFError, OSError):
+                self._lost(worker)
+                continue
+            worker.ahead -= 1
+            match answer:
+                case _Done(summary):
+                    yield summary
+                case _Finished(samples):
+                    self.samples.append({(source, topic): raws for source, topic, raws in samples})
+                case _Failed(message):
+                    raise AuditFailed(message)
+
+    def _lost(self, worker: _Worker) -> None:
+        """Say how a worker ended that should not have."""
+        while worker.pipe.poll():  # it may have said why
+            try:
+                answer = _read_answer(worker.pipe.recv_bytes())
+            except (EOFError, OSError):
+                break
+            if isinstance(answer, _Failed):
+                raise AuditFailed(answer.message)
+        worker.process.join(1)
+        code = worker.process.exitcode
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
+        raise AuditFailed(f"a worker process ended {how}; is there memory enough?")
+
+    def stop(self) -> None:
+        """End all workers, whatever they do."""
+        for worker in self._workers:
+            worker.pipe.close()
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.process.close()
+        self._workers.clear()
+
+
+def _work(
+    job: Job, number: int, count: int, pipe: Connection, inherited: Sequence[Connection]
+) -> None:
+    """Do what comes through the pipe, and end at once: what else is here is the parent's."""
+    for heard in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(heard, signal.SIG_IGN)  # the parent has heard it, and will say
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for other in inherited:
+        other.close()
+    # Nothing here makes circles; looking for them would take a third of the time.
+    gc.disable()
+    try:
+        _write_all(Scribe(job, number, count), pipe)
+    except EOFError:
+        pass  # the parent is gone
+    except OSError as error:
+        _tell(pipe, why(error))
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        _tell(pipe, f"a worker failed: {type(error).__name__} at {place.name}:{place.lineno}")
+    finally:
+        # Not by the way of Python: a lock that a thread of the parent had is locked for ever.
+        os._exit(0)
+
+
+def _write_all(scribe: Scribe, pipe: Connection) -> None:
+    while (task := _read_task(pipe.recv_bytes())) is not None:
+        pipe.send_bytes(_pack(_Done(scribe.write(task.chunk, task.work))))
+    scribe.close()
+    samples = [(*kind, raws) for kind, raws in scribe.samples.kinds.items()]
+    pipe.send_bytes(_pack(_Finished(samples)))
+
+
+def _tell(pipe: Connection, message: str) -> None:
+    with suppress(OSError):
+        pipe.send_bytes(_pack(_Failed(message)))
+
+
+def why(error: OSError) -> str:
+    """Say what the machine refused, and what helps."""
+    reason = (error.strerror or str(error)).lower()
+    name = error.filename
+    place = f"{spelt(Path(os.fsdecode(name)))}: " if isinstance(name, str | bytes) else ""
+    if "no space" in reason or "quota" in reason:
+        return f"{place}{reason}; set TMPDIR to where there is more room"
+    return f"{place}{reason}"

@@ -1,0 +1,267 @@
+"""
+`oncebridge audit`, without the command line: from recorded events to a report.
+
+    read      cut the files into chunks, in order (`reading`)
+    write     make a row of each arrival, in several processes (`crew`, `rows`)
+    load      put the rows into DuckDB, in the order of arrival (`table`)
+    judge     say of each what the gateway would have said (`verdicts`, `judge`)
+    find      causes, gaps, suspicions, naive keys (`findings`, `suspicions`, `naive`)
+
+Nothing is written but temporary files, which are gone at the end, however it ends.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncebridge.audit.crew import cpus, working
+from oncebridge.audit.findings import Findings
+from oncebridge.audit.naive import Naive
+from oncebridge.audit.reading import Damage, File, Skipped, find_files, read_pieces
+from oncebridge.audit.report import Difference, Report
+from oncebridge.audit.rows import Job, Summary
+from oncebridge.audit.study import study_all
+from oncebridge.audit.suspicions import Suspicions
+from oncebridge.audit.table import Chunk, Table, check_engine, check_folder, opened
+from oncebridge.audit.trial import compare
+from oncebridge.audit.verdicts import CANDIDATE, RULES, judge_all
+from oncebridge.clock import ms, steady_clock
+from oncebridge.errors import ConfigError
+from oncebridge.event import Limits
+from oncebridge.rules import DEFAULT_WINDOW, Rule, RuleSet, Tier
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many were read."""
+
+_QUIET: Final = timedelta(milliseconds=500)
+_SMALL: Final = 8 << 20
+_MOST_WORKERS: Final = 8
+_DAY_MS: Final = 86_400_000
+_MOST_PLACES: Final = 20
+_LIMITS: Final = Limits()
+_NAMESPACE: Final = "audit"
+
+
+def audit(
+    paths: Sequence[Path],
+    rules: Sequence[Rule],
+    *,
+    window: timedelta = DEFAULT_WINDOW,
+    candidate: Sequence[Rule] | None = None,
+    candidate_window: timedelta | None = None,
+    quiet: timedelta = _QUIET,
+    bare: bool = False,
+    limits: Limits = _LIMITS,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    differences: Callable[[Difference], None] | None = None,
+    skipped: Skipped | None = None,
+    most_examples: int = 5,
+) -> Report:
+    """
+    Read all events below *paths* and tell which come more than once, and why.
+
+    They are judged by *rules*; what none matches by its content, within *window*. With a
+    *candidate*, other rules judge them too, and *differences* is told each arrival with which
+    they do otherwise, in the order of arrival. *quiet* is how soon the same state of an
+    entity again is suspected to be no news. `-` is standard input. *skipped* is told which
+    files are there twice, and read once.
+
+    Raises `ConfigError` for what cannot be read, `AuditFailed` where it cannot be finished.
+    """
+    clock = steady_clock()
+    begun_ms = clock()
+    check_engine()
+    files = find_files(paths, skipped)
+    if not files:
+        raise ConfigError("files", "there are none")
+    ours = _Judges.of(rules, window)
+    other = None if candidate is None else _Judges.of(candidate, candidate_window or window)
+    with tempfile.TemporaryDirectory(prefix="oncebridge-audit-") as name:
+        check_folder(Path(name))
+        job = Job(
+            Path(name),
+            ours.compiled,
+            None if other is None else other.compiled,
+            limits,
+            bare,
+            begun_ms + _DAY_MS,
+        )
+        recording = _write_rows(job, files, _how_many(workers, files), progress)
+        with opened(job.folder) as table:
+            table.load_arrivals(recording.chunks, candidate=other is not None)
+            judge_all(table, ours.rules, RULES)
+            names = [file.name for file in files]
+            found = Findings(table, ours.rules, names, most_examples)
+            found.name_causes()
+            trial = None
+            if other is not None:
+                judge_all(table, other.rules, CANDIDATE)
+                trial = compare(table, names, ours.rules, other.rules, differences)
+            report = _report(table, found, recording, files)
+            return replace(
+                report,
+                suspicions=Suspicions(table, found, ours.rules, quiet, most_examples).all(),
+                naive=Naive(table, found, most_examples).keys(),
+                studies=study_all(recording.samples),
+                trial=trial,
+                window_ms=ms(window),
+                took_s=(clock() - begun_ms) / 1000,
+            )
+
+
+class _Judges(Struct, frozen=True):
+    """A set of rules, by number and compiled; the last is for what none matches."""
+
+    rules: list[Rule]
+    compiled: RuleSet
+
+    @classmethod
+    def of(cls, rules: Sequence[Rule], window: timedelta) -> "_Judges":
+        default = Rule(name="default", tiers=(Tier(window=window),))
+        return cls([*rules, default], RuleSet(rules, namespace=_NAMESPACE, window=window))
+
+
+def _how_many(workers: int | None, files: Sequence[File]) -> int:
+    """Choose how many processes; none but this one for little, of which the size is known."""
+    if workers is not None:
+        return workers
+    if all(file.path is not None for file in files) and sum(f.size for f in files) < _SMALL:
+        return 0
+    return min(cpus(), _MOST_WORKERS)
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+class _Recording(Struct):
+    """What was read, all in all."""
+
+    chunks: list[Chunk]
+    unreadable: dict[str, int]
+    places: tuple[str, ...]
+    samples: list[dict[tuple[str, str], list[bytes]]]
+
+
+def _write_rows(
+    job: Job, files: Sequence[File], workers: int, progress: Progress | None
+) -> _Recording:
+    """Read everything, and write a row of each arrival."""
+    meter = _Meter(files, progress)
+    origins: list[int] = []
+    ends: list[int] = []
+    summaries: dict[int, Summary] = {}
+    damaged: list[Damage] = []
+
+    def take(summary: Summary) -> None:
+        summaries[summary.chunk] = summary
+        meter.read(origins[summary.chunk], ends[summary.chunk])
+
+    with working(job, workers) as crew:
+        for item in read_pieces(files):
+            if isinstance(item, Damage):
+                damaged.append(item)
+                continue
+            origins.append(item.file)
+            ends.append(item.read)
+            for summary in crew.write(len(origins) - 1, item.work):
+                take(summary)
+        for summary in crew.finish():
+            take(summary)
+        samples = list(crew.samples)
+    chunks = [Chunk(at, file, summaries[at]) for at, file in enumerate(origins)]
+    return _Recording(chunks, *_unreadable(chunks, damaged, files), samples)
+
+
+class _Meter:
+    """Tells how far reading is."""
+
+    def __init__(self, files: Sequence[File], progress: Progress | None) -> None:
+        self._sizes = [file.size for file in files]
+        self._all = sum(self._sizes)
+        self._progress = progress
+        self._read = [0] * len(files)
+        self._sum = 0
+
+    def read(self, file: int, end: int) -> None:
+        """Take note that *file* is read up to *end*; whatever comes first, it never goes back."""
+        further = min(end, self._sizes[file]) - self._read[file]
+        if further > 0:
+            self._read[file] += further
+            self._sum += further
+        if self._progress is not None:
+            self._progress(self._sum, self._all)
+
+
+def _unreadable(
+    chunks: Sequence[Chunk], damaged: Sequence[Damage], files: Sequence[File]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Count what holds no event, and say where the first of it is."""
+    counts: Counter[str] = Counter()
+    places: list[tuple[int, int]] = []
+    file, line = -1, 0
+    for chunk in chunks:
+        if chunk.file != file:
+            file, line = chunk.file, 0
+        counts.update(chunk.summary.unreadable)
+        places += [(file, line + place) for place in chunk.summary.places]
+        line += chunk.summary.lines
+        if len(places) > 2 * _MOST_PLACES:
+            places = places[:_MOST_PLACES]
+    for damage in damaged:
+        counts["bad-gzip"] += 1
+        places.append((damage.file, damage.line))
+    named = [f"{files[file].name}:{line + 1}" for file, line in sorted(places)[:_MOST_PLACES]]
+    return dict(counts.most_common()), tuple(named)
+
+
+# --- the report -----------------------------------------------------------------------------
+
+
+def _report(table: Table, found: Findings, recording: _Recording, files: Sequence[File]) -> Report:
+    """Tell what the table says, as far as it needs nothing else."""
+    verdicts = found.verdicts()
+    tallies = found.tallies()
+    times = table.times
+    summaries = [chunk.summary for chunk in recording.chunks]
+    return Report(
+        files=len(files),
+        size=sum(file.size for file in files),
+        records=sum(one.records for one in summaries),
+        unreadable=recording.unreadable,
+        unreadable_places=recording.places,
+        events=sum(one.events for one in summaries),
+        logical=found.logical(verdicts),
+        verdicts=verdicts,
+        after_window=found.after_window(),
+        clock=_clock(table, summaries),
+        first_ms=times.first_ms if times.known else None,
+        last_ms=times.last_ms if times.known else None,
+        causes=found.causes(),
+        gaps=found.gaps(),
+        suspicions=(),
+        over_time=found.over_time(),
+        topics=tallies["topics"],
+        entities=tallies["entities"],
+        sources=tallies["sources"],
+        rules=tallies["rules"],
+        naive=(),
+        studies=(),
+        trial=None,
+        window_ms=0,
+        took_s=0,
+    )
+
+
+def _clock(table: Table, summaries: Sequence[Summary]) -> Literal["recorded", "published", "none"]:
+    """Tell whence most times are."""
+    if not table.times.known:
+        return "none"
+    recorded = sum(one.recorded for one in summaries)
+    return "recorded" if 2 * recorded > sum(one.events for one in summaries) else "published"

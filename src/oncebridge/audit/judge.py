@@ -1,0 +1,175 @@
+"""
+What a gateway would have said to each arrival, had every delivery succeeded at once.
+
+A `Judge` has a store of its own, empty at first, and decides by the operations table of the
+protocol (`oncebridge.record`), so that windows, tiers, conflicts and registers come out as
+they do in the real thing; `tests/audit/test_judge.py` holds it to that, against a gateway.
+It is pure: arrivals go in, in their order, each with its time.
+
+Arrivals that share no key have nothing to do with each other, so the judge of one group needs
+to know about no other. What is over is forgotten, as a store forgets it: one group may be all
+there is, and a recording may be of months.
+"""
+
+from typing import Final
+
+from msgspec import Struct
+
+from oncebridge import record as table
+from oncebridge.audit.rows import Claimed, Complex
+from oncebridge.flight import Register
+from oncebridge.key import conflict_key
+from oncebridge.rules import Plan, Rule
+from oncebridge.store import (
+    Claim,
+    Commit,
+    Duplicate,
+    Fate,
+    Memory,
+    Mismatch,
+    Part,
+    Record,
+    Reply,
+    Want,
+)
+from oncebridge.verdict import Verdict
+
+_LEASE_MS: Final = 1
+_FEW: Final = 1_000
+_TOKEN: Final = b"t" * 16
+_DROPPED: Final = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
+
+
+class Judgement(Struct, frozen=True, gc=False):
+    """What became of one arrival."""
+
+    verdict: Verdict
+    first: int | None = None
+    """The number of the arrival that it repeats, or with which it is in conflict."""
+    passed_on: bool = True
+
+
+class _Entity(Struct, gc=False):
+    """What is known of an entity: its register, since when, until when, and by which arrival."""
+
+    register: Register
+    keep_until_ms: int
+    number: int | None
+
+
+class Judge:
+    """Judges the arrivals of one group."""
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, Record] = {}
+        self._entities: dict[bytes, _Entity] = {}
+        self._most = _FEW
+
+    def judge(self, number: int, at_ms: int, rule: Rule, plan: Complex) -> Judgement:
+        """Decide on the arrival *number*; numbers rise, and times never fall."""
+        if len(self._records) + len(self._entities) > self._most:
+            self._forget(at_ms)
+        keep_ms = max(part.window_ms for part in plan.parts)
+        memo = number.to_bytes(16, signed=True)
+        parts, clashed = plan.parts, False
+        generation = memo
+        while True:
+            want = Want(
+                tuple(Part(part.key, part.hash, part.slide_ms) for part in parts),
+                _TOKEN,
+                generation,
+                _LEASE_MS,
+                keep_ms,
+                memo,
+            )
+            records = [self._records.get(part.key) for part in parts]
+            answer, written = table.claim(records, want, at_ms)
+            match answer:
+                case Claim():
+                    break
+                case Duplicate():
+                    self._write(written)
+                    self._remember(parts, answer, at_ms)
+                    return Judgement(Verdict.DUPLICATE, _number(answer.memo), passed_on=False)
+                case Mismatch():
+                    clashed = True
+                    known = _number(answer.memo)
+                    parts = [_in_conflict(part, answer.key) for part in parts]
+                case _:  # pragma: no cover - nobody else holds anything
+                    raise AssertionError(answer)
+        self._write(written)
+        if clashed and rule.on_conflict != "deliver":
+            fate = Fate.DEAD if rule.on_conflict == "dead" else Fate.DROPPED
+            self._commit(parts, generation, fate, at_ms)
+            return Judgement(Verdict.CONFLICT, known, passed_on=False)
+        if plan.entity:
+            verdict, because = self._enter(plan, rule, number, at_ms, keep_ms)
+            if verdict is not None:
+                self._commit(parts, generation, _DROPPED[verdict], at_ms)
+                return Judgement(verdict, because, passed_on=False)
+        self._commit(parts, generation, Fate.DELIVERED, at_ms)
+        if clashed:
+            return Judgement(Verdict.CONFLICT, known)
+        return Judgement(Verdict.DELIVERED)
+
+    def _forget(self, at_ms: int) -> None:
+        """Drop what is over; not before there is twice as much, so that it costs next to nothing."""
+        self._records = {
+            key: record for key, record in self._records.items() if record.keep_until_ms > at_ms
+        }
+        self._entities = {
+            key: known for key, known in self._entities.items() if known.keep_until_ms > at_ms
+        }
+        self._most = max(_FEW, 2 * (len(self._records) + len(self._entities)))
+
+    def _write(self, records: list[Record]) -> None:
+        for record in records:
+            self._records[record.key] = record
+
+    def _commit(self, parts: list[Claimed], generation: bytes, fate: Fate, at_ms: int) -> None:
+        for part in parts:
+            asked = Commit(part.key, generation, fate, part.window_ms, part.hard_ms)
+            _, after = table.commit(self._records.get(part.key), asked, at_ms)
+            if after is not None:
+                self._records[part.key] = after
+
+    def _remember(self, parts: list[Claimed], known: Duplicate, at_ms: int) -> None:
+        """Mark the further tiers of an event that its identifying key shows to be done."""
+        if len(parts) == 1 or known.key != parts[-1].key:
+            return
+        for part in parts[:-1]:
+            asked = Memory(part.key, known.memo, known.fate, part.window_ms, part.hash, known.memo)
+            reply, after = table.remember(self._records.get(part.key), asked, at_ms)
+            if reply is Reply.REMEMBERED and after is not None:
+                self._records[part.key] = after
+
+    def _enter(
+        self, plan: Complex, rule: Rule, number: int, at_ms: int, keep_ms: int
+    ) -> tuple[Verdict | None, int | None]:
+        """Compare with the entity's newest state, and write this one down."""
+        known = self._entities.get(plan.entity)
+        if known is None or at_ms >= known.keep_until_ms:
+            known = _Entity(Register(), 0, None)
+        asked = Plan(rule, "deduplicate", version=plan.version, state=plan.state)
+        verdict = known.register.judge(asked, at_ms)
+        because = known.number
+        register, newest = known.register, known.number
+        if verdict is Verdict.UNCHANGED:
+            register = register.noted(asked)
+        elif verdict is None:
+            after = register.raised(asked, at_ms)
+            register, newest = after, number
+        self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, newest)
+        return verdict, because
+
+
+def _in_conflict(part: Claimed, key: bytes) -> Claimed:
+    if part.key != key:
+        return part
+    return Claimed(
+        conflict_key(key, part.hash), part.hash, part.slide_ms, part.window_ms, part.hard_ms
+    )
+
+
+def _number(memo: bytes) -> int:
+    return int.from_bytes(memo, signed=True)

@@ -1,0 +1,470 @@
+"""
+From records to rows: of each arrival, what is needed to tell how it came and what it repeats.
+
+Rows are lines of text in a temporary file, because that is what DuckDB takes fastest without
+more libraries. They hold ids, topics, entities and hashes, and nothing else of an event.
+Texts of which there are few kinds (source, account, topic, rule) are written once, and the
+rows say their number.
+
+What stands in a row (see `COLUMNS`) is what the report's queries ask for, so that nothing has
+to be read twice. Hashes of 64 bits are Python's own, which agree within one run only; they
+serve to count. What decides whether two events are one has 128 bits of their key.
+"""
+
+import re
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.audit.opening import Opener
+from oncebridge.audit.order import in_order
+from oncebridge.audit.reading import Batch, Block, content_of
+from oncebridge.audit.traits import (
+    body_of,
+    conversation_of,
+    entity_finder,
+    happened_ms,
+    published_ms,
+    state_of,
+)
+from oncebridge.event import Event, Limits, Unreadable
+from oncebridge.genesys.preset import genesys_rules
+from oncebridge.key import ContentKey
+from oncebridge.rules import Plan, Rule, RuleSet, Version
+
+COLUMNS: Final = {
+    "running": "BIGINT",  # the latest time in the chunk so far
+    "chunk": "INTEGER",
+    "idx": "INTEGER",  # within the chunk
+    "line": "INTEGER",  # counted from the chunk's first line
+    "recorded": "BIGINT",  # when it arrived, where the recording says so
+    "kind": "INTEGER",
+    "key": "UUID",
+    "content": "UUID",  # the fingerprint, where the rule compares it
+    "plan": "VARCHAR",  # for what has more than one key, see `Complex`
+    "id": "UUID",
+    "entity": "UUID",
+    "conversation": "UUID",
+    "detail": "BIGINT",  # a hash of the whole detail
+    "said": "BIGINT",  # a hash of what counts in it, where the rule does not compare it
+    "state": "BIGINT",  # a hash of its body, without the times in it
+    "happened": "BIGINT",  # the event's own time; -1: there is no time in it at all
+}
+CANDIDATE_COLUMNS: Final = {"key2": "UUID", "content2": "UUID", "plan2": "VARCHAR"}
+KIND_COLUMNS: Final = {
+    "kind": "INTEGER",
+    "source": "VARCHAR",
+    "account": "VARCHAR",
+    "region": "VARCHAR",
+    "topic": "VARCHAR",
+    "replay": "VARCHAR",
+    "rule": "INTEGER",
+    "action": "VARCHAR",
+    "rule2": "INTEGER",
+    "action2": "VARCHAR",
+}
+NAME_COLUMNS: Final = {"name": "UUID", "text": "VARCHAR"}
+LINK_COLUMNS: Final = {"one": "UUID", "other": "UUID"}
+
+_MOST_KINDS: Final = 20_000
+_MOST_NAMES: Final = 50_000
+_MOST_TEXT: Final = 8 << 20
+"""So many characters of names are remembered, and so many of kinds."""
+_MOST_PLACES: Final = 20
+_MOST_CONTENTS: Final = 500
+_LONGEST: Final = 300  # the source of a partner may have 256
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class Job(Struct, frozen=True):
+    """What all workers of one audit have in common."""
+
+    folder: Path
+    rules: RuleSet
+    candidate: RuleSet | None
+    limits: Limits
+    bare: bool
+    latest_ms: int
+    """Times beyond are wrong."""
+
+
+class Summary(Struct, array_like=True):
+    """What a worker tells about one chunk."""
+
+    chunk: int
+    lines: int = 0
+    """Lines of its file that it holds; none where rows have the lines of the file."""
+    records: int = 0
+    events: int = 0
+    recorded: int = 0
+    """How many arrivals have a time that was recorded."""
+    earliest_recorded_ms: int | None = None
+    latest_recorded_ms: int | None = None
+    first_ms: int | None = None
+    """The first time, and all three below: see `oncebridge.audit.order`."""
+    latest_ms: int | None = None
+    """The latest that what comes behind the chunk may go by."""
+    end_ms: int | None = None
+    """The latest."""
+    unreadable: dict[str, int] = {}
+    places: list[int] = []
+    """Lines of the first records that hold no event."""
+
+
+class Claimed(Struct, frozen=True, array_like=True, gc=False):
+    """One key of a plan, as the store would be asked for it."""
+
+    key: bytes
+    hash: bytes
+    slide_ms: int
+    window_ms: int
+    hard_ms: int
+
+
+class Complex(Struct, frozen=True, array_like=True):
+    """A plan with several keys, or an entity's register."""
+
+    parts: list[Claimed]
+    entity: bytes
+    written_version: tuple[str, str] | None
+    """In text: an integer may have any number of digits."""
+    state: bytes
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Complex":
+        parts = [
+            Claimed(short(part.key), part.hash, part.slide_ms, span.window_ms, span.hard_ms)
+            for part, span in zip(plan.parts, plan.spans, strict=True)
+        ]
+        state = blake2b(plan.state, digest_size=16).digest() if plan.state else b""
+        version = None if plan.version is None else (plan.version[0], repr(plan.version[1]))
+        return cls(parts, short(plan.entity), version, state)
+
+    @property
+    def version(self) -> Version | None:
+        if self.written_version is None:
+            return None
+        kind, text = self.written_version
+        number = int(text) if text.lstrip("-").isdecimal() else float(text)
+        return ("instant" if kind == "instant" else "number"), number
+
+    def write(self) -> str:
+        return _pack(self).hex()
+
+    @classmethod
+    def read(cls, text: str) -> "Complex":
+        return _unpack(bytes.fromhex(text))
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Complex).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def short(key: bytes) -> bytes:
+    """Take 128 bits of a key: enough, and DuckDB has a type for them."""
+    return key[1:17]
+
+
+class Scribe:
+    """
+    Writes the rows of the chunks that it is given; one of *workers* that do.
+
+    Its files are named by what is in them and its own number.
+    """
+
+    def __init__(self, job: Job, worker: int, workers: int) -> None:
+        self._job = job
+        self._opener = Opener(job.limits, bare=job.bare, apart=job.rules.apart)
+        self._kinds = _Kinds(job, worker, workers)
+        self._names = _Names(job.folder / f"names-{worker}")
+        self._entities = [entity_finder(rule) for rule in (*job.rules.rules, None)]
+        self._rows = (job.folder / f"rows-{worker}").open("wb", buffering=0)
+        self._links = (job.folder / f"links-{worker}").open("wb")
+        self._links2 = (job.folder / f"links2-{worker}").open("wb")
+        self._lines: list[str] = []
+        self._summary = Summary(0)
+        self._times: list[int | None] = []
+        self._contents = [_Content.of(rule) for rule in (*job.rules.rules, None)]
+        self.samples = Samples()
+
+    def write(self, chunk: int, work: Block | Batch) -> Summary:
+        """Write the rows of one chunk."""
+        self._summary = Summary(chunk, unreadable={}, places=[])
+        content = content_of(work)
+        self._summary.lines = content.lines
+        self._summary.records = len(content.records)
+        for line, raw in content.records:
+            if raw is None:
+                self._refuse(line, "too-large")
+            else:
+                self._take(raw, line)
+        self._write_rows()
+        return self._summary
+
+    def _write_rows(self) -> None:
+        """Write what was gathered: when something came is known once all of it is there."""
+        order, summary = in_order(self._times), self._summary
+        rows = zip(order.latest, self._lines, strict=True)
+        text = "".join([f"{'' if at is None else at}\t{line}" for at, line in rows])
+        self._rows.write(text.encode())
+        self._lines.clear()
+        self._times.clear()
+        summary.first_ms, summary.latest_ms = order.first_ms, order.sure_ms
+        summary.end_ms = order.end_ms
+
+    def close(self) -> None:
+        """Finish all files."""
+        for file in (self._rows, self._links, self._links2):
+            file.close()
+        self._kinds.close()
+        self._names.close()
+
+    # --- records ----------------------------------------------------------------------------
+
+    def _take(self, raw: bytes, line: int) -> None:
+        """Write a row for the event in *raw*, or for each, or count why there is none."""
+        if raw[:1] == b"{":
+            event = self._opener.read(raw)
+            if type(event) is Event and not event.bare:
+                self._add(event, line, None)
+                return
+        for opened, at_ms in self._opener.open(raw):
+            if isinstance(opened, Unreadable):
+                self._refuse(line, opened.reason)
+            else:
+                self._add(opened, line, at_ms)
+
+    def _refuse(self, line: int, reason: str) -> None:
+        counts, places = self._summary.unreadable, self._summary.places
+        counts[reason] = counts.get(reason, 0) + 1
+        if len(places) < _MOST_PLACES and line not in places[-1:]:
+            places.append(line)
+
+    def _add(self, event: Event, line: int, at_ms: int | None) -> None:
+        """Write one row."""
+        summary, job = self._summary, self._job
+        if at_ms is not None and at_ms > job.latest_ms:
+            at_ms = None
+        if at_ms is not None:
+            self._note_recorded(at_ms)
+            self._times.append(at_ms)
+        else:
+            at = published_ms(event)
+            self._times.append(at if at is not None and at <= job.latest_ms else None)
+        plan = job.rules.plan(event)
+        other = None if job.candidate is None else job.candidate.plan(event)
+        kind, rule = self._kinds.number(event, plan, other)
+        if rule == len(job.rules.rules):
+            self.samples.add(event)
+        detail, name = event.detail, self._names.name
+        body = body_of(detail)
+        entity = self._entities[rule](event, body)
+        conversation = conversation_of(detail, body)
+        entity_name = name(entity)
+        conversation_name = entity_name if conversation == entity else name(conversation)
+        recorded = "" if at_ms is None else at_ms
+        content = self._contents[rule]
+        said = "" if content is None else content.said(event)
+        hashed = hash((event.kept, _encode([detail.get(each) for each in event.apart])))
+        text = (
+            f"{summary.chunk}\t{summary.events}\t{line}\t{recorded}\t{kind}\t"
+            f"{self._planned(plan, self._links)}\t{name(event.id)}\t{entity_name}\t"
+            f"{conversation_name}\t{hashed}\t{said}\t{state_of(body)}\t{happened_ms(event, body)}"
+        )
+        if other is not None:
+            text += f"\t{self._planned(other, self._links2)}"
+        self._lines.append(text + "\n")
+        summary.events += 1
+
+    def _note_recorded(self, at_ms: int) -> None:
+        summary = self._summary
+        summary.recorded += 1
+        first, last = summary.earliest_recorded_ms, summary.latest_recorded_ms
+        summary.earliest_recorded_ms = at_ms if first is None else min(first, at_ms)
+        summary.latest_recorded_ms = at_ms if last is None else max(last, at_ms)
+
+    def _planned(self, plan: Plan, links: BinaryIO) -> str:
+        """Write the columns `key`, `content` and `plan`."""
+        parts = plan.parts
+        if not parts:
+            return "\t\t"
+        key = parts[-1].key[1:17].hex()
+        if len(plan.rule.tiers) == 1 and not plan.entity:
+            return f"{key}\t{parts[0].hash.hex()}\t"
+        written = Complex.of(plan)
+        others = [part.key for part in written.parts[:-1]]
+        if written.entity:
+            others.append(written.entity)
+        links.writelines(f"{key}\t{other.hex()}\n".encode() for other in others)
+        return f"{key}\t\t{written.write()}"
+
+
+class _Content:
+    """
+    What tells whether two events say the same, where their rule does not ask.
+
+    What any key of the rule ignores does not count; nor, in an event of Genesys, what the
+    preset ignores: it changes with every publication.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._ignored = [path for tier in rule.tiers for path in rule.content_of(tier).ignore]
+        self._known: dict[tuple[str, str], ContentKey] = {}
+
+    @classmethod
+    def of(cls, rule: Rule | None) -> "_Content | None":
+        """Make it for *rule*; None where it goes by content, or compares it."""
+        if rule is None or all(
+            tier.check or isinstance(tier.key, ContentKey) for tier in rule.tiers
+        ):
+            return None
+        return cls(rule)
+
+    def said(self, event: Event) -> int:
+        """Hash what counts in *event*."""
+        content = self._known.get((event.source, event.detail_type))
+        return hash((content or self._find(event)).body(event))
+
+    def _find(self, event: Event) -> ContentKey:
+        ignored = dict.fromkeys(self._ignored)
+        preset = next((rule for rule in genesys_rules() if rule.takes(event)), None)
+        if preset is not None:
+            for tier in preset.tiers:
+                ignored |= dict.fromkeys(preset.content_of(tier).ignore)
+        content = ContentKey(list(ignored))
+        if not event.bare:
+            if len(self._known) >= _MOST_CONTENTS:
+                self._known.clear()
+            self._known[event.source, event.detail_type] = content
+        return content
+
+
+# --- texts ----------------------------------------------------------------------------------
+
+
+class _Kinds:
+    """Numbers for what few arrivals differ in: how they came, what their rule made of them."""
+
+    def __init__(self, job: Job, worker: int, workers: int) -> None:
+        self._file = (job.folder / f"kinds-{worker}").open("wb")
+        self._numbers: dict[Any, tuple[int, int]] = {}
+        self._room = _MOST_TEXT
+        self._next, self._step = worker, workers
+        self._rules = {id(rule): number for number, rule in enumerate(job.rules.rules)}
+        self._default = len(self._rules)
+        others = job.candidate.rules if job.candidate is not None else ()
+        self._rules2 = {id(rule): number for number, rule in enumerate(others)}
+        self._default2 = len(self._rules2)
+
+    def number(self, event: Event, plan: Plan, other: Plan | None) -> tuple[int, int]:
+        """Give the number of the kind, and that of its rule."""
+        kind: Any = (
+            event.source,
+            event.detail_type,
+            event.account,
+            event.region,
+            event.replay_name,
+            id(plan.rule),
+            plan.action,
+        )
+        if other is not None:
+            kind = kind, id(other.rule), other.action
+        found = self._numbers.get(kind)
+        return self._add(kind, event, plan, other) if found is None else found
+
+    def _add(self, kind: Any, event: Event, plan: Plan, other: Plan | None) -> tuple[int, int]:
+        texts = event.source, event.account, event.region, event.detail_type, event.replay_name
+        self._room -= sum(len(text or "") for text in texts)
+        if len(self._numbers) >= _MOST_KINDS or self._room < 0:
+            self._numbers.clear()  # sources are the sender's to invent
+            self._room = _MOST_TEXT
+        rule = self._rules.get(id(plan.rule), self._default)
+        found = self._numbers[kind] = self._next, rule
+        fields = [str(self._next), *(_written(text or "") for text in texts)]
+        fields += [str(rule), plan.action]
+        if other is not None:
+            fields += [str(self._rules2.get(id(other.rule), self._default2)), other.action]
+        else:
+            fields += ["", ""]
+        self._file.write(("\t".join(fields) + "\n").encode())
+        self._next += self._step
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Names:
+    """
+    Names of 128 bits for ids and entities.
+
+    A UUID is its own name, and most are UUIDs. What others are called is written down.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._seen: dict[str, str] = {}
+        self._room = _MOST_TEXT
+
+    def name(self, text: str | None) -> str:
+        """Name *text*; what is empty has no name."""
+        if not text:
+            return ""
+        if len(text) == 36 and _UUID.fullmatch(text):
+            return text
+        found = self._seen.get(text)
+        if found is None:
+            self._room -= len(text)
+            if len(self._seen) >= _MOST_NAMES or self._room < 0:
+                self._seen.clear()
+                self._room = _MOST_TEXT
+            found = self._seen[text] = blake2b(text.encode(), digest_size=16).hexdigest()
+            self._file.write(f"{found}\t{_written(text)}\n".encode())
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _written(text: str) -> str:
+    """Write a text without tabs and line ends: as JSON does."""
+    return _encode(text[:_LONGEST]).decode()
+
+
+def as_read(text: str | None) -> str:
+    """Read what `_written` wrote."""
+    return "" if text is None else str(msgspec.json.decode(text))
+
+
+# --- samples --------------------------------------------------------------------------------
+
+
+class Samples:
+    """
+    Some events of each source and detail-type that no rule is for, to be studied.
+
+    Bounded in every direction; kept in memory only, since these are whole events.
+    """
+
+    most_kinds: Final = 50
+    most_of_kind: Final = 2_000
+    most_bytes: Final = 16 << 20
+
+    def __init__(self) -> None:
+        self._left = self.most_bytes
+        self.kinds: dict[tuple[str, str], list[bytes]] = {}
+
+    def add(self, event: Event) -> None:
+        kind = event.source, event.detail_type
+        taken = self.kinds.get(kind)
+        if taken is None:
+            if len(self.kinds) >= self.most_kinds:
+                return
+            taken = self.kinds[kind] = []
+        if len(taken) < self.most_of_kind and self._left > len(event.raw):
+            self._left -= len(event.raw)
+            taken.append(event.canonical)

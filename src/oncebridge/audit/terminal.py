@@ -1,0 +1,257 @@
+"""
+What an audit found, for a terminal: plain words first, then the numbers behind them.
+
+It fits 80 columns and uses more where there are more. Colours are for a terminal only, and
+nothing that came out of an event can do more there than be read.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from oncebridge.audit import words
+from oncebridge.audit.report import CauseFound, Difference, Report, Tally, Trial
+from oncebridge.audit.suggest import Suggestion
+from oncebridge.causes import MEANINGS
+from oncebridge.event import REASONS
+from oncebridge.verdict import Verdict
+
+_WIDEST: Final = 118
+_BAR: Final = 24
+_ROWS: Final = 8
+_DIFFERENCES: Final = 20
+_GLUE: Final = "\ue000"  # a space at which no line is broken
+STYLES: Final = {
+    Verdict.DELIVERED: "green",
+    Verdict.DUPLICATE: "yellow",
+    Verdict.STALE: "cyan",
+    Verdict.UNCHANGED: "cyan",
+    Verdict.CONFLICT: "magenta",
+    Verdict.DEAD: "red",
+}
+
+
+def show(report: Report, suggestion: Suggestion, console: Console) -> None:
+    """Print the whole report on *console*."""
+    _Page(report, console).show(suggestion)
+
+
+def console_for_reports() -> Console:
+    """Make a console that colours on a terminal only, and is not wider than anybody reads."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    width = min(console.width, _WIDEST) if console.is_terminal else 100
+    return Console(highlight=False, markup=False, emoji=False, width=width)
+
+
+class _Page:
+    """The sections of a report, in the order in which people ask."""
+
+    def __init__(self, report: Report, console: Console) -> None:
+        self._report = report
+        self._console = console
+
+    def show(self, suggestion: Suggestion) -> None:
+        report = self._report
+        self._say(Text("oncebridge audit", "bold").append(f"  {words.whence(report)}", "dim"))
+        self._say()
+        self._say(Text(words.headline(report), "bold"))
+        if report.events:
+            self._verdicts()
+            self._causes()
+            self._gaps()
+            self._noisiest()
+            self._naive()
+            self._suspicions()
+        self._unreadable()
+        if report.trial is not None:
+            self._trial(report.trial)
+        if report.events:
+            self._suggestion(suggestion)
+
+    # --- sections -----------------------------------------------------------------------
+
+    def _verdicts(self) -> None:
+        others = {
+            verdict: count
+            for verdict, count in self._report.verdicts.items()
+            if count and verdict not in (Verdict.DELIVERED, Verdict.DUPLICATE)
+        }
+        if others:
+            told = ", ".join(f"{count:,} {verdict.value}" for verdict, count in others.items())
+            self._say(Text(f"Among them: {told}.", "dim"))
+        if note := words.about_clock(self._report):
+            self._say(Text(note, "dim"))
+
+    def _causes(self) -> None:
+        if not self._report.causes:
+            return
+        self._head("Why they came again")
+        whole = words.repeats(self._report)
+        for found in self._report.causes:
+            self._cause(found, whole)
+
+    def _cause(self, found: CauseFound, whole: int) -> None:
+        line = Text(f"{found.cause.value:<19}", "bold yellow")
+        line.append(f"{found.count:>9,}  {words.share(found.count, whole):>5}  ")
+        line.append_text(_bar(found.count, whole))
+        self._say(line, indent=2)
+        told = MEANINGS[found.cause]
+        if found.gaps is not None:
+            told += f"; {words.span_of(found.gaps)}"
+        self._say(Text(told), indent=4)
+        if found.examples:
+            self._say(Text(f"for example {words.example(found.examples[0])}", "dim"), indent=4)
+
+    def _gaps(self) -> None:
+        gaps = self._report.gaps
+        if gaps is None:
+            return
+        self._head("How long after the first")
+        rows = words.buckets(gaps)
+        most = max((number for _, number in rows), default=0)
+        for name, number in rows:
+            line = Text(f"{name:<19}{number:>9,}  {words.share(number, gaps.count):>5}  ")
+            self._say(line.append_text(_bar(number, most, style="blue")), indent=2)
+        self._say(
+            Text(
+                f"Half came within {words.elapsed(gaps.p50_ms)}, 90 % within "
+                f"{words.elapsed(gaps.p90_ms)}, 99 % within {words.elapsed(gaps.p99_ms)}, the last "
+                f"after {words.elapsed(gaps.max_ms)}."
+            ),
+            indent=2,
+        )
+        for sentence in words.about_windows(self._report):
+            self._say(Text(sentence), indent=2)
+
+    def _noisiest(self) -> None:
+        report = self._report
+        for title, what, tallies in (
+            ("Noisiest topics", "topic", report.topics),
+            ("Noisiest entities", "entity", report.entities),
+            ("Sources", "source", report.sources),
+            ("Rules that decided", "rule", report.rules),
+        ):
+            if tallies:
+                self._head(title)
+                self._tallies(what, tallies)
+
+    def _tallies(self, what: str, tallies: Sequence[Tally]) -> None:
+        rows = [(what, "arrivals", "repeats", "")]
+        rows += [
+            (
+                tally.name or "(none)",
+                f"{tally.arrivals:,}",
+                f"{tally.repeats:,}",
+                words.share(tally.repeats, tally.arrivals),
+            )
+            for tally in tallies[:_ROWS]
+        ]
+        room = self._console.width - 2 - 2 * 11 - 8
+        widest = max(len(words.clipped(name, room)) for name, *_ in rows)
+        for at, (name, *numbers) in enumerate(rows):
+            shown = f"{words.clipped(name, room):<{widest}}"
+            arrivals, repeated, part = numbers
+            line = f"{shown}{arrivals:>11}{repeated:>11}{part:>8}"
+            self._say(Text(line, "" if at else "dim"), indent=2)
+
+    def _naive(self) -> None:
+        if not self._report.naive:
+            return
+        self._head("What a simple key would have done, on this very recording")
+        for key in self._report.naive:
+            line = Text(f"{words.spelt(key.title)}: ", "bold")
+            line.append(words.about_naive(key), "red" if key.lost else "")
+            if (key.lost or key.let_through) and key.examples:
+                line.append(f" (for example {words.spelt(key.examples[0].place)})", "dim")
+            self._say(line, indent=2)
+
+    def _suspicions(self) -> None:
+        if not self._report.suspicions:
+            return
+        self._head("Worth a look")
+        for found in self._report.suspicions:
+            title, meaning = words.suspicion(found)
+            line = Text(f"{title} ", "bold magenta").append(f"{found.count:,}", "bold")
+            self._say(line.append(f"  {meaning}"), indent=2)
+            places = [words.example(one, "after") for one in found.examples[:2]]
+            if places:
+                self._say(Text(f"for example {'; '.join(places)}", "dim"), indent=4)
+
+    def _unreadable(self) -> None:
+        report = self._report
+        if not report.unreadable:
+            return
+        self._head(f"Unreadable: {words.many(sum(report.unreadable.values()), 'record')}")
+        for reason, count in report.unreadable.items():
+            line = Text(f"{count:,} ").append(words.spelt(reason), "red")
+            self._say(line.append(f"  {REASONS.get(reason, '')}"), indent=2)
+        places = [words.spelt(place) for place in report.unreadable_places]
+        if places:
+            self._say(Text(f"at {words.listed(places)}", "dim"), indent=2)
+
+    def _trial(self, trial: Trial) -> None:
+        self._head("The candidate rules")
+        for sentence in words.about_trial(trial):
+            self._say(Text(sentence), indent=2)
+        for before, after, count in trial.by_change:
+            line = Text(f"{count:>9,}  ").append_text(_change(before, after))
+            self._say(line, indent=2)
+        shown = trial.differences[:_DIFFERENCES]
+        for one in shown:
+            self._difference(one)
+        if trial.changed > len(shown):
+            more = f"and {trial.changed - len(shown):,} more; all of them: --differences FILE"
+            self._say(Text(more, "dim"), indent=2)
+
+    def _difference(self, one: Difference) -> None:
+        line = Text(f"{words.spelt(one.place)}  ", "bold").append_text(
+            _change(one.before, one.after)
+        )
+        if passing := words.about_passing(one):
+            line.append(f", {passing}")
+        self._say(line.append(f"  {words.spelt(one.detail_type, 60)}"), indent=2)
+        rules = dict.fromkeys([words.spelt(one.rule_before, 40), words.spelt(one.rule_after, 40)])
+        told = [words.spelt(one.id, 40), f"rule {', then '.join(rules)}"]
+        told += [f"same as {words.spelt(one.same_as)}"] if one.same_as else []
+        self._say(Text("; ".join(filter(None, told)), "dim"), indent=4)
+
+    def _suggestion(self, suggestion: Suggestion) -> None:
+        self._head("Suggested configuration")
+        for reason in suggestion.reasons:
+            self._say(Text(f"• {reason}"), indent=2, hang=2)
+        self._say()
+        for line in suggestion.toml.splitlines():
+            style = "dim" if line.startswith("#") else "green"
+            # Not broken, so that it can be copied.
+            self._console.print(Text(f"  {line}".rstrip(), style), soft_wrap=True)
+
+    # --- pieces ---------------------------------------------------------------------------
+
+    def _head(self, title: str) -> None:
+        self._say()
+        self._say(Text(title, "bold underline"))
+
+    def _say(self, what: Text | None = None, *, indent: int = 0, hang: int = 0) -> None:
+        """Print a paragraph; a number and its unit stay on one line."""
+        text = (what or Text()).copy()
+        text.plain = text.plain.replace(words.NB, _GLUE)
+        width = max(self._console.width - indent - hang, 20)
+        for at, line in enumerate(text.wrap(self._console, width)):
+            line.plain = line.plain.replace(_GLUE, " ")
+            line.rstrip()
+            begin = Text(" " * (indent + (hang if at else 0)))
+            self._console.print(begin.append_text(line) if line.plain else line, soft_wrap=True)
+
+
+def _bar(number: int, whole: int, *, style: str = "yellow") -> Text:
+    """Draw a share; what is there at all is seen."""
+    eighths = max(round(8 * _BAR * number / whole), 1 if number else 0) if whole else 0
+    full, rest = divmod(eighths, 8)
+    return Text("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else ""), style)
+
+
+def _change(before: Verdict, after: Verdict) -> Text:
+    text = Text(before.value, STYLES.get(before, ""))
+    return text.append(" → ", "dim").append(after.value, STYLES.get(after, ""))

@@ -1,0 +1,207 @@
+"""
+Group arrivals into events, and say of each arrival what the rules make of it.
+
+Arrivals have to do with each other if they share a key, or the register of an entity. Most
+have one plain key and lie within its window: then the first is delivered and the rest are
+duplicates, which DuckDB says for all of them at once. Every other group is judged one arrival
+after the other, by `oncebridge.audit.judge`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from oncebridge.audit.judge import Judge, Judgement
+from oncebridge.audit.rows import Claimed, Complex
+from oncebridge.audit.table import Table
+from oncebridge.clock import ms
+from oncebridge.rules import Rule
+from oncebridge.verdict import Verdict
+
+UNKEYED: Final = {
+    "deduplicate": Verdict.DELIVERED,
+    "bypass": Verdict.BYPASSED,
+    "discard": Verdict.DISCARDED,
+    "dead": Verdict.DEAD,
+}
+"""What becomes of what is not judged, by what its rule wants done."""
+
+
+RULES: Final = ""
+CANDIDATE: Final = "2"
+"""What the tables and columns end with that belong to the rules, or to the candidate's."""
+
+
+def judge_all(table: Table, rules: Sequence[Rule], of: str) -> None:
+    """
+    Make the table `fates`: what became of each arrival that was not simply delivered.
+
+    `first` is the arrival that it repeats. Of one that is delivered again, because its window
+    is over, it is the delivery before. Where one of *rules* is meant, it is by its place there; the
+    last is for what none matches.
+    """
+    table.run(
+        f"""
+        CREATE TABLE fates{of} (ord {table.times.kind}, verdict VARCHAR,
+            first {table.times.kind}, passed BOOLEAN);
+        CREATE TABLE windows{of} (rule INTEGER, window_ms BIGINT);
+        """
+    )
+    spans = [(at, ms(rule.tiers[0].window)) for at, rule in enumerate(rules) if rule.tiers]
+    listed = ", ".join(f"({at}, {window})" for at, window in spans) or "(0, 0)"
+    table.run(f"INSERT INTO windows{of} VALUES {listed}")  # noqa: S608
+    group = _join_links(table, of) if table.count(f"links{of}") else _key(of)
+    _make_groups(table, of, group)
+    _judge_plain(table, of, group)
+    _judge_others(table, rules, of, group)
+    _find_again(table, of, group)
+
+
+def _join_links(table: Table, of: str) -> str:
+    """
+    Find which keys belong together, and name the groups; give the name of an arrival's.
+
+    Every key has a label, another key of its group or itself. In each round every key takes the
+    least label around it, and so does the key that was its label: so whole groups are joined,
+    and not one key at a time. Then each takes its label's own label, which halves the way. The
+    rounds are as many as the longest chain has digits, and not as it has links.
+    """
+    table.run(
+        f"""
+        CREATE TEMP TABLE edges AS
+            SELECT DISTINCT one, other FROM links{of}
+            UNION SELECT DISTINCT other, one FROM links{of};
+        CREATE TABLE labels{of} AS SELECT DISTINCT one AS key, one AS label FROM edges;
+        """  # noqa: S608
+    )
+    while True:
+        table.run(
+            f"""
+            CREATE TEMP TABLE near AS
+                SELECT one AS key, min(label) AS label FROM edges JOIN labels{of} ON key = other
+                GROUP BY one;
+            CREATE TEMP TABLE lower AS
+                SELECT key, min(label) AS label FROM (
+                    FROM labels{of} UNION ALL FROM near UNION ALL
+                    SELECT mine.label, near.label FROM near JOIN labels{of} mine USING (key)
+                ) GROUP BY key;
+            CREATE TEMP TABLE jumped AS
+                SELECT lower.key, there.label FROM lower JOIN lower there ON there.key = lower.label;
+            """  # noqa: S608
+        )
+        (changed,) = table.row(
+            f"""
+            SELECT count(*) FROM jumped JOIN labels{of} old USING (key)
+            WHERE jumped.label <> old.label
+            """  # noqa: S608
+        )
+        table.run(f"DROP TABLE labels{of}; DROP TABLE near; DROP TABLE lower")
+        table.run(
+            f"CREATE TABLE labels{of} AS SELECT * FROM jumped; DROP TABLE jumped"  # noqa: S608
+        )
+        if not changed:
+            break
+    table.run("DROP TABLE edges")
+    return f"coalesce(labels{of}.label, arrivals.key{of})"
+
+
+def _from(of: str, group: str) -> str:
+    """Name the arrivals that have a key, with their kinds and, where there are any, groups."""
+    labelled = f"LEFT JOIN labels{of} ON labels{of}.key = arrivals.key{of}"
+    return (
+        f"arrivals JOIN kinds USING (kind) {labelled if group != _key(of) else ''} "
+        f"LEFT JOIN windows{of} ON windows{of}.rule = kinds.rule{of}"
+    )
+
+
+def _key(of: str) -> str:
+    return f"arrivals.key{of}"
+
+
+def _make_groups(table: Table, of: str, group: str) -> None:
+    """Gather the groups of more than one arrival, and tell whether they are plain."""
+    table.run(
+        f"""
+        CREATE TABLE groups{of} AS
+        SELECT {group} AS name, min(ord) AS first, max(ord) AS last, count(*) AS many,
+            count(plan{of}) = 0
+            AND (min(content{of}) IS NULL OR min(content{of}) = max(content{of}))
+            AND max(ord) // {table.times.step} - min(ord) // {table.times.step} < min(window_ms)
+                AS is_plain
+        FROM {_from(of, group)}
+        WHERE arrivals.key{of} IS NOT NULL GROUP BY name HAVING count(*) > 1
+        """  # noqa: S608
+    )
+
+
+def _judge_plain(table: Table, of: str, group: str) -> None:
+    table.run(
+        f"""
+        INSERT INTO fates{of}
+        SELECT ord, '{Verdict.DUPLICATE}', first, false
+        FROM {_from(of, group)} JOIN groups{of} ON name = {group}
+        WHERE is_plain AND ord <> first
+        """  # noqa: S608
+    )
+
+
+def _judge_others(table: Table, rules: Sequence[Rule], of: str, group: str) -> None:
+    rows = table.stream(
+        f"""
+        SELECT name, ord, arrivals.key{of}, content{of}, plan{of}, kinds.rule{of}
+        FROM {_from(of, group)} JOIN groups{of} ON name = {group}
+        WHERE NOT is_plain ORDER BY name, ord
+        """  # noqa: S608
+    )
+    path = table.folder / "judged"
+    with path.open("w") as file:
+        for number, found in _judged(table, rules, rows):
+            if found.verdict is not Verdict.DELIVERED:
+                first = "" if found.first is None else found.first
+                file.write(f"{number}\t{found.verdict}\t{first}\t{found.passed_on:d}\n")
+    columns = {"ord": table.times.kind, "verdict": "VARCHAR", "first": table.times.kind}
+    columns |= {"passed": "BOOLEAN"}
+    table.run(f"INSERT INTO fates{of} SELECT * FROM {table.lines('judged', columns)}")  # noqa: S608
+    path.unlink()
+
+
+def _find_again(table: Table, of: str, group: str) -> None:
+    """Tell which arrivals are delivered though their key was: its window was over."""
+    table.run(
+        f"""
+        INSERT INTO fates{of}
+        WITH delivered AS (
+            SELECT ord, arrivals.key{of} AS key
+            FROM {_from(of, group)} JOIN groups{of} ON name = {group}
+            ANTI JOIN fates{of} ON fates{of}.ord = arrivals.ord
+            WHERE NOT is_plain
+        ), again AS (SELECT key FROM delivered GROUP BY key HAVING count(*) > 1)
+        SELECT ord, '{Verdict.DELIVERED}', before, true FROM (
+            SELECT ord, lag(ord) OVER (PARTITION BY key ORDER BY ord) AS before
+            FROM delivered SEMI JOIN again USING (key)
+        ) WHERE before IS NOT NULL
+        """  # noqa: S608
+    )
+
+
+def _judged(
+    table: Table, rules: Sequence[Rule], rows: Iterable[tuple[Any, ...]]
+) -> Iterator[tuple[int, Judgement]]:
+    group, judge = None, Judge()
+    for name, number, key, content, plan, rule_number in rows:
+        if name != group:
+            group, judge = name, Judge()
+        rule = rules[rule_number]
+        written = (
+            Complex.read(plan)
+            if plan
+            else _plain(key.bytes, content.bytes if content else b"", rule)
+        )
+        yield number, judge.judge(number, table.at_ms(number), rule, written)
+
+
+def _plain(key: bytes, content: bytes, rule: Rule) -> Complex:
+    """Make the plan of an arrival that has one key and nothing else."""
+    (tier,) = rule.tiers
+    slide_ms, hard_ms = (ms(tier.window), ms(tier.max_window)) if tier.sliding else (0, 0)
+    part = Claimed(key, content, slide_ms, ms(tier.window), hard_ms)
+    return Complex([part], b"", None, b"")

@@ -1,0 +1,211 @@
+"""
+Make a store know the events of a recording, before the service that uses it goes live.
+
+The events go through the gateways of the service itself, with its rules and under the names of
+its routes, into a sink that takes everything and sends nothing. So keys, registers and conflicts
+are what the service would have left behind, and what it meets again is a duplicate. Nothing is
+buried: what cannot be read, or can never be passed on, is counted.
+
+It may be done again, and beside workers that run: what is known stays as it is. A window begins
+when it is written down here, not when the event arrived; the store has no other clock.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Final
+
+from msgspec.structs import replace
+
+from oncebridge.audit.crew import AuditFailed, why
+from oncebridge.audit.opening import Opener
+from oncebridge.audit.reading import Damage, File, Piece, content_of, read_pieces
+from oncebridge.backends import StorePlace
+from oncebridge.config import Route, Setup
+from oncebridge.dead import DeadLetter
+from oncebridge.errors import StoreUnavailable
+from oncebridge.event import Event, Unreadable
+from oncebridge.gateway import Gateway
+from oncebridge.router import Answer, Router, Way
+from oncebridge.settings import Settings
+from oncebridge.sink import Delivery, SinkAnswer, Yes
+from oncebridge.verdict import Verdict
+
+BATCH: Final = 2000
+_BLOCK: Final = 4 << 20
+_PATIENCE: Final = timedelta(seconds=5)
+_PAUSES_S: Final = (0.2, 1.0, 3.0, 5.0, 10.0)
+"""Between tries: a store that is throttled needs a moment, one that restarts some more."""
+Progress = Callable[[int, int], None]
+"""Told how many bytes of how many were read."""
+_NEW: Final = frozenset({Verdict.DELIVERED, Verdict.STALE, Verdict.UNCHANGED, Verdict.CONFLICT})
+
+
+class TakesAll:
+    """A sink that sends nothing and says yes."""
+
+    batch = BATCH
+    concurrency = 1
+
+    async def open(self) -> None:
+        """Do nothing: there is nobody to connect to."""
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        return [_YES] * len(deliveries)
+
+    async def aclose(self) -> None:
+        """Do nothing: there was nobody."""
+
+
+_YES: Final = Yes()
+
+
+class KeepsNone:
+    """Dead letters that are gone: in a recording, somebody has dealt with them."""
+
+    async def open(self) -> None:
+        """Do nothing."""
+
+    async def put(self, letters: Sequence[DeadLetter]) -> None:
+        """Forget them."""
+
+    async def list(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:  # noqa: ARG002
+        return []
+
+    async def drop(self, numbers: Sequence[int]) -> int:  # noqa: ARG002
+        return 0
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+class Warming:
+    """Takes the events of *files* into the store at *place*, as *routes* of *setup* would."""
+
+    def __init__(
+        self, setup: Setup, place: StorePlace, routes: Sequence[Route], files: Sequence[File]
+    ) -> None:
+        self._router = _router(setup, place, routes)
+        self._files = files
+        settings = setup.config.settings()
+        apart = self._router.gateways[0].rules.apart
+        self._opener = Opener(settings.limits, bare=settings.bare, apart=apart)
+        self._counts: Counter[str] = Counter()
+        self._read = 0
+        """How far it has come, in bytes as they lie on disk."""
+        self.left = 0
+        """What the store could not be told."""
+
+    @property
+    def events(self) -> int:
+        """How many were taken through so far, whatever became of them."""
+        return sum(self._counts.values()) - self._counts["unreadable"]
+
+    @property
+    def unreadable(self) -> int:
+        return self._counts["unreadable"]
+
+    def counts(self) -> dict[str, int]:
+        """Tell what became of the records, by name."""
+        names = ("new", "known", "not remembered", "unreadable")
+        return {name: self._counts[name] for name in names}
+
+    async def run(self, progress: Progress | None = None) -> None:
+        """Take all of it through, or raise what the store has to say."""
+        total = sum(file.size for file in self._files)
+        await self._router.open()
+        try:
+            for batch in self._batches():
+                await self._take(batch)
+                if progress is not None:
+                    progress(self._read, total)
+        finally:
+            await self._router.drain(_PATIENCE)
+            await self._router.aclose()
+
+    def _batches(self) -> Iterator[list[Event]]:
+        batch: list[Event] = []
+        for piece in read_pieces(self._files, block=_BLOCK):
+            if isinstance(piece, Damage):
+                self._counts["unreadable"] += 1
+                continue
+            for event in self._events(piece):
+                batch.append(event)
+                if len(batch) == BATCH:
+                    yield batch
+                    batch = []
+            before = sum(file.size for file in self._files[: piece.file])
+            self._read = max(self._read, before + piece.read)
+        if batch:
+            yield batch
+
+    def _events(self, piece: Piece) -> Iterator[Event]:
+        try:
+            records = content_of(piece.work).records
+        except OSError as error:
+            raise AuditFailed(why(error)) from None
+        for _, raw in records:
+            if raw is None:
+                self._counts["unreadable"] += 1
+                continue
+            found: Event | Unreadable = self._opener.read(raw)
+            if isinstance(found, Event) and not found.bare:
+                yield found
+                continue
+            for event, _ in self._opener.open(raw):
+                if isinstance(event, Unreadable):
+                    self._counts["unreadable"] += 1
+                else:
+                    yield event
+
+    async def _take(self, events: Sequence[Event]) -> None:
+        """Take events through, and again for a while where the store is away or they are held."""
+        for pause_s in (*_PAUSES_S, None):
+            if not events:
+                return
+            answers = await self._router.process(events, patience=_PATIENCE)
+            again = []
+            for event, answer in zip(events, answers, strict=True):
+                if answer.acknowledge:
+                    self._counts[_became(answer)] += 1
+                else:
+                    again.append(event)
+            events = again
+            if events and pause_s is not None:
+                await asyncio.sleep(pause_s)
+        self.left += len(events)
+        if any(gateway.down() for gateway in self._router.gateways):
+            raise StoreUnavailable("it does not answer any more; warm it again: that is safe")
+
+
+def _became(answer: Answer) -> str:
+    if answer.verdict in _NEW:
+        return "new"
+    return "known" if answer.verdict is Verdict.DUPLICATE else "not remembered"
+
+
+def _router(setup: Setup, place: StorePlace, routes: Sequence[Route]) -> Router:
+    dead = KeepsNone()
+    ways = [
+        Way(
+            Gateway(
+                store=place.opened,
+                sink=TakesAll(),
+                rules=route.rules,
+                dead=dead,
+                route=route.name,
+                settings=_unhurried(route.settings),
+            ),
+            route.match,
+        )
+        for route in routes
+    ]
+    return Router(
+        ways, dead=dead, discard_unrouted=True, settings=_unhurried(setup.config.settings())
+    )
+
+
+def _unhurried(settings: Settings) -> Settings:
+    """Keep what makes keys and records, and leave what is about a sink that is not there."""
+    return replace(settings, mode="enforce", on_store_outage="hold", rate=None)

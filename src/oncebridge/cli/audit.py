@@ -1,0 +1,418 @@
+"""`oncebridge audit`: what a recording has more than once, and why."""
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskProgressColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from oncebridge.audit.report import Difference, Report
+from oncebridge.audit.suggest import Suggestion, suggest
+from oncebridge.audit.words import listed
+from oncebridge.backends import StorePlace
+from oncebridge.cli.manners import command, note
+from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop
+from oncebridge.config import PREFIX, Route, Setup, load
+from oncebridge.duration import format_duration, parse_duration
+from oncebridge.errors import ConfigError
+from oncebridge.options import Text, did_you_mean
+from oncebridge.reach import refuse_memory
+
+QUIET = "500ms"
+
+
+def _genesys_unless_told(made: click.Command) -> click.Command:
+    """Take the preset where nobody says what the rules are: most who come have Genesys."""
+    body = made.callback
+    assert body is not None  # noqa: S101 - every command has one
+
+    @functools.wraps(body)
+    def callback(*, config: str | None, preset: str | None, **rest: Any) -> Any:
+        is_told = config or os.environ.get(f"{PREFIX}CONFIG") or os.environ.get(f"{PREFIX}PRESET")
+        preset = preset or (None if is_told else "genesys")
+        return body(config=config, preset=preset, **rest)
+
+    made.callback = callback
+    return made
+
+
+@_genesys_unless_told
+@command(
+    "oncebridge audit events.ndjson",
+    "oncebridge audit recordings/ --html report.html --suggest suggested.toml",
+    "oncebridge audit events.ndjson.gz --rules suggested.toml",
+    "oncebridge audit events.ndjson -c oncebridge.toml --warm sqlite:seen.db",
+)
+@click.argument("files", nargs=-1, required=True, metavar="FILE|DIRECTORY...")
+@click.option("--route", metavar="NAME", help="Whose rules, where there are several routes.")
+@click.option("--html", metavar="FILE", help="Write the report as a page, too.")
+@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
+@click.option("--suggest", "suggested", metavar="FILE", help="Save the suggested configuration.")
+@click.option("--rules", metavar="FILE", help="Rules to try: what would be different.")
+@click.option("--differences", metavar="FILE", help="With --rules: all of it, one per line.")
+@click.option(
+    "--quiet",
+    metavar="DURATION",
+    default=QUIET,
+    help=f"How soon the same state again looks like noise. [{QUIET}]",
+)
+@click.option("--warm", metavar="STORE", help="Only make a store know these events.")
+def audit(
+    setup: Setup,
+    *,
+    files: tuple[str, ...],
+    route: str | None,
+    html: str | None,
+    as_json: bool,
+    suggested: str | None,
+    rules: str | None,
+    differences: str | None,
+    quiet: str,
+    warm: str | None,
+) -> None:
+    """
+    Tell which recorded events came more than once, and why.
+
+    Each FILE holds events: one per line, an array, or one after another; gzip too, and as SQS,
+    SNS, Kinesis and CloudWatch Logs wrap them. A DIRECTORY is read with all below it, and - is
+    standard input. Without a configuration the rules are those of the preset genesys. Nothing
+    is sent and nothing is changed; the report holds ids and numbers, no payloads.
+
+    --rules FILE tries other rules (a configuration with rules, preset and window) and shows
+    event by event what they would do otherwise.
+
+    --warm STORE takes the events into a store, as a service with this configuration would,
+    and sends nothing: what the service meets again is a duplicate then. STORE is an address,
+    env:NAME, or a configuration file (.toml) whose store is meant, with its options.
+
+    Exit code 1: something could not be read, or there is no event in it.
+    """
+    try:
+        with _heeding_signals():
+            if warm is not None:
+                _refuse_beside_warm(
+                    html=html, suggest=suggested, rules=rules, differences=differences
+                )
+                sys.exit(_warm(setup, files, route, warm, as_json=as_json))
+            _check_targets(html, suggested, differences, rules)
+            soon = parse_duration(quiet, "--quiet")
+            found = _audit(setup, files, route, rules=rules, differences=differences, quiet=soon)
+    except KeyboardInterrupt as left:
+        _leave(left, "left before the end; there is no report")
+    suggestion = suggest(found, quiet=soon)
+    _tell(found, suggestion, as_json=as_json)
+    _save(found, suggestion, html, suggested)
+    sys.exit(NEEDS_YOU if found.unreadable or not found.events else 0)
+
+
+# --- signals ------------------------------------------------------------------------------
+
+
+class _Told(KeyboardInterrupt):
+    """Somebody else than the keyboard wants it to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
+
+
+@contextmanager
+def _heeding_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end it as Ctrl-C does, so that no temporary files are left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not ours to take
+        return
+    ends = [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in ends}
+
+    def end(number: int, _frame: object) -> NoReturn:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # it ends already
+        raise _Told(number)
+
+    for number, how in before.items():
+        if how is signal.SIG_DFL:  # and not where `nohup` has it ignored
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, how in before.items():
+            signal.signal(number, how)
+
+
+def _leave(left: KeyboardInterrupt, why: str) -> NoReturn:
+    with suppress(OSError):  # the terminal may be what is gone
+        note(why)
+    sys.exit(left.code if isinstance(left, _Told) else LEFT)
+
+
+# --- what is asked ------------------------------------------------------------------------
+
+
+def _route(setup: Setup, name: str | None) -> Route:
+    """Find the route whose rules are meant; which one is no question where all have the same."""
+    known = [route.name for route in setup.routes]
+    if name is not None:
+        for route in setup.routes:
+            if route.name == name:
+                return route
+        raise ConfigError("--route", f"{name!r} is no route; {did_you_mean(name, known)}")
+    first, *others = setup.routes
+    if any(other.rules != first.rules for other in others):
+        raise ConfigError("--route", f"there are several; name one of {', '.join(known)}")
+    return first
+
+
+def _refuse_beside_warm(**given: str | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"--{name}", "goes with a report, and --warm makes none")
+
+
+def _check_targets(
+    html: str | None, suggested: str | None, differences: str | None, rules: str | None
+) -> None:
+    """Find out before the work whether its results can be saved."""
+    if differences is not None and rules is None:
+        raise ConfigError("--differences", "goes with --rules")
+    for flag, name in (("--suggest", suggested), ("--differences", differences)):
+        if name is not None and Path(name).exists():
+            raise ConfigError(flag, f"{name} is there already, and is not overwritten")
+    if html is not None and Path(html).exists() and not _is_page(Path(html)):
+        raise ConfigError("--html", f"{html} is there already, and is no report of ours")
+    for flag, name in (("--html", html), ("--suggest", suggested), ("--differences", differences)):
+        if name is not None and not Path(name).parent.is_dir():
+            raise ConfigError(flag, f"there is no directory {Path(name).parent}")
+
+
+def _is_page(path: Path) -> bool:
+    from oncebridge.audit.html import MARK  # noqa: PLC0415 - for those who want a page
+
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MARK)) == MARK.encode()
+    except OSError:
+        return False
+
+
+# --- the report ---------------------------------------------------------------------------
+
+
+def _audit(
+    setup: Setup,
+    files: tuple[str, ...],
+    route: str | None,
+    *,
+    rules: str | None,
+    differences: str | None,
+    quiet: timedelta,
+) -> Report:
+    from oncebridge.audit import engine  # noqa: PLC0415 - DuckDB takes a moment to load
+
+    ours = _route(setup, route)
+    other = None
+    if rules is not None:
+        candidate = load(rules, environment={}, with_source=False)
+        other = _route(candidate, route if len(candidate.routes) > 1 else None)
+    with _bar() as told, _lines(differences) as line:
+        return engine.audit(
+            [Path(name) for name in files],
+            ours.rules,
+            window=ours.settings.window,
+            candidate=None if other is None else other.rules,
+            candidate_window=None if other is None else other.settings.window,
+            quiet=quiet,
+            bare=ours.settings.bare,
+            limits=ours.settings.limits,
+            progress=told,
+            differences=line,
+            skipped=_note_skipped,
+        )
+
+
+def _note_skipped(names: Sequence[str]) -> None:
+    note(f"{listed(names)}: there already by another name, or twice; read once")
+
+
+@contextmanager
+def _lines(name: str | None) -> Iterator[Callable[[Difference], None] | None]:
+    """Write differences to a file, one JSON object per line."""
+    if name is None:
+        yield None
+        return
+    with _created(name, "--differences") as file:
+        encode = msgspec.json.Encoder().encode
+
+        def write(difference: Difference) -> None:
+            with _saving(name, "--differences"):
+                file.write(encode(difference) + b"\n")
+
+        yield write
+
+
+def _tell(report: Report, suggestion: Suggestion, *, as_json: bool) -> None:
+    with _printing():
+        if as_json:
+            told = msgspec.to_builtins(report) | {"suggestion": msgspec.to_builtins(suggestion)}
+            click.echo(msgspec.json.encode(told))
+            return
+        from oncebridge.audit.terminal import console_for_reports, show  # noqa: PLC0415
+
+        show(report, suggestion, console_for_reports())
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """Say why standard output takes no more; a disk may be full behind it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # every command ends with its reader
+    except OSError as error:
+        # Python would complain when it flushes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        note(f"standard output: {_why(error)}")
+        sys.exit(NEEDS_YOU)
+
+
+def _save(report: Report, suggestion: Suggestion, html: str | None, suggested: str | None) -> None:
+    if html is not None:
+        from oncebridge.audit.html import page  # noqa: PLC0415
+
+        with _saving(html, "--html"):
+            Path(html).write_text(page(report, suggestion), "utf-8")
+        note(f"wrote {html}")
+    if suggested is not None:
+        with _created(suggested, "--suggest") as file, _saving(suggested, "--suggest"):
+            file.write(suggestion.toml.encode())
+            file.flush()
+        note(f"wrote {suggested}")
+
+
+@contextmanager
+def _created(name: str, flag: str) -> Iterator[BinaryIO]:
+    """Make a new file, which is gone again if what should stand in it could not be finished."""
+    path = Path(name)
+    with _saving(name, flag):
+        file = path.open("xb")
+    try:
+        yield file
+        with _saving(name, flag):
+            file.close()
+    except BaseException:
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            file.close()
+        raise
+
+
+@contextmanager
+def _saving(name: str, flag: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(flag, f"{name}: {_why(error)}") from None
+
+
+def _why(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else type(error).__name__
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
+    """Show how far it is and how fast, on a terminal only."""
+    console = Console(stderr=True)
+    bar = Progress(
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        row = bar.add_task("", total=None)
+
+        def told(done: int, total: int) -> None:
+            # What comes through a pipe has no size.
+            bar.update(row, completed=done, total=max(total, done) if total else None)
+
+        yield told
+
+
+# --- the store ----------------------------------------------------------------------------
+
+
+def _warm(
+    setup: Setup, files: tuple[str, ...], route: str | None, store: str, *, as_json: bool
+) -> int:
+    from oncebridge.audit.reading import find_files  # noqa: PLC0415 - not for reports
+    from oncebridge.audit.warm import Warming  # noqa: PLC0415
+
+    routes = [_route(setup, route)] if route is not None else list(setup.routes)
+    place = _place(setup, store)
+    if not setup.file:
+        names = ", ".join(repr(route.name) for route in routes)
+        note(f"the keys are of the route {names}; the service needs the same name: route = …")
+    found = find_files([Path(name) for name in files], _note_skipped)
+    warming = Warming(setup, place, routes, found)
+    try:
+        with _bar() as told:
+            run_loop(_interruptible(warming.run(told)))
+    except KeyboardInterrupt as left:
+        _tell_counts(warming.counts(), as_json=as_json)
+        _leave(left, "left before the end; warm it again: what is known stays as it is")
+    _tell_counts(warming.counts(), as_json=as_json)
+    window = format_duration(routes[0].settings.window)
+    note(f"windows begin now: what is new is remembered for {window} from here, not from its time")
+    if warming.left:
+        note("some are held by a worker, or the store did not take them: warm it again")
+    return NEEDS_YOU if warming.left or warming.unreadable or not warming.events else 0
+
+
+async def _interruptible(work: Coroutine[Any, Any, None]) -> None:
+    """Let Ctrl-C end a read that waits for a pipe, where the loop could only note it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    await work
+
+
+def _place(setup: Setup, text: str) -> StorePlace:
+    """Find the store: by its address, or as a configuration names it, with its options."""
+    if text.endswith(".toml") and ":" not in text:
+        place = load(text, environment={}, with_source=False).config.store
+    elif setup.file and text in (setup.config.store.url, setup.config.store.reference):
+        place = setup.config.store
+    else:
+        place = StorePlace.of(Text.of(text, "--warm"))
+    refuse_memory(place, "--warm")
+    return place
+
+
+def _tell_counts(counts: dict[str, int], *, as_json: bool) -> None:
+    with _printing():
+        if as_json:
+            told = {name.replace(" ", "_"): count for name, count in counts.items()}
+            click.echo(msgspec.json.encode(told))
+            return
+        for name, count in counts.items():
+            if count or name in ("new", "known"):
+                click.echo(f"{name:<16}{count:>12,}")
