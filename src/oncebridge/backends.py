@@ -75,6 +75,8 @@ class Place(Struct, frozen=True):
     """The backend, made and not yet connected."""
     reference: str = ""
     """Where the address was looked up, if it was: then all of it may be secret, and change."""
+    options: Any = None
+    """The record of the backend's options, where it has any."""
 
     group: ClassVar[str]
 
@@ -113,7 +115,7 @@ class Place(Struct, frozen=True):
                 raise ConfigError(place, message) from None
             under = f"{where}.{error.where}" if where else error.where
             raise ConfigError(origin(rest.get(error.where), under), message) from None
-        return cls(url, opened, "" if url == given else given)
+        return cls(url, opened, "" if url == given else given, options if kind else None)
 
     @classmethod
     def option_schema(cls) -> dict[str, Any]:

@@ -59,6 +59,10 @@ class Spool:
         self.depth = 0
         """Records that are here."""
 
+    @property
+    def file(self) -> SQLiteFile:
+        return self._file
+
     # --- the inbox ---------------------------------------------------------------------
 
     def put(self, raw: bytes, done: Done) -> None:

@@ -30,6 +30,7 @@ _Done = tuple[Any, Exception | None]
 _VERSIONS = """
 CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INTEGER NOT NULL)
 """
+_VERSION_OF = "SELECT version FROM oncebridge_schema WHERE name = ?"
 _PAUSE_MS = 10
 _TOGETHER = 16  # works in one transaction: other processes get their turn in between
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -76,6 +77,24 @@ class SQLiteFile:
         self._connection: sqlite3.Connection | None = None
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
         self._closed = False
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def refusal(self, db: sqlite3.Connection) -> str:
+        """Tell why the file behind *db* would be refused; nothing if it would not."""
+        has_versions = "SELECT 1 FROM sqlite_master WHERE name = 'oncebridge_schema'"
+        if not db.execute(has_versions).fetchone():
+            return ""
+        found = db.execute(_VERSION_OF, (self._name,)).fetchone()
+        return self._other_layout(found[0]) if found and found[0] != self._version else ""
+
+    def _other_layout(self, version: int) -> str:
+        return (
+            f"the {self._name} were written by another version of oncebridge (layout {version}, "
+            f"this one reads {self._version}); start a new file"
+        )
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Do *work* in the thread; the file is opened, checked and set up on first use."""
@@ -222,14 +241,9 @@ class SQLiteFile:
             db.execute(
                 "INSERT OR IGNORE INTO oncebridge_schema VALUES (?, ?)", (self._name, self._version)
             )
-            (version,) = db.execute(
-                "SELECT version FROM oncebridge_schema WHERE name = ?", (self._name,)
-            ).fetchone()
+            (version,) = db.execute(_VERSION_OF, (self._name,)).fetchone()
             if version != self._version:
-                raise StoreError(
-                    f"{self._path}: the {self._name} were written by another version of oncebridge "
-                    f"(layout {version}, this one reads {self._version}); start a new file"
-                )
+                raise StoreError(f"{self._path}: {self._other_layout(version)}")
             db.execute(self._schema)
 
     def _switch_to_wal(self, db: sqlite3.Connection) -> str:
@@ -286,9 +300,34 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     return StoreError(f"{path}: {error}")
 
 
-def _refuse_network_file_system(path: Path) -> None:
+@contextmanager
+def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the file at *path* as it is: nothing is changed, and nothing made beside it."""
+    beside = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
+    # Where its helpers are not there, nobody has it open; SQLite would make them for us.
+    how = "mode=ro" if all(file.exists() for file in beside) else "immutable=1"
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}",
+        uri=True,
+        timeout=1,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        yield db
+    finally:
+        db.close()
+
+
+def network_file_system(path: Path) -> str:
+    """Name the type of the file system that *path* is on if others share it, by the network."""
     kind = file_system(path)
-    if kind in _NETWORK_FILE_SYSTEMS:
+    return kind if kind in _NETWORK_FILE_SYSTEMS else ""
+
+
+def _refuse_network_file_system(path: Path) -> None:
+    kind = network_file_system(path)
+    if kind:
         raise StoreError(
             f"{path}: lies on a network file system ({kind}), where SQLite's locks do not hold "
             "and two workers would both win; put the file on a local disk, or use a store made "

@@ -3,7 +3,7 @@ TESTPLAN §8: one check for each known bug, run on the snippet that has it and o
 
 A check that the snippet passes proves nothing, so every test asserts both: red there,
 green here. Rows xvii and xviii need Redis and Postgres, and are tested with those stores;
-those that need AWS are in `test_naive_on_aws`; the linter of row vi is not built yet.
+those that need AWS are in `test_naive_on_aws`.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ import pytest
 from tests.faults.doubles import CountingDice, FaultyStore, event, now_ms, virtual
 
 from oncebridge import Gateway, Rule, Settings, StoreUnavailable, Verdict
+from oncebridge.check.rules import lint
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.store import Part, Want
@@ -306,8 +307,14 @@ async def one_conversation_has_three_states(world: World, make: Make) -> None:
 async def test_vi_the_conversation_alone():
     await is_red(one_conversation_has_three_states, naive.ConversationOnly)
     await is_green(one_conversation_has_three_states, Ours)
-    # Told to do the same, ours does: a linter is to warn of such a key.
-    await is_red(one_conversation_has_three_states, of(key=["detail.conversationId"]))
+    # Told to do the same, ours does: so the linter warns of such a key, and of no better one.
+    naive_key, better = ["detail.conversationId"], ["detail.conversationId", "detail.status"]
+    await is_red(one_conversation_has_three_states, of(key=naive_key))
+    await is_green(one_conversation_has_three_states, of(key=better))
+    assert [one.code for one in lint([Rule.parse({"name": "r", "key": naive_key})])] == [
+        "key-coarse"
+    ]
+    assert lint([Rule.parse({"name": "r", "key": better})]) == []
 
 
 async def equal_details_of_others_are_others(world: World, make: Make) -> None:

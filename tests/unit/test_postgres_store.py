@@ -389,11 +389,11 @@ async def test_a_table_that_is_not_logged_is_refused(postgres: Postgres) -> None
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("synchronous_commit = off", "ALTER ROLE guarded SET synchronous_commit = on"),
+        ("synchronous_commit = off", 'ALTER ROLE "guarded" SET synchronous_commit = on'),
         ("default_transaction_read_only = on", "takes no writes"),
         (
             "default_transaction_isolation = 'serializable'",
-            "ALTER ROLE guarded SET default_transaction_isolation = 'read committed'",
+            "ALTER ROLE \"guarded\" SET default_transaction_isolation = 'read committed'",
         ),
     ],
 )
@@ -467,7 +467,7 @@ async def test_without_the_rights_it_is_told_which(own_server: Postgres) -> None
             "SELECT 1",
         )
         told = await refusal(url, schema="ours")
-        assert 'GRANT UPDATE, DELETE ON "ours"."oncebridge_records" TO guarded' in told
+        assert 'GRANT UPDATE, DELETE ON "ours"."oncebridge_records" TO "guarded"' in told
         await ask(
             own_server.url, "GRANT UPDATE, DELETE ON ours.oncebridge_records TO guarded", "SELECT 1"
         )

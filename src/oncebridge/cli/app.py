@@ -3,6 +3,8 @@
 import click
 
 from oncebridge import __version__
+from oncebridge.cli.audit import audit
+from oncebridge.cli.check import check
 from oncebridge.cli.completion import completion
 from oncebridge.cli.copy import copy
 from oncebridge.cli.dead import dead
@@ -12,6 +14,8 @@ from oncebridge.cli.forget import forget
 from oncebridge.cli.init import init
 from oncebridge.cli.migrate import migrate
 from oncebridge.cli.pause import pause, resume
+from oncebridge.cli.release import release
+from oncebridge.cli.resend import resend
 from oncebridge.cli.run import run
 from oncebridge.cli.schema import schema
 from oncebridge.cli.simulate import simulate
@@ -44,8 +48,12 @@ def app() -> None:
 app.add_command(run)
 app.add_command(init)
 app.add_command(migrate)
+app.add_command(check)
+app.add_command(audit)
 app.add_command(explain)
 app.add_command(forget)
+app.add_command(release)
+app.add_command(resend)
 app.add_command(dead)
 app.add_command(pause)
 app.add_command(resume)

@@ -53,6 +53,10 @@ class SQLiteDeadLetters:
             raise ConfigError("", f"{url!r}: dead letters in SQLite are sqlite:PATH")
         return cls(path)
 
+    @property
+    def file(self) -> SQLiteFile:
+        return self._file
+
     async def open(self) -> None:
         await self._file.run(lambda _: None)
 

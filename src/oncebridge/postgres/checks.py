@@ -1,10 +1,12 @@
 """What must be true of a server and of our tables before anything relies on them."""
 
 import logging
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Final
 
 import asyncpg
+from msgspec import Struct
 
 from oncebridge.errors import ConfigError
 from oncebridge.postgres.pool import Link, Pool
@@ -41,74 +43,103 @@ SELECT to_regclass($1) IS NOT NULL AS has_versions,
 _log = logging.getLogger("oncebridge")
 
 
-async def check_server(link: Link, pool: Pool) -> Any:
-    """Refuse a server that would take no writes, or say yes and forget them; tell its settings."""
+class Fault(Struct, frozen=True):
+    """Why a server or a table will not do."""
+
+    code: str
+    seen: str
+    remedy: str = ""
+    mark: str = "; "
+    """What stands between the two."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.seen}{self.mark}{self.remedy}" if self.remedy else self.seen
+
+
+async def look_at_server(link: Link) -> Any:
+    """Ask for the settings that count."""
     (found,) = await link.fetch(_SERVER)
-    shown = repr(pool.address.shown)
+    return found
+
+
+def server_faults(found: Any) -> Iterator[Fault]:
+    """List why a server would take no writes, or say yes and forget them."""
     if found["version"] < _OLDEST:
-        raise ConfigError(
-            "", f"{shown}: the server is PostgreSQL {found['version_name']}; 14 or later is needed"
-        )
+        seen = f"the server is PostgreSQL {found['version_name']}"
+        yield Fault("version", seen, "14 or later is needed")
     if found["is_standby"]:
-        raise ConfigError(
-            "",
-            f"{shown}: the server is a standby and takes no writes; name the primary, or several "
-            "hosts (postgresql://…@HOST,HOST/…) of which the primary is found",
+        yield Fault(
+            "standby",
+            "the server is a standby and takes no writes",
+            "name the primary, or several hosts (postgresql://…@HOST,HOST/…) of which the primary "
+            "is found",
         )
-    if found["read_only"] == "on":
-        raise ConfigError(
-            "", f"{shown}: the server takes no writes (default_transaction_read_only is on)"
-        )
-    role = found["role"]
+    elif found["read_only"] == "on":
+        yield Fault("read-only", "the server takes no writes (default_transaction_read_only is on)")
+    role = quoted(found["role"])
     if found["isolation"] != "read committed":
-        raise ConfigError(
-            "",
-            f"{shown}: transactions begin as {found['isolation']!r}, and have to see what others "
-            f"commit meanwhile: ALTER ROLE {role} SET default_transaction_isolation = "
-            "'read committed'",
+        yield Fault(
+            "isolation",
+            f"transactions begin as {found['isolation']!r}, and have to see what others commit "
+            "meanwhile",
+            f"ALTER ROLE {role} SET default_transaction_isolation = 'read committed'",
+            ": ",
         )
     if found["synchronous_commit"] == "off":
-        raise ConfigError(
-            "",
-            f"{shown}: synchronous_commit is off, so a crash of the server would forget what it "
-            f"has confirmed: ALTER ROLE {role} SET synchronous_commit = on",
+        yield Fault(
+            "synchronous-commit",
+            "synchronous_commit is off, so a crash of the server would forget what it has "
+            "confirmed",
+            f"ALTER ROLE {role} SET synchronous_commit = on",
+            ": ",
         )
+
+
+async def check_server(link: Link, pool: Pool) -> Any:
+    """Refuse a server that would take no writes, or say yes and forget them; tell its settings."""
+    found = await look_at_server(link)
+    for fault in server_faults(found):
+        raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
     if found["fsync"] == "off":
         extra = {"server": masked(pool.address.shown)}
         _log.warning("oncebridge.postgres_without_fsync", extra=extra)
     return found
 
 
+async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[Fault]:
+    """List why tables cannot be used: of another layout, emptied by a crash, or not for us."""
+    found, version = await _look(link, pool, layout)
+    shown = layout.shown
+    if version is None or not found["persistence"]:
+        return [Fault("table", f"there is no table {shown}", _REMEDY)]
+    faults = []
+    if version > layout.version:
+        seen = f"{shown} has layout {version}, of a newer oncebridge"
+        return [Fault("table-newer", seen, f"this one knows {layout.version}")]
+    if version < layout.version or found["functions"]:
+        seen = f"{shown} has layout {version}, and this oncebridge needs all of {layout.version}"
+        faults.append(Fault("table", seen, _REMEDY))
+    if found["rights"]:
+        missing, role = ", ".join(found["rights"]), quoted(found["role"])
+        grant = f"GRANT {missing} ON {layout.named()} TO {role}"
+        faults.append(Fault("rights", "a right is missing", grant, ": "))
+    if found["persistence"] != "p":
+        faults.append(
+            Fault(
+                "unlogged",
+                f"{shown} is not logged, and a crash of the server would empty it",
+                f"ALTER TABLE {layout.named()} SET LOGGED",
+                ": ",
+            )
+        )
+    return faults
+
+
 async def check_table(link: Link, pool: Pool, layout: Layout) -> None:
     """Refuse tables of another layout, that a crash would empty, or that we may not use."""
-    shown = repr(pool.address.shown)
-    found, version = await _look(link, pool, layout)
-    if version is None or not found["persistence"]:
-        raise ConfigError("", f"{shown}: there is no table {layout.shown}; {_REMEDY}")
-    if version < layout.version or found["functions"]:
-        raise ConfigError(
-            "",
-            f"{shown}: {layout.shown} has layout {version}, and this oncebridge needs "
-            f"all of {layout.version}; {_REMEDY}",
-        )
-    if version > layout.version:
-        raise ConfigError(
-            "",
-            f"{shown}: {layout.shown} has layout {version}, of a newer oncebridge; "
-            f"this one knows {layout.version}",
-        )
-    if found["rights"]:
-        missing = ", ".join(found["rights"])
-        raise ConfigError(
-            "",
-            f"{shown}: a right is missing: GRANT {missing} ON {layout.named()} TO {found['role']}",
-        )
-    if found["persistence"] != "p":
-        raise ConfigError(
-            "",
-            f"{shown}: {layout.shown} is not logged, and a crash of the server would empty it: "
-            f"ALTER TABLE {layout.named()} SET LOGGED",
-        )
+    for fault in await table_faults(link, pool, layout):
+        raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
 
 
 async def _look(link: Link, pool: Pool, layout: Layout) -> tuple[Any, int | None]:

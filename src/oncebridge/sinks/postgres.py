@@ -141,6 +141,16 @@ class PostgresSink:
     def address(self) -> Address:
         return self._own.address
 
+    @property
+    def pool(self) -> Pool:
+        """Its own connections, which it does not use where it goes the store's way."""
+        return self._own
+
+    @property
+    def layout(self) -> Layout | None:
+        """The table that has to be made for it; none, where a statement names its table."""
+        return self._writer.layout
+
     # --- setting up --------------------------------------------------------------------
 
     def joins(self, store: Store) -> bool:

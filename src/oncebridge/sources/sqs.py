@@ -43,7 +43,7 @@ _MOST_BYTES: Final = 64 * 1024 * 1024
 _LEAVE_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_SPARE_RECEIVES: Final = 5
+SPARE_RECEIVES: Final = 5
 """Receives beyond the attempts: a message that another worker holds goes back a few times."""
 _NO_HANDLE: Final = "oncebridge-tries-its-rights"
 _GROUP: Final = "MessageGroupId"
@@ -169,7 +169,7 @@ class SqsSource:
             _log.info("oncebridge.queue_settings_unknown", extra={**queue, "error": denied.message})
             return
         settings = [gateway.settings for gateway in self._host.router.gateways]
-        needed = max([one.max_attempts for one in settings]) + _SPARE_RECEIVES
+        needed = max([one.max_attempts for one in settings]) + SPARE_RECEIVES
         if found.max_receives is None:
             told = {**queue, "do": f"set a redrive policy, maxReceiveCount at least {needed}"}
             _log.warning("oncebridge.queue_without_redrive", extra=told)

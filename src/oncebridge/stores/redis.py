@@ -48,6 +48,7 @@ from oncebridge.store import (
 from oncebridge.stores import redis_scripts as scripts
 from oncebridge.stores.compare import CompareStore
 from oncebridge.stores.redis_address import RedisAddress
+from oncebridge.stores.redis_checks import doubts, faults
 from oncebridge.stores.redis_connection import (
     Address,
     Dialer,
@@ -81,7 +82,11 @@ _Piece = tuple[int, Sequence[int]]
 
 _CHUNK: Final = 200
 """Records per script: one takes the server about 3 µs, so others wait for 0.6 ms at most."""
-_LEAST_VERSION: Final = (6, 2)
+_FAULTS: Final[Mapping[str, type[StoreError]]] = {
+    "loading": StoreUnavailable,
+    "replica": NotThePrimary,
+}
+"""What passes by itself; whatever else is wrong, somebody has to put right."""
 
 _COMMITS: Final[dict[int, CommitAnswer]] = {
     0: Reply.FENCED,
@@ -120,7 +125,7 @@ class RedisStore:
         )
         self._tls: ssl.SSLContext | None = None
         self._told: set[tuple[str, Address]] = set()
-        self._servers = self._found()
+        self._servers = self._found(self._dialer())
         self._ahead_ms: int | None = None
         """How far the server's clock is ahead of this loop's."""
         self._is_closed = False
@@ -129,6 +134,14 @@ class RedisStore:
     def from_url(cls, url: str, options: RedisOptions | None = None) -> Self:
         """Open `redis://HOST`, and the forms for TLS, sockets, Sentinel and clusters."""
         return cls(url, options)
+
+    @property
+    def address(self) -> RedisAddress:
+        return self._address
+
+    @property
+    def options(self) -> RedisOptions:
+        return self._options
 
     async def open(self) -> None:
         self._check_open()
@@ -400,9 +413,27 @@ class RedisStore:
 
     # --- who is asked -------------------------------------------------------------------
 
-    def _found(self) -> Servers:
+    def unchecked(self) -> Servers:
+        """Give the servers to somebody who looks at them as they are; he closes them."""
+        return self._found(replace(self._dialer(), check=None))
+
+    def sentinels(self) -> Sentinels | None:
+        """Give those who know which server is the primary, where the address names them."""
         address, options = self._address, self._options
-        dialer = Dialer(
+        if address.kind != "sentinel":
+            return None
+        watcher = replace(
+            self._dialer(),
+            user=options.sentinel_user or "",
+            password=options.sentinel_password,
+            db=0,
+            check=None,
+        )
+        return Sentinels(watcher, address.hosts, address.service)
+
+    def _dialer(self) -> Dialer:
+        address, options = self._address, self._options
+        return Dialer(
             timeout_s=options.timeout.total_seconds(),
             connect_timeout_s=options.connect_timeout.total_seconds(),
             user=address.user,
@@ -412,17 +443,12 @@ class RedisStore:
             tls_name=options.tls_name,
             check=self._check,
         )
+
+    def _found(self, dialer: Dialer) -> Servers:
+        address, options = self._address, self._options
         if address.kind == "cluster":
             return Cluster(dialer, address.hosts, options.connections)
-        if address.kind == "sentinel":
-            watcher = replace(
-                dialer,
-                user=options.sentinel_user or "",
-                password=options.sentinel_password,
-                db=0,
-                check=None,
-            )
-            sentinels = Sentinels(watcher, address.hosts, address.service)
+        if (sentinels := self.sentinels()) is not None:
             return OneServer(dialer, sentinels.primary, options.connections)
         where: Address = address.path or address.hosts[0]
 
@@ -441,31 +467,10 @@ class RedisStore:
 
     def _check(self, info: dict[str, str], address: Address) -> None:
         """Look at what a server says about itself, at every connection."""
-        where = f"Redis at {shown(address)}"
-        version = info.get("redis_version", "")
-        if _numbers(version) < _LEAST_VERSION:
-            raise Unfit(f"{where} is version {version or 'unknown'}; 6.2 or later is needed")
-        is_cluster = info.get("cluster_enabled") == "1"
-        if is_cluster != (self._address.kind == "cluster"):
-            what, scheme = ("is", "redis+cluster") if is_cluster else ("is not", "redis")
-            raise Unfit(f"{where} {what} a node of a cluster; write {scheme}:// (rediss for TLS)")
-        if info.get("loading", "0") != "0":
-            raise StoreUnavailable(f"{where} is still loading its data")
-        if info.get("role") != "master":
-            raise NotThePrimary(f"{where} is a replica")
-        policy = info.get("maxmemory_policy")
-        if policy is None:
-            self._warn("oncebridge.redis_eviction_unknown", address)
-        elif policy != "noeviction":
-            raise Unfit(
-                f"{where} has maxmemory-policy {policy}, which evicts records, and each evicted "
-                "record is a duplicate let through; set it to noeviction (CONFIG SET, redis.conf, "
-                "or the parameter group of a managed Redis)"
-            )
-        if info.get("aof_enabled") == "0":
-            self._warn("oncebridge.redis_without_aof", address)
-        if int(info.get("connected_slaves") or 0) < self._options.wait_replicas:
-            self._warn("oncebridge.redis_too_few_replicas", address)
+        for fault in faults(info, is_cluster=self._address.kind == "cluster"):
+            raise _FAULTS.get(fault.code, Unfit)(f"Redis at {shown(address)} {fault.text}")
+        for doubt in doubts(info, replicas=self._options.wait_replicas):
+            self._warn(f"oncebridge.redis_{doubt}", address)
 
     def _warn(self, what: str, address: Address) -> None:
         """Say it once for each server."""
@@ -509,7 +514,3 @@ async def _or_no_answer(
         return await claims
     except StoreError as error:
         return [NoAnswer(str(error))] * count
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

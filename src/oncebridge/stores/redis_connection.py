@@ -280,7 +280,7 @@ class Dialer(Struct, frozen=True):
             if not isinstance(answer, bytes) or (words != (b"INFO",) and answer != b"OK"):
                 raise Nonsense
         if self.check is not None:
-            self.check(_info(answer), connection.address)
+            self.check(info_of(answer), connection.address)
 
 
 def _refused(words: Words, error: ReplyError, address: Address) -> StoreError:
@@ -291,7 +291,8 @@ def _refused(words: Words, error: ReplyError, address: Address) -> StoreError:
     return Unfit(f"Redis at {shown(address)} refuses {what}: {_text(error)}")
 
 
-def _info(text: bytes) -> dict[str, str]:
+def info_of(text: bytes) -> dict[str, str]:
+    """Read what a server says about itself: `NAME:VALUE`, one on each line."""
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 

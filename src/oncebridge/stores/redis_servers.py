@@ -219,15 +219,32 @@ class Sentinels:
             problems.append(f"{shown(address)} knows of no {self._service!r}")
         raise StoreUnavailable(f"Redis Sentinel names no primary: {'; '.join(problems)}")
 
-    async def _ask(self, address: Address) -> Address | None:
+    async def refusals(self) -> dict[str, StoreError]:
+        """Ask each whether a failover could be agreed on; tell who does not say yes, and why."""
+        words = (b"SENTINEL", b"CKQUORUM", self._service.encode())
+        asked = [self._ask_one(address, words) for address in self._addresses]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        found = {}
+        for address, answer in zip(self._addresses, told, strict=True):
+            if isinstance(answer, StoreError):
+                found[shown(address)] = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+        return found
+
+    async def _ask_one(self, address: Address, words: Words) -> Any:
         connection = await self._dialer.connect(address)
         try:
-            words = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service.encode())
             (answer,) = await connection.ask([words])
         finally:
             connection.abort()
         if isinstance(answer, ReplyError):
             raise failure(answer)
+        return answer
+
+    async def _ask(self, address: Address) -> Address | None:
+        words = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service.encode())
+        answer = await self._ask_one(address, words)
         try:
             return (answer[0].decode(), int(answer[1])) if answer is not None else None
         except (AttributeError, IndexError, TypeError, ValueError):

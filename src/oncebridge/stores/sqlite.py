@@ -121,6 +121,10 @@ class SQLiteStore:
             raise ConfigError("", f"{url!r}: a SQLite store is sqlite:PATH")
         return cls(path, busy_timeout=(options or SQLiteOptions()).busy_timeout)
 
+    @property
+    def file(self) -> SQLiteFile:
+        return self._file
+
     async def open(self) -> None:
         await self._file.run(lambda _: None)
 

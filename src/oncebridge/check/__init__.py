@@ -1,0 +1,1 @@
+"""Everything that will bite, before it bites."""

@@ -1,0 +1,81 @@
+"""
+What of a configuration is on AWS, looked at there; nothing is changed.
+
+Every check works with whatever rights there are. What could not be looked at is said, with the
+IAM action that it takes, and the rest is looked at all the same.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from oncebridge.backends import scheme_of
+from oncebridge.check.finding import Checkup
+from oncebridge.clock import Clock
+from oncebridge.config import Setup
+
+CODES: Final = frozenset(
+    {
+        # where events come from
+        *("source-missing", "function-missing", "destination-missing", "destination-unfit"),
+        *("window-horizon", "key-rights"),
+        *("sqs-visibility", "sqs-no-redrive", "sqs-redrives-early", "sqs-redrive-target"),
+        *("sqs-redrive-retention", "sqs-delay", "sqs-policy-open", "sqs-policy-closed"),
+        *("sqs-policy-unclear", "sqs-aws-key", "sqs-fifo-content-dedup", "sqs-fifo-no-dedup"),
+        *("kinesis-retention", "kinesis-partition-key"),
+        # rules and buses
+        *("rule-none", "rule-disabled", "rule-retries", "rule-no-dead-letters"),
+        *("rule-dead-letters-missing", "rule-fifo-group", "rules-overlap", "target-twice"),
+        *("target-input", "genesys-two-buses", "genesys-pending", "bus-archive"),
+        # Lambda
+        *("mapping-batch-failures", "mapping-and-worker", "mapping-several", "mapping-disabled"),
+        *("mapping-filter", "mapping-blocks-shard", "mapping-no-destination", "mapping-bisect"),
+        "function-no-destination",
+        # stores
+        *("store-missing", "dynamodb-status", "dynamodb-key", "dynamodb-replicated"),
+        *("dynamodb-capacity", "dynamodb-ttl", "dynamodb-deletion"),
+        *("s3-lifecycle", "s3-versioning"),
+        # where events go
+        *("sink-missing", "sink-is-source", "sink-feeds-source"),
+        *("dead-missing", "dead-is-source", "dead-is-redrive-target", "dead-retention"),
+        *("dead-has-redrive", "dead-has-consumer", "dead-unencrypted"),
+        # who, and when
+        *("rights-missing", "clock-aws"),
+    }
+)
+"""All codes of findings there are on AWS; each is a heading of docs/check-aws.md."""
+
+ON_AWS: Final = ("dynamodb", "events", "kinesis", "s3", "sns", "sqs")
+"""The schemes of addresses that are there."""
+
+
+async def check_aws(
+    setup: Setup,
+    checkup: Checkup,
+    *,
+    functions: Sequence[str] = (),
+    destinations: Sequence[str] = (),
+    role: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """
+    Look at all that *setup* has on AWS, and add to *checkup* what comes of it.
+
+    *functions* are Lambda functions that run oncebridge: their configuration has no source, so
+    what brings them events is found through them. *destinations* are API destinations that lead
+    to an HTTP source of this configuration, by their names. *role* is whose rights are meant, by its ARN;
+    otherwise the caller's, and for a function those of its own role. *clock* is for tests.
+    Without an address on AWS, and without these, nobody is asked anything.
+    """
+    config = setup.config
+    places = [*config.source, config.store, config.dead, *(route.sink for route in setup.routes)]
+    is_there = any(scheme_of(place.url) in ON_AWS for place in places)
+    if not (is_there or functions or destinations):
+        return
+    try:
+        from oncebridge.check.aws import whole  # noqa: PLC0415 - botocore is an extra
+    except ImportError:
+        checkup.could_not("AWS", "all that is there", "a package: pip install 'oncebridge[aws]'")
+        return
+    await whole.check(
+        setup, checkup, functions=functions, destinations=destinations, role=role, clock=clock
+    )

@@ -1,0 +1,27 @@
+"""Commands for whoever puts something right: every word is safe in a shell, and meant for there."""
+
+import shlex
+from typing import Final
+from urllib.parse import quote
+
+from oncebridge.check.aws.account import Where
+
+_SERVICES: Final = {"s3api": "s3"}
+
+
+def aws(where: Where, service: str, *words: object) -> str:
+    """Write a command of the AWS CLI, for the Region, profile and endpoint that are meant."""
+    given = ["aws", service, *map(str, words)]
+    if where.region:
+        given += ["--region", where.region]
+    if where.profile:
+        given += ["--profile", where.profile]
+    if where.endpoint and where.service == _SERVICES.get(service, service):
+        given += ["--endpoint-url", where.endpoint]
+    return shlex.join(given)
+
+
+def migrate(where: Where, scheme: str, name: str) -> str:
+    """Write the command that makes a store."""
+    address = f"{scheme}://{name}" + (f"?region={quote(where.region)}" if where.region else "")
+    return shlex.join(["oncebridge", "migrate", "--store", address])

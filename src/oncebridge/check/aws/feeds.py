@@ -1,0 +1,220 @@
+"""Which rules of EventBridge bring events here, by their targets, on every bus of a Region."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncebridge.check.aws.account import Absent, Service, Unseen, Where
+from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.visit import Visit
+
+GENESYS: Final = "aws.partner/genesys.com"
+LONGEST_AGE: Final = timedelta(hours=24)
+"""How long EventBridge tries, unless a target says otherwise."""
+MOST_ATTEMPTS: Final = 185
+_SHOWN: Final = frozenset(
+    {
+        *("Arn", "DeadLetterConfig", "Id", "InputPath", "KinesisParameters", "RetryPolicy"),
+        *("RoleArn", "SqsParameters"),
+    }
+)
+"""What of a target may be printed: a header or a text that it sends may hold a secret."""
+
+
+class Bus(Struct, frozen=True):
+    """A bus, or what is known of one whose list could not be had."""
+
+    name: str
+    arn: str = ""
+
+    @property
+    def organisation(self) -> str:
+        """The Genesys organisation whose events it carries; empty for other buses."""
+        parts = self.name.split("/")
+        is_genesys = self.name.startswith(GENESYS) and len(parts) == 5
+        return parts[3] if is_genesys else ""
+
+    @property
+    def is_partner(self) -> bool:
+        """Whether it takes what a partner publishes, and nothing else."""
+        return self.name.startswith("aws.partner/")
+
+
+class Feed(Struct, frozen=True, kw_only=True):
+    """One target of one rule, which leads here."""
+
+    bus: Bus
+    rule: str
+    rule_arn: str
+    pattern: Mapping[str, Any] | None
+    """None for a schedule."""
+    is_scheduled: bool
+    is_enabled: bool
+    target: Mapping[str, Any]
+    to: str
+    """What the target is, in our words."""
+    where: Where
+    changes: Mapping[str, Any] = {}
+    """All that is to be changed at the target; what is None is to be taken away."""
+
+    @property
+    def subject(self) -> str:
+        return f"rule {self.rule} ({self.bus.name})"
+
+    @property
+    def id(self) -> str:
+        return str(self.target.get("Id"))
+
+    @property
+    def age(self) -> timedelta:
+        """How long EventBridge tries to deliver."""
+        given = (self.target.get("RetryPolicy") or {}).get("MaximumEventAgeInSeconds")
+        return LONGEST_AGE if given is None else timedelta(seconds=int(given))
+
+    @property
+    def attempts(self) -> int:
+        given = (self.target.get("RetryPolicy") or {}).get("MaximumRetryAttempts")
+        return MOST_ATTEMPTS if given is None else int(given)
+
+    @property
+    def dead(self) -> str:
+        """The ARN of the queue for what cannot be delivered; empty if there is none."""
+        return str((self.target.get("DeadLetterConfig") or {}).get("Arn") or "")
+
+    @property
+    def is_genesys(self) -> bool:
+        """Whether it brings events of Genesys Cloud, as far as its bus and pattern tell."""
+        return self.bus.name.startswith(GENESYS) or GENESYS in json.dumps(
+            (self.pattern or {}).get("source", "")
+        )
+
+    def command(self, operation: str, *words: str, named: str = "--rule") -> str:
+        """Write a command about the rule."""
+        whose = ("--event-bus-name", self.bus.name, named, self.rule)
+        return aws(self.where, "events", operation, *whose, *words)
+
+    @property
+    def removal(self) -> str:
+        """What takes the target away from the rule, and leaves its others."""
+        return self.command("remove-targets", "--ids", self.id)
+
+    def fix(self, what: str) -> str:
+        """
+        Say *what* to do, and how.
+
+        A target can only be replaced as a whole: so there is one command for all of its changes,
+        and whoever follows one finding does not undo another.
+        """
+        if len({None if given is None else name for name, given in self.changes.items()}) > 1:
+            what += ", with all else that is to be changed at this target"
+        target = {**self.target, **self.changes}
+        target = {name: value for name, value in target.items() if value is not None}
+        if target.keys() <= _SHOWN:
+            return f"{what}:\n{self.command('put-targets', '--targets', json.dumps([target]))}"
+        wanted = f'Targets[?Id==`"{self.id}"`]'
+        listed = self.command("list-targets-by-rule", "--query", wanted, "--output", "json")
+        given = {name: value for name, value in self.changes.items() if value is not None}
+        gone = [name for name in self.changes if name in self.target and name not in given]
+        steps = [f"take out of it: {', '.join(gone)}"] if gone else []
+        steps += [f"put into it: {json.dumps(given)[1:-1]}"] if given else []
+        put = self.command("put-targets", "--targets", "file://target.json")
+        return "\n".join((f"{what}:", f"{listed} > target.json", *steps, put))
+
+
+class Feeds(Struct, frozen=True):
+    """All that leads to one target."""
+
+    found: tuple[Feed, ...]
+    is_sure: bool
+    """Whether all could be looked at."""
+    to: str
+    """What the target is, in our words."""
+
+
+async def buses(visit: Visit, where: Where) -> tuple[list[Bus], bool]:
+    """List the buses of a Region, and tell whether that are all; the default bus is there."""
+    events = visit.at("events", where)
+    asked = events.ask_all("ListEventBuses", "EventBuses")
+    found = await visit.find_there("EventBridge", "which buses there are", asked)
+    if found is None:
+        return [Bus("default")], False
+    return [Bus(one["Name"], one.get("Arn", "")) for one in found], True
+
+
+async def feeds(visit: Visit, to: str, target: str, where: Where) -> Feeds:
+    """Find the rules that have the ARN *target* as a target, which we call *to*."""
+    several, is_sure = await buses(visit, where)
+    answers = await asyncio.gather(*[_of_bus(visit, bus, to, target, where) for bus in several])
+    found = [feed for answer in answers for feed in answer.found]
+    return Feeds(tuple(found), is_sure and all(answer.is_sure for answer in answers), to)
+
+
+async def rules_to(visit: Visit, bus: Bus, target: str, where: Where) -> list[str] | None:
+    """Name the rules of a *bus* that have *target*; None where that is not told."""
+    events = visit.at("events", where)
+    asked = events.ask_all(
+        "ListRuleNamesByTarget", "RuleNames", TargetArn=target, EventBusName=bus.name
+    )
+    return await visit.find_there(f"bus {bus.name}", "which of its rules lead here", asked)
+
+
+async def _of_bus(visit: Visit, bus: Bus, to: str, target: str, where: Where) -> Feeds:
+    names = await rules_to(visit, bus, target, where)
+    if not names:
+        return Feeds((), names is not None, to)
+    events, named = visit.at("events", where), {"EventBusName": bus.name}
+    listed = await visit.find_there(
+        f"bus {bus.name}",
+        "the patterns and states of its rules",
+        events.ask_all("ListRules", "Rules", **named),
+    )
+    rules = {str(one.get("Name")): one for one in listed or ()}
+    asked = [
+        visit.find_there(
+            f"rule {name} ({bus.name})",
+            "its targets",
+            events.ask_all("ListTargetsByRule", "Targets", Rule=name, **named),
+        )
+        for name in names
+    ]
+    found: list[Feed] = []
+    is_sure = True
+    for name, targets in zip(names, await asyncio.gather(*asked), strict=True):
+        is_sure = is_sure and name in rules and targets is not None
+        rule = rules.get(name, {})  # what is not told is taken to be as it should be
+        found += [
+            Feed(
+                bus=bus,
+                rule=name,
+                rule_arn=rule.get("Arn", ""),
+                pattern=_pattern(rule),
+                is_scheduled=bool(rule.get("ScheduleExpression")),
+                is_enabled=rule.get("State", "ENABLED") != "DISABLED",
+                target=one,
+                to=to,
+                where=where,
+            )
+            for one in targets or ()
+            if one.get("Arn") == target
+        ]
+    return Feeds(tuple(found), is_sure, to)
+
+
+def _pattern(rule: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(rule.get("EventPattern") or "null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+async def partner_sources(events: Service) -> list[Mapping[str, Any]]:
+    """List the event sources of Genesys Cloud; raises `Unseen`."""
+    try:
+        return await events.ask_all("ListEventSources", "EventSources", NamePrefix=GENESYS)
+    except Absent:
+        raise Unseen("events:ListEventSources") from None

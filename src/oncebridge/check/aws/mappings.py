@@ -1,0 +1,309 @@
+"""Lambda's own readers: how they hand over, what they do with what failed, and for how long."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.visit import Visit
+from oncebridge.check.finding import Severity
+from oncebridge.duration import format_duration
+
+_OFF: Final = ("Deleting", "Disabled", "Disabling")
+_FEW: Final = 3
+_FACTOR: Final = 6
+"""AWS asks for a visibility timeout of so many times the function's timeout."""
+
+
+class SourceMapping(Struct, frozen=True):
+    """One mapping of a queue or stream to a function."""
+
+    told: Mapping[str, Any]
+    where: Where
+
+    @property
+    def function(self) -> str:
+        """The name of the function, without account and version."""
+        return _name(str(self.told.get("FunctionArn", "")))
+
+    @property
+    def source(self) -> str:
+        """The ARN of the queue or stream, also where it is read by a consumer of its own."""
+        return str(self.told.get("EventSourceArn", "")).partition("/consumer/")[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the queue or stream."""
+        return self.source.rpartition(":")[2].removeprefix("stream/")
+
+    @property
+    def subject(self) -> str:
+        return f"mapping of {self.name} to {self.function}"
+
+    @property
+    def service(self) -> str:
+        """What is read; empty for what has no ARN, such as a Kafka of one's own."""
+        return "".join(self.source.split(":")[2:3])
+
+    @property
+    def is_stream(self) -> bool:
+        return self.service == "kinesis"
+
+    @property
+    def is_enabled(self) -> bool:
+        return str(self.told.get("State", "Enabled")) not in _OFF
+
+    @property
+    def reports(self) -> bool:
+        return "ReportBatchItemFailures" in (self.told.get("FunctionResponseTypes") or ())
+
+    @property
+    def gathering(self) -> timedelta:
+        return timedelta(seconds=int(self.told.get("MaximumBatchingWindowInSeconds") or 0))
+
+    @property
+    def destination(self) -> str:
+        """Where it is told what was given up; empty if nowhere."""
+        wanted = (self.told.get("DestinationConfig") or {}).get("OnFailure") or {}
+        return str(wanted.get("Destination") or "")
+
+    @property
+    def has_end(self) -> bool:
+        """Whether Lambda ever gives up on a record of a stream."""
+        limits = (self.told.get("MaximumRetryAttempts"), self.told.get("MaximumRecordAgeInSeconds"))
+        return any(limit is not None and int(limit) != -1 for limit in limits)
+
+    def command(self, *change: str) -> str:
+        """Write what changes it."""
+        given = ("--uuid", self.told.get("UUID"), *change)
+        return aws(self.where, "lambda", "update-event-source-mapping", *given)
+
+    @property
+    def removal(self) -> str:
+        """What takes it away."""
+        given = ("--uuid", self.told.get("UUID"))
+        return aws(self.where, "lambda", "delete-event-source-mapping", *given)
+
+
+def _name(function: str) -> str:
+    """Give the name out of an ARN of a function, or of one of its versions."""
+    parts = function.split(":")
+    return parts[6] if len(parts) > 6 else parts[-1]
+
+
+class Function(Struct, frozen=True):
+    """A function, as far as it matters here."""
+
+    name: str
+    arn: str
+    role: str
+    timeout: timedelta
+    has_dead_letters: bool
+
+
+async def of_source(visit: Visit, subject: str, arn: str, where: Where) -> list[SourceMapping]:
+    """List the mappings of a queue or stream."""
+    functions = visit.at("lambda", where)
+    asked = functions.ask_all("ListEventSourceMappings", "EventSourceMappings", EventSourceArn=arn)
+    found = await visit.find_there(subject, "which functions read it", asked)
+    return [SourceMapping(one, where) for one in found or ()]
+
+
+async def of_function(visit: Visit, name: str, where: Where) -> list[SourceMapping]:
+    """List the mappings that call a function."""
+    functions = visit.at("lambda", where)
+    asked = functions.ask_all("ListEventSourceMappings", "EventSourceMappings", FunctionName=name)
+    found = await visit.find_there(f"function {name}", "what it reads", asked)
+    return [SourceMapping(one, where) for one in found or ()]
+
+
+async def function_of(visit: Visit, name: str, where: Where) -> Function | None:
+    """Look at a function, or at the version that an ARN names; raises `Absent`."""
+    asked = visit.at("lambda", where).ask("GetFunctionConfiguration", FunctionName=name)
+    found = await visit.look(f"function {_name(name)}", "its timeout and role", asked)
+    if found is None:
+        return None
+    return Function(
+        str(found.get("FunctionName", name)),
+        str(found.get("FunctionArn", "")),
+        str(found.get("Role", "")),
+        timedelta(seconds=int(found.get("Timeout", 3))),
+        bool((found.get("DeadLetterConfig") or {}).get("TargetArn")),
+    )
+
+
+# --- what they are like -----------------------------------------------------------------------
+
+
+async def check_mapping(visit: Visit, mapping: SourceMapping, queue: Queue | None) -> None:
+    """Look at a mapping of a function that runs oncebridge; at its *queue*, if it is one."""
+    _check_mapping(visit, mapping)
+    if queue is not None and mapping.is_enabled:
+        await _check_visibility(visit, mapping, queue)
+
+
+def check_others(
+    visit: Visit, queue: Queue, own: SourceMapping, several: Sequence[SourceMapping]
+) -> None:
+    """See whether a queue that a function reads is read by others, too."""
+    enabled = [mapping for mapping in several if mapping.is_enabled]
+    others = [mapping for mapping in enabled if mapping.function != own.function]
+    if len(enabled) < 2:
+        return
+    names = ", ".join(sorted(mapping.function for mapping in enabled))
+    spare = others or [one for one in enabled if one.told.get("UUID") != own.told.get("UUID")]
+    visit.find(
+        "mapping-several",
+        Severity.ERROR,
+        queue.subject,
+        seen=f"{len(enabled)} mappings read it: {names}",
+        why="A message goes to one of them only. Each function sees a part of the events, and "
+        "which part is chance.",
+        fix="Give each function a queue of its own, as further targets of the rule; or remove "
+        f"all mappings but that of {own.function}:\n"
+        + "\n".join(mapping.removal for mapping in spare[:_FEW]),
+    )
+
+
+def check_beside_worker(visit: Visit, queue: Queue, several: Sequence[SourceMapping]) -> None:
+    """See whether Lambda reads a queue that workers of this configuration read."""
+    enabled = [mapping for mapping in several if mapping.is_enabled]
+    if not enabled:
+        visit.fine(queue.subject, "no function reads it beside the workers")
+        return
+    names = ", ".join(sorted(mapping.function for mapping in enabled))
+    visit.find(
+        "mapping-and-worker",
+        Severity.ERROR,
+        queue.subject,
+        seen=f"it is the source of this configuration, and Lambda reads it for {names}",
+        why="A message goes to one of them only: the workers get a part of the events, and the "
+        "function the rest. Unless both run oncebridge on the same store, with the same routes, "
+        "neither does its work.",
+        fix="If the function runs oncebridge, do not run workers (and check it with --function "
+        f"{enabled[0].function}). If not, give each a queue of its own, or:\n"
+        + "\n".join(mapping.command("--no-enabled") for mapping in enabled[:_FEW]),
+    )
+
+
+def _check_mapping(visit: Visit, mapping: SourceMapping) -> None:
+    subject = mapping.subject
+    if not mapping.is_enabled:
+        visit.find(
+            "mapping-disabled",
+            Severity.WARNING,
+            subject,
+            seen=f"its state is {mapping.told.get('State')}",
+            why="Nothing is read by it: events wait until they are too old, and are gone.",
+            fix=mapping.command("--enabled"),
+        )
+        return
+    if mapping.reports:
+        visit.fine(subject, "ReportBatchItemFailures is on")
+    else:
+        visit.find(
+            "mapping-batch-failures",
+            Severity.ERROR,
+            subject,
+            seen="ReportBatchItemFailures is off",
+            why="Lambda does not read the answer of the function. What oncebridge hands back, to "
+            "come again later, is "
+            + ("passed over" if mapping.is_stream else "deleted")
+            + ": it is lost.",
+            fix=mapping.command("--function-response-types", "ReportBatchItemFailures"),
+        )
+    if (mapping.told.get("FilterCriteria") or {}).get("Filters"):
+        visit.find(
+            "mapping-filter",
+            Severity.NOTE,
+            subject,
+            seen="it has filter criteria",
+            why="What does not match is deleted, before oncebridge sees it; it is in no count.",
+            fix="If that is not meant, filter in the rule, or in oncebridge with `discard`:\n"
+            + mapping.command("--filter-criteria", "{}"),
+        )
+    if mapping.is_stream:
+        _check_stream_mapping(visit, subject, mapping)
+
+
+def _check_stream_mapping(visit: Visit, subject: str, mapping: SourceMapping) -> None:
+    destination = json.dumps({"OnFailure": {"Destination": mapping.destination or "QUEUE-ARN"}})
+    told = ("--destination-config", destination)
+    if not mapping.has_end:
+        visit.find(
+            "mapping-blocks-shard",
+            Severity.WARNING,
+            subject,
+            seen="it tries for as long as the stream keeps a record "
+            "(MaximumRetryAttempts and MaximumRecordAgeInSeconds are -1)",
+            why="oncebridge sets aside what it cannot read. But a batch that ends the function (out "
+            "of memory, out of time) blocks its shard until the stream has dropped it.",
+            fix="Give up some time, and keep what was given up:\n"
+            + mapping.command("--maximum-retry-attempts", "100", *told),
+        )
+    elif not mapping.destination:
+        visit.find(
+            "mapping-no-destination",
+            Severity.ERROR,
+            subject,
+            seen="it gives up on records (MaximumRetryAttempts "
+            f"{mapping.told.get('MaximumRetryAttempts')}, MaximumRecordAgeInSeconds "
+            f"{mapping.told.get('MaximumRecordAgeInSeconds')}) and has no failure destination",
+            why="After an outage of that length records are passed over, and nothing says which.",
+            fix="Have it told which, so that they can be read again from the stream:\n"
+            + mapping.command(*told),
+        )
+    else:
+        visit.fine(subject, "what it gives up is told")
+    if not mapping.told.get("BisectBatchOnFunctionError"):
+        visit.find(
+            "mapping-bisect",
+            Severity.WARNING,
+            subject,
+            seen="BisectBatchOnFunctionError is off",
+            why="A record that ends the function takes the whole batch along, each time.",
+            fix=mapping.command("--bisect-batch-on-function-error"),
+        )
+
+
+async def _check_visibility(visit: Visit, mapping: SourceMapping, queue: Queue) -> None:
+    try:
+        function = await function_of(visit, str(mapping.told.get("FunctionArn")), mapping.where)
+    except Absent:
+        return
+    if function is None:
+        return
+    wished = function.timeout * _FACTOR + mapping.gathering
+    lease = max(route.settings.lease for route in visit.setup.routes)
+    least = max(function.timeout + mapping.gathering, lease)
+    numbers = (
+        f"VisibilityTimeout is {format_duration(queue.visibility)}, the timeout of "
+        f"{function.name} {format_duration(function.timeout)}"
+        + (
+            f", its batching window {format_duration(mapping.gathering)}"
+            if mapping.gathering
+            else ""
+        )
+    )
+    if queue.visibility >= max(wished, lease):
+        visit.fine(queue.subject, f"visibility: {numbers}")
+        return
+    seconds = max(wished, lease).total_seconds()
+    is_short = queue.visibility < least
+    visit.find(
+        "sqs-visibility",
+        Severity.ERROR if is_short else Severity.WARNING,
+        queue.subject,
+        seen=f"{numbers}; lease is {format_duration(lease)}",
+        why="Messages become visible while the function still works on them: they are handed out "
+        "again, found busy, and use up their receives."
+        if is_short
+        else "When Lambda throttles the function, messages wait inside of Lambda, use up their time "
+        "and come back untried; AWS asks for six times the timeout.",
+        fix=f"Hide them for long enough:\n{queue.command(VisibilityTimeout=f'{seconds:.0f}')}",
+    )

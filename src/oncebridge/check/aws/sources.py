@@ -1,0 +1,290 @@
+"""Where events come from on AWS: a queue or stream, and all that leads to it and reads it."""
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from msgspec import Struct
+
+from oncebridge.check.aws import feeds, horizon, mappings, queues, rules, streams, targets
+from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.feeds import Feed, Feeds
+from oncebridge.check.aws.mappings import Function, SourceMapping
+from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.streams import Stream
+from oncebridge.check.aws.visit import Spot, Visit
+from oncebridge.check.finding import Severity
+from oncebridge.duration import format_duration
+
+_POST: Final = ("--http-method", "POST")
+
+
+class Brought(Struct, frozen=True, kw_only=True):
+    """What is known of one way by which events come."""
+
+    queues: tuple[Queue, ...] = ()
+    feeds: tuple[Feeds, ...] = ()
+    is_by_function: bool = False
+    """Whether a function takes them."""
+    function: Function | None = None
+    """That function, if it could be seen."""
+
+    @property
+    def role(self) -> str:
+        """Whom that function runs as."""
+        return "" if self.function is None else self.function.role
+
+
+async def check_source(visit: Visit, spot: Spot) -> Brought:
+    """Look at a source that workers read."""
+    if spot.scheme == "sqs":
+        queue = await queues.of_spot(visit, spot)
+        if queue is None:
+            return Brought()
+        _check_own_visibility(visit, spot)
+        several = await mappings.of_source(visit, queue.subject, queue.arn, spot.where)
+        mappings.check_beside_worker(visit, queue, several)
+        return Brought(queues=(queue,), feeds=(await _check_queue(visit, queue),))
+    # Of a stream everybody gets everything: who else reads it is nobody's concern.
+    stream = await streams.of_spot(visit, spot)
+    return Brought() if stream is None else Brought(feeds=(await _check_stream(visit, stream),))
+
+
+async def check_function(visit: Visit, name: str, where: Where) -> Brought:
+    """Look at a function that runs oncebridge, and at all that brings it events."""
+    subject = f"function {name}"
+    try:
+        function = await mappings.function_of(visit, name, where)
+    except Absent:
+        visit.find(
+            "function-missing",
+            Severity.ERROR,
+            subject,
+            seen="there is no such function in this account and Region",
+            why="Nothing of it can be looked at.",
+            fix="See what there is:\n"
+            + aws(where, "lambda", "list-functions", "--query", "Functions[].FunctionName"),
+        )
+        return Brought()
+    several = await mappings.of_function(visit, name, where)
+    found = await visit.beside(
+        [
+            *[partial(_check_read, mapping=mapping, where=where) for mapping in several],
+            *([partial(_check_direct, function=function, where=where)] if function else []),
+        ]
+    )
+    return Brought(
+        queues=tuple(queue for one in found for queue in one.queues),
+        feeds=tuple(feeds for one in found for feeds in one.feeds),
+        is_by_function=True,
+        function=function,
+    )
+
+
+async def _check_read(visit: Visit, mapping: SourceMapping, where: Where) -> Brought:
+    """Look at what a function reads through a mapping."""
+    try:
+        if mapping.service == "sqs":
+            queue = await queues.read_arn(visit, mapping.source, where)
+            await mappings.check_mapping(visit, mapping, queue)
+            if queue is None:
+                return Brought()
+            several = await mappings.of_source(visit, queue.subject, queue.arn, where)
+            mappings.check_others(visit, queue, mapping, several)
+            return Brought(queues=(queue,), feeds=(await _check_queue(visit, queue),))
+        if mapping.service == "kinesis":
+            stream = await streams.read_arn(visit, mapping.source, where)
+            await mappings.check_mapping(visit, mapping, None)
+            if stream is not None:
+                return Brought(feeds=(await _check_stream(visit, stream),))
+    except Absent:
+        visit.find(
+            "source-missing",
+            Severity.ERROR,
+            mapping.subject,
+            seen=f"{mapping.name} is not there",
+            why="The function is brought nothing.",
+            fix=f"Make it, or remove the mapping:\n{mapping.removal}",
+        )
+    return Brought()
+
+
+# --- queues -----------------------------------------------------------------------------------
+
+
+def _check_own_visibility(visit: Visit, spot: Spot) -> None:
+    """See whether messages stay hidden for longer than a lease, as the worker asks for it."""
+    visibility: timedelta = spot.options.visibility
+    lease = max(route.settings.lease for route in visit.setup.routes)
+    subject = f"queue {spot.name}"
+    if visibility > lease:
+        told = format_duration(visibility)
+        visit.fine(subject, f"visibility: oncebridge asks for {told}, and extends it")
+        return
+    visit.find(
+        "sqs-visibility",
+        Severity.ERROR,
+        subject,
+        seen=f"source.visibility is {format_duration(visibility)}, lease {format_duration(lease)}",
+        why="A message would come again while its event is held. The worker does not start.",
+        fix=f'Hide messages for longer than the lease:\n[source]\nurl = "sqs://{spot.name}"\n'
+        f'visibility = "{format_duration(lease * 4)}"',
+    )
+
+
+async def _check_queue(visit: Visit, queue: Queue) -> Feeds:
+    found = await feeds.feeds(visit, queue.subject, queue.arn, queue.where)
+    found = targets.mended(visit, found, is_fifo=queue.is_fifo)
+    await queues.check_source(visit, queue)
+    await rules.check_feeds(visit, found, queue.where)
+    targets.check_policy(visit, queue, found.found)
+    if queue.is_fifo:
+        _check_fifo(visit, queue, found.found)
+    if found.found:
+        queues.check_key(visit, queue)
+    horizon.check_window(visit, found, retention=queue.retention)
+    return found
+
+
+def _check_fifo(visit: Visit, queue: Queue, several: Sequence[Feed]) -> None:
+    for feed in several:
+        if not targets.has_group(feed):
+            visit.find(
+                "rule-fifo-group",
+                Severity.ERROR,
+                feed.subject,
+                seen=f"its target {queue.name} is a FIFO queue, and has no MessageGroupId",
+                why="SQS refuses a message without one: nothing is delivered.",
+                fix=feed.fix("Take what is to stay in order, such as the conversation"),
+            )
+        if queue.told.get("ContentBasedDeduplication") != "true":
+            visit.find(
+                "sqs-fifo-no-dedup",
+                Severity.ERROR,
+                queue.subject,
+                seen=f"ContentBasedDeduplication is off, and {feed.subject} sends to it",
+                why="A rule cannot give messages a deduplication id, and SQS refuses those "
+                "without one: nothing is delivered.",
+                fix=queue.command(ContentBasedDeduplication="true"),
+            )
+
+
+# --- streams, and functions that are called directly ------------------------------------------
+
+
+async def _check_stream(visit: Visit, stream: Stream) -> Feeds:
+    streams.check_source(visit, stream)
+    found = await feeds.feeds(visit, stream.subject, stream.arn, stream.where)
+    found = targets.mended(visit, found, is_stream=True)
+    await rules.check_feeds(visit, found, stream.where)
+    for feed in found.found:
+        if targets.needs_key(visit, feed):
+            visit.find(
+                "kinesis-partition-key",
+                Severity.WARNING,
+                feed.subject,
+                seen=f"its target {stream.name} has no PartitionKeyPath",
+                why="EventBridge takes the id of the event, so events about one thing are spread "
+                "over all shards and arrive in any order; and here order matters (latest, order).",
+                fix=feed.fix("Take what is to stay in order"),
+            )
+    horizon.check_window(visit, found, retention=stream.retention)
+    return found
+
+
+async def _check_direct(visit: Visit, function: Function, where: Where) -> Brought:
+    """Look at rules that call the function themselves."""
+    subject = f"function {function.name}"
+    found = await feeds.feeds(visit, subject, function.arn, where)
+    if not found.found:
+        return Brought()
+    found = targets.mended(visit, found)
+    await rules.check_feeds(visit, found, where)
+    horizon.check_window(visit, found)
+    if not function.has_dead_letters:
+        await _check_failures(visit, function, where)
+    return Brought(feeds=(found,))
+
+
+async def _check_failures(visit: Visit, function: Function, where: Where) -> None:
+    """See what becomes of an event with which a function fails that is called directly."""
+    subject = f"function {function.name}"
+    asked = visit.at("lambda", where).ask(
+        "GetFunctionEventInvokeConfig", FunctionName=function.name
+    )
+    operation = "update-function-event-invoke-config"  # which leaves all else as it is
+    try:
+        told = await visit.look(subject, "its failure destination", asked)
+    except Absent:
+        told, operation = {}, "put-function-event-invoke-config"
+    if told is None:
+        return
+    ends = told.get("DestinationConfig") or {}
+    if (ends.get("OnFailure") or {}).get("Destination"):
+        visit.fine(subject, "what it fails with is kept")
+        return
+    kept = {name: end for name, end in ends.items() if (end or {}).get("Destination")}
+    wished = json.dumps({**kept, "OnFailure": {"Destination": "QUEUE-ARN"}})
+    given = ("--function-name", function.name, "--destination-config", wished)
+    visit.find(
+        "function-no-destination",
+        Severity.ERROR,
+        subject,
+        seen="rules call it directly, and it has no failure destination",
+        why="Lambda tries such a call three times in all, and then drops the event.",
+        fix="Put a queue in between, or have the event kept in one:\n"
+        + aws(where, "lambda", operation, *given),
+    )
+
+
+# --- API destinations -------------------------------------------------------------------------
+
+
+async def check_destination(visit: Visit, name: str, where: Where) -> Brought:
+    """Look at an API destination that leads to an HTTP source of ours, and at its rules."""
+    subject = f"API destination {name}"
+    try:
+        asked = visit.at("events", where).ask("DescribeApiDestination", Name=name)
+        told = await visit.look(subject, "its state and its rules", asked)
+    except Absent:
+        visit.find(
+            "destination-missing",
+            Severity.ERROR,
+            subject,
+            seen="there is no such API destination in this account and Region",
+            why="Nothing of it can be looked at.",
+            fix="See what there is:\n" + aws(where, "events", "list-api-destinations"),
+        )
+        return Brought()
+    if told is None:
+        return Brought()
+    state, method = told.get("ApiDestinationState"), told.get("HttpMethod")
+    if state == "ACTIVE" and method == "POST":
+        visit.fine(subject, "it is active, and posts")
+    else:
+        visit.find(
+            "destination-unfit",
+            Severity.ERROR,
+            subject,
+            seen=f"its state is {state}, its method {method}",
+            why="oncebridge takes events by POST only, and an inactive destination sends nothing: "
+            "its connection is not authorised.",
+            fix="Use POST, and see to its connection:\n"
+            + aws(where, "events", "update-api-destination", "--name", name, *_POST)
+            + "\n"
+            + aws(where, "events", "describe-connection", "--name", _connection(told)),
+        )
+    found = await feeds.feeds(visit, subject, str(told.get("ApiDestinationArn", "")), where)
+    found = targets.mended(visit, found)
+    await rules.check_feeds(visit, found, where)
+    horizon.check_window(visit, found)
+    return Brought(feeds=(found,))
+
+
+def _connection(told: dict[str, Any]) -> str:
+    """Give the name of the connection, out of its ARN."""
+    parts = str(told.get("ConnectionArn", "")).split("/")
+    return parts[1] if len(parts) > 1 else "CONNECTION"

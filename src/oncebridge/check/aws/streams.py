@@ -1,0 +1,108 @@
+"""Streams of Kinesis that events come from."""
+
+from datetime import timedelta
+from shlex import quote
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.visit import Spot, Visit
+from oncebridge.check.finding import Severity
+from oncebridge.duration import format_duration
+
+_USUAL = timedelta(hours=24)
+
+
+class Stream(Struct, frozen=True):
+    """A stream as Kinesis describes it."""
+
+    name: str
+    arn: str
+    where: Where
+    retention: timedelta
+    key: str
+
+    @property
+    def subject(self) -> str:
+        return f"stream {self.name}"
+
+
+async def read(visit: Visit, name: str, where: Where, *, arn: str = "") -> Stream | None:
+    """Look at a stream, by its *arn* if it may be another account's; raises `Absent`."""
+    named = {"StreamARN": arn} if arn else {"StreamName": name}
+    asked = visit.at("kinesis", where).ask("DescribeStreamSummary", **named)
+    found = await visit.look(f"stream {name}", "its settings", asked)
+    if found is None:
+        return None
+    told: dict[str, Any] = found.get("StreamDescriptionSummary") or {}
+    retention = timedelta(hours=int(told.get("RetentionPeriodHours", 24)))
+    return Stream(
+        name, str(told.get("StreamARN", "")), where, retention, str(told.get("KeyId", ""))
+    )
+
+
+async def read_arn(visit: Visit, arn: str, where: Where) -> Stream | None:
+    """Look at the stream with this ARN, which may be of another account."""
+    _, _, _, region, _, name = arn.split(":", 5)
+    there = replace(where, region=region or where.region)
+    return await read(visit, name.removeprefix("stream/"), there, arn=arn)
+
+
+async def of_spot(visit: Visit, spot: Spot) -> Stream | None:
+    """Look at the stream of an address; that it is not there is a finding."""
+    try:
+        known = spot.resource
+        arn = ""
+        if known.account:
+            arn = f"arn:{known.partition}:kinesis:{known.region}:{known.account}:{known.name}"
+        return await read(visit, spot.name, spot.where, arn=arn)
+    except Absent:
+        visit.find(
+            f"{spot.kind}-missing",
+            Severity.ERROR,
+            f"stream {spot.name}",
+            seen="there is no such stream",
+            why="oncebridge does not start without it.",
+            fix="Put the name or Region in the address right, or make the stream:\n"
+            + aws(
+                spot.where,
+                "kinesis",
+                "create-stream",
+                *("--stream-name", spot.name, "--stream-mode-details", "StreamMode=ON_DEMAND"),
+            ),
+        )
+        return None
+
+
+def check_source(visit: Visit, stream: Stream) -> None:
+    """Look at what is set at a stream from which events come."""
+    if stream.retention <= _USUAL:
+        visit.find(
+            "kinesis-retention",
+            Severity.NOTE,
+            stream.subject,
+            seen=f"it keeps records for {format_duration(stream.retention)}",
+            why="Kinesis drops records that old, read or not: an outage of a day loses events.",
+            fix="Keep them for a weekend (it costs a little more for each shard hour):\n"
+            + aws(
+                stream.where,
+                "kinesis",
+                "increase-stream-retention-period",
+                *("--retention-period-hours", 96, "--stream-arn", stream.arn),
+            ),
+        )
+    else:
+        visit.fine(stream.subject, f"keeps records for {format_duration(stream.retention)}")
+    if stream.key and "alias/aws/" not in stream.key:
+        visit.find(
+            "key-rights",
+            Severity.NOTE,
+            stream.subject,
+            seen="it is encrypted with a key of yours",
+            why="Whoever reads it needs kms:Decrypt on the key, and EventBridge's role "
+            "kms:GenerateDataKey.",
+            fix=f"oncebridge template iam -c oncebridge.toml --kms-key {quote(stream.key)}",
+        )

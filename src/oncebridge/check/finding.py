@@ -1,0 +1,120 @@
+"""
+What a check found, and what it could not look at.
+
+A finding says what was seen, why it bites and how to put it right. Whatever the caller may not
+see is said too: a check that was not made is not a check that passed.
+"""
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+_PAGE = "docs/check.md"
+
+
+class Severity(StrEnum):
+    """How bad it is."""
+
+    ERROR = "error"
+    """Events are lost or repeated by it, or nothing can start."""
+    WARNING = "warning"
+    """It bites when something else happens: an outage, a replay, a deployment."""
+    NOTE = "note"
+    """Good to know."""
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One thing to put right."""
+
+    code: str
+    """A stable name, such as `sqs-visibility`; what people look up and silence."""
+    severity: Severity
+    subject: str
+    """What it is about: `queue genesys-events`, `rule crm`, `store dynamodb://…`."""
+    seen: str
+    why: str
+    fix: str
+    """What to do: a sentence, and a command or a snippet on lines of its own."""
+    docs: str
+    """The page, and the place in it, from the root of the project: `docs/sqs.md#visibility`."""
+
+
+class Blind(Struct, frozen=True, kw_only=True):
+    """Something that could not be looked at."""
+
+    subject: str
+    what: str
+    """What was not looked at."""
+    needs: str
+    """What it takes: an action (`events:ListRules`), or in words."""
+
+
+class Passed(Struct, frozen=True):
+    """Something that was looked at and is in order."""
+
+    subject: str
+    what: str
+
+
+class Checkup:
+    """What the checks found so far; each check adds to it."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.blind: list[Blind] = []
+        self.passed: list[Passed] = []
+
+    def find(
+        self,
+        code: str,
+        severity: Severity,
+        subject: str,
+        *,
+        seen: str,
+        why: str,
+        fix: str,
+        docs: str = "",
+    ) -> None:
+        """Add a finding; without *docs*, its code is a heading of docs/check.md."""
+        self.findings.append(
+            Finding(
+                code=code,
+                severity=severity,
+                subject=subject,
+                seen=seen,
+                why=why,
+                fix=fix,
+                docs=docs or f"{_PAGE}#{code}",
+            )
+        )
+
+    def could_not(self, subject: str, what: str, needs: str) -> None:
+        """Add what could not be looked at."""
+        self.blind.append(Blind(subject=subject, what=what, needs=needs))
+
+    def fine(self, subject: str, what: str) -> None:
+        """Add what is in order."""
+        self.passed.append(Passed(subject, what))
+
+    def take(self, other: "Checkup") -> None:
+        """Add all that another has."""
+        self.findings += other.findings
+        self.blind += other.blind
+        self.passed += other.passed
+
+    def worst_first(self) -> list[Finding]:
+        """List the findings in the order in which to read them."""
+        order = list(Severity)
+        return sorted(self.findings, key=lambda one: (order.index(one.severity), one.code))
+
+
+def in_shell(path: str | Path) -> str:
+    """Write a path as a word of a command that works anywhere on this host."""
+    return shlex.quote(str(Path(path).absolute()))
+
+
+def capitalised(text: str) -> str:
+    """Make a sentence of what is told in the middle of one elsewhere."""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""

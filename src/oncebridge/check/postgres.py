@@ -1,0 +1,262 @@
+"""
+PostgreSQL, looked at by `SELECT` alone: the server, our tables, and what they have grown to.
+
+What the store and the sink refuse at their start is found by the very same rules
+(`oncebridge.postgres.checks`); here nothing is refused, so that all of it is told.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import asyncpg
+
+from oncebridge.check.clocks import judge, measure
+from oncebridge.check.finding import Checkup, Severity, capitalised
+from oncebridge.clock import Clock
+from oncebridge.errors import ConfigError
+from oncebridge.postgres.checks import Fault, look_at_server, server_faults, table_faults
+from oncebridge.postgres.pool import Link, Pool
+from oncebridge.postgres.schema import Layout, quoted
+
+_STALE_MS: Final = 60 * 60 * 1000
+_MANY: Final = 1000
+_SAMPLE_PAGES: Final = 200
+_WHY: Final[Mapping[str, str]] = {
+    "unlogged": "After a crash of the server every event of its window would pass again. ",
+    "synchronous-commit": "What was delivered just before a crash would be delivered again. ",
+}
+
+_BY_DBA: Final = "Let a database administrator run:"
+_STORE_TAKES: Final = 'store = { url = "…", connections'
+_SINK_TAKES: Final = 'sink = { url = "…", concurrency'
+_RELOAD: Final = "SELECT pg_reload_conf();"  # on a line of its own: ALTER SYSTEM has to be alone
+_FIXES: Final[Mapping[str, str]] = {
+    "table-newer": "Run that version here, too, or a later one: this one does not know the layout.",
+    "read-only": "It is off unless somebody has set it: for the role, the database or the whole "
+    "server. Asked as this role, the source tells where to reset it:\n"
+    "SELECT source, sourcefile FROM pg_settings WHERE name = 'default_transaction_read_only';",
+}
+
+_NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS now_ms"
+_VACUUM = """
+SELECT current_setting('autovacuum') AS autovacuum,
+    EXISTS (
+        SELECT FROM pg_class, unnest(reloptions) AS option
+        WHERE oid = to_regclass($1) AND option = 'autovacuum_enabled=false'
+    ) AS is_off_here
+"""
+_ROOM = """
+SELECT current_setting('max_connections')::integer
+        - current_setting('superuser_reserved_connections')::integer AS most,
+    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS used,
+    (SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user) AS own_most,
+    (SELECT count(*) FROM pg_stat_activity WHERE usename = current_user) AS own_used
+"""
+_PAGES = """
+SELECT pg_relation_size(to_regclass($1)) / current_setting('block_size')::bigint AS pages
+"""
+
+
+async def check_postgres(
+    pool: Pool,
+    layout: Layout | None,
+    subject: str,
+    checkup: Checkup,
+    *,
+    clock: Clock,
+    auto_migrate: bool,
+    connections: int,
+) -> None:
+    """Look at the server of *pool*, and at the table of *layout* if there is one of ours."""
+    try:
+        if await pool.run(_is_torn):
+            _torn(subject, checkup)
+            return
+        server = await pool.run(look_at_server)
+        before = len(checkup.findings)
+        for fault in server_faults(server):
+            _tell(fault, subject, checkup)
+        _check_fsync(server, subject, checkup)
+        if len(checkup.findings) == before:
+            checkup.fine(subject, "the server: it takes writes, and keeps them")
+        if await pool.run(_is_direct):
+            await _check_room(pool, connections, subject, checkup)
+        else:
+            checkup.fine(subject, "the pooler before it keeps transactions together")
+        if layout is not None:
+            role = quoted(server["role"])
+            await _check_layout(pool, layout, role, subject, checkup, auto_migrate=auto_migrate)
+        await _check_clock(pool, subject, checkup, clock)
+    finally:
+        await pool.aclose()
+
+
+def _tell(fault: Fault, subject: str, checkup: Checkup) -> None:
+    is_sql = fault.remedy.startswith(("ALTER", "GRANT"))
+    fix = f"{_BY_DBA}\n{fault.remedy};" if is_sql else capitalised(fault.remedy)
+    checkup.find(
+        f"postgres-{fault.code}",
+        Severity.ERROR,
+        subject,
+        seen=fault.seen,
+        why=f"{_WHY.get(fault.code, '')}The service does not start.",
+        fix=_FIXES.get(fault.code) or fix,
+    )
+
+
+# --- the server ---------------------------------------------------------------------------------
+
+
+def _check_fsync(server: Any, subject: str, checkup: Checkup) -> None:
+    if server["fsync"] == "off":
+        checkup.find(
+            "postgres-fsync",
+            Severity.WARNING,
+            subject,
+            seen="fsync is off",
+            why="A crash of the machine may damage the whole database, and with it what was "
+            "delivered.",
+            fix=f"{_BY_DBA}\nALTER SYSTEM SET fsync = on;\n{_RELOAD}",
+        )
+
+
+async def _is_direct(link: Link) -> bool:
+    """Tell whether the server itself answers; a pooler gives out numbers of its own."""
+    pid = await link.connection.fetchval("SELECT pg_backend_pid()")
+    return bool(pid == link.connection.get_server_pid())
+
+
+async def _is_torn(link: Link) -> bool:
+    """Tell whether a pooler stands before it that takes statements one by one."""
+    try:
+        # In the simple protocol: all else such a pooler may mix up.
+        await link.connection.execute("BEGIN READ ONLY")
+        await link.connection.execute("COMMIT")
+    except asyncpg.PostgresError as error:
+        if "statement pooling" in str(error):
+            return True
+        raise
+    return False
+
+
+def _torn(subject: str, checkup: Checkup) -> None:
+    checkup.find(
+        "postgres-pooler",
+        Severity.ERROR,
+        subject,
+        seen="a pooler stands before it that gives each statement another connection",
+        why="What belongs together is torn apart: a batch of claims, and what was prepared for it. "
+        "The service does not start. Nothing else of it was looked at.",
+        fix="Let PgBouncer pool by transactions:\npool_mode = transaction",
+    )
+
+
+async def _check_room(pool: Pool, connections: int, subject: str, checkup: Checkup) -> None:
+    (room,) = await pool.fetch(_ROOM)
+    left = room["most"] - room["used"]
+    if room["own_most"] is not None and room["own_most"] >= 0:
+        left = min(left, room["own_most"] - room["own_used"])
+    if left < connections:
+        takes = _STORE_TAKES if subject.startswith("store") else _SINK_TAKES
+        checkup.find(
+            "postgres-connections",
+            Severity.WARNING,
+            subject,
+            seen=f"connections left: {max(left, 0)}; one worker takes up to {connections}",
+            why="A worker that gets none hands its events back, and so do others that share the "
+            "server.",
+            fix="Allow more (max_connections, or the limit of the role), put a pooler before it, or "
+            f"take fewer:\n{takes} = {max(left, 1)} }}",
+        )
+    else:
+        checkup.fine(subject, f"{left} connections are left")
+
+
+async def _check_clock(pool: Pool, subject: str, checkup: Checkup, clock: Clock) -> None:
+    async def theirs() -> int:
+        ((now_ms,),) = await pool.fetch(_NOW)
+        return int(now_ms)
+
+    judge(subject, await measure(theirs, clock), checkup, decides=True)
+
+
+# --- our table ----------------------------------------------------------------------------------
+
+
+async def _check_layout(
+    pool: Pool, layout: Layout, role: str, subject: str, checkup: Checkup, *, auto_migrate: bool
+) -> None:
+    try:
+        faults = await pool.run(lambda link: table_faults(link, pool, layout))
+    except ConfigError:
+        checkup.find(
+            "postgres-rights",
+            Severity.ERROR,
+            subject,
+            seen=f"the role {role} may not look into the schema {layout.schema}",
+            why="The service does not start. The rights to the table were not looked at.",
+            fix=f"{_BY_DBA}\n"
+            f"GRANT USAGE ON SCHEMA {quoted(layout.schema)} TO {role};\n"
+            f"GRANT SELECT ON {layout.versions} TO {role};",
+        )
+        return
+    if auto_migrate and [fault.code for fault in faults] == ["table"]:
+        checkup.fine(subject, f"{faults[0].seen}; auto_migrate has it made at the start")
+        return
+    for fault in faults:
+        _tell(fault, subject, checkup)
+    if any(fault.code in ("table", "table-newer", "rights") for fault in faults):
+        return
+    if not faults:
+        checkup.fine(subject, f"the table {layout.shown}, layout {layout.version}")
+    await _check_vacuum(pool, layout, subject, checkup)
+    if layout.file == "records.sql":
+        await _check_purged(pool, layout, subject, checkup)
+
+
+async def _check_vacuum(pool: Pool, layout: Layout, subject: str, checkup: Checkup) -> None:
+    (found,) = await pool.fetch(_VACUUM, layout.named())
+    if found["autovacuum"] != "off" and not found["is_off_here"]:
+        return
+    is_here = found["is_off_here"]
+    remedy = (
+        f"ALTER TABLE {layout.named()} RESET (autovacuum_enabled);"
+        if is_here
+        else f"ALTER SYSTEM SET autovacuum = on;\n{_RELOAD}"
+    )
+    checkup.find(
+        "postgres-autovacuum",
+        Severity.WARNING,
+        subject,
+        seen=f"autovacuum is off{f' for {layout.shown}' if is_here else ''}",
+        why="Each event writes its row twice and ends in a deleted one: the table grows without "
+        "end, and every call gets slower.",
+        fix=f"{_BY_DBA}\n{remedy}",
+    )
+
+
+async def _check_purged(pool: Pool, layout: Layout, subject: str, checkup: Checkup) -> None:
+    """Look at some pages of the table, whatever its size."""
+    ((pages,),) = await pool.fetch(_PAGES, layout.named())
+    if not pages:
+        return
+    share = min(100.0, 100.0 * _SAMPLE_PAGES / pages)
+    ((stale, seen),) = await pool.fetch(
+        "SELECT count(*) FILTER (WHERE keep_until_ms < "  # noqa: S608 - our own name, quoted
+        "extract(epoch FROM clock_timestamp()) * 1000 - $1::bigint), count(*) "
+        f"FROM {layout.named()} TABLESAMPLE SYSTEM ({share:.6f})",
+        _STALE_MS,
+    )
+    estimate = round(stale * 100 / share)
+    if estimate >= _MANY and stale > seen / 2:
+        checkup.find(
+            "postgres-unpurged",
+            Severity.WARNING,
+            subject,
+            seen=f"about {estimate:,} rows of {layout.shown} are past keeping for an hour and more",
+            why="No worker that runs on removes them: Lambda functions do not, and a service that "
+            "is stopped cannot. They take room and time.",
+            fix="Let a worker run, or remove them from time to time:\n"
+            f"DELETE FROM {layout.named()} WHERE keep_until_ms < "
+            "extract(epoch FROM now()) * 1000;",
+        )

@@ -1,0 +1,272 @@
+"""
+Redis and Valkey, looked at as they are: `INFO`, `CONFIG GET`, `TIME`, and nothing that writes.
+
+What the store refuses at its start is found by the very same rules
+(`oncebridge.stores.redis_checks`); here nothing is refused, so that all of it is told.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oncebridge.check.clocks import judge, measure
+from oncebridge.check.finding import Checkup, Severity, capitalised
+from oncebridge.clock import Clock
+from oncebridge.errors import StoreError, StoreUnavailable
+from oncebridge.stores.redis import RedisStore
+from oncebridge.stores.redis_checks import faults
+from oncebridge.stores.redis_connection import Nonsense, info_of
+from oncebridge.stores.redis_servers import Servers
+
+_FULL: Final = 0.8
+_SETTINGS: Final = (b"save", b"appendfsync", b"min-replicas-to-write")
+_SNIPPETS: Final[Mapping[str, str]] = {
+    "replica": """Name the primary, or let Sentinel tell which it is:
+store = "redis+sentinel://HOST,HOST/SERVICE\"""",
+    "eviction": "\nredis-cli CONFIG SET maxmemory-policy noeviction",
+}
+
+
+async def check_redis(store: RedisStore, subject: str, checkup: Checkup, *, clock: Clock) -> None:
+    """Look at every server that keeps records."""
+    servers = store.unchecked()
+    try:
+        places = await servers.places()
+        for place in places:
+            where = subject if len(places) == 1 else f"{subject} at {place.decode()}"
+            await _check_server(store, servers, place, where, checkup)
+            await _check_clock(servers, place, where, checkup, clock)
+        if store.address.kind == "cluster":
+            await _check_cluster(servers, places, subject, checkup)
+        await _check_sentinels(store, subject, checkup)
+    finally:
+        await servers.aclose()
+
+
+async def _check_server(
+    store: RedisStore, servers: Servers, place: bytes, subject: str, checkup: Checkup
+) -> None:
+    info = await _info(servers, place)
+    before = len(checkup.findings)
+    for fault in faults(info, is_cluster=store.address.kind == "cluster"):
+        if fault.code == "loading":
+            raise StoreUnavailable("Redis is still loading its data")
+        checkup.find(
+            f"redis-{fault.code}",
+            Severity.ERROR,
+            subject,
+            seen=f"it {fault.seen}",
+            why="The service does not start.",
+            fix=f"{capitalised(fault.remedy)}{_SNIPPETS.get(fault.code, '')}",
+        )
+    if "maxmemory_policy" not in info:
+        checkup.could_not(subject, "maxmemory-policy", "a server that tells it in INFO memory")
+    check_memory(info, subject, checkup)
+    _check_disk(info, subject, checkup)
+    settings = await _settings(servers, place)
+    if settings is None:
+        checkup.could_not(
+            subject,
+            "save, appendfsync, min-replicas-to-write",
+            "the command CONFIG GET (+config|get); managed services withhold it and have a "
+            "parameter group to look at",
+        )
+    _check_persistence(info, settings, subject, checkup)
+    _check_replicas(store, info, settings or {}, subject, checkup)
+    if len(checkup.findings) == before:
+        checkup.fine(subject, "eviction, persistence, memory and replicas")
+
+
+async def _info(servers: Servers, place: bytes) -> dict[str, str]:
+    answer = await _asked(servers, place, b"INFO")
+    if not isinstance(answer, bytes):
+        raise Nonsense
+    return info_of(answer)
+
+
+async def _settings(servers: Servers, place: bytes) -> dict[str, str] | None:
+    """Ask for settings; None where that is forbidden."""
+    try:
+        told = [await _asked(servers, place, b"CONFIG", b"GET", name) for name in _SETTINGS]
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return None
+    pairs = [one for one in told if isinstance(one, list) and len(one) == 2]
+    return {name.decode(): value.decode("utf-8", "replace") for name, value in pairs}
+
+
+async def _asked(servers: Servers, place: bytes, *words: bytes) -> Any:
+    answer = await servers.ask_at(place, words)
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
+
+
+# --- what one server says -----------------------------------------------------------------------
+
+
+def check_memory(info: Mapping[str, str], subject: str, checkup: Checkup) -> None:
+    """Tell when it is nearly full, and how much would be enough, by what `INFO` says."""
+    most, used = int(info.get("maxmemory") or 0), int(info.get("used_memory") or 0)
+    if most and used > _FULL * most:
+        checkup.find(
+            "redis-memory",
+            Severity.WARNING,
+            subject,
+            seen=f"{used / 1024**2:,.0f} of {most / 1024**2:,.0f} MiB are in use",
+            why="When it is full Redis refuses to write, and every event is handed back until "
+            "there is room.",
+            fix=f"Give it more, if the host has it{_has(info)}: 230 bytes for each event of the "
+            "longest window, twice over. In redis.conf too, or the next restart forgets it:\n"
+            f"redis-cli CONFIG SET maxmemory {_size(2 * max(most, used))}",
+        )
+
+
+def _has(info: Mapping[str, str]) -> str:
+    there = int(info.get("total_system_memory") or 0)
+    return f" ({there / 1024**3:,.1f} GiB in all)" if there else ""
+
+
+def _size(least: int) -> str:
+    """Write a size as Redis reads it, rounded up: never less than *least*."""
+    unit, name = (1024**3, "gb") if least >= 1024**3 else (1024**2, "mb")
+    return f"{-(-least // unit)}{name}"
+
+
+def _check_disk(info: Mapping[str, str], subject: str, checkup: Checkup) -> None:
+    names = ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
+    failed = [name for name in names if info.get(name, "ok") != "ok"]
+    if failed:
+        checkup.find(
+            "redis-disk",
+            Severity.ERROR,
+            subject,
+            seen=f"it could not write to its disk ({', '.join(failed)})",
+            why="What it remembers is in memory only, and Redis may refuse further writes until "
+            "the disk works again.",
+            fix="Look at its log, its disk and the rights to its directory:\n"
+            "redis-cli INFO persistence",
+        )
+
+
+def _check_persistence(
+    info: Mapping[str, str], settings: Mapping[str, str] | None, subject: str, checkup: Checkup
+) -> None:
+    fix = (
+        "Keep an append-only file; in redis.conf too, or the next restart forgets it:\n"
+        "redis-cli CONFIG SET appendonly yes"
+    )
+    if info.get("aof_enabled") == "0":
+        # Without CONFIG nobody knows of snapshots, and they are no more than a lesser evil.
+        snapshots = (settings or {}).get("save", "")
+        forgets = "since the last snapshot" if snapshots else "of all windows"
+        checkup.find(
+            "redis-persistence",
+            Severity.WARNING,
+            subject,
+            seen=f"snapshots only (save {snapshots})" if snapshots else "nothing is kept on disk",
+            why=f"A crash or a restart forgets what was delivered {forgets}; what comes again "
+            "after it is delivered again.",
+            fix=fix,
+        )
+    elif (settings or {}).get("appendfsync") == "no":
+        checkup.find(
+            "redis-fsync",
+            Severity.WARNING,
+            subject,
+            seen="appendfsync no",
+            why="The system decides when the file reaches the disk: a crash of the machine forgets "
+            "half a minute or more.",
+            fix="A second at most is the usual choice:\nredis-cli CONFIG SET appendfsync everysec",
+        )
+
+
+def _check_replicas(
+    store: RedisStore,
+    info: Mapping[str, str],
+    settings: Mapping[str, str],
+    subject: str,
+    checkup: Checkup,
+) -> None:
+    there = int(info.get("connected_slaves") or 0)
+    wanted = store.options.wait_replicas
+    least = int(settings.get("min-replicas-to-write") or 0)
+    if there < max(wanted, least):
+        who = "wait_replicas" if wanted >= least else "min-replicas-to-write"
+        checkup.find(
+            "redis-replicas",
+            Severity.ERROR,
+            subject,
+            seen=f"{who} asks for {max(wanted, least)} replicas, and {there} are connected",
+            why="Nothing can be marked as delivered for good, so events are handed back or "
+            "delivered again.",
+            fix="Bring the replicas back, or ask for fewer:\nredis-cli INFO replication",
+        )
+    elif there and not wanted:
+        checkup.find(
+            "redis-failover",
+            Severity.NOTE,
+            subject,
+            seen=f"{there} replicas, and nobody waits for them",
+            why="At a failover, what no replica had yet is forgotten, and may be delivered again.",
+            fix='Wait for one, for a round trip more:\nstore = { url = "…", wait_replicas = 1 }',
+        )
+
+
+async def _check_clock(
+    servers: Servers, place: bytes, subject: str, checkup: Checkup, clock: Clock
+) -> None:
+    async def theirs() -> int:
+        match await _asked(servers, place, b"TIME"):
+            case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
+                return int(seconds) * 1000 + int(micros) // 1000
+        raise Nonsense
+
+    judge(subject, await measure(theirs, clock), checkup, decides=True)
+
+
+# --- several of them ----------------------------------------------------------------------------
+
+
+async def _check_cluster(
+    servers: Servers, places: list[bytes], subject: str, checkup: Checkup
+) -> None:
+    told = await asyncio.gather(*[_asked(servers, place, b"CLUSTER", b"INFO") for place in places])
+    states = [info_of(one) for one in told if isinstance(one, bytes)]
+    bad = [one for one in states if one.get("cluster_state") != "ok"]
+    if bad:
+        checkup.find(
+            "redis-cluster-state",
+            Severity.ERROR,
+            subject,
+            seen=f"{len(bad)} of {len(states)} primaries say that the cluster is "
+            f"{bad[0].get('cluster_state', 'unknown')}; slots served: "
+            f"{bad[0].get('cluster_slots_ok', '?')} of 16384",
+            why="Events whose records belong to the other slots are handed back.",
+            fix="Bring the missing servers back, or give their slots to others:\n"
+            "redis-cli --cluster check HOST:PORT",
+        )
+    else:
+        checkup.fine(subject, f"the cluster, {len(places)} primaries")
+
+
+async def _check_sentinels(store: RedisStore, subject: str, checkup: Checkup) -> None:
+    sentinels = store.sentinels()
+    if sentinels is None:
+        return
+    refusals = await sentinels.refusals()
+    if refusals:
+        who, why = next(iter(refusals.items()))
+        checkup.find(
+            "redis-sentinel",
+            Severity.WARNING,
+            subject,
+            seen=f"{len(refusals)} Sentinels do not confirm a quorum; {who}: {why}",
+            why="When the primary is lost, the others may not agree on another one, and the store "
+            "stays away.",
+            fix="Start the Sentinels that are missing, three at least on three hosts:\n"
+            "redis-cli -p 26379 SENTINEL CKQUORUM SERVICE",
+        )
+    else:
+        checkup.fine(subject, "the Sentinels agree")
