@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import boto3
@@ -17,12 +15,6 @@ from oncebridge.stores.memory import MemoryStore
 
 KEY = bytes(range(33))
 GENERATION = bytes(range(16))
-_numbers = count()
-
-
-def fresh(word):
-    """Make a name that nobody else uses."""
-    return f"{word}-{os.getpid()}-{next(_numbers)}"
 
 
 def boto(service, server) -> Any:

@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import cache
-from itertools import count
 from typing import Any
 
 import boto3
 from tests.faults.doubles import FaultyStore, ScriptedSink, event
-from tests.servers.aws import AWS
+from tests.servers.aws import AWS, fresh
 
 from oncebridge import Gateway, Settings
 from oncebridge.clock import SystemDice, system_clock
@@ -21,8 +19,6 @@ from oncebridge.router import Router, Way
 from oncebridge.source import Host
 from oncebridge.sources.sqs import SqsSource, SqsSourceOptions
 from oncebridge.stores.memory import MemoryStore
-
-_numbers = count()
 
 QUICK = Settings(
     lease=timedelta(seconds=2),
@@ -47,7 +43,7 @@ class TestQueue:
     def __init__(self, endpoint: str, *, fifo: bool = False, **attributes: Any) -> None:
         self.endpoint = endpoint
         self.sqs = sqs(endpoint)
-        self.name = f"events-{os.getpid()}-{next(_numbers)}{'.fifo' if fifo else ''}"
+        self.name = f"{fresh('events')}{'.fifo' if fifo else ''}"
         given = {name: str(value) for name, value in attributes.items()}
         if fifo:
             given["FifoQueue"] = "true"
@@ -78,7 +74,7 @@ class TestQueue:
             text = body if isinstance(body, str) else body.decode()
             ordered = {}
             if group is not None:
-                name = f"{next(_numbers)}-{os.getpid()}"
+                name = fresh("message")
                 ordered = {"MessageGroupId": group, "MessageDeduplicationId": name}
             self.sqs.send_message(QueueUrl=self.url, MessageBody=text, **ordered)
 

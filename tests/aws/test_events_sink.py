@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.aws.aws_sinks import KEY, Town, boto, delivery, fresh, opened, raw, several
+from tests.aws.aws_sinks import KEY, Town, boto, delivery, opened, raw, several
+from tests.servers.aws import fresh
 from tests.servers.meddler import failing, hang, meddling, saying, swallow, vanish
 from tests.servers.process import free_port
 

@@ -3,7 +3,8 @@ import logging
 from datetime import timedelta
 
 import pytest
-from tests.aws.aws_sinks import KEY, Town, boto, delivery, fresh, opened, raw, several
+from tests.aws.aws_sinks import KEY, Town, boto, delivery, opened, raw, several
+from tests.servers.aws import fresh
 from tests.servers.meddler import failing, hang, meddling, saying, swallow, vanish
 from tests.servers.process import free_port
 

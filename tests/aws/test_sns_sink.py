@@ -7,7 +7,8 @@ from html import escape
 from urllib.parse import parse_qsl
 
 import pytest
-from tests.aws.aws_sinks import GENERATION, KEY, Town, boto, delivery, fresh, opened, raw, several
+from tests.aws.aws_sinks import GENERATION, KEY, Town, boto, delivery, opened, raw, several
+from tests.servers.aws import fresh
 from tests.servers.process import free_port
 
 from oncebridge import Closed, ConfigError, Never, No, Unknown, Yes

@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.aws import fresh
 from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
 from oncebridge.aws.templates import stack
@@ -45,7 +45,6 @@ UNKNOWN = [
     "kinesis:GetRecords",
 ]
 """Of these the emulator does not know the table or stream."""
-_numbers = count()
 
 
 class Town:
@@ -53,7 +52,7 @@ class Town:
 
     def __init__(self, aws: GuardedAws) -> None:
         self.aws = aws
-        self.name = f"town-{os.getpid()}-{next(_numbers)}"
+        self.name = fresh("town")
         self.sqs = aws.client("sqs")
         self.out = self.sqs.create_queue(QueueName=f"{self.name}-out")["QueueUrl"]
         self.out_arn = f"arn:aws:sqs:us-east-1:{ACCOUNT}:{self.name}-out"

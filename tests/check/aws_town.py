@@ -1,14 +1,13 @@
 """A set-up on an emulator that is in order, to be spoilt by a test, and checked."""
 
 import json
-import os
 from collections.abc import Sequence
 from functools import cache
-from itertools import count
 from typing import Any, Self
 
 import boto3
 from tests.check.commands import check_command
+from tests.servers.aws import fresh
 from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
 from oncebridge.check.aws import check_aws
@@ -17,7 +16,6 @@ from oncebridge.config import load
 
 ORGANISATION = "0f1e2d3c-0000-4000-8000-00000000abcd"
 TWO_WEEKS = "1209600"
-_numbers = count()
 
 
 @cache
@@ -40,7 +38,7 @@ class Town:
 
     def __init__(self, aws: GuardedAws, *, fifo: bool = False) -> None:
         self.endpoint = aws.endpoint
-        self.name = f"check-{os.getpid()}-{next(_numbers)}"
+        self.name = fresh("check")
         self.end = ".fifo" if fifo else ""
         self.bus = self.name
         self.events = client(self.endpoint, "events")
@@ -147,7 +145,7 @@ class Town:
         self.add_rule("rule", targets=[changes])
 
     def add_table(self, **changes: Any) -> str:
-        name = f"{self.name}-{next(_numbers)}"
+        name = fresh(self.name)
         given: dict[str, Any] = {
             "TableName": name,
             "AttributeDefinitions": [{"AttributeName": "k", "AttributeType": "B"}],

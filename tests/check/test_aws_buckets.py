@@ -1,12 +1,11 @@
 """The bucket of the S3 store."""
 
-import os
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import pytest
 from tests.check.aws_town import client, codes
+from tests.servers.aws import fresh
 from tests.servers.guarded_aws import GuardedAws
 
 from oncebridge.backends import StorePlace
@@ -15,7 +14,6 @@ from oncebridge.check.finding import Checkup, Severity
 from oncebridge.config import load
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
-_numbers = count()
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +31,7 @@ def s3(guarded_aws: GuardedAws) -> Any:
 @pytest.fixture
 async def bucket(s3: Any) -> str:
     """Make a bucket as `oncebridge migrate` does."""
-    name = f"bucket-{os.getpid()}-{next(_numbers)}"
+    name = fresh("bucket")
     store = StorePlace.of(f"s3://{name}/keys").opened
     try:
         assert len(await store.migrate()) == 2

@@ -1,22 +1,19 @@
 """What our own templates make, with the configuration of the docs, has nothing to be found."""
 
-import os
 import time
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import pytest
 from tests.aws.cloudformation import Stack
 from tests.check.aws_town import ORGANISATION, client
+from tests.servers.aws import fresh
 from tests.servers.guarded_aws import GuardedAws
 
 from oncebridge.aws.templates import stack
 from oncebridge.check.aws import check_aws
 from oncebridge.check.finding import Checkup
 from oncebridge.config import load
-
-_numbers = count()
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +25,7 @@ def administrator(guarded_aws: GuardedAws, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def name() -> str:
-    return f"clean-{os.getpid()}-{next(_numbers)}"
+    return fresh("clean")
 
 
 @pytest.fixture

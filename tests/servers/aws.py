@@ -39,6 +39,11 @@ AWS = {
 _numbers = count()
 
 
+def fresh(word: str) -> str:
+    """Make a name that nobody else uses, on any of the servers."""
+    return f"{word}-{os.getpid()}-{next(_numbers)}"
+
+
 class DynamoDBServer:
     """A server that honours conditions, also when many ask at once."""
 
@@ -53,7 +58,7 @@ class DynamoDBServer:
 
     def table(self) -> str:
         """Make an empty table that nobody else uses."""
-        name = f"records-{os.getpid()}-{next(_numbers)}"
+        name = fresh("records")
         self.ask(
             "CreateTable",
             {

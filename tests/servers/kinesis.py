@@ -10,7 +10,6 @@ small Kinesis of `tests.servers.kinesis_model`, over HTTP too. `KinesisServer.ki
 import base64
 import hashlib
 import http.client
-import os
 import shutil
 import subprocess
 import tarfile
@@ -19,12 +18,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.servers.aws import AWS, KINESIS, DynamoDBServer, ask
+from tests.servers.aws import AWS, KINESIS, DynamoDBServer, ask, fresh
 from tests.servers.kinesis_model import Kinesis
 from tests.servers.process import Process, free_port
 
@@ -43,8 +41,6 @@ Server.prototype.listen = function (where, ...rest) {
 """
 """It would listen on all interfaces."""
 
-_numbers = count()
-
 
 class KinesisServer:
     """A server that speaks Kinesis's JSON, asked as an administrator would."""
@@ -59,7 +55,7 @@ class KinesisServer:
 
     def stream(self, shards: int = 1) -> str:
         """Make a stream that nobody else uses."""
-        name = f"stream-{os.getpid()}-{next(_numbers)}"
+        name = fresh("stream")
         self.ask("CreateStream", {"StreamName": name, "ShardCount": shards})
         self._settle(name)
         return name

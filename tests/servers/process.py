@@ -77,8 +77,12 @@ class Process:
         self._end(signal.SIGTERM)
 
     def freeze(self) -> None:
-        """Stop it and all its children, as a machine does that swaps."""
+        """Stop it and all its children, as a machine does that swaps; they stand still then."""
         self._signal_all(signal.SIGSTOP)
+        ends = time.monotonic() + 10
+        while not all(_is_stopped(pid) for pid in (self.pid, *_children(self.pid))):
+            assert time.monotonic() < ends, "it does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         self._signal_all(signal.SIGCONT)
@@ -110,6 +114,15 @@ def _children(pid: int) -> list[int]:
             for child in map(int, listed.read_text().split()):
                 found += [child, *_children(child)]
     return found
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell whether a process stands still, with all its threads, or is gone."""
+    states = []
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            states.append(status.read_text().rpartition(")")[2].split()[0])
+    return all(state in "TtZX" for state in states)
 
 
 def free_port() -> int:
