@@ -23,7 +23,7 @@ from oncebridge.errors import (
 from oncebridge.event import Event, Limits, Unreadable, from_object, parse, parse_all
 from oncebridge.flight import Arrival
 from oncebridge.gateway import Gateway
-from oncebridge.hooks import Decision, Hook
+from oncebridge.hooks import Decision, Hook, RoundTrip, Trace, Tracer, TripHook
 from oncebridge.once import once
 from oncebridge.pattern import Pattern
 from oncebridge.rules import Latest, Quiet, Rule, Tier
@@ -59,6 +59,7 @@ __all__ = [
     "Outcome",
     "Pattern",
     "Quiet",
+    "RoundTrip",
     "Rule",
     "Settings",
     "Sink",
@@ -69,6 +70,9 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Tier",
+    "Trace",
+    "Tracer",
+    "TripHook",
     "Unknown",
     "Unreadable",
     "Verdict",

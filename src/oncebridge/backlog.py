@@ -10,7 +10,7 @@ import asyncio
 
 from oncebridge.books import Books
 from oncebridge.clock import Dice
-from oncebridge.store import Commit, Memory, NoAnswer, Release, Store, rounds
+from oncebridge.store import Claims, Commit, Memory, NoAnswer, Release, rounds
 
 Debt = Commit | Memory | Release
 
@@ -22,7 +22,7 @@ _FIRST_S, _LONGEST_S = 0.25, 30.0
 class Backlog:
     """Tries again, in the order of arrival, with growing pauses."""
 
-    def __init__(self, store: Store, books: Books, dice: Dice) -> None:
+    def __init__(self, store: Claims, books: Books, dice: Dice) -> None:
         self._store = store
         self._books = books
         self._dice = dice
@@ -31,6 +31,11 @@ class Backlog:
 
     def __len__(self) -> int:
         return len(self._owed)
+
+    @property
+    def deliveries(self) -> int:
+        """How much of it is about what was delivered, and not only claimed."""
+        return sum([type(debt) is not Release for debt in self._owed])
 
     def owe(self, debts: list[Debt]) -> None:
         """Take over *debts*."""

@@ -22,6 +22,7 @@ from msgspec import Struct
 from oncebridge.canonical import canonical, canonical_plain, plain_number
 from oncebridge.errors import EventError
 from oncebridge.options import Doc, Size
+from oncebridge.trace_context import Carried
 
 REASONS: Final[Mapping[str, str]] = {
     "not-json": "the bytes are not JSON in UTF-8",
@@ -61,6 +62,8 @@ class Unreadable(Struct, frozen=True):
     raw: bytes
     reason: str
     message: str
+    context: str = ""
+    """As an event's."""
 
 
 class _Envelope(
@@ -120,6 +123,8 @@ class Event(Struct, frozen=True, eq=False):
     kept: bytes
     _envelope: _Envelope | _Object
     _canonical: bytes | None = None
+    context: str = ""
+    """The `traceparent` that came beside the bytes, where events are traced."""
 
     @property
     def canonical(self) -> bytes:
@@ -229,10 +234,19 @@ def read(
     apart: tuple[str, ...] = (),
 ) -> Event | Unreadable:
     """Read one event; what is none is a value too, with the reason."""
+    if type(raw) is Carried:
+        found = read(raw.raw, limits=limits, bare=bare, apart=apart)
+        carry(found, raw.context)
+        return found
     try:
         return parse(raw, limits=limits, bare=bare, apart=apart)
     except EventError as error:
         return Unreadable(raw, error.reason, str(error))
+
+
+def carry(arrival: Event | Unreadable, context: str) -> None:
+    """Note the *context* that came beside what was just read."""
+    msgspec.structs.force_setattr(arrival, "context", context)
 
 
 def from_object(

@@ -19,11 +19,12 @@ from oncebridge.clock import Dice, ms
 from oncebridge.dead import DeadLetter
 from oncebridge.event import Event, Unreadable
 from oncebridge.holds import Hold
+from oncebridge.hooks import Trace, sending
 from oncebridge.rules import OnConflict, Plan
 from oncebridge.sink import Delivery
 from oncebridge.store import Claim, Commit, Fate, Memory, Part
 from oncebridge.turns import Turn
-from oncebridge.verdict import First, Outcome, Verdict
+from oncebridge.verdict import LONGEST_ID, First, Outcome, Verdict
 
 _log = logging.getLogger("oncebridge")
 
@@ -140,6 +141,7 @@ class Batch:
 
     __slots__ = (
         "arrivals",
+        "began",
         "ends",
         "flights",
         "has_sent",
@@ -161,13 +163,14 @@ class Batch:
         self.settled = settled
         # Kept: asking for the running loop is a system call in Python 3.11.
         self.now = asyncio.get_running_loop().time
+        self.began = self.now()
         self.turns: dict[bytes, Turn] = {}
         """Its places in the lines of the entities, where those are kept in order."""
         self.outcomes: list[Outcome | None] = [None] * len(arrivals)
         self.flights: list[Flight] = []
         self.has_sent = False
-        self.ends = None if within is None else self.now() + within.total_seconds()
-        until = self.now() + patience.total_seconds() if patience else 0.0
+        self.ends = None if within is None else self.began + within.total_seconds()
+        until = self.began + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
 
     def tell(self, index: int, outcome: Outcome) -> None:
@@ -220,8 +223,8 @@ class Flight:
             "plan",
             "register",
         ),
-        *("register_offset_ms", "repeats", "send_at", "settled", "state_before", "tries_sink"),
-        "unprotected",
+        *("register_offset_ms", "repeats", "send_at", "settled", "state_before", "trace"),
+        *("tries_sink", "unprotected"),
     )
 
     def __init__(
@@ -265,6 +268,7 @@ class Flight:
         self.unprotected = False
         self.settled = False
         self.error = ""
+        self.trace: Trace | None = None
 
     # --- what the plan says ------------------------------------------------------------
 
@@ -337,7 +341,7 @@ class Flight:
     def first_memo(self) -> bytes:
         event_id = self.event.id if isinstance(self.event, Event) else None
         # Longer ids are somebody's mischief, and the memo is stored with every key.
-        return Memo(event_id[:128] if event_id else None, self.arrived_ms).write()
+        return Memo(event_id[:LONGEST_ID] if event_id else None, self.arrived_ms).write()
 
     def last_memo(self, error: str, counted: int) -> bytes:
         memo = Memo.read(self.claim.held[-1].memo) if self.claim else Memo()
@@ -377,6 +381,7 @@ class Flight:
             self.unprotected,
             self.plan.about if self.plan else b"",
             ends,
+            sending(self.trace) if self.trace is not None else "",
         )
 
     def letter(self, reason: str, route: str, now_ms: int) -> DeadLetter:

@@ -48,7 +48,7 @@ from oncebridge.errors import (
 from oncebridge.event import Event, Unreadable, read
 from oncebridge.flight import Arrival, Batch, Flight, Settled, first_arrival, now_s, waves
 from oncebridge.holds import Hold, Holds
-from oncebridge.hooks import Decision, Hook, tell
+from oncebridge.hooks import Decision, Hook, RoundTrip, Tracer, TripHook, ended, follow, tell
 from oncebridge.ledger import Ledger
 from oncebridge.pace import Pace
 from oncebridge.registers import Registers
@@ -82,6 +82,7 @@ from oncebridge.store import (
     Store,
     Want,
 )
+from oncebridge.trips import TimedStore
 from oncebridge.turns import Turns
 from oncebridge.verdict import HANDED_BACK, Outcome, Verdict
 
@@ -114,6 +115,8 @@ class Gateway:
         route: str = "default",
         settings: Settings = Settings(),  # noqa: B008 - frozen
         hooks: Sequence[Hook] = (),
+        trip_hooks: Sequence[TripHook] = (),
+        tracer: Tracer | None = None,
         clock: Clock = system_clock,
         dice: Dice | None = None,
     ) -> None:
@@ -132,14 +135,17 @@ class Gateway:
         self._dead = dead
         self._settings = settings
         self._hooks = tuple(hooks)
+        self._trip_hooks = tuple(trip_hooks)
+        self._tracer = tracer
         self._clock = clock
         self._dice = dice or SystemDice()
         self._lease_ms = ms(settings.lease)
-        self._holds = Holds(store, self.books, lease_ms=self._lease_ms)
-        self._ledger = Ledger(store, self.books, self._dice)
+        claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
+        self._holds = Holds(claims, self.books, lease_ms=self._lease_ms)
+        self._ledger = Ledger(claims, self.books, self._dice)
         self._registers = Registers(self._ledger, self._holds, self.books, self._dice, settings)
         self._joint = joint(self._sink, store)
-        self._slots = Slots(self._sink.concurrency)
+        self._slots = Slots(self._sink.concurrency, self._tell_send if trip_hooks else None)
         self._sends: dict[Sends, None] = {}
         self._is_shadow = settings.mode == "shadow"
         self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
@@ -160,6 +166,8 @@ class Gateway:
         *,
         sink: Sink | Callable[[Event], Any] | None = None,
         hooks: Sequence[Hook] = (),
+        trip_hooks: Sequence[TripHook] = (),
+        tracer: Tracer | None = None,
     ) -> Self:
         """
         Make the gateway that a configuration file describes, with *sink* instead of its own.
@@ -181,6 +189,8 @@ class Gateway:
             route=route.name,
             settings=route.settings,
             hooks=hooks,
+            trip_hooks=trip_hooks,
+            tracer=tracer,
         )
 
     def with_sink(self, sink: Sink | Callable[[Event], Any]) -> "Gateway":
@@ -197,6 +207,8 @@ class Gateway:
             route=self.route,
             settings=self._settings,
             hooks=self._hooks,
+            trip_hooks=self._trip_hooks,
+            tracer=self._tracer,
             clock=self._clock,
             dice=self._dice,
         )
@@ -290,6 +302,11 @@ class Gateway:
     @property
     def is_ordered(self) -> bool:
         return self._turns is not None
+
+    @property
+    def owed(self) -> int:
+        """How much is delivered, and could not be recorded in the store yet."""
+        return self._ledger.backlog.deliveries
 
     def down(self) -> list[str]:
         """Name what was down when it was last tried."""
@@ -409,7 +426,10 @@ class Gateway:
             else:
                 event = arrival
             plan = None if isinstance(event, Unreadable) else self.rules.plan(event)
-            batch.flights.append(Flight(batch, index, event, plan, now))
+            flight = Flight(batch, index, event, plan, now)
+            if self._tracer is not None:
+                flight.trace = follow(self._tracer, self.route, event)
+            batch.flights.append(flight)
         if self._turns is not None:
             batch.turns = self._turns.stand([f.entity for f in batch.flights if f.entity])
 
@@ -1143,8 +1163,19 @@ class Gateway:
         if batch.turns and flight.entity:
             batch.turns[flight.entity].settled(acknowledged=outcome.acknowledge)
         batch.tell(flight.index, outcome)
+        if flight.trace is not None:
+            ended(flight.trace, outcome)
         if self._hooks:
-            tell(self._hooks, Decision(self.route, flight.event, outcome))
+            took_s = batch.now() - batch.began
+            tell(
+                self._hooks,
+                Decision(
+                    self.route, flight.event, outcome, flight.arrived_ms, took_s, flight.attempt
+                ),
+            )
+
+    def _tell_send(self, items: int, took_s: float, ok: bool) -> None:  # noqa: FBT001 - `Noted`
+        tell(self._trip_hooks, RoundTrip(self.route, "sink", "deliver", items, took_s, ok))
 
     def _settle_rest(self, batch: Batch) -> list[Outcome]:
         """Hand back what has no verdict: there was an error, or we are shutting down."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from oncebridge.books import Books
 from oncebridge.errors import StoreError
-from oncebridge.store import Extension, Reply, Store, rounds
+from oncebridge.store import Claims, Extension, Reply, rounds
 
 
 class Hold:
@@ -47,7 +47,7 @@ class Hold:
 class Holds:
     """All holds of one gateway; the heart beats while there are any."""
 
-    def __init__(self, store: Store, books: Books, *, lease_ms: int) -> None:
+    def __init__(self, store: Claims, books: Books, *, lease_ms: int) -> None:
         self._store = store
         self._books = books
         self._lease_ms = lease_ms

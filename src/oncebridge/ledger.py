@@ -17,6 +17,7 @@ from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.store import (
     Claim,
     ClaimAnswer,
+    Claims,
     Commit,
     CommitAnswer,
     Memory,
@@ -24,7 +25,6 @@ from oncebridge.store import (
     Release,
     ReleaseAnswer,
     Reply,
-    Store,
     Want,
     rounds,
 )
@@ -36,7 +36,7 @@ _COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
 class Ledger:
     """Ask *store*; never raise for what a store may do."""
 
-    def __init__(self, store: Store, books: Books, dice: Dice) -> None:
+    def __init__(self, store: Claims, books: Books, dice: Dice) -> None:
         self._store = store
         self._books = books
         self._dice = dice

@@ -22,13 +22,15 @@ from oncebridge.errors import DeadLetterError, OncebridgeError
 from oncebridge.event import Event, Unreadable, read
 from oncebridge.flight import Arrival
 from oncebridge.gateway import Gateway
+from oncebridge.hooks import Decision, Hook, tell
 from oncebridge.pattern import Pattern
 from oncebridge.settings import Settings
 from oncebridge.verdict import Outcome, Verdict
 from oncebridge.wrapping import unwrap
 
 _log = logging.getLogger("oncebridge")
-_UNROUTED = "unrouted"
+UNROUTED = "unrouted"
+"""What stands for a route where none was for an event."""
 _BROKEN_OFF = "an unforeseen error"
 
 
@@ -67,6 +69,7 @@ class Router:
         dead: DeadLetters | None = None,
         discard_unrouted: bool = False,
         settings: Settings = Settings(),  # noqa: B008 - frozen
+        hooks: Sequence[Hook] = (),
         clock: Clock = system_clock,
     ) -> None:
         self.ways = tuple(ways)
@@ -75,6 +78,7 @@ class Router:
         self._dead = dead
         self._discard = discard_unrouted
         self._settings = settings
+        self._hooks = tuple(hooks)
         self._clock = clock
         self._apart = ways[0].gateway.rules.apart
         self._only = ways[0] if len(ways) == 1 and ways[0].match is None else None
@@ -169,6 +173,8 @@ class Router:
 
     async def _close_unrouted(self, gathered: "_Gathered") -> None:
         unrouted = gathered.unrouted
+        now_s, arrived_ms = asyncio.get_running_loop().time, self._clock()
+        began_s = now_s()
         self.unrouted.arrive(len(unrouted))
         verdict, reason, wait = Verdict.FAILED, _BROKEN_OFF, 0
         try:
@@ -176,14 +182,18 @@ class Router:
                 verdict, reason = Verdict.DISCARDED, ""
             else:
                 await self._bury([event for _, event in unrouted])
-                verdict, reason = Verdict.DEAD, f"{_UNROUTED}: no route is for it"
+                verdict, reason = Verdict.DEAD, f"{UNROUTED}: no route is for it"
         except OncebridgeError as error:
             reason, wait = f"dead letters: {error}", 5000
         finally:
             self.unrouted.settle(verdict, len(unrouted))
             answer = Answer(verdict is not Verdict.FAILED, verdict, wait, reason)
-            for at, _ in unrouted:
+            for at, event in unrouted:
                 gathered.answer(at, answer)
+                if self._hooks:
+                    outcome = Outcome(verdict, answer.acknowledge, reason=reason)
+                    took_s = now_s() - began_s
+                    tell(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
 
     async def _bury(self, events: Sequence[Event]) -> None:
         if self._dead is None:
@@ -193,7 +203,7 @@ class Router:
             [
                 DeadLetter(
                     raw=event.raw,
-                    reason=_UNROUTED,
+                    reason=UNROUTED,
                     message="no route is for it",
                     route="",
                     rule="",

@@ -16,9 +16,12 @@ from typing import get_args
 from oncebridge.errors import SinkRejected
 from oncebridge.flight import Flight
 from oncebridge.holds import Hold
-from oncebridge.sink import JointAnswer, Never, Unknown
+from oncebridge.sink import JointAnswer, Never, Unknown, Yes
 
 Answered = tuple[Flight, JointAnswer]
+
+Noted = Callable[[int, float, bool], None]
+"""Told of each call for how many it was, how long it took, and whether all were taken."""
 
 _Call = asyncio.Future[Sequence[JointAnswer]]
 _ANSWERS = frozenset(get_args(JointAnswer))
@@ -27,15 +30,18 @@ _ANSWERS = frozenset(get_args(JointAnswer))
 class Slots:
     """How many calls of the sink may run at once, over all batches."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, told: Noted | None = None) -> None:
         self._free = count
+        self._told = told
         self._wishes: deque[Callable[[], None]] = deque()
         self.slowest_s = 0.0
         """How long calls took lately, the slowest of them; forgotten little by little."""
 
-    def note(self, took_s: float) -> None:
-        """Remember how long a call took."""
+    def note(self, items: int, took_s: float, *, ok: bool) -> None:
+        """Remember how long a call took, and tell it to whoever wants to know."""
         self.slowest_s = max(took_s, self.slowest_s * 0.9)
+        if self._told is not None:
+            self._told(items, took_s, ok)
 
     def take(self) -> bool:
         """Take a slot, if there is one."""
@@ -171,8 +177,10 @@ class Sends:
             return
         self._slots.give()
         flights, ends, timeout_s = call
-        self._slots.note(self._loop.time() - ends + timeout_s)
-        self._answered += zip(flights, _answers(task, len(flights)), strict=True)
+        answers = _answers(task, len(flights))
+        took_s = self._loop.time() - ends + timeout_s
+        self._slots.note(len(flights), took_s, ok=all([type(a) is Yes for a in answers]))  # noqa: C419 - quicker
+        self._answered += zip(flights, answers, strict=True)
         self.wake()
 
     def _look_at_the_time(self) -> None:
@@ -184,7 +192,7 @@ class Sends:
                 earliest = min(earliest, ends)
                 continue
             self._give_up(task)
-            self._slots.note(timeout_s)
+            self._slots.note(len(flights), timeout_s, ok=False)
             reason = Unknown(f"no answer within {timeout_s:g} s")
             self._answered += [(flight, reason) for flight in flights]
             self.wake()

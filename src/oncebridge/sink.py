@@ -48,6 +48,8 @@ class Delivery(Struct, frozen=True, gc=False):
     """What the event is about, for sinks that keep that in order; empty where no rule says it."""
     ends: float = inf
     """When the call is broken off, by the time of the running loop."""
+    trace: str = ""
+    """The `traceparent` to send with it, where events are traced."""
 
     @property
     def idempotency_key(self) -> str:

@@ -17,6 +17,8 @@ from oncebridge.router import Answer, Router
 from oncebridge.store import Store
 
 Done = Callable[[Answer], None]
+Context = Callable[[str, str], str]
+"""Makes a `traceparent` of one, or else of X-Ray's header; empty where neither is any good."""
 
 
 class Inbox(Protocol):
@@ -46,6 +48,8 @@ class Host(Struct, frozen=True):
     dice: Dice
     is_open: Callable[[], bool] = _always
     """Whether the store is there and has checked itself; it may come later than the source."""
+    context: Context | None = None
+    """Where events are traced: reads what came beside them; see `oncebridge.trace_context`."""
 
 
 class Source(Protocol):

@@ -217,6 +217,20 @@ ExtendAnswer = Literal[Reply.EXTENDED, Reply.FENCED] | NoAnswer
 RememberAnswer = Literal[Reply.REMEMBERED, Reply.KNOWN] | NoAnswer
 
 
+class Claims(Protocol):
+    """What the gateway asks of a store while events pass."""
+
+    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]: ...
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]: ...
+
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]: ...
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]: ...
+
+    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]: ...
+
+
 class Store(Protocol):
     """
     The operations of PROTOCOL §3.

@@ -1,10 +1,18 @@
+import asyncio
 import logging
+from collections import Counter
+from datetime import timedelta
 
 import pytest
-from tests.faults.doubles import Bench, ScriptedSink, event, virtual
+from tests.faults.doubles import After, Bench, ScriptedSink, event, virtual
 
-from oncebridge import Decision, Event, No, Unreadable, Verdict
+from oncebridge import Decision, Event, No, Unreadable, Verdict, hooks
+from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.errors import StoreUnavailable
 from oncebridge.hooks import tell
+from oncebridge.pattern import Pattern
+from oncebridge.router import Router, Way
+from oncebridge.sink import Unknown, Yes
 
 
 @virtual
@@ -66,7 +74,161 @@ async def test_a_hook_that_raises_costs_nothing(caplog):
         assert len(told) == 1
     (logged,) = caplog.records
     assert logged.message == "oncebridge.hook_failed"
-    assert logged.exc_info[0] is ZeroDivisionError
+    assert logged.error == "ZeroDivisionError"
+    assert "test_hooks.py:" in logged.at
+    assert logged.exc_info is None, "its text may quote the event"
+
+
+# --- when, and how often -------------------------------------------------------------------
+
+
+@virtual
+async def test_it_is_told_when_it_arrived_how_long_it_took_and_which_attempt_it_was():
+    told = []
+    slow = ScriptedSink(No("refused"), After(3, Yes()))
+    async with Bench(hooks=[told.append], sink=slow) as bench:
+        first = bench.clock()
+        failed = await bench.one(event())
+        await asyncio.sleep(failed.retry_after_ms / 1000)
+        await bench.one(event())
+    refused, delivered = told
+    assert refused.arrived_ms == first
+    assert delivered.arrived_ms == first + failed.retry_after_ms
+    assert refused.took_s < 0.1
+    assert 3 <= delivered.took_s < 3.5
+    assert (refused.attempt, delivered.attempt) == (1, 1), "what was refused does not count"
+
+
+@virtual
+async def test_every_round_trip_is_told_with_its_size_and_time():
+    trips = []
+    async with Bench(trip_hooks=[trips.append], route="crm", sink=ScriptedSink(batch=10)) as bench:
+        await bench.process(*[event({"n": n}) for n in range(25)])
+        told = Counter((t.place, t.call) for t in trips)
+        assert told["store", "claim"] == 1
+        assert told["sink", "deliver"] == 3
+        assert sorted(t.items for t in trips if t.place == "sink") == [5, 10, 10]
+        assert sum(t.items for t in trips if t.call == "commit") == 25
+        assert all(t.route == "crm" and t.ok and t.took_s >= 0 for t in trips)
+
+
+@virtual
+async def test_a_round_trip_that_fails_is_told_as_such():
+    trips = []
+    sink = ScriptedSink(Unknown("cut off"))
+    async with Bench(trip_hooks=[trips.append], sink=sink) as bench:
+        bench.store.arm("claim.before", error=StoreUnavailable("away"))
+        await bench.one(event())
+    claims = [t.ok for t in trips if t.call == "claim"]
+    assert claims == [False, True], "the claim is repeated"
+    (sent,) = [t for t in trips if t.place == "sink"]
+    assert not sent.ok
+    assert [t.call for t in trips if t.call == "release"], "and it is handed back"
+
+
+@virtual
+async def test_an_event_that_no_route_is_for_is_told_too():
+    told = []
+    match = Pattern.compile({"source": ["nobody"]})
+    async with Bench() as bench:
+        dead = MemoryDeadLetters()
+        router = Router([Way(bench.gateway, match)], dead=dead, hooks=[told.append])
+        await router.process([event()])
+    (decision,) = told
+    assert (decision.route, decision.outcome.verdict) == ("unrouted", Verdict.DEAD)
+
+
+# --- what is owed --------------------------------------------------------------------------
+
+
+@virtual
+async def test_what_was_only_claimed_is_not_told_as_delivered():
+    async with Bench() as bench:
+        bench.store.arm("claim.before", times=1e9)
+        bench.store.arm("release.before", times=1e9)
+        assert (await bench.one(event())).verdict is Verdict.FAILED
+        assert bench.gateway.owed == 0
+        bench.store.disarm()
+
+
+@virtual
+async def test_what_is_delivered_and_not_recorded_is_told():
+    async with Bench() as bench:
+        bench.store.arm("commit.before", times=1e9)
+        assert (await bench.one(event())).verdict is Verdict.DELIVERED
+        assert bench.gateway.owed == 1
+        bench.store.disarm()
+        await bench.gateway.settle(timedelta(minutes=5))
+        assert bench.gateway.owed == 0
+
+
+# --- tracing -------------------------------------------------------------------------------
+
+
+class Followed:
+    """A tracer that takes down what it is told."""
+
+    def __init__(self, fails=()):
+        self.told = []
+        self._fails = fails
+
+    def _tell(self, what, value=None):
+        self.told.append((what, value))
+        if what in self._fails:
+            raise ZeroDivisionError(what)
+
+    def arrived(self, route, event):
+        self._tell("arrived", route)
+        return self
+
+    def sending(self):
+        self._tell("sending")
+        return "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+
+    def ended(self, outcome):
+        self._tell("ended", outcome.verdict)
+
+
+@virtual
+async def test_a_tracer_follows_each_arrival_to_its_verdict():
+    tracer = Followed()
+    async with Bench(tracer=tracer, route="crm") as bench:
+        await bench.one(event())
+        await bench.one(event())
+        assert [d.trace[:6] for d in bench.sink.seen] == ["00-111"]
+    assert tracer.told == [
+        ("arrived", "crm"),
+        ("sending", None),
+        ("ended", Verdict.DELIVERED),
+        ("arrived", "crm"),
+        ("ended", Verdict.DUPLICATE),
+    ]
+
+
+@pytest.mark.parametrize("step", ["arrived", "sending", "ended"])
+@virtual
+async def test_a_tracer_that_raises_costs_nothing(step, caplog):
+    async with Bench(tracer=Followed(fails=[step])) as bench:
+        outcome = await bench.one(event())
+        assert outcome.verdict is Verdict.DELIVERED
+        assert len(bench.sink.taken) == 1
+        assert not bench.gateway.books.in_flight
+    assert [r.message for r in caplog.records] == ["oncebridge.hook_failed"]
+
+
+def test_a_hook_that_always_fails_does_not_fill_the_log(caplog):
+    def broken(decision):
+        raise ZeroDivisionError("in a hook")
+
+    decision = Decision("crm", Unreadable(b"", "not-json", ""), None)
+    for _ in range(250):
+        tell([broken], decision)
+    assert [record.times for record in caplog.records] == [1, 10, 100]
+
+
+@pytest.fixture(autouse=True)
+def nothing_failed_yet():
+    hooks._failed.clear()
 
 
 def test_hooks_are_called_in_their_order(caplog):

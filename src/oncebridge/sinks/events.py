@@ -5,7 +5,8 @@ The sink that is an EventBridge bus.
 it, and whether their targets take it, is not known here.
 **What is kept:** source (unless AWS forbids it), detail-type, time, resources and detail. An
 event gets a new id, and the account and Region of the bus; the old ones go along in the detail,
-as its member `oncebridge` (`oncebridge.sinks.events_detail`).
+as its member `oncebridge` (`oncebridge.sinks.events_detail`). Where events are traced, the trace
+goes along as X-Ray's header, which AWS hands on to the targets.
 **What is dangerous:** a rule of the bus may bring the event back here. It is recognised by the
 list of what it went through, and ends in the dead letters instead of going round for ever. And
 AWS takes events for a bus that does not exist, and drops them: so we look for it, at the start
@@ -38,6 +39,7 @@ from oncebridge.errors import ConfigError
 from oncebridge.options import Doc
 from oncebridge.sink import Closed, Delivery, Never, SinkAnswer, Unknown, Yes
 from oncebridge.sinks.events_detail import detail_with_passage, went_through
+from oncebridge.trace_context import xray_of
 
 _BUS: Final = Kind("events", "an event bus", "event-bus/", r"[.\-_A-Za-z0-9]{1,256}")
 _ROOM: Final = Room(entries=10, bytes=1 << 20, each=1 << 20)
@@ -74,6 +76,8 @@ class _Put(Struct, frozen=True, omit_defaults=True, rename="pascal"):
     event_bus_name: str
     time: int | None = None
     resources: Sequence[str] = ()
+    trace_header: str = ""
+    """Does not count."""
 
     @property
     def size(self) -> int:
@@ -207,6 +211,7 @@ class EventsSink:
             self._bus.given,
             _seconds(event.time),
             event.resources,
+            xray_of(delivery.trace) if delivery.trace else "",
         )
         return Entry(put, put.size)
 

@@ -11,6 +11,7 @@ What goes along in headers:
 | `X-Oncebridge-Attempt` | from the second attempt on  | its number                                 |
 | `X-Oncebridge-Version` | newest wins                 | the version of the entity's state          |
 | `X-Oncebridge`         | the store was down          | `unprotected`: the event may come again    |
+| `traceparent`          | events are traced           | the request that this one belongs to       |
 | `webhook-…`            | `sign`                      | id, time and signature (Standard Webhooks) |
 | `ce-…`                 | `cloudevents`               | the attributes of a CloudEvent             |
 
@@ -50,6 +51,7 @@ from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear, che
 from oncebridge.options import Doc
 from oncebridge.secret import Secret
 from oncebridge.sink import Closed, Delivery, Never, No, SinkAnswer, Unknown, Yes
+from oncebridge.trace_context import NAME
 
 _DAY_MS = 86_400_000
 _AGAIN = frozenset({408, 409, 425, 429})
@@ -160,6 +162,7 @@ class HttpSink:
         self._options = options
         self._clock = clock
         self._fixed = _fixed_headers(options)
+        self._traces = all(name.lower() != NAME for name in options.headers)
         self._keys = [_signing_key(at, secret) for at, secret in enumerate(options.sign)]
         self._key_form = {"quoted": '"%s"', "bare": "%s", "off": ""}[options.idempotency_key]
         self._target = _checked_target(url, options)
@@ -246,6 +249,8 @@ class HttpSink:
             headers.append(("X-Oncebridge-Version", str(delivery.version)))
         if delivery.unprotected:
             headers.append(("X-Oncebridge", "unprotected"))
+        if delivery.trace and self._traces:
+            headers.append((NAME, delivery.trace))
         if self._keys or self._options.cloudevents:
             event = delivery.event
             name = key or hashlib.sha256(event.raw).hexdigest()

@@ -4,7 +4,8 @@ The sink that is an SNS topic.
 **What a yes means:** SNS has the message and gave it an id. Whether the topic's subscribers take
 it is not known here.
 **What is sent:** the bytes as they were received. Beside them, as message attributes:
-`Idempotency-Key`, `oncebridge-route`, and `oncebridge-unprotected` where the store was down.
+`Idempotency-Key`, `oncebridge-route`, `oncebridge-unprotected` where the store was down, and
+`traceparent` where events are traced, unless there is no room for it.
 **FIFO topics** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
 with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
 after its window, is not. The group is the entity of the event, else the option `group`, else the
@@ -35,6 +36,7 @@ from oncebridge.aws.targets import AwsSinkOptions, Kind, client_for, raise_or_te
 from oncebridge.clock import Dice, SystemDice
 from oncebridge.options import Doc
 from oncebridge.sink import Delivery, SinkAnswer, Unknown, Yes
+from oncebridge.trace_context import NAME
 
 _TOPIC: Final = Kind("sns", "an SNS topic", "", r"[A-Za-z0-9_-]{1,256}(\.fifo)?")
 _VERSION: Final = "2010-03-31"
@@ -137,10 +139,17 @@ class SnsSink:
     # --- a message -----------------------------------------------------------------------
 
     def _message(self, delivery: Delivery) -> _Message:
+        message = self._written(delivery, delivery.trace)
+        if delivery.trace and message.size > self._room.each:
+            return self._written(delivery, "")
+        return message
+
+    def _written(self, delivery: Delivery, trace: str) -> _Message:
         told = {
             "Idempotency-Key": delivery.idempotency_key,
             "oncebridge-route": delivery.route,
             "oncebridge-unprotected": "true" if delivery.unprotected else "",
+            NAME: trace,
         }
         attributes = [(name, value) for name, value in told.items() if value]
         if not self._is_fifo:

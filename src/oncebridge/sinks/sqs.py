@@ -3,8 +3,9 @@ The sink that is an SQS queue, standard or FIFO.
 
 **What a yes means:** the queue has the message.
 **What is sent:** the bytes as they were received. Beside them, as message attributes:
-`Idempotency-Key`, `oncebridge-route`, `oncebridge-version` with newest-wins rules, and
-`oncebridge-unprotected` where the store was down.
+`Idempotency-Key`, `oncebridge-route`, `oncebridge-version` with newest-wins rules,
+`oncebridge-unprotected` where the store was down, and `traceparent` where events are traced,
+unless there is no room for it.
 **FIFO queues** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
 with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
 after its window, is not. The group is the entity of the event, else the option `group`, else the
@@ -41,6 +42,7 @@ from oncebridge.aws.targets import AwsSinkOptions, raise_or_tell
 from oncebridge.clock import Dice, SystemDice
 from oncebridge.options import Doc
 from oncebridge.sink import Delivery, Never, SinkAnswer, Yes
+from oncebridge.trace_context import NAME
 
 
 class SqsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
@@ -106,6 +108,8 @@ class SqsSink:
             return Never(f"SQS does not take the character {refused}")
         attributes = _attributes(delivery)
         size = size_of(raw, attributes)
+        if size > self._room.each and attributes.pop(NAME, None) is not None:
+            size = size_of(raw, attributes)
         if not self._is_fifo:
             return Entry(Outgoing(number, text, attributes), size)
         unique = deduplication_id(delivery, self._dice)
@@ -132,5 +136,6 @@ def _attributes(delivery: Delivery) -> dict[str, TextAttribute]:
         "oncebridge-route": delivery.route,
         "oncebridge-version": "" if delivery.version is None else str(delivery.version),
         "oncebridge-unprotected": "true" if delivery.unprotected else "",
+        NAME: delivery.trace,
     }
     return {name: TextAttribute.of(value) for name, value in told.items() if value}

@@ -35,9 +35,11 @@ from oncebridge.options import Doc, Size
 from oncebridge.records import BadGzip, TooLarge, inflate, split
 from oncebridge.router import Answer
 from oncebridge.secret import Address
-from oncebridge.source import Host
+from oncebridge.source import Context, Host
 from oncebridge.sources.openapi import describe
+from oncebridge.trace_context import NAME, XRAY_HEADER, Carried
 
+_TRACEPARENT = NAME.encode()
 _SWEEP_S = 0.1
 _STILL_UNDER_WAY = "still under way"
 _encode = msgspec.json.Encoder().encode
@@ -84,6 +86,7 @@ class HttpSource:
         # The clock is the host's; until then nothing is served.
         self._guard = Guard(options, lambda: 0)
         self._host: Host | None = None
+        self._context: Context | None = None
         self._server: Server | None = None
         self._openapi = b""
         self._answer_s = options.answer_within.total_seconds()
@@ -131,6 +134,7 @@ class HttpSource:
 
         options = self._options
         self._host = host
+        self._context = host.context
         self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
         self._guard = Guard(options, host.clock)
         self._openapi = _encode(describe(self._path, options, __version__))
@@ -162,9 +166,11 @@ class HttpSource:
 
     @property
     def url(self) -> str:
+        """Where events are sent to; before it is open, as it was written."""
         scheme = "https" if self._options.tls_cert else "http"
         name = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
-        return f"{scheme}://{name}:{self.port}{self._path}"
+        port = self._address[1] if self._server is None else self._server.port
+        return f"{scheme}://{name}:{port}{self._path}"
 
     async def run(self) -> None:
         await self._stopped.wait()
@@ -247,6 +253,8 @@ class HttpSource:
         if not records:
             respond(_response([], is_one=False))
             return
+        if self._context is not None and (context := _context(request, self._context)):
+            records = [Carried.of(raw, context) for raw in records]
         pending = _Pending(respond, len(records), is_one=is_one)
         self._waiting.append((self._now() + self._answer_s, pending))
         assert self._host is not None  # noqa: S101 - open before it serves
@@ -280,6 +288,13 @@ _SMALL = 4096
 
 def _encoding(request: Request) -> bytes:
     return b",".join(request.values(b"content-encoding")).strip().lower()
+
+
+def _context(request: Request, read: Context) -> str:
+    """Read which request of others this one belongs to; two that say so say nothing."""
+    told = [request.values(name) for name in (_TRACEPARENT, XRAY_HEADER)]
+    parent, xray = [values[0].decode("latin-1") if len(values) == 1 else "" for values in told]
+    return read(parent, xray) if parent or xray else ""
 
 
 def _unless_small(request: Request) -> Response | None:

@@ -29,12 +29,15 @@ from oncebridge.aws.queue import MOST_ENTRIES, Message, Queue, QueueAddress, adv
 from oncebridge.aws.queue_hand import LONGEST_S, Hand, Trouble
 from oncebridge.duration import format_duration
 from oncebridge.errors import ConfigError, OncebridgeError
+from oncebridge.event import Event, Unreadable, carry
 from oncebridge.gateway import Gateway
 from oncebridge.options import Doc
 from oncebridge.relay import Item, Relay
 from oncebridge.router import Answer
 from oncebridge.sink import Closed
-from oncebridge.source import Host
+from oncebridge.source import Context, Host
+from oncebridge.trace_context import NAME as TRACEPARENT
+from oncebridge.trace_context import XRAY_ATTRIBUTE
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
@@ -82,7 +85,7 @@ class SqsSource:
         self._options = options = options or SqsSourceOptions()
         self._queue = Queue(address, options, polls=options.receivers)
         self._visibility_s = math.ceil(options.visibility.total_seconds())
-        self._system = (_GROUP,) if address.is_fifo else ()
+        self._is_fifo = address.is_fifo
         self._trouble = Trouble("ReceiveMessage", address.name)
         self._host: Host
         self._hand: Hand
@@ -234,8 +237,13 @@ class SqsSource:
     ) -> list[Message]:
         if wait_s is None:
             wait_s = math.ceil(self._options.wait.total_seconds())
+        is_traced = self._host.context is not None
         return await self._queue.receive(
-            most=most, wait_s=wait_s, visibility_s=self._visibility_s, system=self._system
+            most=most,
+            wait_s=wait_s,
+            visibility_s=self._visibility_s,
+            system=[*([_GROUP] if self._is_fifo else []), *([XRAY_ATTRIBUTE] if is_traced else [])],
+            attributes=[TRACEPARENT] if is_traced else (),
         )
 
     def _pause_s(self, failures: int) -> float:
@@ -249,8 +257,11 @@ class SqsSource:
         for message in messages:
             place = self._hand.take(message, now)
             if place is not None:
-                lane = message.attributes.get(_GROUP) if self._system else None
-                items.append(Item(place, unwrap(message.body.encode()), lane))
+                lane = message.attributes.get(_GROUP) if self._is_fifo else None
+                arrivals = unwrap(message.body.encode())
+                if self._host.context is not None:
+                    _trace(message, arrivals, self._host.context)
+                items.append(Item(place, arrivals, lane))
         return items
 
     async def _hand_back(self, pairs: Sequence[tuple[Item, Answer]]) -> None:
@@ -259,6 +270,15 @@ class SqsSource:
         await self._hand.give_back(
             [(item.place, max(math.ceil(a.retry_after_ms / 1000), least)) for item, a in pairs]
         )
+
+
+def _trace(message: Message, arrivals: Sequence[Event | Unreadable], read: Context) -> None:
+    """Note which request the events of a message belong to."""
+    told = message.message_attributes.get(TRACEPARENT)
+    context = read(told.string_value if told else "", message.attributes.get(XRAY_ATTRIBUTE, ""))
+    if context:
+        for arrival in arrivals:
+            carry(arrival, context)
 
 
 def _is_down(gateway: Gateway) -> bool:
