@@ -143,7 +143,8 @@ class Place(Struct, frozen=True):
         return kinds
 
     def __str__(self) -> str:
-        return masked(self.url)
+        # Who keeps an address elsewhere may have a secret in its path, which nobody could tell.
+        return self.reference or masked(self.url)
 
 
 class SourcePlace(Place, frozen=True):

@@ -2,15 +2,17 @@
 Why an event comes again, by what two arrivals of it have in common.
 
 Everybody who names a cause names it by these words: `oncebridge audit` for whole recordings,
-`oncebridge explain` for one event.
+`oncebridge explain` for one event, and a gateway that runs for what it counts.
 """
 
 from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.event import Event
+from oncebridge.verdict import LONGEST_ID
 
 
 class Cause(StrEnum):
@@ -82,6 +84,25 @@ def cause_of_repeat(first: Sighting, later: Sighting, *, id_was_seen: bool = Fal
     if _differ(later.account, first.account) or _differ(later.region, first.region):
         return Cause.SECOND_BUS
     return Cause.RE_EMISSION if later.id and first.id else Cause.UNKNOWN
+
+
+def likely_cause(first_id: str | None, later: Sighting) -> tuple[Cause, bool]:
+    """
+    Name the likely cause of a repeat, and tell whether it is a guess.
+
+    All that a store knows of how the first one came is its id, as `remembered`; the rest is
+    taken for equal.
+    """
+    known = first_id or ""
+    is_same = known == remembered(later.id)
+    first = replace(later, id=later.id if is_same else known, replay="")
+    cause = cause_of_repeat(first, later)
+    return cause, cause not in (Cause.REDELIVERY, Cause.REPLAY)
+
+
+def remembered(id_: str | None) -> str | None:
+    """Give an id as a record remembers it."""
+    return id_[:LONGEST_ID] if id_ else id_
 
 
 def _differ(one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.causes import Cause, Sighting, cause_of_repeat
+from oncebridge.causes import Cause, Sighting, cause_of_repeat, likely_cause, remembered
 from oncebridge.config import Setup
 from oncebridge.dead import DeadLetter
 from oncebridge.differences import changes
@@ -20,9 +20,9 @@ from oncebridge.explanation import Explanation, KeyExplanation
 from oncebridge.identity import Identities, Identity, Known
 from oncebridge.judging import Judged, Look, Standing, contents
 from oncebridge.key import compile_field
-from oncebridge.lookup import LONGEST_ID, Letters, events_in
+from oncebridge.lookup import Letters, events_in
 from oncebridge.records import Record as FileRecord
-from oncebridge.rules import Plan
+from oncebridge.rules import Plan, Rule
 from oncebridge.store import Fate, Record, Store
 from oncebridge.trail import Acts, is_trail
 from oncebridge.verdict import Verdict
@@ -218,14 +218,19 @@ def _why(plan: Plan, event: Event, keys: Sequence[Known]) -> str:
     if plan.action == "discard":
         return "the rule says to discard it"
     if plan.action == "bypass":
-        if not rule.tiers:
-            return 'the rule says key = "none"'
-        if event.replay_name is not None and rule.on_replay == "deliver":
-            return 'it is a replay, and the rule says on_replay = "deliver"'
-        return 'a field that the key needs is missing or null, and on_missing = "deliver"'
+        return why_bypassed(rule, is_replay=event.replay_name is not None)
     if any(known.instead for known in keys):
         return f"a field that the key needs is missing or null, so its {keys[-1].kind} counts"
     return ""
+
+
+def why_bypassed(rule: Rule, *, is_replay: bool) -> str:
+    """Say why *rule* does not deduplicate an event that it has let pass."""
+    if not rule.tiers:
+        return 'the rule says key = "none"'
+    if is_replay and rule.on_replay == "deliver":
+        return 'it is a replay, and the rule says on_replay = "deliver"'
+    return 'a field that the key needs is missing or null, and on_missing = "deliver"'
 
 
 def _expressions(plan: Plan) -> tuple[str, str]:
@@ -258,18 +263,10 @@ def _with_cause(told: Explanation, event: Event, then: Event | None) -> Explanat
         case _:
             return told
     later = Sighting.of(event)
-    if then is not None and (first is None or first.id == _remembered(then.id)):
+    if then is not None and (first is None or first.id == remembered(then.id)):
         return replace(told, cause=cause_of_repeat(Sighting.of(then), later))
-    # All that the store knows of how the first one came is its id; take the rest for equal.
-    known = (first.id if first else None) or ""
-    one = replace(later, id=later.id if known == _remembered(later.id) else known, replay="")
-    cause = cause_of_repeat(one, later)
-    return replace(told, cause=cause, is_guess=cause not in (Cause.REDELIVERY, Cause.REPLAY))
-
-
-def _remembered(id_: str | None) -> str | None:
-    """Give an id as a record remembers it."""
-    return id_[:LONGEST_ID] if id_ else id_
+    cause, is_guess = likely_cause(first.id if first else None, later)
+    return replace(told, cause=cause, is_guess=is_guess)
 
 
 # --- what the file says -------------------------------------------------------------------

@@ -4,6 +4,7 @@ What there is to tell about an event, or about a key, and how it is told to prog
 `oncebridge.explain` finds it out, and `oncebridge.plain_words` tells it to people.
 """
 
+from datetime import timedelta
 from typing import Any, Final, Literal
 
 import msgspec
@@ -273,8 +274,13 @@ def _act_as_json(act: Act) -> dict[str, Any]:
 
 def window(known: Known) -> str:
     """Tell for how long a key is remembered."""
-    text = format_duration(known.window)
-    return f"{text}, sliding up to {format_duration(known.longest)}" if known.longest else text
+    return lasting(known.window, known.longest)
+
+
+def lasting(window: timedelta, longest: timedelta | None) -> str:
+    """Tell how long a window is; *longest* is the end of a sliding one."""
+    text = format_duration(window)
+    return f"{text}, sliding up to {format_duration(longest)}" if longest else text
 
 
 def dumps(

@@ -25,6 +25,7 @@ from oncebridge.redrive import Choice, select
 from oncebridge.settings import Settings
 from oncebridge.sqlite_file import looking_at
 from oncebridge.store import Portable, Record, Store
+from oncebridge.verdict import LONGEST_ID
 from oncebridge.wrapping import unwrap
 
 _KEY: Final = re.compile(r"01[0-9a-f]{64}")
@@ -33,8 +34,6 @@ _CUT_KEY: Final = re.compile(r"01[0-9a-f]+(…|\.\.\.)")
 _SAYS_ID: Final = "id:"
 _FILE: Final = re.compile(r".*\.(json|ndjson|jsonl|log|txt|gz)", re.IGNORECASE)
 _BATCH: Final = 1000
-LONGEST_ID: Final = 128
-"""As long as records remember ids."""
 
 _HAS_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
 
@@ -83,6 +82,11 @@ def recognised(text: str) -> Named:
     if not text.strip() or "/" in text or _FILE.fullmatch(text):
         raise ConfigError("", f"{text}: No such file or directory; an id like that is id:{text}")
     return Named(text, "id")
+
+
+def key_in(text: str) -> bytes | None:
+    """Read a whole key in hex; None where *text* is none."""
+    return bytes.fromhex(text) if _KEY.fullmatch(text.lower()) else None
 
 
 def _exists(text: str) -> bool:

@@ -11,7 +11,7 @@ from oncebridge.audit_trail import instant
 from oncebridge.causes import MEANINGS, Cause
 from oncebridge.dead import DeadLetter
 from oncebridge.explanation import Explanation, KeyExplanation
-from oncebridge.judging import Judged, Standing
+from oncebridge.judging import ENDED, Judged, Standing
 from oncebridge.store import Fate
 from oncebridge.trail import Act, Acts
 from oncebridge.verdict import First, Verdict
@@ -32,6 +32,12 @@ _HERE: Final = {
     Verdict.DISCARDED: "This event is dropped each time it comes{on}: {why}.",
     Verdict.DEAD: "This event would go to the dead letters{on}: {why}.",
 }
+
+
+def passed(fate: Fate, *, route: str = "") -> str:
+    """Tell what became of an event: `was delivered by route crm`."""
+    by, on = (f" {word} route {route}" if route else "" for word in ("by", "on"))
+    return _PASSED[fate].format(by=by, on=on)
 
 
 def moment(at_ms: int) -> str:
@@ -104,8 +110,8 @@ def _verdict(told: Explanation) -> str:
     match judged.verdict:
         case Verdict.DUPLICATE:
             assert judged.fate is not None  # noqa: S101 - a duplicate is of something done
-            passed = _PASSED[judged.fate].format(by=by, on=on)
-            return f"This event {passed}. {_arrived(judged.first)}".rstrip()
+            ended = passed(judged.fate, route=told.route or "")
+            return f"This event {ended}. {_arrived(judged.first)}".rstrip()
         case Verdict.BUSY:
             return _busy(told, judged)
         case Verdict.DELIVERED:
@@ -284,14 +290,13 @@ def _standing(told: KeyExplanation) -> str:
         return f"The store does not know this key: {_AS_FAR}. {_OTHER_TIERS}"
     if told.is_trail:
         return "This is what was done by hand to an event or a route, and no event itself."
-    by, on = (f" {word} route {told.route}" if told.route else "" for word in ("by", "on"))
     arrived = _arrived(told.first)
     match standing.state:
         case "done":
             assert record.fate is not None  # noqa: S101 - that is what done means
-            passed = _PASSED[record.fate].format(by=by, on=on)
+            ended = passed(record.fate, route=told.route or "")
             until = f"A repeat is dropped until {moment(record.until_ms)}."
-            return f"The event of this key {passed}. {arrived} {until}".replace("  ", " ")
+            return f"The event of this key {ended}. {arrived} {until}".replace("  ", " ")
         case "claimed" if standing.is_held:
             left = f"{standing.left_ms / 1000:.1f} s"
             text = f"A worker holds the event of this key, for {left} more unless it prolongs that."
@@ -309,3 +314,35 @@ def _standing(told: KeyExplanation) -> str:
 
 _AS_FAR: Final = "as far as this key goes, an event that has it would be delivered"
 _OTHER_TIERS: Final = "A rule with tiers may know the event by another."
+
+
+# --- one record ---------------------------------------------------------------------------
+
+
+def state(standing: Standing) -> str:
+    """Tell in a few words how a record stands, which is there."""
+    record = standing.record
+    assert record is not None  # noqa: S101 - the caller looked
+    until = moment(record.until_ms)
+    memo = standing.memo
+    match standing.state:
+        case "done" if record.fate is not None:
+            text = f"done, {ENDED[record.fate]}; until {until}"
+        case "claimed" if standing.is_held:
+            text = f"held by a worker until {until}, attempt {record.attempts}"
+        case "claimed":
+            text = f"waits for its next attempt until {until}{_tried(record.attempts)}"
+        case "free":
+            text = f"nobody holds it{_tried(record.attempts)}"
+        case _:
+            text = f"its window is over, since {until}"
+    text += f"; last error: {memo.error}" if memo.error else ""
+    if standing.is_others:
+        text = f"of another event, with other content: {text}"
+    return text + ("; an attempt may have arrived" if memo.maybe_delivered else "")
+
+
+def _tried(attempts: int) -> str:
+    if not attempts:
+        return ""
+    return f", after {attempts} attempt{'s' if attempts != 1 else ''}"

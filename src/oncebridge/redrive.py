@@ -10,9 +10,13 @@ A letter is replayed in an order in which nothing is lost, wherever the process 
 
 Between the steps the letter is still there, and the next replay goes on from what it finds.
 An event that dies again is put into the dead letters anew before the old letter goes.
+
+A letter that is dropped is gone with its event. Either act is written into the trail before it
+begins, whoever does it: `oncebridge dead` and the dashboard both come here.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
 
 from msgspec import Struct
 
@@ -25,6 +29,7 @@ from oncebridge.identity import Identities
 from oncebridge.judging import contents, is_its, touched
 from oncebridge.router import Answer, Router, Way
 from oncebridge.store import Fate, Record, Store
+from oncebridge.trail import Trails
 from oncebridge.verdict import Verdict
 
 _PAGE = 100
@@ -79,6 +84,13 @@ class Replayed(Struct, frozen=True):
         """Tell whether nobody has to look at it again."""
         return self.gone and self.verdict is not Verdict.DEAD
 
+    @property
+    def result(self) -> str:
+        """Tell it in a word or two."""
+        if self.gone and self.verdict is Verdict.DEAD:
+            return "dead again"
+        return "kept" if not self.gone else self.verdict.value if self.verdict else "gone"
+
 
 class Redrive:
     """
@@ -104,8 +116,14 @@ class Redrive:
             for gateway in router.gateways
         }
 
-    async def replay(self, letters: Sequence[DeadLetter]) -> list[Replayed]:
-        """Take each letter through all steps, and tell what became of it, in order."""
+    async def replay(
+        self, letters: Sequence[DeadLetter], *, within: timedelta | None = None
+    ) -> list[Replayed]:
+        """
+        Take each letter through all steps, and tell what became of it, in order.
+
+        *within* is the time there is: what cannot be sent by then keeps its letter.
+        """
         done: dict[int, Replayed] = {}
         ready = await self._that_can_go(letters, done)
         if ready:
@@ -113,7 +131,7 @@ class Redrive:
         ready = await self._not_delivered_since(ready, done)
         ready = await self._forgotten(ready, done)
         for router, batch in self._sorted(ready):
-            answers = await router.process([letter.raw for letter in batch])
+            answers = await router.process([letter.raw for letter in batch], within=within)
             for letter, answer in zip(batch, answers, strict=True):
                 done[letter.number] = _replayed(letter, answer)
             await self._dead.drop([o.number for o in batch if done[o.number].gone])
@@ -200,6 +218,64 @@ class Redrive:
         for letter in letters:
             batches.setdefault(letter.route if letter.rule else "", []).append(letter)
         return [(self._ways[name] if name else self._all, each) for name, each in batches.items()]
+
+
+# --- dropping -----------------------------------------------------------------------------
+
+
+class Doomed(Struct, frozen=True):
+    """What has to be known of a letter to drop it, without what it holds."""
+
+    number: int
+    route: str
+    key: bytes
+    own: dict[bytes, bytes]
+    """Every key of its event, with the content that it has there."""
+
+    @classmethod
+    def of(cls, letter: DeadLetter, identities: Identities) -> "Doomed":
+        return cls(letter.number, letter.route, letter.key, contents_of(letter, identities))
+
+
+async def drop(
+    doomed: Sequence[Doomed], dead: DeadLetters, store: Store | None, trails: Trails
+) -> int:
+    """
+    Drop letters for good, once that is written down, and tell how many were there.
+
+    *store* is asked whose the keys are by now; without one, they are taken for the letters'.
+    """
+    owns = [each.own for each in doomed]
+    if store is not None:
+        keys = await keys_of(owns, store)
+    else:
+        keys = {key: one for own in owns for key, one in own.items()}
+    await _write(trails, "drop", doomed, keys)
+    return await dead.drop([each.number for each in doomed])
+
+
+# --- the trail ----------------------------------------------------------------------------
+
+
+async def write_replay(setup: Setup, trails: Trails, letters: Sequence[DeadLetter]) -> None:
+    """Write down that *letters* are about to be replayed."""
+    identities = Identities(setup)
+    owns = [contents_of(letter, identities) for letter in letters]
+    await _write(trails, "replay", letters, await keys_of(owns, setup.config.store.opened))
+
+
+async def _write(
+    trails: Trails,
+    verb: str,
+    letters: Sequence[DeadLetter] | Sequence[Doomed],
+    keys: Mapping[bytes, bytes],
+) -> None:
+    await trails.write(
+        f"dead {verb}",
+        routes=sorted({letter.route for letter in letters}),
+        numbers=[letter.number for letter in letters],
+        keys=keys,
+    )
 
 
 def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes]:

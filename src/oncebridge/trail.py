@@ -14,6 +14,7 @@ A trail is bounded: the last 20 acts, about 2 KB, kept for 90 days after the las
 """
 
 import asyncio
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Final
@@ -40,6 +41,7 @@ _LOOK_AGAIN_S: Final = (0.02, 0.04, 0.08, 0.16, 0.3)
 """Others are soon done with it, unless they died."""
 _LONGEST_REASON: Final = 200
 _LONGEST_NAME: Final = 100
+_LONGEST_USER: Final = 60
 _NOTHING: Final[Mapping[bytes, bytes]] = {}
 
 
@@ -221,6 +223,11 @@ def _in_short(content: bytes) -> str:
     return content[:6].hex()
 
 
+def _named(user: str) -> str:
+    """Name somebody; a name must leave room for where it was done."""
+    return _short(user, _LONGEST_USER) or "unknown"
+
+
 def _short(text: str, most: int) -> str:
     """Shorten a text, and make UTF-8 of it: an argument may hold half characters."""
     return text[:most].encode("utf-8", "replace").decode()
@@ -231,11 +238,24 @@ class Trails:
     All the places where an act is written down before it begins: file, log and store.
 
     Without *store* there is none to write to: it is not there, or nobody else could read it.
+    *user* is whoever does it on the dashboard, empty where nobody knows; otherwise it is done by
+    whoever runs this process.
     """
 
-    def __init__(self, audit: AuditTrail, store: Store | None, *, reason: str = "") -> None:
+    def __init__(
+        self,
+        audit: AuditTrail,
+        store: Store | None,
+        *,
+        reason: str = "",
+        user: str | None = None,
+    ) -> None:
         self._audit = audit
-        self._store = StoreTrail(store) if store is not None else None
+        by = None if user is None else f"{_named(user)} (dashboard on {platform.node()})"
+        self._store = StoreTrail(store, by=by) if store is not None else None
+        self._facts: dict[str, object] = {}
+        if user is not None:
+            self._facts = {"user": _named(user), "via": "dashboard"}
         self._reason = reason
         self._told: set[tuple[str, str]] = set()
         """What was done on which route to events without a key; a trail has little room."""
@@ -255,7 +275,7 @@ class Trails:
         Events without a key have no trail of their own: in the store it is told once that this
         was done on their routes.
         """
-        told: dict[str, object] = {"routes": list(routes)} if routes else {}
+        told: dict[str, object] = self._facts | ({"routes": list(routes)} if routes else {})
         told |= facts
         told |= {"keys": [key.hex() for key in keys]} if keys else {}
         told |= {"reason": self._reason} if self._reason else {}
@@ -278,7 +298,7 @@ class Trails:
     async def write_on_routes(self, verb: str, routes: Sequence[str]) -> None:
         """Write down what is about to be done to whole *routes*."""
         facts = {"reason": self._reason} if self._reason else {}
-        self._audit.write(verb, routes=list(routes), **facts)
+        self._audit.write(verb, routes=list(routes), **self._facts, **facts)
         if self._store is not None:
             names = [of_route(route) for route in routes]
             await self._store.write(verb, names, reason=self._reason)

@@ -1,6 +1,7 @@
 """What became of an arrival: one word, everywhere the same."""
 
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -32,6 +33,10 @@ class Verdict(StrEnum):
 
 HANDED_BACK = frozenset({Verdict.BUSY, Verdict.FAILED})
 """The verdicts after which the source must bring the event again."""
+
+
+LONGEST_ID: Final = 128
+"""As long as ids are remembered."""
 
 
 class First(Struct, frozen=True, gc=False):

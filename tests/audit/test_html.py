@@ -24,7 +24,8 @@ from tests.audit.reports import (
     trial,
 )
 
-from oncebridge.audit import charts
+from oncebridge import charts
+from oncebridge.audit.charts import gaps as draw_gaps
 from oncebridge.audit.html import MARK, page
 from oncebridge.audit.report import Moment, NaiveKey, Report, Trial
 from oncebridge.audit.suggest import suggest
@@ -292,7 +293,7 @@ def test_no_arrival_is_lost_where_bars_are_gathered():
 
 @pytest.mark.parametrize("width", [charts.WIDE, charts.NARROW])
 def test_the_windows_are_marked_where_they_are(width):
-    svg = charts.gaps(gaps(0, 3, 9, 2, 0, 0, 0, 0, 1, 4), 30 * DAY, width, CHART)
+    svg = draw_gaps(gaps(0, 3, 9, 2, 0, 0, 0, 0, 1, 4), 30 * DAY, width, CHART)
     for said in (
         "5\xa0min window",
         "24\xa0h window",
@@ -309,5 +310,5 @@ def test_the_windows_are_marked_where_they_are(width):
 
 
 def test_a_single_repeat_is_seen_beside_a_million():
-    bars = rects(charts.gaps(gaps(1_000_000, 1), 6 * DAY, charts.WIDE, CHART), "gap")
+    bars = rects(draw_gaps(gaps(1_000_000, 1), 6 * DAY, charts.WIDE, CHART), "gap")
     assert min(bar["height"] for bar in bars) >= 1

@@ -6,6 +6,7 @@ from rich.console import Console
 from tests.audit.reports import DAY, HOUR, MINUTE, empty, gaps, report, trial
 from tests.audit.test_html import NASTY, nasty
 
+from oncebridge import figures
 from oncebridge.audit import words
 from oncebridge.audit.report import NaiveKey
 from oncebridge.audit.suggest import suggest
@@ -49,7 +50,7 @@ def test_it_fits(width):
 
 def test_numbers_and_units_stay_together_as_plain_blanks():
     text = "\n".join(printed(report()))
-    assert words.NB not in text
+    assert figures.NB not in text
     assert "\ue000" not in text
     assert "\n    s," not in text
 
@@ -116,7 +117,7 @@ def test_how_times_were_found_is_said_unless_they_were_recorded():
     ],
 )
 def test_times_are_told_in_two_units(ms, told):
-    assert words.elapsed(ms).replace(words.NB, " ") == told
+    assert figures.elapsed(ms).replace(figures.NB, " ") == told
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_times_are_told_in_two_units(ms, told):
     ],
 )
 def test_none_and_all_are_said_only_where_they_are_so(part, whole, told):
-    assert words.share(part, whole).replace(words.NB, " ") == told
+    assert figures.share(part, whole).replace(figures.NB, " ") == told
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_naive_key_is_judged_in_words(lost, let_through, told):
 )
 def test_windows_are_judged_by_the_gaps(counts, window_ms, told):
     found = report(gaps=gaps(*counts, longest=1000), window_ms=window_ms, last_ms=None)
-    assert [line.replace(words.NB, " ") for line in words.about_windows(found)] == told
+    assert [line.replace(figures.NB, " ") for line in words.about_windows(found)] == told
 
 
 def test_a_recording_cannot_hold_gaps_that_are_longer_than_itself():
@@ -188,5 +189,5 @@ def test_one_of_each_is_said_in_the_singular():
 
 
 def test_long_names_are_cut_in_the_middle():
-    assert words.clipped("abcdefghijklmnop", 9) == "abcdef…op"
-    assert words.clipped("short", 9) == "short"
+    assert figures.clipped("abcdefghijklmnop", 9) == "abcdef…op"
+    assert figures.clipped("short", 9) == "short"

@@ -129,8 +129,8 @@ async def test_the_store_holds_what_the_service_would_have_left(world):
     warmed = await known(world.folder / "warmed.db")
     served = await known(world.folder / "served.db")
     assert warmed == {key: told for key, told in served.items() if key in warmed}
-    # The service also remembers how far it came in the file.
-    assert len(served) - len(warmed) <= 1
+    # The service also remembers how far it came in the file, and what it counted.
+    assert len(served) - len(warmed) <= 3
 
 
 async def known(path: Path) -> dict[bytes, tuple]:

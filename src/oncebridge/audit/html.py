@@ -13,12 +13,13 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from oncebridge import __version__
-from oncebridge.audit import charts, words
-from oncebridge.audit.charts import Chart
+from oncebridge import __version__, charts, figures
+from oncebridge.audit import words
+from oncebridge.audit.charts import gaps as draw_gaps
 from oncebridge.audit.report import CauseFound, Difference, Example, Report, Tally, Trial
 from oncebridge.audit.suggest import Suggestion
 from oncebridge.causes import MEANINGS
+from oncebridge.charts import Chart
 from oncebridge.event import REASONS
 from oncebridge.verdict import Verdict
 
@@ -74,7 +75,7 @@ def _header(report: Report) -> Iterator[str]:
             ("arrivals", f"{report.events:,}", ""),
             ("different events", f"{report.logical:,}", ""),
             ("repeats", f"{found:,}", "hot" if found else ""),
-            ("share of repeats", words.share(found, report.events), "hot" if found else ""),
+            ("share of repeats", figures.share(found, report.events), "hot" if found else ""),
         ]
         yield '<dl class="tiles">'
         for name, value, kind in tiles:
@@ -106,7 +107,7 @@ def _footer(report: Report) -> Iterator[str]:
         "the events, and names of files. It holds no payload, loads nothing and sends nothing. "
         "Times are UTC.</p>"
     )
-    took = f"{report.took_s:,.1f}{words.NB}s"
+    took = f"{report.took_s:,.1f}{figures.NB}s"
     yield f"<p>oncebridge {_e(__version__)}, {report.records:,} records in {took}.</p></footer>"
 
 
@@ -133,7 +134,7 @@ def _over_time(report: Report) -> Iterator[str]:
         yield f'<li><i class="v-{verdict.value}"></i>{_e(name)}: {count}</li>'
     yield "</ul></figure>"
     rows = [
-        [words.instant(moment.begins_ms), *(f"{moment.verdicts.get(v, 0):,}" for v in shown)]
+        [figures.instant(moment.begins_ms), *(f"{moment.verdicts.get(v, 0):,}" for v in shown)]
         for moment in report.over_time
     ]
     yield from _numbers("Arrivals over time", ["from (UTC)", *(v.value for v in shown)], rows)
@@ -151,7 +152,7 @@ def _causes(report: Report) -> Iterator[str]:
 
 
 def _cause(found: CauseFound, whole: int) -> Iterator[str]:
-    counted = f"{found.count:,} ({words.share(found.count, whole)})"
+    counted = f"{found.count:,} ({figures.share(found.count, whole)})"
     yield f'<li><div class="head"><h3>{_e(found.cause.value)}</h3>'
     yield f"<span>{_e(counted)}</span></div>{charts.share_bar(found.count, whole, 'gap')}"
     told = MEANINGS[found.cause]
@@ -170,19 +171,19 @@ def _gaps(report: Report) -> Iterator[str]:
     if gaps is None or not gaps.histogram:
         return
     told = (
-        f"Half came within {words.elapsed(gaps.p50_ms)}, 90 % within {words.elapsed(gaps.p90_ms)}, "
-        f"99 % within {words.elapsed(gaps.p99_ms)}, the last after {words.elapsed(gaps.max_ms)}."
+        f"Half came within {figures.elapsed(gaps.p50_ms)}, 90 % within {figures.elapsed(gaps.p90_ms)}, "
+        f"99 % within {figures.elapsed(gaps.p99_ms)}, the last after {figures.elapsed(gaps.max_ms)}."
     )
     sentences = [told, *words.about_windows(report)]
     chart = Chart("gaps", "How long after the first arrival the others came", " ".join(sentences))
     yield '<section id="gaps"><h2>How long after the first</h2>'
     yield f"<p>{escape(' '.join(sentences))}</p><figure>"
     yield from _twice(
-        charts.gaps(gaps, report.window_ms, width, chart) for width in (charts.WIDE, charts.NARROW)
+        draw_gaps(gaps, report.window_ms, width, chart) for width in (charts.WIDE, charts.NARROW)
     )
     yield '<figcaption class="quiet">The scale of time is logarithmic.'
     yield "</figcaption></figure>"
-    rows = [[f"up to {words.elapsed(bound)}", f"{count:,}"] for bound, count in gaps.histogram]
+    rows = [[f"up to {figures.elapsed(bound)}", f"{count:,}"] for bound, count in gaps.histogram]
     yield from _numbers("Gaps", ["gap", "repeats"], rows)
     yield "</section>"
 
@@ -223,7 +224,7 @@ def _noisiest(report: Report) -> Iterator[str]:
                 _e(tally.name or "(none)"),
                 f"{tally.arrivals:,}",
                 f"{tally.repeats:,}",
-                _e(words.share(tally.repeats, tally.arrivals)),
+                _e(figures.share(tally.repeats, tally.arrivals)),
             ]
             for tally in tallies[:_ROWS]
         ]
@@ -250,16 +251,16 @@ def _suspicions(report: Report) -> Iterator[str]:
 def _unreadable(report: Report) -> Iterator[str]:
     if not report.unreadable:
         return
-    counted = words.many(sum(report.unreadable.values()), "record")
+    counted = figures.many(sum(report.unreadable.values()), "record")
     yield f'<section id="unreadable"><h2>Unreadable: {counted}</h2>'
     rows = [
         [_e(reason), _e(REASONS.get(reason, "")), f"{count:,}"]
         for reason, count in report.unreadable.items()
     ]
     yield _table("", ["reason", "what it means", "records"], rows, numbers={2})
-    places = [words.spelt(place) for place in report.unreadable_places]
+    places = [figures.spelt(place) for place in report.unreadable_places]
     if places:
-        yield f'<p class="quiet">At {escape(words.listed(places, most=10))}</p>'
+        yield f'<p class="quiet">At {escape(figures.listed(places, most=10))}</p>'
     yield "</section>"
 
 
@@ -281,7 +282,7 @@ def _trial(trial: Trial) -> Iterator[str]:
 
 
 def _difference(one: Difference) -> list[str]:
-    rules = dict.fromkeys([words.spelt(one.rule_before, 40), words.spelt(one.rule_after, 40)])
+    rules = dict.fromkeys([figures.spelt(one.rule_before, 40), figures.spelt(one.rule_after, 40)])
     passing = words.about_passing(one)
     return [
         f"<code>{_e(one.place, 80)}</code>",
@@ -309,8 +310,8 @@ def _suggestion(suggestion: Suggestion) -> Iterator[str]:
 
 def _e(text: object, longest: int = 160) -> str:
     """Escape, spell out and cut what may be out of an event; no-break spaces are ours."""
-    parts = [words.spelt(part, longest) for part in str(text).split(words.NB)]
-    return escape(words.NB.join(parts))
+    parts = [figures.spelt(part, longest) for part in str(text).split(figures.NB)]
+    return escape(figures.NB.join(parts))
 
 
 def _example(one: Example, how: str = "repeats") -> str:

@@ -44,6 +44,27 @@ def published_ms(event: Event) -> int | None:
     return exact
 
 
+def topic_of(event: Event) -> str:
+    """
+    Name the kind of thing that an event tells of.
+
+    Without an envelope it is the topic that Genesys writes into the detail, and what is an id
+    there is none of the kind.
+    """
+    if event.detail_type:
+        return event.detail_type
+    topic = event.detail.get("topicName")
+    return _ID.sub("{id}", topic) if type(topic) is str else ""
+
+
+_ID: Final = re.compile(r"(?<![^.])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![^.])")
+
+
+def entity_of(event: Event) -> str:
+    """Tell what an event is about, by what it looks like."""
+    return _guess_entity(event, body_of(event.detail))
+
+
 _Entity = Callable[[Event, dict[str, Any]], str]
 
 
@@ -86,7 +107,7 @@ def _as_text(value: Any) -> str:
 
 
 _PLAIN: Final = re.compile(r"detail(?:\.[A-Za-z_]\w*)+", re.ASCII)
-_ENTITIES: Final = (
+ENTITIES: Final = (
     *("conversationId", "conversation_id", "interactionId", "interaction_id"),
     *("entityId", "entity_id", "id"),
 )
@@ -94,7 +115,7 @@ _CONVERSATIONS: Final = ("conversationId", "conversation_id", "interactionId", "
 
 
 def _guess_entity(event: Event, body: dict[str, Any]) -> str:
-    for name in _ENTITIES:
+    for name in ENTITIES:
         value = body.get(name)
         if type(value) is str and value:
             return value

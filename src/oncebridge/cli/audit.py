@@ -25,13 +25,13 @@ from rich.progress import (
 
 from oncebridge.audit.report import Difference, Report
 from oncebridge.audit.suggest import Suggestion, suggest
-from oncebridge.audit.words import listed
 from oncebridge.backends import StorePlace
 from oncebridge.cli.manners import command, note
 from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop
 from oncebridge.config import PREFIX, Route, Setup, load
 from oncebridge.duration import format_duration, parse_duration
 from oncebridge.errors import ConfigError
+from oncebridge.figures import listed
 from oncebridge.options import Text, did_you_mean
 from oncebridge.reach import refuse_memory
 

@@ -3,7 +3,7 @@
 import base64
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -32,11 +32,11 @@ from oncebridge.dead import DeadLetter, DeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.identity import Identities
 from oncebridge.reach import is_missing, is_out_of_reach, refuse_memory
-from oncebridge.redrive import Choice, Redrive, Replayed, contents_of, keys_of, select
+from oncebridge.redrive import Choice, Doomed, Redrive, Replayed, select, write_replay
+from oncebridge.redrive import drop as drop_letters
 from oncebridge.service import make_router
 from oncebridge.store import Store
 from oncebridge.trail import Trails
-from oncebridge.verdict import Verdict
 
 _BATCH = 100
 
@@ -252,7 +252,7 @@ async def _batches(
 
 def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
     """Tell about one letter, and give the word under which it is counted."""
-    name = _result(one)
+    name = one.result
     # Where events go to standard output, nothing else may.
     is_err = is_to_stdout(setup)
     if as_json:
@@ -266,17 +266,11 @@ def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
     return name
 
 
-def _result(one: Replayed) -> str:
-    if one.gone and one.verdict is Verdict.DEAD:
-        return "dead again"
-    return "kept" if not one.gone else one.verdict.value if one.verdict else "gone"
-
-
 def replayed_as_json(one: Replayed) -> dict[str, Any]:
     """Tell programs what became of a letter."""
     return {
         "number": one.number,
-        "result": _result(one),
+        "result": one.result,
         "verdict": one.verdict.value if one.verdict else None,
         "reason": one.reason,
         "dropped": one.gone,
@@ -310,27 +304,18 @@ async def _drop(setup: Setup, choice: Choice, because: str, *, yes: bool, as_jso
     audit = audited(setup)
     async with _letters(setup) as dead:
         identities = Identities(setup)
-        letters: list[DeadLetter] = []
-        owns: list[dict[bytes, bytes]] = []
-        async for letter in select(dead, choice):
-            letters.append(_without_body(letter))
-            owns.append(contents_of(letter, identities))
-        numbers = [letter.number for letter in letters]
+        doomed = [Doomed.of(letter, identities) async for letter in select(dead, choice)]
+        numbers = [each.number for each in doomed]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
         if numbers and not yes:
             what = f"letter {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} letters"
             if not click.confirm(f"Drop {what} for good?", err=True):
                 return NEEDS_YOU
         dropped = 0
-        async with _store_for_trail(setup, letters) as store:
+        async with _store_for_trail(setup, doomed) as store:
             trails = Trails(audit, store, reason=because)
-            for at in range(0, len(letters), _BATCH):
-                batch = letters[at : at + _BATCH]
-                their = owns[at : at + _BATCH]
-                keys = {key: one for own in their for key, one in own.items()}
-                keys = await keys_of(their, store) if store is not None else keys
-                await _write(trails, "drop", batch, keys)
-                dropped += await dead.drop([letter.number for letter in batch])
+            for at in range(0, len(doomed), _BATCH):
+                dropped += await drop_letters(doomed[at : at + _BATCH], dead, store, trails)
     if as_json:
         click.echo(json.dumps({"dropped": dropped, "numbers": numbers}))
     else:
@@ -352,12 +337,10 @@ async def _letters(setup: Setup) -> AsyncIterator[DeadLetters]:
 
 
 @asynccontextmanager
-async def _store_for_trail(
-    setup: Setup, letters: Sequence[DeadLetter]
-) -> AsyncIterator[Store | None]:
+async def _store_for_trail(setup: Setup, doomed: Sequence[Doomed]) -> AsyncIterator[Store | None]:
     """Open the store for what is written down there; none is made, nor asked for nothing."""
     place = setup.config.store
-    has_keys = any(letter.key for letter in letters)
+    has_keys = any(each.key for each in doomed)
     if not has_keys or is_missing(place) or is_out_of_reach(place):
         yield None
         return
@@ -382,39 +365,6 @@ def _missing(numbers: Sequence[int]) -> int:
     if not numbers:
         return 0
     return NEEDS_YOU
-
-
-def _without_body(letter: DeadLetter) -> DeadLetter:
-    return DeadLetter(
-        b"",
-        letter.reason,
-        "",
-        letter.route,
-        letter.rule,
-        letter.key,
-        letter.attempts,
-        letter.maybe_delivered,
-        letter.buried_ms,
-        letter.number,
-    )
-
-
-async def write_replay(setup: Setup, trails: Trails, letters: Sequence[DeadLetter]) -> None:
-    """Write down that *letters* are about to be replayed."""
-    identities = Identities(setup)
-    owns = [contents_of(letter, identities) for letter in letters]
-    await _write(trails, "replay", letters, await keys_of(owns, setup.config.store.opened))
-
-
-async def _write(
-    trails: Trails, verb: str, letters: Sequence[DeadLetter], keys: Mapping[bytes, bytes]
-) -> None:
-    await trails.write(
-        f"dead {verb}",
-        routes=sorted({letter.route for letter in letters}),
-        numbers=[letter.number for letter in letters],
-        keys=keys,
-    )
 
 
 def _bar(count: int) -> Progress:

@@ -41,9 +41,8 @@ from oncebridge.errors import ConfigError, StoreError
 from oncebridge.explain import Wanted, explain_key
 from oncebridge.explain import explain as explain_records
 from oncebridge.explanation import Explanation, KeyExplanation, dumps, window
-from oncebridge.judging import ENDED, Standing
 from oncebridge.lookup import Named, is_not_ours, opened_to_look
-from oncebridge.plain_words import moment, summary, summary_of_key
+from oncebridge.plain_words import moment, state, summary, summary_of_key
 from oncebridge.reach import is_missing, is_out_of_reach
 from oncebridge.records import BadGzip, Record, Records
 from oncebridge.store import Store
@@ -301,7 +300,7 @@ def _print_keys(console: Console, told: Explanation, *, canonical: bool) -> None
         console.print(field("", known.key.hex()))
         standing = told.standing_of(known.key)
         if standing is not None and standing.record is not None:
-            _field(console, "", _state(standing))
+            _field(console, "", state(standing))
         if canonical:
             console.print(field("", known.canonical, "dim"))
 
@@ -352,35 +351,6 @@ def _value(value: Any) -> str:
     return text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 1]}…"
 
 
-def _state(standing: Standing) -> str:
-    """Tell how a record stands."""
-    record = standing.record
-    assert record is not None  # noqa: S101 - the caller looked
-    until = moment(record.until_ms)
-    memo = standing.memo
-    match standing.state:
-        case "done" if record.fate is not None:
-            text = f"done, {ENDED[record.fate]}; until {until}"
-        case "claimed" if standing.is_held:
-            text = f"held by a worker until {until}, attempt {record.attempts}"
-        case "claimed":
-            text = f"waits for its next attempt until {until}{_tried(record.attempts)}"
-        case "free":
-            text = f"nobody holds it{_tried(record.attempts)}"
-        case _:
-            text = f"its window is over, since {until}"
-    text += f"; last error: {memo.error}" if memo.error else ""
-    if standing.is_others:
-        text = f"of another event, with other content: {text}"
-    return text + ("; an attempt may have arrived" if memo.maybe_delivered else "")
-
-
-def _tried(attempts: int) -> str:
-    if not attempts:
-        return ""
-    return f", after {attempts} attempt{'s' if attempts != 1 else ''}"
-
-
 def _print_letter(console: Console, letter: DeadLetter | None) -> None:
     if letter is None:
         return
@@ -409,7 +379,7 @@ def _print_key(console: Console, told: KeyExplanation) -> None:
     if told.letter is not None and told.letter.rule:
         console.print(field("rule", told.letter.rule))
     if told.standing is not None and told.standing.record is not None:
-        _field(console, "record", _state(told.standing))
+        _field(console, "record", state(told.standing))
     if told.first is not None:
         who = f" as {told.first.id}" if told.first.id else ""
         console.print(field("first", f"arrived {instant(told.first.arrived_ms)}{who}"))

@@ -10,7 +10,7 @@ import click
 from msgspec import Struct
 from rich.console import Console
 
-from oncebridge.cli.dead import replayed_as_json, write_replay
+from oncebridge.cli.dead import replayed_as_json
 from oncebridge.cli.finding import (
     Finder,
     Found,
@@ -40,7 +40,7 @@ from oncebridge.event import Event
 from oncebridge.identity import Identity
 from oncebridge.lookup import Named
 from oncebridge.reach import refuse_memory
-from oncebridge.redrive import Redrive, Replayed
+from oncebridge.redrive import Redrive, Replayed, write_replay
 from oncebridge.resend import Intent, Resend, Resent, intend
 from oncebridge.router import Router
 from oncebridge.service import make_router
