@@ -30,6 +30,7 @@ from oncebridge.backends import (
     scheme_of,
 )
 from oncebridge.clock import Clock, system_clock
+from oncebridge.dashboard_safety import exposure, mistakes
 from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.preset import genesys_rules
@@ -46,7 +47,7 @@ from oncebridge.options import (
 )
 from oncebridge.pattern import Pattern
 from oncebridge.rules import Rule, RuleOptions, RuleSet
-from oncebridge.secret import asked_once, at_aws, is_at_aws
+from oncebridge.secret import Secret, asked_once, at_aws, is_at_aws
 from oncebridge.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ PREFIX = "ONCEBRIDGE_"
 _FILE = "ONCEBRIDGE_CONFIG"
 DEFAULT_FILE = "oncebridge.toml"
 _DEEPEST = 100
+MASKED = (
+    *("ani", "dnis", "addressFrom", "addressTo", "addressOther", "addressSelf", "address"),
+    *("phone", "phoneNumber", "mobile", "email", "emailAddress", "name", "firstName", "lastName"),
+    *("displayName", "remoteParticipant", "participantName", "callbackUserName", "callerIdName"),
+    *("callbackNumbers", "attributes", "transcripts", "transcript", "decoratedTranscript", "word"),
+    *("text", "body", "subject", "message", "notes", "wrapupNotes", "comment", "comments"),
+    *("password", "secret", "token", "authorization", "cookie", "apiKey", "x-api-key", "ssn"),
+    *("dateOfBirth", "iban", "cardNumber"),
+)
+"""What may be somebody's, or secret, by its name."""
 _LISTED = ("rules", "routes")
 # Kubernetes tells every container in a namespace about a Service named oncebridge like this.
 _KUBERNETES = re.compile(rf"{PREFIX}(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
@@ -167,6 +178,80 @@ class Config(Settings, frozen=True, kw_only=True):
             example="http://0.0.0.0:8081",
         ),
     ] = None
+    metrics: Annotated[
+        str | None,
+        Doc(
+            "Where to answer `/metrics` for Prometheus; anybody who reaches it may ask. It may be "
+            "the address of `health`. A dashboard answers it too, to those it lets in.",
+            example="http://0.0.0.0:9464",
+        ),
+    ] = None
+    dashboard: Annotated[
+        str | None,
+        Doc(
+            "Where to show the dashboard; beyond this machine it needs `dashboard_token` or "
+            "`dashboard_user_header`.",
+            example="127.0.0.1:8081",
+        ),
+    ] = None
+    dashboard_write: Annotated[
+        bool, Doc("Lets people replay and drop dead letters on the dashboard.")
+    ] = False
+    dashboard_payloads: Annotated[
+        bool,
+        Doc(
+            "Lets the history keep payloads, and the dashboard show them, with what `mask` names "
+            "hidden. Otherwise only their shape is shown."
+        ),
+    ] = False
+    dashboard_token: Annotated[
+        Secret | None, Doc("What people log in with.", example="env:DASHBOARD_TOKEN")
+    ] = None
+    dashboard_user_header: Annotated[
+        str | None,
+        Doc(
+            "The header in which a proxy that has logged people in names them; believed only "
+            "from `dashboard_proxies`.",
+            example="X-Forwarded-User",
+        ),
+    ] = None
+    dashboard_proxies: Annotated[
+        tuple[str, ...],
+        Doc("From where the proxy comes: addresses or networks.", example='["10.0.0.0/8"]'),
+    ] = ("127.0.0.1/32", "::1/128")
+    dashboard_hosts: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Further names under which the dashboard is reached, as browsers send them.",
+            example='["oncebridge.example.com"]',
+        ),
+    ] = ()
+    mask: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Members of an event whose values are never shown nor kept in the history, by name "
+            "or by path.",
+            example='["ani", "detail.eventBody.participants"]',
+        ),
+    ] = MASKED
+    history: Annotated[
+        Literal["auto", "off", "sample", "all"],
+        Doc(
+            "Which arrivals are kept in the store for the dashboard to show. `sample` keeps all "
+            "of them while they are few, and all copies of some events when they are many. `auto` "
+            "is `sample` where there is a dashboard, and else `off`."
+        ),
+    ] = "auto"
+    history_keep: Annotated[timedelta, Doc("How long history is kept at most.", example="1d")] = (
+        timedelta(days=1)
+    )
+    share_counts: Annotated[
+        bool,
+        Doc(
+            "Writes the counts of this worker into the store every ten seconds, so that those of "
+            "all workers add up on the dashboard and outlast a restart."
+        ),
+    ] = True
     audit: Annotated[
         str | None,
         Doc(
@@ -262,6 +347,7 @@ def _load(
     sound = {n: value for n, value in values.items() if n in _LISTED or n not in flawed}
     routes = _routes(Config(**sound), table, flawed, problems)
     verifier = None if "genesys" in flawed else _verifier(Config(**sound), routes, table, problems)
+    _check_dashboard(Config(**sound), table, flawed, problems)
     problems.check()
     return Setup(Config(**values), routes, named, verifier)
 
@@ -561,6 +647,19 @@ def _check_entity(rule: Rule, place: str, problems: Problems, *, ordered: bool =
         RuleSet([rule], namespace="", ordered=ordered)
     except ConfigError as error:
         problems.add(place or error.where, error.message)
+
+
+def _check_dashboard(
+    config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
+) -> None:
+    found = [*mistakes(config)]
+    open_to_all = exposure(config)
+    # What lets people in may be there, and only be written wrongly.
+    if open_to_all is not None and not flawed & {"dashboard_token", "dashboard_user_header"}:
+        found.append(open_to_all)
+    for mistake in found:
+        name, bracket, rest = mistake.where.partition("[")
+        problems.add(f"{origin(table.get(name), name)}{bracket}{rest}", mistake.message)
 
 
 def _address(given: Any) -> Any:

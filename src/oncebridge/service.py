@@ -9,36 +9,48 @@ has paused a route, and writes a line about each second in which there was work.
 
 import asyncio
 import logging
+import os
+import platform
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from oncebridge import control
+from oncebridge import __version__, control
 from oncebridge.books import Books
 from oncebridge.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.config import Setup
 from oncebridge.errors import ConfigError, OncebridgeError, StoreUnavailable
 from oncebridge.gateway import Gateway
-from oncebridge.hooks import Decision, Hook
+from oncebridge.hooks import Decision, Hook, Tracer, TripHook
 from oncebridge.intake import Intake
-from oncebridge.router import Router, Way
+from oncebridge.router import UNROUTED, Router, Way
 from oncebridge.source import Host, Inbox, Source
 from oncebridge.spool import Spool
 from oncebridge.store import Store
+from oncebridge.watch.report import RouteState, State
+from oncebridge.watch.watch import Watch
 
 if TYPE_CHECKING:
+    from oncebridge.backends import SourcePlace
+    from oncebridge.dashboard import Dashboard
     from oncebridge.http.health import Health
 
 _log = logging.getLogger("oncebridge")
 _PURGE_S, _LOOK_S, _LEAVE_S = 10.0, 1.0, 5.0
 _PURGE_MOST = 5000
+_RECORD_S, _SHARE_S = 2.0, 10.0
 _PUT_UP_S = 30.0
 
 
 def gateways(
-    setup: Setup, *, hooks: Sequence[Hook] = (), clock: Clock = system_clock
+    setup: Setup,
+    *,
+    hooks: Sequence[Hook] = (),
+    trip_hooks: Sequence[TripHook] = (),
+    tracer: Tracer | None = None,
+    clock: Clock = system_clock,
 ) -> list[Gateway]:
     """Make a gateway for each route of *setup*; they share store and dead letters."""
     return [
@@ -50,20 +62,30 @@ def gateways(
             route=route.name,
             settings=route.settings,
             hooks=hooks,
+            trip_hooks=trip_hooks,
+            tracer=tracer,
             clock=clock,
         )
         for route in setup.routes
     ]
 
 
-def make_router(setup: Setup, *, hooks: Sequence[Hook] = (), clock: Clock = system_clock) -> Router:
+def make_router(
+    setup: Setup,
+    *,
+    hooks: Sequence[Hook] = (),
+    trip_hooks: Sequence[TripHook] = (),
+    tracer: Tracer | None = None,
+    clock: Clock = system_clock,
+) -> Router:
     """Make the routes of *setup*."""
-    made = gateways(setup, hooks=hooks, clock=clock)
+    made = gateways(setup, hooks=hooks, trip_hooks=trip_hooks, tracer=tracer, clock=clock)
     return Router(
         [Way(gateway, route.match) for gateway, route in zip(made, setup.routes, strict=True)],
         dead=setup.config.dead.opened,
         discard_unrouted=setup.config.unrouted == "discard",
         settings=setup.config.settings(),
+        hooks=hooks,
         clock=clock,
     )
 
@@ -81,9 +103,27 @@ class Service:
     ) -> None:
         config = setup.config
         self._setup = setup
+        self._clock = clock
+        self._is_closed = False
         self.store: Store = config.store.opened
+        dice = dice or SystemDice()
+        self.watch = Watch(
+            config,
+            self.store,
+            look=self._state,
+            books=self.books,
+            rules={route.name: route.rules for route in setup.routes},
+            clock=clock,
+            dice=dice,
+        )
         debug = [_log_decision] if _log.isEnabledFor(logging.DEBUG) else []
-        self.router = make_router(setup, hooks=[*hooks, *debug], clock=clock)
+        self.router = make_router(
+            setup,
+            hooks=[self.watch.decided, *hooks, *debug],
+            trip_hooks=[self.watch.travelled],
+            tracer=self.watch.tracer,
+            clock=clock,
+        )
         self.spool = Spool(config.spool) if config.spool else None
         self._intake = Intake(self.router, batch=config.batch)
         inbox: Inbox = self.spool or self._intake
@@ -95,16 +135,19 @@ class Service:
             self.store,
             config.batch,
             clock,
-            dice or SystemDice(),
+            dice,
             lambda: self._is_open,
+            self.watch.context,
         )
-        self._health = self._make_health(config.health) if config.health else None
+        self._listeners = self._make_listeners() if config.health or config.metrics else []
+        self._dashboard = self._make_dashboard() if config.dashboard else None
         self.sources: list[Source] = [place.opened for place in config.source]
         self.is_watched = False
         """Somebody looks at the counts already, on a status line."""
         self.gave_up = ""
         """Why it stopped by itself before its time."""
         self._stopping = asyncio.Event()
+        self._closing = asyncio.Event()
         self._found_wrong = 0
         """How often a store that came late was found to be unfit."""
         self._counted: dict[str, Counter[str]] = {}
@@ -112,10 +155,50 @@ class Service:
         self._keepers: list[asyncio.Task[None]] = []
         self._runs: set[asyncio.Task[None]] = set()
 
-    def _make_health(self, url: str) -> "Health":
-        from oncebridge.http.health import Health  # noqa: PLC0415 - most need no server here
+    def _make_listeners(self) -> "list[Health]":
+        from oncebridge.http.health import listeners  # noqa: PLC0415 - most need no server here
 
-        return Health(url, self._not_ready)
+        config = self._setup.config
+        return listeners(config.health, config.metrics, self._not_ready, self.watch.report)
+
+    def _make_dashboard(self) -> "Dashboard":
+        from oncebridge.dashboard import Dashboard, Desk  # noqa: PLC0415 - nor pages
+
+        return Dashboard(self._setup, Desk(self._setup, self.store, self.router, self.watch))
+
+    def _state(self, watch: Watch) -> State:
+        """Tell how this worker is right now."""
+        return State(
+            name=watch.name,
+            host=platform.node(),
+            pid=os.getpid(),
+            version=__version__,
+            started_ms=watch.started_ms,
+            at_ms=self._clock(),
+            ended=self._is_closed,
+            sources=tuple(getattr(s, "url", str(p)) for s, p in self._placed_sources()),
+            routes={
+                gateway.route: RouteState(
+                    str(route.sink),
+                    gateway.settings.mode,
+                    gateway.is_paused,
+                    gateway.books.in_flight,
+                    gateway.owed,
+                    tuple(gateway.down()),
+                    round(gateway.away_s(), 1),
+                    gateway.books.balance,
+                    (*dict.fromkeys(rule.name for rule in gateway.rules.rules), "default"),
+                )
+                for gateway, route in zip(self.router.gateways, self._setup.routes, strict=True)
+            },
+            store=watch.vitals,
+            spooled=self.spool.depth if self.spool is not None else None,
+            not_ready=tuple(self._not_ready()),
+            history=watch.recorder.pages if watch.recorder is not None else 0,
+        )
+
+    def _placed_sources(self) -> "zip[tuple[Source, SourcePlace]]":
+        return zip(self.sources, self._setup.config.source, strict=True)
 
     def _not_ready(self) -> list[str]:
         """Name what keeps events from passing right now."""
@@ -128,7 +211,12 @@ class Service:
     @property
     def health_port(self) -> int | None:
         """Where it is asked whether events can pass, once it is open."""
-        return self._health.port if self._health else None
+        return self._listeners[0].port if self._setup.config.health else None
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where people look, once it is open."""
+        return self._dashboard.url if self._dashboard else None
 
     @property
     def _all_sources(self) -> list[Source]:
@@ -138,7 +226,7 @@ class Service:
         """Give the books of each route, and of what no route was for."""
         books = {gateway.route: gateway.books for gateway in self.router.gateways}
         if any(way.match is not None for way in self.router.ways):
-            books["unrouted"] = self.router.unrouted
+            books[UNROUTED] = self.router.unrouted
         return books
 
     def counts(self) -> dict[str, int]:
@@ -158,10 +246,13 @@ class Service:
             self._is_open = True
         with suppress(OncebridgeError):
             await self._look_for_pauses()
-        if self._health is not None:
-            await self._health.open()
+        for listener in self._listeners:
+            await listener.open()
+        if self._dashboard is not None:
+            await self._dashboard.open()
         for source in self._all_sources:
             await source.open(self._host)
+        self.watch.open()
         self._keepers = [
             asyncio.create_task(self._keep(every_s, work))
             for every_s, work in (
@@ -170,6 +261,8 @@ class Service:
                 (_LOOK_S, self._look_for_pauses),
                 (_LOOK_S, self._look_for_gone),
                 (_LOOK_S, self._tell),
+                (_RECORD_S, self._record),
+                (_SHARE_S, self._share),
             )
         ]
 
@@ -209,21 +302,43 @@ class Service:
         runs = self._runs
         if runs:
             await asyncio.wait(runs, timeout=_LEAVE_S if drained else 0)
-        for task in [*runs, *self._keepers]:
+        for task in runs:
             task.cancel()
         failures = [*await asyncio.gather(*runs, return_exceptions=True)]
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await self._end_keepers(_LEAVE_S if drained else 0)
         for source in [*self.sources, *([self.spool] if self.spool else [])]:
             failures += await asyncio.gather(source.aclose(), return_exceptions=True)
         self._tell_now()
+        self._is_closed = True
+        await self._end_watch()
+        if self._dashboard is not None:
+            await self._dashboard.aclose()
         await self.router.aclose()
         self._tell_now()  # what was still looked up in shadow mode
-        if self._health is not None:
-            await self._health.aclose()
+        for listener in self._listeners:
+            await listener.aclose()
         for failure in failures:
             if isinstance(failure, Exception):
                 raise failure
         return drained
+
+    async def _end_keepers(self, within_s: float) -> None:
+        """Let each keeper end its round, or others would wait for what it holds in the store."""
+        self._closing.set()
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=within_s)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _end_watch(self) -> None:
+        try:
+            # What never came to run has nothing to tell, and may have no store to tell it to.
+            has_run = self._is_open and bool(self._keepers)
+            await asyncio.wait_for(self.watch.aclose(has_run=has_run), _LEAVE_S)
+        except Exception as error:  # noqa: BLE001 - the rest has to be closed all the same
+            # What it counted since it last told is only in the log now.
+            _log.warning("oncebridge.not_told", extra={"error": type(error).__name__})
 
     # --- looking after it --------------------------------------------------------------
 
@@ -238,7 +353,9 @@ class Service:
                 told = str(error) if is_ours else type(error).__name__
                 fields = {"what": work.__name__.strip("_"), "error": told}
                 _log.warning("oncebridge.keeper_failed", extra=fields)
-            await asyncio.sleep(every_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), every_s)
+                return
 
     async def _open_late(self) -> None:
         """Open a store that was away at the start; what is wrong with it ends the service."""
@@ -263,6 +380,15 @@ class Service:
             return
         while await self.store.purge(_PURGE_MOST) >= _PURGE_MOST:  # noqa: ASYNC110 - takes turns
             await asyncio.sleep(0)
+
+    async def _record(self) -> None:
+        if self._is_open:
+            await self.watch.record()
+
+    async def _share(self) -> None:
+        await self.watch.measure(is_open=self._is_open)
+        if self._is_open:
+            await self.watch.share()
 
     async def _look_for_pauses(self) -> None:
         if not self._is_open:

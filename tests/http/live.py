@@ -277,6 +277,7 @@ def prepare(folder, sink=None, *, clock=None, **flags):
         "store": f"sqlite:{folder}/seen.db",
         "dead": f"sqlite:{folder}/dead.db",
         "route": "desk",
+        "share_counts": "false",  # some look at what the store is asked
         **{name.replace("__", "."): value for name, value in flags.items()},
     }
     sink = Desk() if sink is None else sink

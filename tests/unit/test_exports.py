@@ -15,7 +15,7 @@ SOURCE = Path(oncebridge.__file__).parent
 DRIVERS = {
     *("sqlite3", "boto3", "botocore", "aioboto3", "redis", "psycopg", "asyncpg", "httpx"),
     *("aiohttp", "requests", "rich", "hypothesis", "pytest", "click", "httptools", "uvloop"),
-    *("hiredis", "duckdb"),
+    *("hiredis", "duckdb", "jinja2", "prometheus_client", "opentelemetry"),
 }
 MODULES = sorted(
     module.name

@@ -458,11 +458,11 @@ def test_every_default_is_one_that_could_be_written(kind):
             place = again[0] if isinstance(again, list) else again
             assert (place.url, isinstance(place, Place)) == (setting.default, True)
         else:
-            assert again == setting.default
+            assert again == setting.default, setting.name
 
 
 def quoted(setting, text):
-    bare = isinstance(setting.default, bool | str) or type(setting.default) in (int, float)
+    bare = isinstance(setting.default, bool | str | tuple) or type(setting.default) in (int, float)
     return text if bare else f'"{text}"'
 
 

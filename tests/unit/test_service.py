@@ -3,7 +3,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 import pytest
@@ -439,6 +439,34 @@ async def test_when_one_part_cannot_be_opened_everything_is_closed(what):
     assert parts.service.counts()["arrived"] == 0
 
 
+@pytest.mark.parametrize("never", ["the store", "a source"])
+@virtual
+async def test_what_never_came_to_run_writes_nothing_of_itself(never):
+    store = Store()
+    if never == "the store":
+        store.arm("open.before", times=1e9)
+    parts = Parts(Stream() if never == "the store" else NoSource(), store=store)
+    with suppress(ConfigError):
+        await parts.service.open()
+        await asyncio.sleep(30)
+    await parts.service.close()
+    assert store.calls["claim"] == store.calls["release"] == 0
+
+
+@pytest.mark.parametrize("error", [RecursionError, StoreUnavailable, TimeoutError, ValueError])
+@virtual
+async def test_what_cannot_be_told_at_the_end_keeps_nothing_open(error, caplog):
+    async with running(Stream(events(3), ends=False)) as parts:
+        await eventually(lambda: len(parts.numbers) == 3)
+
+        async def fail(**_):
+            raise error("quoting an event")
+
+        parts.service.watch.aclose = fail
+    (told,) = [record for record in caplog.records if record.message == "oncebridge.not_told"]
+    assert told.error == error.__name__
+
+
 @virtual
 async def test_a_store_that_is_only_away_for_now_is_waited_for():
     store = Store()
@@ -454,7 +482,9 @@ async def test_nobody_uses_a_store_before_it_could_be_opened():
     async with running(Caller(), store=store) as parts:
         await asyncio.sleep(10)
         assert (store.calls["peek"], store.calls["purge"]) == (0, 0)
+        assert not parts.service.watch.report().state.store.answers
         await eventually(lambda: store.calls["peek"] and store.calls["purge"], 600)
+        await eventually(lambda: parts.service.watch.report().state.store.answers, 600)
         assert not parts.service.gave_up
 
 
@@ -637,7 +667,8 @@ async def test_a_pause_comes_from_another_process_and_lasts_over_a_restart(tmp_p
 
 @virtual
 async def test_what_is_past_keeping_is_purged_in_time_and_in_full():
-    async with running(Stream(events(10), ends=False), window="60s") as parts:
+    stream = Stream(events(10), ends=False)
+    async with running(stream, window="60s", share_counts="false") as parts:
         await asyncio.sleep(1)
         assert parts.store.inner._count == 10
         await asyncio.sleep(200)

@@ -16,8 +16,8 @@ consistent, two Regions would both win a claim, so those are refused.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
-from typing import Annotated, ClassVar, Final, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -27,7 +27,7 @@ from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
 from oncebridge.aws.options import AwsStoreOptions
 from oncebridge.aws.skewed_clock import SkewedClock
 from oncebridge.clock import Clock, ms
-from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.options import Doc
 from oncebridge.store import Record
 from oncebridge.stores.compare import Cell, Change, Changed, CompareStore
@@ -46,6 +46,8 @@ _PROBE: Final = b"oncebridge probe"
 _NOTHING: Final = Record(_PROBE, b"", b"", 0, 0, b"", None, b"", 0, 0)
 _WARN_EVERY_MS: Final = 60_000
 _PAGE: Final = 1000
+_COUNT_EVERY_S: Final = 600.0
+_COUNT_WITHIN_S: Final = 1.0
 
 
 class _KeySchema(Struct, rename="pascal"):
@@ -70,6 +72,8 @@ class _Table(Struct, rename="pascal"):
     replicas: list[_Replica] = []
     global_table_version: str = ""
     multi_region_consistency: str = ""
+    item_count: Any = None  # only told on: nothing depends on what it is
+    table_size_bytes: Any = None
 
 
 class _Described(Struct, rename="pascal"):
@@ -146,6 +150,8 @@ class DynamoDBStore(CompareStore):
         self._is_open = False
         self._hand = b""
         self._looks = 0
+        self._counted: dict[str, int | None] = {}
+        self._count_from_s = 0.0
         super().__init__(self._table, margin_ms=self._max_skew_ms if clock is None else 0)
 
     @classmethod
@@ -272,6 +278,36 @@ class DynamoDBStore(CompareStore):
 
     async def now_ms(self) -> int:
         return self._table.now_ms()
+
+    # --- how it is -----------------------------------------------------------------------
+
+    async def vitals(self) -> Mapping[str, int | None]:
+        """
+        Read an item that is not there, and tell how large DynamoDB says the table is.
+
+        It counts items about every six hours, so it is asked for that every ten minutes only,
+        and none may mean that they were not counted yet.
+        """
+        await self.peek([_PROBE])
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._count_from_s:
+            self._count_from_s = now_s + _COUNT_EVERY_S
+            await self._count()
+        if self._clock is None and self._skewed.error_ms is None:
+            return {**self._counted, "clock_offset_ms": None}  # it never told its time
+        return self._counted
+
+    async def _count(self) -> None:
+        try:
+            async with asyncio.timeout(_COUNT_WITHIN_S):
+                table = await self._describe()
+        except (OncebridgeError, TimeoutError):
+            return  # records are read and written all the same
+        if table is not None:
+            self._counted = {
+                "records": table.item_count or None,
+                "bytes": table.table_size_bytes or None,
+            }
 
     # --- all records ---------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ are few, and kept as they are.
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Annotated, ClassVar, Self, TypeVar
@@ -142,6 +142,10 @@ class MemoryStore:
 
     async def now_ms(self) -> int:
         return self._clock()
+
+    async def vitals(self) -> Mapping[str, int]:
+        """Tell how many records there are."""
+        return {"records": self._count}
 
     async def aclose(self) -> None:
         """Do nothing: the memory goes with the object."""

@@ -15,7 +15,7 @@ operations are functions in the database (`oncebridge/postgres/records.sql`). A 
 by reading, and writes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
@@ -322,6 +322,16 @@ class PostgresStore:
         ((now_ms,),) = await self._ask(self._calls.now, None)
         return int(now_ms)
 
+    async def vitals(self) -> Mapping[str, int | None]:
+        """
+        Tell how large the table is with its index, and about how many rows it has.
+
+        The number is the server's own guess, by how full pages were when it last vacuumed or
+        analyzed the table; None if it never did.
+        """
+        ((records, size),) = await self._ask(self._calls.size)
+        return {"records": records, "bytes": size}
+
     # --- to carry records elsewhere ----------------------------------------------------
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
@@ -425,6 +435,17 @@ class _Calls:
             f"SELECT pg_relation_size('{table}') / current_setting('block_size')::integer, now "  # noqa: S608 - our own names, quoted
             f"FROM {layout.named('now')}($1) AS now"
         )
+        self.size = f"""
+            SELECT
+                CASE
+                    WHEN pg_relation_size(oid) = 0 THEN 0
+                    WHEN relpages > 0 AND reltuples >= 0 THEN
+                        (reltuples::float8 / relpages * pg_relation_size(oid)
+                            / current_setting('block_size')::integer)::bigint
+                END,
+                pg_total_relation_size(oid)
+            FROM pg_class WHERE oid = '{table}'::regclass
+        """  # noqa: S608 - our own names, quoted
         select = f"SELECT {_COLUMNS} FROM {table}"  # noqa: S608 - our own names, quoted
         self.peek = f"{select} WHERE key = ANY ($1)"
         self.scan_first = f"{select} WHERE key >= $1 ORDER BY key LIMIT $2"

@@ -56,6 +56,7 @@ from oncebridge.stores.redis_connection import (
     NotThePrimary,
     Unfit,
     Words,
+    info_of,
     shown,
 )
 from oncebridge.stores.redis_options import RedisOptions, check, tls_context
@@ -241,6 +242,27 @@ class RedisStore:
                 raise self._nonsense()
         self._note_time(now)
         return now
+
+    async def vitals(self) -> Mapping[str, int | None]:
+        """
+        Tell how much memory the servers use, and how many keys they have evicted, in sum.
+
+        Both are a server's, whoever else uses it. How many records are ours it cannot tell
+        without looking at every key.
+        """
+        self._check_open()
+        places = await self._servers.places()
+        infos = await asyncio.gather(*map(self._info, places))
+        return {
+            "bytes": _sum("used_memory", infos),
+            "evicted": _sum("evicted_keys", infos),
+        }
+
+    async def _info(self, place: bytes) -> dict[str, str]:
+        answer = _answered(await self._servers.ask_at(place, (b"INFO",)))
+        if not isinstance(answer, bytes):
+            raise self._nonsense()
+        return info_of(answer)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -498,6 +520,12 @@ def _answered(answer: Any) -> Any:
     if isinstance(answer, StoreError):
         raise answer
     return answer
+
+
+def _sum(name: str, infos: Sequence[Mapping[str, str]]) -> int | None:
+    """Add a number up; None where one of the servers does not tell it."""
+    numbers = [info.get(name, "") for info in infos]
+    return sum(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
 
 
 def _claim_answer(want: Want, said: Any, now_ms: int) -> ClaimAnswer:

@@ -18,7 +18,7 @@ heeds these conditions.
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
 from typing import Annotated, ClassVar, Final, Literal, Self, TypeVar
@@ -55,6 +55,8 @@ _log = logging.getLogger("oncebridge")
 _LONGEST_NAME: Final = 256
 _RECORD: Final = re.compile(r"(?:[0-9a-f]{2})+|sha256-[0-9a-f]{64}")
 _PROBE: Final = "probe-"
+_NOBODYS: Final = b"oncebridge vitals"
+"""A key that nothing is kept under."""
 _PAGE: Final = 1000
 _WARN_EVERY_MS: Final = 60_000
 _DAY_MS: Final = 86_400_000
@@ -320,6 +322,17 @@ class S3Store(CompareStore):
 
     async def now_ms(self) -> int:
         return self._clock()
+
+    async def vitals(self) -> Mapping[str, int | None]:
+        """
+        Read an object that is not there; that it is not is an answer.
+
+        How many there are only a listing could tell, which costs more than it is worth.
+        """
+        await self.peek([_NOBODYS])
+        if self._is_timed_by_s3 and self._client.clock.error_ms is None:
+            return {"clock_offset_ms": None}  # it never told its time
+        return {}
 
     async def migrate(self) -> list[str]:
         """Make the bucket where there is none, and the lifecycle rule."""

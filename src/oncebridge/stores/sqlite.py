@@ -12,7 +12,8 @@ network file system, SQLite's locks are not to be trusted, and two workers would
 """
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,8 @@ _REMOVE = "DELETE FROM oncebridge_records WHERE key = ?"
 _NEXT = "SELECT key, keep_until_ms FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT ?"
 _SCAN = "SELECT * FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT ?"
 _FIRST = "SELECT key, keep_until_ms FROM oncebridge_records WHERE key <= ? ORDER BY key LIMIT ?"
+
+_LOOK = "SELECT 1 FROM oncebridge_records LIMIT 1"
 
 _READ_SIZES = (1, 4, 16, 64, 128)  # few texts, so that every statement is prepared once
 _READS = {
@@ -183,6 +186,14 @@ class SQLiteStore:
     async def now_ms(self) -> int:
         return self._clock()
 
+    async def vitals(self) -> Mapping[str, int]:
+        """
+        Tell how large the file is, with what waits beside it to be carried over.
+
+        Not how many records there are: SQLite would have to read all of them.
+        """
+        return {"bytes": await self._file.run(self._size)}
+
     async def aclose(self) -> None:
         await self._file.aclose()
 
@@ -258,6 +269,14 @@ class SQLiteStore:
         gone = [(key,) for key, keep_until in rows if keep_until <= now]
         db.executemany(_REMOVE, gone)
         return len(gone)
+
+    def _size(self, db: sqlite3.Connection) -> int:
+        db.execute(_LOOK).fetchone()  # a file can be there and not be readable any more
+        path = self._file.path
+        size = path.stat().st_size
+        with suppress(FileNotFoundError):
+            size += path.with_name(f"{path.name}-wal").stat().st_size
+        return size
 
     # --- to the thread and back --------------------------------------------------
 

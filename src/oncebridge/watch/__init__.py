@@ -1,0 +1,1 @@
+"""What is counted and written down while events pass, for those who look."""

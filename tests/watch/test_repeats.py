@@ -1,0 +1,221 @@
+"""Why an arrival came again, as it is told while events pass."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.faults.doubles import ScriptedSink, now_ms, virtual
+
+from oncebridge import Gateway
+from oncebridge.causes import Cause
+from oncebridge.event import Unreadable, parse
+from oncebridge.genesys.preset import genesys_rules
+from oncebridge.genesys.simulator import Label, simulate
+from oncebridge.hooks import Decision
+from oncebridge.rules import Rule
+from oncebridge.stores.memory import MemoryStore
+from oncebridge.verdict import First, Outcome, Verdict
+from oncebridge.watch import repeats
+from oncebridge.watch.repeats import Repeats
+
+ENVELOPE = {
+    "id": "i1",
+    "detail-type": "Order",
+    "source": "shop",
+    "account": "123456789012",
+    "region": "us-east-1",
+}
+
+
+def decision(
+    verdict: Verdict = Verdict.DELIVERED,
+    *,
+    key: bytes = b"key",
+    first: First | None = None,
+    rule: str = "default",
+    **envelope: Any,
+) -> Decision:
+    whole: Mapping[str, Any] = ENVELOPE | {n.replace("_", "-"): v for n, v in envelope.items()}
+    written = {name: value for name, value in whole.items() if value is not None}
+    event = parse(json.dumps(written | {"detail": {"n": 1}}).encode())
+    return Decision("crm", event, Outcome(verdict, True, rule, key, first=first))
+
+
+def again(**envelope: Any) -> Decision:
+    return decision(Verdict.DUPLICATE, **envelope)
+
+
+# --- repeats --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({}, Cause.REDELIVERY),
+        ({"id": "i2"}, Cause.RE_EMISSION),
+        ({"id": "i2", "source": "shop-2"}, Cause.SECOND_INTEGRATION),
+        ({"id": "i2", "region": "us-west-2"}, Cause.SECOND_BUS),
+        ({"id": "i2", "account": "210987654321"}, Cause.SECOND_BUS),
+        ({"replay_name": "r"}, Cause.REPLAY),
+        ({"id": None}, Cause.UNKNOWN),
+        ({"id": "i2", "account": None, "region": None}, Cause.RE_EMISSION),
+    ],
+)
+def test_a_repeat_is_compared_with_the_first_one(changes, cause):
+    known = Repeats()
+    assert known.cause_of(decision()) is None
+    for first in (None, First("i1", 5)):
+        assert known.cause_of(again(first=first, **changes)) is cause
+
+
+def test_each_key_has_a_first_one_of_its_own():
+    known = Repeats()
+    known.cause_of(decision(key=b"a"))
+    known.cause_of(decision(key=b"b", id="i2", source="shop-2", account=None, region=None))
+    assert known.cause_of(again(key=b"a", id="i3")) is Cause.RE_EMISSION
+    assert known.cause_of(again(key=b"b", id="i3")) is Cause.SECOND_INTEGRATION
+    assert known.cause_of(again(key=b"b", id="i2")) is Cause.REDELIVERY
+
+
+@pytest.mark.parametrize(
+    ("first", "cause"),
+    [
+        (First("i1", 5), Cause.REDELIVERY),
+        (First("other", 5), Cause.RE_EMISSION),
+        (First(None, 5), Cause.UNKNOWN),
+        (None, Cause.UNKNOWN),
+    ],
+)
+def test_where_another_worker_had_the_first_one_its_id_tells(first, cause):
+    assert Repeats().cause_of(again(first=first)) is cause
+
+
+def test_what_the_store_says_counts_for_more_than_what_was_seen_here():
+    known = Repeats()
+    known.cause_of(decision(id="long ago", source="shop-2"))
+    assert known.cause_of(again(id="i2", first=First("i1", 5))) is Cause.RE_EMISSION
+
+
+def test_long_ids_are_compared_as_they_are_remembered():
+    known, long = Repeats(), "i" * 200
+    assert known.cause_of(again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
+    known.cause_of(decision(id=long))
+    assert known.cause_of(again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
+
+
+# --- what is no repeat ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cause"),
+    [
+        (Verdict.STALE, Cause.OUT_OF_ORDER),
+        (Verdict.UNCHANGED, Cause.DOUBLE_EMISSION),
+        (Verdict.BUSY, None),
+        (Verdict.FAILED, None),
+        (Verdict.DEAD, None),
+        (Verdict.BYPASSED, None),
+        (Verdict.DISCARDED, None),
+    ],
+)
+def test_other_verdicts_say_it_all(verdict, cause):
+    assert Repeats().cause_of(decision(verdict)) is cause
+
+
+def test_what_is_no_event_has_no_cause():
+    unreadable = Decision("crm", Unreadable(b"x", "not-json", "no"), Outcome(Verdict.DEAD, True))
+    assert Repeats().cause_of(unreadable) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "cause"),
+    [
+        ({"key": "id", "check": True}, Cause.ID_REUSED),
+        ({"key": ["detail.n"], "check": True}, None),
+        ({"key": "content"}, None),
+    ],
+)
+def test_a_conflict_is_an_id_that_was_used_again_where_the_rule_goes_by_it(spec, cause):
+    rule = Rule.parse({"name": "orders"} | spec)
+    known = Repeats({"crm": [rule]})
+    assert known.cause_of(decision(Verdict.CONFLICT, rule="orders")) is cause
+    assert known.cause_of(decision(Verdict.CONFLICT, rule="others")) is None
+
+
+def test_a_conflict_may_come_again_as_what_it_is():
+    known = Repeats()
+    known.cause_of(decision(Verdict.CONFLICT, key=b"k2", id="i2"))
+    assert known.cause_of(again(key=b"k2", id="i2")) is Cause.REDELIVERY
+
+
+# --- a day of a contact centre ----------------------------------------------------------------
+
+TRUTH = {
+    Label.REDELIVERY: Cause.REDELIVERY,
+    Label.REORDERED: Cause.REDELIVERY,
+    Label.RE_EMISSION: Cause.RE_EMISSION,
+    Label.SECOND_INTEGRATION: Cause.SECOND_INTEGRATION,
+    Label.REPLAY: Cause.REPLAY,
+}
+
+
+@virtual
+async def test_every_repeat_of_a_simulated_day_is_told_its_cause():
+    known, causes = Repeats(), []
+    gateway = Gateway(
+        store=MemoryStore(clock=now_ms),
+        sink=ScriptedSink(batch=50),
+        rules=genesys_rules(),
+        hooks=[lambda decision: causes.append((decision.event.raw, known.cause_of(decision)))],
+        clock=now_ms,
+    )
+    day = list(simulate(7, 1500))
+    for at in range(0, len(day), 50):
+        await gateway.process([arrival.raw for arrival in day[at : at + 50]])
+    await gateway.aclose()
+    told = Counter((raw, cause) for raw, cause in causes)
+    assert told == Counter((arrival.raw, TRUTH.get(arrival.label)) for arrival in day)
+    assert {cause for _, cause in told} == {None, *TRUTH.values()}
+
+
+# --- bounds ---------------------------------------------------------------------------------
+
+
+def test_the_latest_are_remembered_and_no_more(monkeypatch):
+    monkeypatch.setattr(repeats, "_HALF", 100)
+    known = Repeats()
+    for number in range(1000):
+        known.cause_of(decision(key=b"%d" % number, source=f"s{number}", id=str(number)))
+        assert len(known._firsts) + len(known._older) <= 200
+    for number in range(900, 1000):
+        assert known.cause_of(again(key=b"%d" % number, id="x")) is Cause.SECOND_INTEGRATION
+    assert known.cause_of(again(key=b"5", id="x", source="s5")) is Cause.UNKNOWN
+
+
+def test_who_is_asked_about_stays(monkeypatch):
+    monkeypatch.setattr(repeats, "_HALF", 10)
+    known = Repeats()
+    known.cause_of(decision(key=b"asked", source="shop-2"))
+    for number in range(100):
+        known.cause_of(decision(key=b"%d" % number))
+        if number % 5 == 0:
+            assert known.cause_of(again(key=b"asked", id="x")) is Cause.SECOND_INTEGRATION
+        assert len(known._firsts) + len(known._older) <= 21
+
+
+@pytest.mark.parametrize("name", ["id", "source", "account", "region", "replay_name"])
+def test_mischief_is_not_kept(name):
+    known = Repeats()
+    for number in range(100):
+        known.cause_of(decision(key=b"%d" % number, **{name: f"{number}" + "x" * 100_000}))
+    assert known._firsts == {}
+    assert all(len("".join(filter(None, way))) < 1000 for way in known._ways.values())
+
+
+def test_ways_are_bounded_whoever_invents_them():
+    known = Repeats()
+    for number in range(3 * repeats._MOST_WAYS):
+        known.cause_of(decision(key=b"%d" % number, source=f"s{number}"))
+    assert len(known._ways) <= repeats._MOST_WAYS
