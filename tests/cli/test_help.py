@@ -23,7 +23,7 @@ ALL = list(commands(app))
 
 def test_the_commands_are_those_that_are_promised():
     promised = "run init explain forget dead pause resume test schema completion demo simulate"
-    promised += " copy migrate template audit check release resend"
+    promised += " copy migrate template audit check release resend dashboard"
     assert {path[0] for path in ALL if path} == set(promised.split())
     below = {
         "dead": {"list", "show", "replay", "drop"},

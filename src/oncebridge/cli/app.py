@@ -7,6 +7,7 @@ from oncebridge.cli.audit import audit
 from oncebridge.cli.check import check
 from oncebridge.cli.completion import completion
 from oncebridge.cli.copy import copy
+from oncebridge.cli.dashboard import dashboard
 from oncebridge.cli.dead import dead
 from oncebridge.cli.demo import demo
 from oncebridge.cli.explain import explain
@@ -55,6 +56,7 @@ app.add_command(forget)
 app.add_command(release)
 app.add_command(resend)
 app.add_command(dead)
+app.add_command(dashboard)
 app.add_command(pause)
 app.add_command(resume)
 app.add_command(copy)

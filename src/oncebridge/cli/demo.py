@@ -3,8 +3,8 @@
 
     the stream ── HTTP ──▶ source ──▶ gateway, SQLite ──▶ sink ── HTTP ──▶ the CRM
 
-All of it is what `oncebridge run` is made of; only the two ends are played here. The sender
-posts each arrival, waits for the answer, and sends again what it is told to send again. The
+All of it is what `oncebridge run` is made of, dashboard and all; only the two ends are played
+here. The sender posts each arrival, waits for the answer, and sends again what it is told to send again. The
 CRM counts what reaches it, and is down for a moment. The stream knows its own truth, so the
 last lines say whether the service was right.
 """
@@ -14,8 +14,8 @@ import json
 import signal
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from heapq import heappop, heappush
 from io import TextIOWrapper
 from itertools import count
@@ -35,7 +35,7 @@ from oncebridge.cli.screen import STYLES
 from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop, told
 from oncebridge.dead import DeadLetter
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.errors import OncebridgeError
+from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.genesys.simulator import LOOK_ALIKES, START_MS, Label, Simulated, simulate
 from oncebridge.http.client import Answer, Client
 from oncebridge.http.server import Request, Response, Server
@@ -51,6 +51,7 @@ _UNREADABLE = {0.2: b'{"version":"0","id":"cut off in the mid', 0.65: b'{"ping":
 _DOWN_AT, _DOWN_FOR = 0.4, 4
 """How far into the stream the CRM goes down, and how many requests it then refuses."""
 _MOST_TRIES = 30
+_PORT = 8081
 _WIDE = 100
 
 _ABOUT = {
@@ -72,7 +73,7 @@ _EXPECTED = (Verdict.DELIVERED, Verdict.DUPLICATE, Verdict.DEAD, Verdict.FAILED,
 
 @click.command(
     epilog="Examples: oncebridge demo  |  oncebridge demo --seconds 60 --seed 7  |  "
-    "oncebridge demo --json"
+    "oncebridge demo --stay"
 )
 @click.option(
     "--seconds",
@@ -83,17 +84,19 @@ _EXPECTED = (Verdict.DELIVERED, Verdict.DUPLICATE, Verdict.DEAD, Verdict.FAILED,
 )
 @click.option("--seed", default=1, show_default=True, help="Which stream.")
 @click.option("--fast", is_flag=True, help="Do not pause between arrivals.")
+@click.option("--stay", is_flag=True, help="Keep the dashboard open at the end, until Ctrl-C.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Only the summary, as one JSON object; implies --fast."
 )
 @told
-def demo(*, seconds: float, seed: int, fast: bool, as_json: bool) -> None:
+def demo(*, seconds: float, seed: int, fast: bool, stay: bool, as_json: bool) -> None:
     """
     Show what oncebridge does: a simulated stream, through a real service.
 
     A Genesys Cloud stream with every kind of repeat, with look-alikes that are no repeats,
     and with two bodies that are no events, is sent by HTTP into a service with a SQLite store
-    in a temporary directory, and on by HTTP to a CRM that is down for a moment.
+    in a temporary directory, and on by HTTP to a CRM that is down for a moment. The dashboard
+    shows it all, at the address that is printed first: http://127.0.0.1:8081/ if that is free.
 
     Ends by itself, or with Ctrl-C, with a summary that is checked against what the simulation
     knows to be true. The exit code is 0 only if all of it holds.
@@ -102,19 +105,32 @@ def demo(*, seconds: float, seed: int, fast: bool, as_json: bool) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
     screen = _Screen(Console(highlight=False, markup=False, emoji=False, quiet=as_json))
+
+    def tell(found: _Found) -> None:
+        if as_json:
+            click.echo(json.dumps(found.as_json()))
+        else:
+            screen.summary(found)
+
     try:
-        found = run_loop(_play(seconds, seed, screen, fast=fast or as_json))
+        wish = _Wish(seconds, seed, fast or as_json, stay)
+        found = run_loop(_play(wish, screen, tell))
     except asyncio.CancelledError:
         sys.exit(LEFT)
-    if as_json:
-        click.echo(json.dumps(found.as_json()))
-    else:
-        screen.summary(found)
     sys.exit(0 if found.right else NEEDS_YOU)
 
 
-async def _play(seconds: float, seed: int, screen: "_Screen", *, fast: bool) -> "_Found":
-    """Set the stage, send the stream, and look at what became of it."""
+class _Wish(Struct, frozen=True):
+    """What is to be shown."""
+
+    seconds: float
+    seed: int
+    fast: bool
+    stay: bool
+
+
+async def _play(wish: _Wish, screen: "_Screen", tell: "Callable[[_Found], None]") -> "_Found":
+    """Set the stage, send the stream, and tell what became of it."""
     with TemporaryDirectory(prefix="oncebridge-demo-") as directory:
         crm = _Crm()
         await crm.open()
@@ -125,29 +141,65 @@ async def _play(seconds: float, seed: int, screen: "_Screen", *, fast: bool) -> 
             "dead": f"sqlite:{directory}/dead.db",
             "preset": "genesys",
             "route": "crm",
+            # All of it is invented, so all of it may be seen, and done.
+            "dashboard_write": "true",
+            "dashboard_payloads": "true",
+            "history": "all",
         }
-        service = Service(config.load(environment={}, flags=flags))
+        try:
+            service = await _opened(flags)
+            try:
+                screen.look_at(service.dashboard_url or "")
+                (source,) = service.sources
+                assert isinstance(source, HttpSource)  # noqa: S101 - by its address
+                sender = _Sender(source.url, crm, screen)
+                async with _running(service, sender):
+                    await sender.send(wish.seconds, wish.seed, fast=wish.fast)
+                    letters = await _letters(directory)
+                    found = _find(wish.seed, service, sender, crm, letters)
+                    tell(found)
+                    if wish.stay and not sender.ended_early:
+                        screen.stay(service.dashboard_url or "")
+                        await sender.until_told()
+                return found
+            finally:
+                await service.close()
+        finally:
+            await crm.aclose()
+
+
+async def _opened(flags: dict[str, str]) -> Service:
+    """Open the service with its dashboard at the usual port, or at any, if that is taken."""
+    for port in (_PORT, 0):
+        dashboard = {"dashboard": f"127.0.0.1:{port}"}
+        service = Service(config.load(environment={}, flags=flags | dashboard))
         try:
             await service.open()
-            (source,) = service.sources
-            assert isinstance(source, HttpSource)  # noqa: S101 - by its address
-            running = asyncio.create_task(service.run())
-            sender = _Sender(source.url, crm, screen)
-            try:
-                await sender.send(seconds, seed, fast=fast)
-            finally:
-                await sender.aclose()
-                service.stop()
-                await running
-        finally:
+            break
+        except BaseException as error:
             await service.close()
-            await crm.aclose()
-        dead = SQLiteDeadLetters(Path(directory) / "dead.db")
-        try:
-            letters = await dead.list()
-        finally:
-            await dead.aclose()
-        return _find(seed, service, sender, crm, letters)
+            if port == 0 or not isinstance(error, ConfigError) or error.where != "dashboard":
+                raise
+    return service
+
+
+@asynccontextmanager
+async def _running(service: Service, sender: "_Sender") -> AsyncIterator[None]:
+    running = asyncio.create_task(service.run())
+    try:
+        yield
+    finally:
+        await sender.aclose()
+        service.stop()
+        await running
+
+
+async def _letters(directory: str) -> list[DeadLetter]:
+    dead = SQLiteDeadLetters(Path(directory) / "dead.db")
+    try:
+        return await dead.list()
+    finally:
+        await dead.aclose()
 
 
 class _Crm:
@@ -266,6 +318,10 @@ class _Sender:
                 self._crm.go_down(_DOWN_FOR)
                 self._screen.remark("the CRM goes down: it answers 503")
             await self._post(arrival)
+
+    async def until_told(self) -> None:
+        """Wait for a signal."""
+        await self._stop.wait()
 
     async def aclose(self) -> None:
         loop = asyncio.get_running_loop()
@@ -470,6 +526,17 @@ class _Screen:
         self._console = console
         self._width = console.width if console.is_terminal else _WIDE
         self._is_wide = self._width >= _WIDE
+
+    def look_at(self, url: str) -> None:
+        """Say first where there is more to be seen."""
+        is_usual = url.endswith(f":{_PORT}/")
+        taken = "" if is_usual else f"  (another program is at port {_PORT})"
+        self._say(Text("dashboard: ", "bold").append(url, "bold cyan").append(taken, "dim"))
+
+    def stay(self, url: str) -> None:
+        """Say that it is not over yet."""
+        self._say(Text())
+        self.remark(f"the dashboard stays at {url} until Ctrl-C")
 
     def begin(self, what: str, *more: str) -> None:
         self._say(Text().append("oncebridge demo", "bold").append(f" · {what}"))

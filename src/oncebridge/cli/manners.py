@@ -8,7 +8,7 @@ runs must not depend on the directory somebody stands in. Where one lies unused,
 import functools
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
@@ -35,12 +35,12 @@ def examples(*lines: str) -> str:
 
 
 def command(
-    *lines: str, name: str | None = None, every: bool = False
+    *lines: str, name: str | None = None, every: bool = False, more: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command that is configured; *lines* are its examples."""
+    """Make a command that is configured; *lines* are its examples, *more* further flags."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        body = _hinting(configured(every=every)(_ending_with_its_reader(function)))
+        body = _hinting(configured(every=every, more=more)(_ending_with_its_reader(function)))
         return click.command(name, epilog=examples(*lines))(body)
 
     return decorate

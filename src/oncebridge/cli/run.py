@@ -94,6 +94,7 @@ def _tell_ready(setup: Setup, service: Service) -> None:
             "store": str(config.store),
             "sink": ", ".join(str(route.sink) for route in setup.routes),
             "dead": str(config.dead),
+            **({"dashboard": service.dashboard_url} if service.dashboard_url else {}),
         },
     )
     if service.spool is not None and service.spool.depth:

@@ -11,7 +11,7 @@ import gc
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 import click
@@ -27,14 +27,17 @@ NEEDS_YOU, WRONG, CANNOT_OPEN, LEFT = 1, 2, 3, 130
 _log = logging.getLogger("oncebridge")
 _T = TypeVar("_T")
 _BASIC = ("source", "store", "sink", "dead", "preset", "window", "mode")
-"""Settings that have a flag on every command; `run` has all."""
+"""Settings that have a flag on every command; some have more, and `run` has all."""
 
 
-def configured(*, every: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def configured(
+    *, every: bool = False, more: Collection[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the flags of the settings, and hand it the `Setup` they make."""
+    names = {*_BASIC, *more}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        chosen = [s for s in settings_of(Config) if _is_flag(s) and (every or s.name in _BASIC)]
+        chosen = [s for s in settings_of(Config) if _is_flag(s) and (every or s.name in names)]
 
         @told
         @functools.wraps(command)

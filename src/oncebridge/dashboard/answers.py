@@ -1,0 +1,97 @@
+"""What every answer has in common: the headers that keep a browser careful, and gzip."""
+
+import gzip
+from typing import Final
+from urllib.parse import quote
+
+from msgspec.structs import replace
+
+from oncebridge.dashboard.assets import Asset
+from oncebridge.http.server import Request, Response
+
+_Headers = tuple[tuple[str, str], ...]
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+SAFE: Final[_Headers] = (
+    ("Content-Security-Policy", _POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    # Without a referrer a form would be sent with `Origin: null`, and we look at it.
+    ("Referrer-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+)
+_NEVER: Final = (("Cache-Control", "no-store"),)
+_ASK_AGAIN: Final = (("Cache-Control", "no-cache"),)
+_VARIES: Final = (("Vary", "Accept-Encoding"),)
+_PACKED: Final = (("Content-Encoding", "gzip"),)
+_HTML: Final = "text/html; charset=utf-8"
+TEXT: Final = "text/plain; charset=utf-8"
+_WORTH_PACKING: Final = 1000
+_LEVEL: Final = 5
+
+
+def html(request: Request, status: int, text: str, headers: _Headers = ()) -> Response:
+    """Answer with a page, which nobody keeps."""
+    return _answer(request, status, text.encode("utf-8", "replace"), _HTML, headers)
+
+
+def text(
+    request: Request, status: int, body: bytes, content_type: str = TEXT, headers: _Headers = ()
+) -> Response:
+    """Answer a program."""
+    return _answer(request, status, body, content_type, headers)
+
+
+def _answer(
+    request: Request, status: int, body: bytes, content_type: str, headers: _Headers
+) -> Response:
+    headers = (*SAFE, *_NEVER, *_VARIES, *headers)
+    if len(body) >= _WORTH_PACKING and takes_gzip(request):
+        body, headers = gzip.compress(body, _LEVEL, mtime=0), (*headers, *_PACKED)
+    return Response(status, body, content_type, headers)
+
+
+def asset(request: Request, found: Asset) -> Response:
+    """Answer with a file, or say that the one the browser has is still the same."""
+    headers = (*SAFE, *_ASK_AGAIN, *_VARIES, ("ETag", found.tag))
+    known = [tag.strip() for tag in (request.header(b"if-none-match") or b"").split(b",")]
+    if found.tag.encode() in [tag.removeprefix(b"W/") for tag in known]:
+        return Response(304, headers=headers)
+    if found.packed and takes_gzip(request):
+        return Response(200, found.packed, found.content_type, (*headers, *_PACKED))
+    return Response(200, found.body, found.content_type, headers)
+
+
+def elsewhere(to: str, headers: _Headers = ()) -> Response:
+    """Send the browser to a page of ours, by GET."""
+    return Response(303, headers=(*SAFE, *_NEVER, ("Location", address(to)), *headers))
+
+
+def address(to: str) -> str:
+    """Write a path of ours as a header may hold it; raises `ValueError` for any other."""
+    if not is_here(to):
+        raise ValueError("leads away from here")
+    return quote(to, safe="/?&=%#:;,+@!$'()*~-._")
+
+
+def careful(response: Response) -> Response:
+    """Add to an answer of somebody else what all of ours have."""
+    return replace(response, headers=(*SAFE, *_NEVER, *response.headers))
+
+
+def is_here(to: str) -> bool:
+    """Tell whether *to* is a path of ours, however a browser reads it."""
+    is_path = to.startswith("/") and not to.startswith(("//", "/\\"))
+    return is_path and to.isprintable() and "\\" not in to
+
+
+def takes_gzip(request: Request) -> bool:
+    """Tell whether the client understands gzip."""
+    for one in b",".join(request.values(b"accept-encoding")).lower().split(b","):
+        name, _, rest = one.strip().partition(b";")
+        if name.strip() in (b"gzip", b"*"):
+            weight = rest.replace(b" ", b"").removeprefix(b"q=")
+            return weight.rstrip(b"0") not in (b"0.", b"") or not rest
+    return False
