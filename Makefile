@@ -4,10 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lint format types test demo bench chaos build lambda clean
+.PHONY: help setup lock lint format types browser test demo screenshots bench chaos build lambda clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## build .venv from the locked, hashed requirements
 
@@ -40,11 +40,18 @@ types: setup ## mypy on everything, pyrefly on the typed examples
 	$(BIN)/mypy
 	$(BIN)/pyrefly check
 
-test: setup ## every test, real processes included
+browser: setup ## a Chromium for the tests of the dashboard, where there is none
+	@$(BIN)/python -m tests.servers.browser
+
+test: setup ## every test, real processes and a real browser included
+	-@$(BIN)/python -m tests.servers.browser # once, and not by each worker
 	$(BIN)/pytest -n 2
 
 demo: setup ## a simulated Genesys stream by HTTP through SQLite, in half a minute
 	$(BIN)/oncebridge demo
+
+screenshots: setup browser ## the pictures of the dashboard in docs/img
+	$(BIN)/python -m tests.browser.pictures docs/img
 
 .venv/.bench: requirements/bench.txt $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt

@@ -30,6 +30,7 @@ from typing import Any
 
 import http_path
 import queue_path
+import watch_path
 from table import Line, Measured, met, middle, show
 from traffic import EVENTS, IGNORED, RULE, NullSink, make_events, naive_key
 
@@ -438,6 +439,7 @@ ROWS: dict[str, Callable[..., Measured]] = {
     "file": file_row,
     "sqs": queue_row,
     **stores.ROWS,
+    **watch_path.ROWS,
 }
 
 
@@ -583,6 +585,7 @@ TABLES: dict[str, tuple[Tell, Sequence[str]]] = {
     "queues": (queues, ["sqs"]),
     "weights": (weights, ["memory-keys", "sqlite-bytes", "sqlite-flat"]),
     "stores": (stores.lines, [*stores.ROWS]),
+    "watch": (watch_path.lines, [*watch_path.ROWS]),
 }
 """What is told of the measured rows, and which ones it needs."""
 
