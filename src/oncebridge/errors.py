@@ -17,7 +17,8 @@ What can go wrong, as a tree.
     ├── NotNow                a reference could not be looked up for now (`oncebridge.secret`)
     ├── NotRecognised         a Lambda function was called with we do not know what
     ├── Taken                 another process goes on from a checkpoint
-    └── HandedBack            a call protected by `once`, or of a Lambda function, has to come again
+    ├── HandedBack            a call protected by `once`, or of a Lambda function, has to come again
+    └── Idempotency…          what Powertools' decorators raise (`oncebridge.aws.powertools`)
 
 An expected outcome (a duplicate, a busy key) is a value, never one of these.
 """
