@@ -56,6 +56,7 @@ class BlockingGateway:
 
     @property
     def books(self) -> Books:
+        """What the gateway has counted."""
         return self._gateway.books
 
     def process(

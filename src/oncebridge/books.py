@@ -15,8 +15,11 @@ class Books:
 
     def __init__(self) -> None:
         self.arrived = 0
+        """All that came."""
         self.in_flight = 0
+        """What has no verdict yet."""
         self.verdicts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
+        """How many ended in each."""
         self.forwarded = 0
         """Events the sink said yes to."""
         self.retried = 0
@@ -36,6 +39,7 @@ class Books:
         self.unprotected = 0
         """Sent while the store was down."""
         self.store_errors = 0
+        """Calls that the store did not answer."""
         self.forgotten = 0
         """Commits given up because too many were waiting for the store."""
 

@@ -11,6 +11,7 @@ digit. A float is written as ECMAScript writes it, so 1, 1.0 and 1e0 agree.
 """
 
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -26,8 +27,11 @@ _EXACT_BELOW = 2.0**53
 _PLAIN_FROM = 1e-4
 """From here up, msgspec, Python and ECMAScript write a fraction the same way."""
 
-_NOT_ASTRAL = bytes(range(0xF0))
-"""The bytes that do not begin a character from U+10000 up, in UTF-8."""
+_ASTRAL = bytes(range(0xF0, 0xF5))
+"""The bytes that begin a character from U+10000 up, in UTF-8."""
+
+_BACKSLASH = b"\\"[0]
+_REST_OF_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+"')
 
 
 def canonical(value: Any) -> bytes:
@@ -55,10 +59,16 @@ def canonical_plain(value: Any) -> bytes:
     This is the fast half of `canonical`: it spares the walk through the value.
     """
     text = _encode(value)
-    # Among names below U+10000, the order of code points is the order of UTF-16 units.
-    if text.isascii() or not text.translate(None, _NOT_ASTRAL) or not _has_astral_name([value]):
-        return text
-    return _write(value).encode()
+    return text if text.isascii() else _with_names_in_order(text, value)
+
+
+def _with_names_in_order(text: bytes, value: Any) -> bytes:
+    """
+    Give the *text* that msgspec made of a *value*, with all names in the order of the RFC.
+
+    The RFC sorts by UTF-16 units. Among names below U+10000 that is the order of code points.
+    """
+    return _write(value).encode() if _has_astral_name(text) else text
 
 
 def plain_number(value: float) -> int | float | None:
@@ -117,16 +127,26 @@ def _is_plain(value: Any) -> bool:
     return kind is list and all(_is_plain(item) for item in value)
 
 
-def _has_astral_name(value: Any) -> bool:
-    if type(value) is dict:
-        for name in value:
-            if not name.isascii() and max(name) > "\uffff":
+def _has_astral_name(text: bytes) -> bool:
+    """Look for a name with a character from U+10000 up; in other strings they are common."""
+    for first in _ASTRAL:
+        at = text.find(first)
+        while at >= 0:
+            end = _end_of_string(text, at)
+            if text.startswith(b":", end):
                 return True
-        value = value.values()
-    for item in value:
-        if (type(item) is dict or type(item) is list) and _has_astral_name(item):
-            return True
+            at = text.find(first, end)
     return False
+
+
+def _end_of_string(text: bytes, at: int) -> int:
+    """Find what follows the string that *at* is in."""
+    end = text.find(b'"', at) + 1
+    if text[end - 2] != _BACKSLASH:
+        return end
+    rest = _REST_OF_STRING.match(text, at)
+    assert rest is not None  # noqa: S101 - msgspec ends every string
+    return rest.end()
 
 
 def _write(value: Any) -> str:

@@ -8,9 +8,10 @@ in the same batch. Nothing here talks to a store or a sink.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -22,9 +23,11 @@ from oncebridge.holds import Hold
 from oncebridge.hooks import Trace, sending
 from oncebridge.rules import OnConflict, Plan
 from oncebridge.sink import Delivery
-from oncebridge.store import Claim, Commit, Fate, Memory, Part
+from oncebridge.store import Claim, Commit, Duplicate, Fate, Memory, Part
 from oncebridge.turns import Turn
 from oncebridge.verdict import LONGEST_ID, First, Outcome, Verdict
+
+_DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 
 _log = logging.getLogger("oncebridge")
 
@@ -145,11 +148,13 @@ class Batch:
         "ends",
         "flights",
         "has_sent",
+        "loop",
         "now",
         "outcomes",
         "patient_until",
         "settled",
         "turns",
+        "unkeyed",
     )
 
     def __init__(
@@ -162,12 +167,15 @@ class Batch:
         self.arrivals = arrivals
         self.settled = settled
         # Kept: asking for the running loop is a system call in Python 3.11.
-        self.now = asyncio.get_running_loop().time
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time
         self.began = self.now()
         self.turns: dict[bytes, Turn] = {}
         """Its places in the lines of the entities, where those are kept in order."""
         self.outcomes: list[Outcome | None] = [None] * len(arrivals)
         self.flights: list[Flight] = []
+        self.unkeyed: list[Flight] = []
+        """Those of them that have no key to claim."""
         self.has_sent = False
         self.ends = None if within is None else self.began + within.total_seconds()
         until = self.began + patience.total_seconds() if patience else 0.0
@@ -191,12 +199,11 @@ class Batch:
             return lease_ms
         return max(min(lease_ms, int((self.latest() - self.now()) * 1000)), 1)
 
-    def send_time(self, sink_timeout: timedelta, margin: timedelta) -> float:
+    def send_time(self, longest_s: float, margin_s: float) -> float:
         """Tell how many seconds a send may take; none or less: too late."""
-        longest = sink_timeout.total_seconds()
         if self.ends is None:
-            return longest
-        return min(longest, self.ends - self.now() - margin.total_seconds())
+            return longest_s
+        return min(longest_s, self.ends - self.now() - margin_s)
 
     def is_patient(self) -> bool:
         """Tell whether to wait in place for a busy key."""
@@ -206,79 +213,56 @@ class Batch:
         return self.ends is not None and self.now() >= self.ends
 
 
-class Flight:
+class Flight(Struct, eq=False):
     """One event on its way, and what is known about it so far."""
 
-    __slots__ = (
-        *("arrived_ms", "attempt", "batch", "claim", "clashed", "error", "event", "forwarded"),
-        *(
-            "hold",
-            "index",
-            "is_sent",
-            "known",
-            "matched",
-            "maybe",
-            "on_yes",
-            "parts",
-            "plan",
-            "register",
-        ),
-        *("register_offset_ms", "repeats", "send_at", "settled", "state_before", "trace"),
-        *("tries_sink", "unprotected"),
-    )
-
-    def __init__(
-        self,
-        batch: Batch,
-        index: int,
-        event: Event | Unreadable,
-        plan: Plan | None,
-        arrived_ms: int,
-    ) -> None:
-        self.batch = batch
-        self.index = index
-        self.event = event
-        self.plan = plan
-        self.parts: tuple[Part, ...] = () if plan is None else plan.parts
-        self.arrived_ms = arrived_ms
-        self.claim: Claim | None = None
-        self.attempt = 1
-        self.hold: Hold | None = None
-        self.register: Hold | None = None
-        self.register_offset_ms = 0.0
-        """The store's clock less ours, so that its time can be told later."""
-        self.state_before = _NOTHING_YET
-        self.known: First | None = None
-        """The arrival that this one repeats."""
-        self.matched = b""
-        """The key by which the store knew it."""
-        self.repeats: list[Flight] = []
-        self.is_sent = False
-        """It was handed to the sink, whatever came of that."""
-        self.tries_sink = False
-        """It is to find out whether a sink that was down is there again."""
-        self.send_at: float | None = None
-        """Its turn under a rate limit, once it has one."""
-        self.on_yes = Verdict.DELIVERED
-        self.clashed = False
-        """Its key is known with other content."""
-        self.maybe = False
-        """An earlier send may have arrived."""
-        self.forwarded = False
-        self.unprotected = False
-        self.settled = False
-        self.error = ""
-        self.trace: Trace | None = None
+    batch: Batch
+    index: int
+    event: Event | Unreadable
+    plan: Plan | None
+    parts: tuple[Part, ...]
+    entity: bytes
+    """These two are the plan's; none where there is no plan."""
+    arrived_ms: int
+    claim: Claim | None = None
+    attempt: int = 1
+    hold: Hold | None = None
+    register: Hold | None = None
+    register_offset_ms: float = 0.0
+    """The store's clock less ours, so that its time can be told later."""
+    state_before: Register = _NOTHING_YET
+    known: First | None = None
+    """The arrival that this one repeats."""
+    matched: bytes = b""
+    """The key by which the store knew it."""
+    repeats: "list[Flight] | tuple[()]" = ()
+    is_sent: bool = False
+    """It was handed to the sink, whatever came of that."""
+    tries_sink: bool = False
+    """It is to find out whether a sink that was down is there again."""
+    send_at: float | None = None
+    """Its turn under a rate limit, once it has one."""
+    on_yes: Verdict = Verdict.DELIVERED
+    clashed: bool = False
+    """Its key is known with other content."""
+    maybe: bool = False
+    """An earlier send may have arrived."""
+    forwarded: bool = False
+    unprotected: bool = False
+    settled: bool = False
+    error: str = ""
+    trace: Trace | None = None
 
     # --- what the plan says ------------------------------------------------------------
 
     @property
-    def entity(self) -> bytes:
-        return self.plan.entity if self.plan else b""
+    def key(self) -> bytes:
+        """The identifying key, the last tier's; empty where there is none."""
+        return self.parts[-1].key if self.parts else b""
 
     @property
     def keep_ms(self) -> int:
-        return self.plan.keep_ms if self.plan and self.plan.parts else 0
+        return self.plan.keep_ms if self.plan and self.parts else 0
 
     @property
     def on_conflict(self) -> OnConflict:
@@ -288,6 +272,12 @@ class Flight:
     def first(self) -> First:
         """Name this arrival as the first of its kind."""
         return First(self.event.id if isinstance(self.event, Event) else None, self.arrived_ms)
+
+    def match(self, answer: Duplicate) -> None:
+        """Take note that the store knows it, and by which key."""
+        self.matched = answer.key
+        self.known = first_arrival(answer.memo)
+        self.on_yes = _DUPLICATE
 
     def clash(self, key: bytes) -> None:
         """Go on as an event of its own: *key* is known with other content."""
@@ -317,7 +307,8 @@ class Flight:
         """Hold the event's keys."""
         self.claim = claim
         self.hold = hold
-        self.attempt = max([held.attempts for held in claim.held])
+        if len(claim.held) > 1 or claim.held[0].attempts > 1:
+            self.attempt = max([held.attempts for held in claim.held])
         if self.attempt > 1:
             memo = Memo.read(claim.held[-1].memo)
             # An attempt that left no word died on the way, perhaps after the sink's yes.
@@ -341,21 +332,13 @@ class Flight:
     def first_memo(self) -> bytes:
         event_id = self.event.id if isinstance(self.event, Event) else None
         # Longer ids are somebody's mischief, and the memo is stored with every key.
-        return Memo(event_id[:LONGEST_ID] if event_id else None, self.arrived_ms).write()
+        # As a tuple, which is written as a `Memo` is, and quicker.
+        return _write((event_id[:LONGEST_ID] if event_id else None, self.arrived_ms))
 
     def last_memo(self, error: str, counted: int) -> bytes:
         memo = Memo.read(self.claim.held[-1].memo) if self.claim else Memo()
         text = _writable(error)[:200]
         return Memo(memo.id, memo.arrived_ms, self.maybe, text, counted).write()
-
-    def commits(self, fate: Fate) -> list[Commit]:
-        """State the same fate of every part, each under its own generation."""
-        assert self.plan is not None  # noqa: S101 - only keyed events are committed
-        assert self.claim is not None  # noqa: S101
-        return [
-            Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
-            for held, span in zip(self.claim.held, self.plan.spans, strict=True)
-        ]
 
     def memories(self, parts: Sequence[Part], fate: Fate, dice: Dice) -> list[Memory]:
         """Ask the store to remember *parts* of this event without a claim."""
@@ -371,15 +354,16 @@ class Flight:
 
     def delivery(self, route: str, ends: float) -> Delivery:
         assert isinstance(self.event, Event)  # noqa: S101 - what is unreadable is never sent
+        plan, claim = self.plan, self.claim
         return Delivery(
             self.event,
-            self.plan.key if self.plan else b"",
-            self.claim.held[-1].generation if self.claim else b"",
+            self.key,
+            claim.held[-1].generation if claim else b"",
             self.attempt,
             route,
-            self.plan.version[1] if self.plan and self.plan.version else None,
+            plan.version[1] if plan and plan.version else None,
             self.unprotected,
-            self.plan.about if self.plan else b"",
+            plan.about if plan else b"",
             ends,
             sending(self.trace) if self.trace is not None else "",
         )
@@ -396,7 +380,7 @@ class Flight:
             _writable(message),
             route,
             self.plan.rule.name if self.plan else "",
-            self.plan.key if self.plan else b"",
+            self.key,
             # The claim that found too many attempts has sent nothing.
             (self.attempt - (reason == "attempts")) if self.claim else 0,
             self.maybe,
@@ -404,23 +388,38 @@ class Flight:
         )
 
 
-def waves(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
+def commits_of(flights: Sequence[Flight], fate: Fate) -> list[Commit]:
+    """State one fate of every part of *flights*, which are claimed, under its own generation."""
+    return [
+        Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
+        for flight in flights
+        if flight.claim and flight.plan
+        for held, span in zip(flight.claim.held, flight.plan.spans, strict=True)
+    ]
+
+
+def waves(flights: Sequence[Flight]) -> Iterable[Sequence[Flight]]:
     """
     Fold repeats together, and order what must not run side by side.
 
     Events that share a key with other content, or an entity, go one after another: the
     first of each such lane in the first wave, the second in the second. Most batches are
-    one wave.
+    one wave: no name stands there twice.
     """
+    names = [part.key for flight in flights for part in flight.parts]
+    names += [flight.entity for flight in flights if flight.entity]
+    return [flights] if len(names) == len(set(names)) else _by_lanes(flights)
+
+
+def _by_lanes(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
+    """Sort out which have to do with each other, and let the first of each lane go first."""
     lanes: dict[bytes, _Lane] = {}
-    is_one_wave = True
     for flight in flights:
         names = flight.names()
         lane: _Lane | None = None
         for name in names:
             met = lanes.get(name)
             if met is not None and met is not lane:
-                is_one_wave = False
                 lane = met if lane is None else lane.join(met, lanes)
         if lane is None:
             lane = _Lane(flight)
@@ -428,9 +427,6 @@ def waves(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
             lane.add(flight)
         for name in names:
             lanes[name] = lane
-    if is_one_wave:
-        yield list(flights)
-        return
     unkeyed = [flight for flight in flights if not flight.names()]
     queues = [lane.in_order() for lane in dict.fromkeys(lanes.values())]
     turn = 0
@@ -457,6 +453,7 @@ class _Lane:
         for part in flight.parts:
             leader = self._leaders.get(_identity(part))
             if leader is not None:
+                leader.repeats = leader.repeats or []
                 leader.repeats.append(flight)
                 return
         self.flights.append(flight)

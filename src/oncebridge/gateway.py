@@ -26,11 +26,11 @@ What must never happen, and where it is prevented:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from msgspec import Struct
 
@@ -46,7 +46,7 @@ from oncebridge.errors import (
     StoreUnavailable,
 )
 from oncebridge.event import Event, Unreadable, read
-from oncebridge.flight import Arrival, Batch, Flight, Settled, first_arrival, now_s, waves
+from oncebridge.flight import Arrival, Batch, Flight, Settled, commits_of, now_s, waves
 from oncebridge.holds import Hold, Holds
 from oncebridge.hooks import Decision, Hook, RoundTrip, Tracer, TripHook, ended, follow, tell
 from oncebridge.ledger import Ledger
@@ -86,6 +86,7 @@ from oncebridge.trips import TimedStore
 from oncebridge.turns import Turns
 from oncebridge.verdict import HANDED_BACK, Outcome, Verdict
 
+_DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 _PAUSED_S = 5.0
 _LOOK_AGAIN_S = 0.25  # most holds end well before their lease
 _DROPPED = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
@@ -140,6 +141,10 @@ class Gateway:
         self._clock = clock
         self._dice = dice or SystemDice()
         self._lease_ms = ms(settings.lease)
+        self._max_hold_s = settings.max_hold.total_seconds()
+        self._margin_s = settings.margin.total_seconds()
+        self._sink_timeout_s = settings.sink_timeout.total_seconds()
+        self._commit_budget_s = settings.commit_budget.total_seconds()
         claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
         self._holds = Holds(claims, self.books, lease_ms=self._lease_ms)
         self._ledger = Ledger(claims, self.books, self._dice)
@@ -252,6 +257,7 @@ class Gateway:
         finally:
             outcomes = self._settle_rest(batch)
             batch.flights.clear()  # a circle less for the garbage collector to find
+            batch.unkeyed.clear()
             if not self.books.in_flight:
                 self._idle.set()
         return outcomes
@@ -386,13 +392,12 @@ class Gateway:
     # --- plan --------------------------------------------------------------------------
 
     async def _run(self, batch: Batch) -> None:
-        unkeyable = [f for f in batch.flights if f.plan is None or f.plan.action == "dead"]
+        unkeyable = [f for f in batch.unkeyed if f.plan is None or f.plan.action == "dead"]
         if self._is_shadow:
             # What is no event cannot be forwarded as one, and who is not let in stays out.
             unkeyable = [f for f in unkeyable if f.plan is None or f.plan.refused]
-        for flight in batch.flights:
-            if self._is_discarded(flight.plan):
-                self._settle(flight, Verdict.DISCARDED)
+        if discarded := [f for f in batch.unkeyed if self._is_discarded(f.plan)]:
+            self._settle(discarded, Verdict.DISCARDED)
         if not unkeyable:
             await self._let_pass([f for f in batch.flights if not f.settled])
             return
@@ -425,17 +430,22 @@ class Gateway:
                 event = read(arrival, limits=limits, bare=bare, apart=apart)
             else:
                 event = arrival
-            plan = None if isinstance(event, Unreadable) else self.rules.plan(event)
-            flight = Flight(batch, index, event, plan, now)
+            if isinstance(event, Unreadable):
+                flight = Flight(batch, index, event, None, (), b"", now)
+            else:
+                plan = self.rules.plan(event)
+                flight = Flight(batch, index, event, plan, plan.parts, plan.entity, now)
             if self._tracer is not None:
                 flight.trace = follow(self._tracer, self.route, event)
             batch.flights.append(flight)
+            if not flight.parts:
+                batch.unkeyed.append(flight)
         if self._turns is not None:
             batch.turns = self._turns.stand([f.entity for f in batch.flights if f.entity])
 
     # --- admit -------------------------------------------------------------------------
 
-    async def _admit(self, wave: list[Flight]) -> None:
+    async def _admit(self, wave: Sequence[Flight]) -> None:
         """Let events pass when it is their turn, and their sink is there."""
         turns = wave[0].batch.turns if wave else {}
         if not turns:
@@ -448,15 +458,15 @@ class Gateway:
             await turns[entity].come(behind[0].batch.ends)
         await self._unless_overtaking(behind)
 
-    async def _unless_overtaking(self, wave: list[Flight]) -> None:
+    async def _unless_overtaking(self, wave: Sequence[Flight]) -> None:
         """Hand back what is behind an event of the same entity that was handed back."""
         late = [f for f in wave if f.entity and f.batch.turns[f.entity].failed]
         why, wait = "an earlier event of the same entity is not through", self._backoff(1)
         for flight in late:
-            self._settle_all(flight, why, wait)
+            self._turn_away(flight, why, wait)
         await self._unless_shut([flight for flight in wave if not flight.settled])
 
-    async def _unless_shut(self, wave: list[Flight]) -> None:
+    async def _unless_shut(self, wave: Sequence[Flight]) -> None:
         """Let a wave pass; while the sink is down, one event at most, to try it."""
         while wave and self.sink_breaker.is_open and not self._paused:
             if not self.sink_breaker.admits(now_s()):
@@ -473,14 +483,14 @@ class Gateway:
             return
         why = "paused by an operator" if self._paused else "the sink is down"
         for flight in wave:
-            self._settle_all(flight, why, self._jittered(int(self.away_s() * 1000)))
+            self._turn_away(flight, why, self._jittered(int(self.away_s() * 1000)))
 
-    def _settle_all(self, flight: Flight, reason: str, wait_ms: int) -> None:
+    def _turn_away(self, flight: Flight, reason: str, wait_ms: int) -> None:
         """Hand back what was not even claimed, with its repeats."""
-        for one in (flight, *flight.repeats):
-            self._settle(one, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
+        every = [flight, *flight.repeats]
+        self._settle(every, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
-    async def _pass(self, wave: list[Flight]) -> None:
+    async def _pass(self, wave: Sequence[Flight]) -> None:
         """Take events that have nothing to do with each other through all steps."""
         bypassed = [flight for flight in wave if not flight.parts]
         for flight in bypassed:
@@ -502,10 +512,11 @@ class Gateway:
         source's receive counts.
         """
         entering = [flight for flight in flights if flight.entity and flight.claim is not None]
+        if not entering:
+            await self._deliver(flights)
+            return
         ready = [flight for flight in flights if not flight.entity or flight.claim is None]
-        patient_until = 0.0
-        if entering:
-            patient_until = now_s() + self._settings.patience.total_seconds()
+        patient_until = now_s() + self._settings.patience.total_seconds()
         sending: list[asyncio.Task[None]] = []
         try:
             while entering:
@@ -533,33 +544,42 @@ class Gateway:
         """Take hold of the events' keys; give those to be sent, and those to wait for."""
         ready: list[Flight] = []
         waiting: list[Flight] = []
-        known: list[Memory] = []
+        memories: list[Memory] = []
         while flights:
             again: list[Flight] = []
-            lease_ms = flights[0].batch.lease_ms(self._lease_ms)
-            sent = flights[0].batch.now()
+            known: list[Flight] = []
+            held: list[Hold] = []
+            batch = flights[0].batch
+            lease_ms = batch.lease_ms(self._lease_ms)
+            sent = batch.now()
             answers = await self._ask(flights, lease_ms)
+            ends, gives_up, latest = sent + lease_ms / 1000, sent + self._max_hold_s, batch.latest()
             for flight, answer in zip(flights, answers, strict=True):
                 match answer:
                     case Claim():
-                        self._hold(flight, answer, sent, lease_ms)
+                        hold = Hold(answer, ends, gives_up, latest)
+                        flight.take(answer, hold)
+                        if flight.attempt > 1:
+                            self.books.retried += 1
+                        held.append(hold)
                         ready.append(flight)
                     case Duplicate():
-                        flight.matched = answer.key
-                        known += self._other_tiers(flight, answer)
-                        self._would(flight, Verdict.DUPLICATE, ready, first=answer.memo)
+                        flight.match(answer)
+                        memories += self._other_tiers(flight, answer)
+                        (ready if self._is_shadow else known).append(flight)
                     case Busy() if flight.batch.is_patient() and not self._draining:
                         waiting.append(flight)
                     case Busy():
-                        wait = self._jittered(answer.left_ms)
-                        self._would(flight, Verdict.BUSY, ready, retry_after_ms=wait)
+                        self._stand_back(flight, answer, ready)
                     case Mismatch():
                         flight.clash(answer.key)
                         again.append(flight)
                     case NoAnswer():
                         self._outage(flight, answer.reason, ready)
+            self._holds.add(held)
+            self._settle(known, _DUPLICATE)
             flights = again
-        await self._ledger.remember(known)
+        await self._ledger.remember(memories)
         return await self._worth_sending(ready), waiting
 
     async def _ask(self, flights: list[Flight], lease_ms: int) -> Sequence[ClaimAnswer]:
@@ -572,32 +592,23 @@ class Gateway:
                 [
                     Want(
                         flight.parts,
-                        next(tokens),
-                        next(tokens),
+                        token,
+                        generation,
                         lease_ms,
                         flight.keep_ms,
                         flight.first_memo() if explain else b"",
                     )
-                    for flight in flights
+                    for flight, token, generation in zip(flights, tokens, tokens, strict=True)
                 ]
             )
         except BaseException:
             self.store_breaker.abandoned()
             raise
-        if all([type(answer) is NoAnswer for answer in answers]):  # noqa: C419 - quicker
+        if all(type(answer) is NoAnswer for answer in answers):
             self.store_breaker.failed(now_s())
         else:
             self.store_breaker.succeeded()
         return answers
-
-    def _hold(self, flight: Flight, claim: Claim, sent: float, lease_ms: int) -> None:
-        gives_up = sent + self._settings.max_hold.total_seconds()
-        keys = tuple([held.key for held in claim.held])
-        hold = Hold(keys, claim.token, sent + lease_ms / 1000, gives_up, flight.batch.latest())
-        flight.take(claim, hold)
-        self._holds.add(hold)
-        if flight.attempt > 1:
-            self.books.retried += 1
 
     def _other_tiers(self, flight: Flight, answer: Duplicate) -> list[Memory]:
         """Mark the further tiers of an event that its identifying key shows to be done."""
@@ -605,22 +616,14 @@ class Gateway:
             return []
         return flight.memories(flight.parts[:-1], answer.fate, self._dice)
 
-    def _would(
-        self,
-        flight: Flight,
-        verdict: Verdict,
-        ready: list[Flight],
-        *,
-        first: bytes = b"",
-        retry_after_ms: int = 0,
-    ) -> None:
-        """End here with *verdict*; in shadow mode, forward all the same."""
-        flight.known = first_arrival(first)
+    def _stand_back(self, flight: Flight, answer: Busy, ready: list[Flight]) -> None:
+        """Hand back what another worker holds; in shadow mode, forward it all the same."""
+        flight.on_yes = Verdict.BUSY
         if self._is_shadow:
-            flight.on_yes = verdict
             ready.append(flight)
         else:
-            self._settle(flight, verdict, retry_after_ms=retry_after_ms)
+            wait = self._jittered(answer.left_ms)
+            self._settle([flight], Verdict.BUSY, retry_after_ms=wait)
 
     def _outage(self, flight: Flight, reason: str, ready: list[Flight]) -> None:
         """Hold back what the store could not be asked about, or send it unprotected."""
@@ -631,7 +634,7 @@ class Gateway:
             reason = f"the store did not answer: {reason}"
             left_s = self.store_breaker.left_s(now_s())
             wait = max(self._backoff(self.store_breaker.level), int(left_s * 1000))
-            self._settle(flight, Verdict.FAILED, reason=reason, retry_after_ms=wait)
+            self._settle([flight], Verdict.FAILED, reason=reason, retry_after_ms=wait)
 
     async def _worth_sending(self, ready: list[Flight]) -> list[Flight]:
         """Take out what was tried too often, and conflicts that are not to be sent."""
@@ -697,7 +700,7 @@ class Gateway:
             return
         size = self._sink.batch
         waiting = deque([flights[at : at + size] for at in range(0, len(flights), size)])
-        sends = Sends(self._slots)
+        sends = Sends(self._slots, flights[0].batch.loop)
         self._sends[sends] = None
         dealing: list[asyncio.Task[None]] = []
         try:
@@ -728,7 +731,7 @@ class Gateway:
             finally:
                 # Nobody waits for the answer any more where we were cancelled, but the sink
                 # has the event.
-                self._owe([flight for flight in flights if flight.forwarded and not flight.settled])
+                self._owe([f for f in flights if f.forwarded and not f.settled])
         for error in errors:
             if error is not None:
                 raise error
@@ -736,7 +739,9 @@ class Gateway:
     async def _start(self, waiting: deque[list[Flight]], sends: Sends) -> None:
         """Start what may be sent now: it is its time, there is a slot, and it is ours."""
         while waiting:
-            if await self._is_pointless(waiting):
+            if back := self._pointless(waiting):
+                waiting.clear()
+                await self._hand_back(back)
                 sends.wish_no_more()
                 return
             if self._pace is not None and (pause := self._turn_in(waiting[0], self._pace)) > 0:
@@ -763,8 +768,8 @@ class Gateway:
             at = flights[0].send_at = now + pace.take(len(flights), now)
         return at - now
 
-    async def _is_pointless(self, waiting: deque[list[Flight]]) -> bool:
-        """Hand all that waits back if it can't be sent in time, or nobody would take it."""
+    def _pointless(self, waiting: deque[list[Flight]]) -> "list[_Back]":
+        """Give all that waits to be handed back if it can't be sent in time, or nobody takes it."""
         first = waiting[0][0]
         back_after_ms = 0
         if self._draining:
@@ -780,11 +785,12 @@ class Gateway:
         ):
             why = "no time left to send"
         else:
-            return False
-        flights = [flight for several in waiting for flight in several]
-        waiting.clear()
-        await self._hand_back([_Back(f, why, back_after_ms, unsent=True) for f in flights])
-        return True
+            return []
+        return [
+            _Back(flight, why, back_after_ms, unsent=True)
+            for flights in waiting
+            for flight in flights
+        ]
 
     def _sort(self, answers: Sequence[Answered]) -> "_Answers":
         """Tell what was taken from what was refused for good and what has to come again."""
@@ -807,9 +813,12 @@ class Gateway:
         return found
 
     async def _deal(self, answers: "_Answers") -> None:
-        await self._took(answers.taken)
-        await self._bury(answers.refused, "rejected")
-        await self._hand_back(answers.back)
+        if answers.taken:
+            await self._took(answers.taken)
+        if answers.refused:
+            await self._bury(answers.refused, "rejected")
+        if answers.back:
+            await self._hand_back(answers.back)
         if answers.beaten:
             await self._yield(answers.beaten)
 
@@ -819,8 +828,7 @@ class Gateway:
         await self._ledger.release(
             [r for flight in known for r in self._registers.give_back(flight)]
         )
-        for flight in known:
-            self._settle(flight, Verdict.DUPLICATE)
+        self._settle(known, Verdict.DUPLICATE)
         await self._hand_back(
             [
                 _Back(flight, "another worker took over", self._backoff(1), unsent=True)
@@ -836,7 +844,7 @@ class Gateway:
         if send_time <= self._least_time(flights[0].batch):
             await self._hand_back_unsent(flights, "no time left to send")
             return []
-        needed = flights[0].batch.now() + send_time + self._settings.margin.total_seconds()
+        needed = flights[0].batch.now() + send_time + self._margin_s
         short = [
             hold
             for flight in flights
@@ -850,7 +858,7 @@ class Gateway:
         except StoreError:
             self.books.store_errors += 1
         # Anew: the store may have taken its time.
-        needed = flights[0].batch.now() + send_time + self._settings.margin.total_seconds()
+        needed = flights[0].batch.now() + send_time + self._margin_s
         ours = [flight for flight in flights if flight.is_held_until(needed)]
         lost = [flight for flight in flights if not flight.is_held_until(needed)]
         await self._hand_back_unsent(lost, "the claim ran out before the send")
@@ -858,10 +866,9 @@ class Gateway:
 
     def _call(self, flights: list[Flight], sends: Sends) -> None:
         """Call the sink; from now on the heartbeat ends with this attempt."""
-        settings = self._settings
         timeout = self._send_time(flights)
         ends = flights[0].batch.now() + timeout
-        gives_up = ends + (settings.commit_budget + settings.margin).total_seconds()
+        gives_up = ends + self._commit_budget_s + self._margin_s
         holds = [h for f in flights for h in (f.hold, f.register) if h is not None]
         for hold in holds:
             hold.give_up = gives_up
@@ -889,13 +896,13 @@ class Gateway:
 
     def _with_commit(self, flight: Flight, ends: float) -> Joint:
         """Put into one step what is sent and what is written down about it."""
-        commits = flight.commits(Fate.DELIVERED) if flight.claim is not None else ()
+        commits = commits_of([flight], Fate.DELIVERED) if flight.claim is not None else ()
         raises = flight.register is not None and flight.on_yes not in _DROPPED
         releases = (self._registers.raised(flight),) if raises else ()
         return Joint(flight.delivery(self.route, ends), tuple(commits), releases)
 
     def _send_time(self, flights: list[Flight]) -> float:
-        return flights[0].batch.send_time(self._settings.sink_timeout, self._settings.margin)
+        return flights[0].batch.send_time(self._sink_timeout_s, self._margin_s)
 
     def _least_time(self, batch: Batch) -> float:
         """
@@ -906,7 +913,7 @@ class Gateway:
         """
         if batch.ends is None or not batch.has_sent:
             return 0.0
-        return min(1.25 * self._slots.slowest_s, self._settings.sink_timeout.total_seconds())
+        return min(1.25 * self._slots.slowest_s, self._sink_timeout_s)
 
     def _later(self, flight: Flight, answer: Unknown | No | Closed) -> "_Back":
         """Decide when to try again what the sink did not take."""
@@ -939,31 +946,25 @@ class Gateway:
 
     async def _took(self, flights: list[Flight]) -> None:
         """Record the sink's yes. From here on the event is acknowledged, whatever happens."""
-        if not flights:
-            return
         self.sink_breaker.succeeded()
         self.books.forwarded += len(flights)
-        for flight in flights:
-            if flight.unprotected:
-                self.books.unprotected += 1
-                self._ledger.backlog.owe(
-                    [*flight.memories(flight.parts, Fate.DELIVERED, self._dice)]
-                )
+        for flight in [flight for flight in flights if flight.unprotected]:
+            self.books.unprotected += 1
+            self._ledger.backlog.owe([*flight.memories(flight.parts, Fate.DELIVERED, self._dice)])
         if self._joint is None:
             await self._raise_registers(flights)
             await self._commit(flights, Fate.DELIVERED)
         elif self._is_shadow:
             await self._leave_registers(flights)
-        for flight in flights:
-            self._settle(flight, flight.on_yes)
+        for verdict in dict.fromkeys([flight.on_yes for flight in flights]):
+            self._settle([flight for flight in flights if flight.on_yes is verdict], verdict)
 
     def _owe(self, flights: list[Flight]) -> None:
         """Leave commits to the backlog that could not be waited for."""
-        claimed = [flight for flight in flights if flight.claim is not None]
+        if not (claimed := [flight for flight in flights if flight.claim is not None]):
+            return
         self.books.acked_uncommitted += len(claimed)
-        self._ledger.backlog.owe(
-            [commit for flight in claimed for commit in flight.commits(Fate.DELIVERED)]
-        )
+        self._ledger.backlog.owe([*commits_of(claimed, Fate.DELIVERED)])
 
     async def _raise_registers(self, flights: list[Flight]) -> None:
         """Write down the newest states; what shadow mode would have dropped is none."""
@@ -984,7 +985,7 @@ class Gateway:
             ]
         )
 
-    async def _commit(self, flights: Iterable[Flight], fate: Fate) -> None:
+    async def _commit(self, flights: Sequence[Flight], fate: Fate) -> None:
         """Mark keys done, within the commit budget or else behind the acknowledgement."""
         claimed = [flight for flight in flights if flight.claim is not None]
         if not claimed:
@@ -992,11 +993,10 @@ class Gateway:
         for flight in claimed:
             if flight.hold is not None:
                 flight.hold.ending = True
-        ends = claimed[0].batch.now() + self._settings.commit_budget.total_seconds()
         batch = claimed[0].batch
+        ends = batch.now() + self._commit_budget_s
         await self._ledger.commit(
-            [commit for flight in claimed for commit in flight.commits(fate)],
-            ends if batch.ends is None else min(ends, batch.ends),
+            commits_of(claimed, fate), ends if batch.ends is None else min(ends, batch.ends)
         )
         now = batch.now()
         self.books.late_commits += sum([f.hold is not None and now > f.hold.ends for f in claimed])
@@ -1011,8 +1011,7 @@ class Gateway:
         for verdict in dict.fromkeys(verdict for _, verdict in outdated):
             flights = [flight for flight, own in outdated if own is verdict]
             await self._commit(flights, _DROPPED.get(verdict, Fate.DROPPED))
-            for flight in flights:
-                self._settle(flight, verdict)
+            self._settle(flights, verdict)
 
     async def _bury(self, flights: list[Flight], reason: str) -> None:
         """Put events into the dead letters, and only then mark them done."""
@@ -1044,7 +1043,7 @@ class Gateway:
         await self._commit(flights, Fate.DEAD)
         for flight, letter in zip(flights, letters, strict=True):
             self._settle(
-                flight,
+                [flight],
                 Verdict.CONFLICT if flight.clashed else Verdict.DEAD,
                 reason=f"{letter.reason}: {letter.message}" if letter.message else letter.reason,
             )
@@ -1068,7 +1067,7 @@ class Gateway:
         for one in back:
             if one.flight.is_lost:
                 self._settle(
-                    one.flight,
+                    [one.flight],
                     Verdict.BUSY,
                     reason="another worker took over",
                     retry_after_ms=self._lease_ms,
@@ -1077,21 +1076,22 @@ class Gateway:
                 # A little later than the release, or the source would come too early.
                 wait = self._jittered(one.wait_ms) if one.wait_ms else 0
                 self._settle(
-                    one.flight,
+                    [one.flight],
                     verdict,
                     reason=one.reason,
                     retry_after_ms=wait,
                     blamed=not one.unsent,
                 )
 
-    async def _close_repeats(self, wave: list[Flight]) -> None:
+    async def _close_repeats(self, wave: Sequence[Flight]) -> None:
         """Give the repeats within the batch the fate of the one that went first."""
+        leaders = [flight for flight in wave if flight.repeats]
+        if not leaders:
+            return
         memories: list[Memory] = []
         forward: list[Flight] = []
         apart: list[Flight] = []
-        for leader in wave:
-            if not leader.repeats:
-                continue
+        for leader in leaders:
             outcome = leader.batch.outcomes[leader.index]
             for repeat in leader.repeats:
                 if outcome is None or not outcome.acknowledge:
@@ -1109,7 +1109,7 @@ class Gateway:
                     repeat.on_yes = Verdict.BUSY if is_busy else Verdict.DUPLICATE
                     forward.append(repeat)
                 else:
-                    self._settle(repeat, Verdict.DUPLICATE)
+                    self._settle([repeat], Verdict.DUPLICATE)
         await self._ledger.remember(memories)
         await self._deliver(forward)
         if apart:
@@ -1120,7 +1120,7 @@ class Gateway:
         if outcome is None:
             return  # an error is on its way out of `process`
         self._settle(
-            flight,
+            [flight],
             outcome.verdict,
             reason=outcome.reason,
             retry_after_ms=outcome.retry_after_ms,
@@ -1129,65 +1129,78 @@ class Gateway:
 
     def _settle(
         self,
-        flight: Flight,
+        flights: Sequence[Flight],
         verdict: Verdict,
         *,
         reason: str = "",
         retry_after_ms: int = 0,
         blamed: bool = False,
     ) -> None:
-        """Write the verdict down; each arrival gets exactly one."""
-        if flight.settled:
+        """Write the verdict of *flights* down; each arrival gets exactly one."""
+        if not (flights := [flight for flight in flights if not flight.settled]):
             return
-        if flight.hold is not None:
-            self._holds.discard(flight.hold)
-        if flight.register is not None:
-            self._holds.discard(flight.register)
-        plan = flight.plan
-        outcome = Outcome(
-            verdict,
-            verdict not in HANDED_BACK or flight.forwarded,
-            plan.rule.name if plan else "",
-            plan.key if plan else b"",
-            retry_after_ms,
-            reason,
-            flight.forwarded,
-            flight.unprotected,
-            flight.known,
-            blamed,
-        )
-        flight.settled = True
-        batch = flight.batch
-        batch.outcomes[flight.index] = outcome
-        self.books.settle(verdict)
-        if batch.turns and flight.entity:
-            batch.turns[flight.entity].settled(acknowledged=outcome.acknowledge)
-        batch.tell(flight.index, outcome)
-        if flight.trace is not None:
-            ended(flight.trace, outcome)
+        self._holds.discard([flight.hold for flight in flights])
+        self._holds.discard([flight.register for flight in flights if flight.register])
+        batch = flights[0].batch
+        is_final = verdict not in HANDED_BACK
+        outcomes = [
+            Outcome(
+                verdict,
+                is_final or flight.forwarded,
+                flight.plan.rule.name if flight.plan else "",
+                flight.parts[-1].key if flight.parts else b"",
+                retry_after_ms,
+                reason,
+                flight.forwarded,
+                flight.unprotected,
+                flight.known,
+                blamed,
+            )
+            for flight in flights
+        ]
+        for flight, outcome in zip(flights, outcomes, strict=True):
+            flight.settled = True
+            batch.outcomes[flight.index] = outcome
+        self.books.settle(verdict, len(flights))
+        self._tell(batch, flights, outcomes)
+
+    def _tell(self, batch: Batch, flights: Sequence[Flight], outcomes: Sequence[Outcome]) -> None:
+        """Tell whoever waits for it, and whoever wants to know."""
+        if batch.turns:
+            for flight, outcome in zip(flights, outcomes, strict=True):
+                if flight.entity:
+                    batch.turns[flight.entity].settled(acknowledged=outcome.acknowledge)
+        if batch.settled is not None:
+            for flight, outcome in zip(flights, outcomes, strict=True):
+                batch.tell(flight.index, outcome)
+        if self._tracer is not None:
+            for flight, outcome in zip(flights, outcomes, strict=True):
+                if flight.trace is not None:
+                    ended(flight.trace, outcome)
         if self._hooks:
             took_s = batch.now() - batch.began
-            tell(
-                self._hooks,
+            decisions = [
                 Decision(
                     self.route, flight.event, outcome, flight.arrived_ms, took_s, flight.attempt
-                ),
-            )
+                )
+                for flight, outcome in zip(flights, outcomes, strict=True)
+            ]
+            tell(self._hooks, *decisions)
 
     def _tell_send(self, items: int, took_s: float, ok: bool) -> None:  # noqa: FBT001 - `Noted`
         tell(self._trip_hooks, RoundTrip(self.route, "sink", "deliver", items, took_s, ok))
 
     def _settle_rest(self, batch: Batch) -> list[Outcome]:
         """Hand back what has no verdict: there was an error, or we are shutting down."""
-        if None not in batch.outcomes:
-            return [outcome for outcome in batch.outcomes if outcome is not None]
+        settled = [outcome for outcome in batch.outcomes if outcome is not None]
+        if len(settled) == len(batch.outcomes):
+            return settled
         reason = "this gateway is shutting down" if self._draining else "an unforeseen error"
         left = [flight for flight in batch.flights if not flight.settled]
         # What was claimed and not sent is free for whoever comes next.
         unsent = [_Back(flight, reason, 0, unsent=True) for flight in left if not flight.is_sent]
         self._ledger.backlog.owe([r for back in unsent for r in back.releases(remember=False)])
-        for flight in left:
-            self._settle(flight, Verdict.FAILED, reason=reason)
+        self._settle(left, Verdict.FAILED, reason=reason)
         unplanned = batch.outcomes.count(None)
         self.books.settle(Verdict.FAILED, unplanned)
         failed = Outcome(Verdict.FAILED, acknowledge=False, reason=reason)

@@ -10,38 +10,37 @@ import asyncio
 import math
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from oncebridge.books import Books
 from oncebridge.errors import StoreError
-from oncebridge.store import Claims, Extension, Reply, rounds
+from oncebridge.store import Claim, Claims, Extension, Reply, rounds
 
 
-class Hold:
+class Hold(Struct, eq=False):
     """One claim, measured by this process's own monotonic clock."""
 
-    __slots__ = ("ending", "ends", "give_up", "keys", "latest", "lost", "sending", "token")
+    claim: Claim
+    ends: float
+    """When the lease ends; counted from before the claim was sent, so never too late."""
+    give_up: float
+    """When the attempt must be over; the hold is not prolonged beyond."""
+    latest: float = math.inf
+    """How far the lease may be prolonged: the caller's time and a little."""
+    lost: bool = False
+    """Somebody else has taken over."""
+    ending: bool = False
+    """It is being committed or released; that a heartbeat comes too late says nothing."""
+    sending: "asyncio.Task[object] | None" = None
+    """The send to break off when the hold is lost."""
 
-    def __init__(
-        self,
-        keys: tuple[bytes, ...],
-        token: bytes,
-        ends: float,
-        give_up: float,
-        latest: float = math.inf,
-    ) -> None:
-        self.keys = keys
-        self.token = token
-        self.ends = ends
-        """When the lease ends; counted from before the claim was sent, so never too late."""
-        self.give_up = give_up
-        """When the attempt must be over; the hold is not prolonged beyond."""
-        self.latest = latest
-        """How far the lease may be prolonged: the caller's time and a little."""
-        self.lost = False
-        """Somebody else has taken over."""
-        self.ending = False
-        """It is being committed or released; that a heartbeat comes too late says nothing."""
-        self.sending: asyncio.Task[object] | None = None
-        """The send to break off when the hold is lost."""
+    @property
+    def token(self) -> bytes:
+        return self.claim.token
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [held.key for held in self.claim.held]
 
 
 class Holds:
@@ -58,15 +57,15 @@ class Holds:
         self._timer: asyncio.TimerHandle | None = None
         self._beating: asyncio.Task[None] | None = None
 
-    def add(self, hold: Hold) -> None:
-        self._holds[hold] = None
-        if self._timer is None:
+    def add(self, holds: Iterable[Hold]) -> None:
+        self._holds.update(dict.fromkeys(holds))
+        if self._holds and self._timer is None:
             self._wind()
 
-    def discard(self, hold: Hold | None) -> None:
-        if hold is None:
-            return
-        self._holds.pop(hold, None)
+    def discard(self, holds: Iterable[Hold | None]) -> None:
+        for hold in holds:
+            if hold is not None:
+                self._holds.pop(hold, None)
         if not self._holds and self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -124,8 +123,7 @@ class Holds:
 
     async def aclose(self) -> None:
         """Stop the heart; leases run out by themselves."""
-        for hold in list(self._holds):
-            self.discard(hold)
+        self.discard(list(self._holds))
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)

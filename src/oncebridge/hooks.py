@@ -46,13 +46,16 @@ class RoundTrip(Struct, frozen=True, gc=False):
     call: str
     """The method: `claim`, `commit`, `release`, `extend`, `remember` or `deliver`."""
     items: int
+    """How many events it was for."""
     took_s: float
     ok: bool
     """The store answered; the sink took all of them."""
 
 
 Hook = Callable[[Decision], None]
+"""Told of each arrival when its verdict is known."""
 TripHook = Callable[[RoundTrip], None]
+"""Told of each call of a store or a sink when it has ended."""
 
 
 class Trace(Protocol):
@@ -75,13 +78,14 @@ class Tracer(Protocol):
         ...
 
 
-def tell(hooks: Sequence[Callable[[_T], None]], record: _T) -> None:
-    """Call every hook."""
+def tell(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
+    """Call every hook with every record."""
     for hook in hooks:
-        try:
-            hook(record)
-        except Exception as error:  # noqa: BLE001 - a hook must never cost an event
-            _log_failure(error)
+        for record in records:
+            try:
+                hook(record)
+            except Exception as error:  # noqa: BLE001 - a hook must never cost an event
+                _log_failure(error)
 
 
 def follow(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | None:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import jmespath
 from jmespath.exceptions import JMESPathError
@@ -132,8 +132,8 @@ class FieldsKey:
     """
     The values that JMESPath *expressions* find in the envelope.
 
-    ``detail.a.b`` is walked directly, anything else is JMESPath's to evaluate. The
-    expressions are part of the key, so two rules with different ones never meet. A value
+    Names and dots, ``[]`` once, and ``||`` between them are walked directly, anything else
+    is JMESPath's to evaluate. The expressions are part of the key, so two rules with different ones never meet. A value
     is taken in its canonical form: 1 and 1.0 agree, ``"1"`` is another.
     *where* names the setting in errors.
     """
@@ -144,11 +144,12 @@ class FieldsKey:
         self.expressions = _listed(expressions, where)
         if not expressions:
             raise ConfigError(where, "is empty; name at least one field, such as detail.id")
+        found = [_compile(each, f"{where}[{n}]") for n, each in enumerate(self.expressions)]
         self._finders = [
-            (expression.encode(), _compile(expression, f"{where}[{n}]"))
-            for n, expression in enumerate(self.expressions)
+            (expression.encode(), finder.in_event)
+            for expression, finder in zip(self.expressions, found, strict=True)
         ]
-        if all(not says_nothing(find({})) for _, find in self._finders):
+        if all(not says_nothing(finder.in_envelope({})) for finder in found):
             raise ConfigError(
                 where,
                 "has a value even when the event is empty, so different events would get one "
@@ -156,10 +157,9 @@ class FieldsKey:
             )
 
     def parts(self, event: Event) -> tuple[bytes, ...] | None:
-        envelope = event.envelope
         found: list[bytes] = []
         for expression, find in self._finders:
-            value = find(envelope)
+            value = find(event)
             if says_nothing(value):
                 return None
             try:
@@ -172,8 +172,7 @@ class FieldsKey:
 
 def compile_field(expression: str, where: str = "field") -> Callable[[Event], Any]:
     """Compile one JMESPath expression over the envelope; None where it finds nothing."""
-    find = _compile(expression, where)
-    return lambda event: find(event.envelope)
+    return _compile(expression, where).in_event
 
 
 def make_key(
@@ -183,6 +182,29 @@ def make_key(
     hashed = _start(namespace, kind, source, detail_type).copy()
     hashed.update(_frame(parts))
     return _VERSION_BYTE + hashed.digest()
+
+
+def key_maker(
+    namespace: str, how: KeyKind, source: str, detail_type: str
+) -> Callable[[Event], bytes | None]:
+    """
+    Give what makes the keys of events with this *source* and *detail_type*.
+
+    It is `make_key` of the parts that *how* finds, and None where it finds none.
+    """
+    parts_of, start = how.parts, _start(namespace, how.kind, source, detail_type).copy
+
+    def make(event: Event) -> bytes | None:
+        parts = parts_of(event)
+        if parts is None:
+            return None
+        hashed = start()
+        for part in parts:
+            hashed.update(len(part).to_bytes(8))
+            hashed.update(part)
+        return _VERSION_BYTE + hashed.digest()
+
+    return make
 
 
 def fingerprint(
@@ -325,18 +347,27 @@ def says_nothing(value: Any) -> bool:
 
 _NAME: Final = r'(?:[A-Za-z_][A-Za-z0-9_]*|"(?:[^"\\]|\\.)*")'
 _PATH: Final = rf"{_NAME}(?:\.{_NAME})*"
-_PLAIN: Final = re.compile(rf"(?P<head>{_PATH})(?P<each>\[\](?:\.(?P<tail>{_PATH}))?)?")
+_PLAIN: Final = re.compile(rf"\s*(?P<head>{_PATH})(?P<each>\[\](?:\.(?P<tail>{_PATH}))?)?\s*")
+
+_Find = Callable[[Any], Any]
 
 
-def _compile(expression: str, where: str) -> Callable[[Any], Any]:
+class _Finder(NamedTuple):
+    """One compiled expression: to look into an envelope, and to look into an event."""
+
+    in_envelope: _Find
+    in_event: Callable[[Event], Any]
+
+
+def _compile(expression: str, where: str) -> _Finder:
     try:
         compiled = jmespath.compile(expression)
     except JMESPathError as error:
         raise ConfigError(where, f"{expression!r} is not JMESPath: {_in_a_line(error)}") from None
     _check_functions(compiled.parsed, expression, where)
-    if plain := _PLAIN.fullmatch(expression):
-        head = _walker(plain["head"])
-        return _collector(head, _walker(plain["tail"] or "")) if plain["each"] else head
+    plain = [_PLAIN.fullmatch(choice) for choice in expression.split("||")]
+    if all(plain):
+        return _compile_plain([each for each in plain if each])
 
     def search(envelope: Any) -> Any:
         try:
@@ -345,10 +376,44 @@ def _compile(expression: str, where: str) -> Callable[[Any], Any]:
             # a function was given what it cannot take, often the null of a missing field
             return None
 
-    return search
+    return _Finder(search, lambda event: search(event.envelope))
 
 
-def _collector(head: Callable[[Any], Any], tail: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:
+    """Compile names and dots: most expressions are no more, and JMESPath takes its time."""
+    heads = [_names(choice["head"]) for choice in choices]
+    tails = [
+        _walker(_names(choice["tail"] or "")) if choice["each"] else None for choice in choices
+    ]
+
+    def search(skip: int) -> _Find:
+        walkers = [_walker(head[skip:]) for head in heads]
+        return _first([_collector(w, t) if t else w for w, t in zip(walkers, tails, strict=True)])
+
+    whole = search(0)
+    if any(head[0] != "detail" for head in heads):
+        return _Finder(whole, lambda event: whole(event.envelope))
+    inner = search(1)  # the envelope would have to be put together first
+    return _Finder(whole, lambda event: inner(event.detail))
+
+
+def _first(finders: Sequence[_Find]) -> _Find:
+    """Find what ``a || b`` does: the last that there is, unless one before it says something."""
+    *others, last = finders
+    if not others:
+        return last
+
+    def choose(value: Any) -> Any:
+        for find in others:
+            found = find(value)
+            if found or type(found) is int or type(found) is float:  # 0 says something
+                return found
+        return last(value)
+
+    return choose
+
+
+def _collector(head: _Find, tail: _Find) -> _Find:
     """Find `head[].tail` as JMESPath does: lists in the list are opened once, null is left out."""
 
     def collect(envelope: Any) -> Any:
@@ -361,9 +426,7 @@ def _collector(head: Callable[[Any], Any], tail: Callable[[Any], Any]) -> Callab
     return collect
 
 
-def _walker(path: str) -> Callable[[Any], Any]:
-    names = [_unquote(name) for name in re.findall(_NAME, path)]
-
+def _walker(names: Sequence[str]) -> _Find:
     def walk(envelope: Any) -> Any:
         value = envelope
         for name in names:
@@ -373,6 +436,10 @@ def _walker(path: str) -> Callable[[Any], Any]:
         return value
 
     return walk
+
+
+def _names(path: str) -> list[str]:
+    return [_unquote(name) for name in re.findall(_NAME, path)]
 
 
 def _unquote(name: str) -> str:

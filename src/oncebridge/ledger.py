@@ -8,6 +8,7 @@ with the same generation. What it has to give up on is left to the backlog.
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from oncebridge.backlog import Backlog
 from oncebridge.batcher import Batcher
@@ -29,7 +30,8 @@ from oncebridge.store import (
     rounds,
 )
 
-_CLAIM_PAUSES_S = (0.05, 0.2, 0.0)
+_CLAIM_PAUSES_S = (0.05, 0.2)
+_COMMITTED: Final = Reply.COMMITTED  # an enum's members are slow to find
 _COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
 
 
@@ -56,35 +58,35 @@ class Ledger:
         or we would stand in our own way for a lease.
         """
         try:
-            return await self._claim(wants)
+            answers, is_passing = await self._ask(wants)
+            if NoAnswer in set(map(type, answers)):
+                answers = await self._ask_again(wants, [*answers], is_passing=is_passing)
         except asyncio.CancelledError:
             self._owe_releases(wants)
             raise
+        return answers
 
-    async def _claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
-        answers: list[ClaimAnswer] = [NoAnswer("")] * len(wants)
-        unanswered: Sequence[int] = range(len(wants))
-        is_repeated = False
+    async def _ask(self, wants: Sequence[Want]) -> tuple[Sequence[ClaimAnswer], bool]:
+        """Claim once, and tell whether it may help to try again."""
+        try:
+            return await self._claims.ask(wants), True
+        except StoreError as error:
+            self._books.store_errors += 1
+            return [NoAnswer(str(error))] * len(wants), isinstance(error, StoreUnavailable)
+
+    async def _ask_again(
+        self, wants: Sequence[Want], answers: list[ClaimAnswer], *, is_passing: bool
+    ) -> Sequence[ClaimAnswer]:
+        unanswered = _unanswered(answers)
         for pause in _CLAIM_PAUSES_S:
-            is_passing = True
-            again: Sequence[ClaimAnswer]
-            try:
-                again = await self._claims.ask([wants[at] for at in unanswered])
-            except StoreError as error:
-                self._books.store_errors += 1
-                again = [NoAnswer(str(error))] * len(unanswered)
-                is_passing = isinstance(error, StoreUnavailable)
-            for at, answer in zip(unanswered, again, strict=True):
-                answers[at] = answer
-            if is_repeated:
-                self._owe_leftovers([(wants[at], answers[at]) for at in unanswered])
-            unanswered = [at for at in unanswered if type(answers[at]) is NoAnswer]
-            if not unanswered:
-                return answers
-            is_repeated = True
-            if not is_passing:
+            if not unanswered or not is_passing:
                 break
             await self.pause(pause)
+            again, is_passing = await self._ask([wants[at] for at in unanswered])
+            for at, answer in zip(unanswered, again, strict=True):
+                answers[at] = answer
+            self._owe_leftovers([(wants[at], answers[at]) for at in unanswered])
+            unanswered = _unanswered(answers)
         self._owe_releases([wants[at] for at in unanswered])
         return answers
 
@@ -118,7 +120,6 @@ class Ledger:
 
         Each record decides for itself: one that is fenced never cancels the others.
         """
-        now_s = asyncio.get_running_loop().time
         pause = _COMMIT_PAUSE_S
         while commits:
             answers: Sequence[CommitAnswer]
@@ -127,11 +128,13 @@ class Ledger:
             except StoreError as error:
                 self._books.store_errors += 1
                 answers = [NoAnswer(str(error))] * len(commits)
+            if answers.count(_COMMITTED) == len(commits):
+                return
             self._books.fenced_commits += answers.count(Reply.FENCED)
             commits = [c for c, a in zip(commits, answers, strict=True) if type(a) is NoAnswer]
             if not commits:
                 return
-            if now_s() >= until_s:
+            if asyncio.get_running_loop().time() >= until_s:
                 self._books.acked_uncommitted += len(commits)
                 self.backlog.owe(list(commits))
                 return
@@ -172,3 +175,7 @@ class Ledger:
     async def pause(self, about_s: float) -> None:
         """Wait half to one and a half times *about_s*, so that workers do not march in step."""
         await asyncio.sleep(about_s * (0.5 + self._dice.fraction()))
+
+
+def _unanswered(answers: Sequence[ClaimAnswer]) -> list[int]:
+    return [at for at, answer in enumerate(answers) if type(answer) is NoAnswer]

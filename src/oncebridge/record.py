@@ -8,7 +8,7 @@ their own language, and the contract suite holds both to it.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -36,6 +36,11 @@ _ReleaseReply = Literal[Reply.RELEASED, Reply.FENCED]
 _ExtendReply = Literal[Reply.EXTENDED, Reply.FENCED]
 _RememberReply = Literal[Reply.REMEMBERED, Reply.KNOWN]
 
+# To ask an enum for its members is slow, and these are given for every event.
+_COMMITTED: Final = Reply.COMMITTED
+_ALREADY: Final = Reply.ALREADY
+_FENCED: Final = Reply.FENCED
+
 
 def state(record: Record | None, now_ms: int) -> State:
     """Name the logical state; a done record past its window is absent, purged or not."""
@@ -52,8 +57,11 @@ def claim(
 ) -> tuple[ClaimAnswer, list[Record]]:
     """Decide one want over the records of its parts, in the order of the parts."""
     if not any(records):  # the common case by far: nothing is known of any part
-        written = [_started(part, want, now_ms) for part in want.parts]
-        held = tuple(Held(r.key, r.generation, 1, r.memo) for r in written)
+        written: list[Record] = []
+        held: tuple[Held, ...] = ()
+        for part in want.parts:  # mostly one: quicker than a comprehension
+            written.append(_started(part, want, now_ms))
+            held += (Held(part.key, want.generation, 1, want.memo),)
         return Claim(want.token, held, now_ms), written
     states = [state(record, now_ms) for record in records]
     answer = _refusal(records, states, want, now_ms)
@@ -161,11 +169,11 @@ def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[_CommitRe
         or not record.generation
         or not asked.generation.startswith(record.generation)
     ):
-        return Reply.FENCED, None
+        return _FENCED, None
     if record.fate is not None:
-        return Reply.ALREADY, None
+        return _ALREADY, None
     until = now_ms + asked.window_ms
-    return Reply.COMMITTED, Record(
+    return _COMMITTED, Record(
         record.key,
         b"",
         record.generation,
@@ -184,7 +192,7 @@ def release(
 ) -> tuple[_ReleaseReply, Record | None]:
     """Decide one release: only the present holder's counts."""
     if record is None or not _owns(record, asked.token):
-        return Reply.FENCED, None
+        return _FENCED, None
     until = now_ms + asked.delay_ms
     return Reply.RELEASED, replace(
         record,
@@ -201,7 +209,7 @@ def extend(
 ) -> tuple[_ExtendReply, Record | None]:
     """Decide one extension: the lease may have ended, as long as nobody took over."""
     if record is None or not _owns(record, asked.token):
-        return Reply.FENCED, None
+        return _FENCED, None
     until = now_ms + asked.lease_ms
     gained = max(until - record.until_ms, 0)
     return Reply.EXTENDED, replace(

@@ -6,6 +6,7 @@ What only shows when settings are seen together (a lease too short for its sink_
 name given twice) is the loader's to find.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Final, get_args
@@ -200,8 +201,15 @@ def _table_of(settings: Sequence[Setting], environment: str) -> str:
             f"{setting.doc.text}{example}",
             f"`{environment}{setting.name.upper()}`",
         ]
-        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
+        lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Write a bar so that it ends no cell; between backticks it would be shown as its number."""
+    if "|" not in text:
+        return text
+    return re.sub("`([^`]*)`", r"<code>\1</code>", text).replace("|", "&#124;")
 
 
 def _struct(setting: Setting) -> type[Struct] | None:

@@ -73,15 +73,10 @@ class Registers:
 
     def _compare(self, flight: Flight, claim: Claim, sent: float, lease_ms: int) -> Verdict | None:
         gives_up = sent + self._settings.max_hold.total_seconds()
-        flight.register = Hold(
-            (flight.entity,),
-            claim.token,
-            sent + lease_ms / 1000,
-            gives_up,
-            flight.batch.latest(),
-        )
+        register = Hold(claim, sent + lease_ms / 1000, gives_up, flight.batch.latest())
+        flight.register = register
         flight.register_offset_ms = claim.now_ms - sent * 1000
-        self._holds.add(flight.register)
+        self._holds.add([register])
         flight.state_before = Register.read(claim.held[0].memo)
         assert flight.plan is not None  # noqa: S101 - only planned events have an entity
         return flight.state_before.judge(flight.plan, claim.now_ms)
@@ -95,7 +90,7 @@ class Registers:
         register, flight.register = flight.register, None
         if register is None:
             return []
-        self._holds.discard(register)
+        self._holds.discard([register])
         memo = None
         if verdict is Verdict.UNCHANGED and flight.plan is not None:
             memo = flight.state_before.noted(flight.plan).write()
@@ -121,7 +116,7 @@ class Registers:
             unanswered: list[Flight] = []
             for flight, answer in zip(pending, answers, strict=True):
                 if answer is Reply.RELEASED or answer is Reply.FENCED:
-                    self._holds.discard(flight.register)
+                    self._holds.discard([flight.register])
                     flight.register = None
                 if answer is Reply.FENCED:
                     fenced.append(flight)

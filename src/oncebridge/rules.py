@@ -9,8 +9,9 @@ the event may change. Nothing here touches a store.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from msgspec import Struct, field
@@ -29,6 +30,7 @@ from oncebridge.key import (
     compile_field,
     conflict_key,
     fingerprint,
+    key_maker,
     make_key,
     says_nothing,
     scoped_source,
@@ -40,6 +42,9 @@ from oncebridge.store import Part
 OnMissing = Literal["content", "deliver", "dead"]
 OnConflict = Literal["deliver", "dead", "duplicate"]
 OnReplay = Literal["deduplicate", "deliver", "separate"]
+
+_MOST_KINDS = 4096
+"""Of how many pairs of source and detail-type it is remembered what their events share."""
 
 DEFAULT_WINDOW = timedelta(days=6)
 """Four days of Genesys re-sends, a day of EventBridge retries, and a margin."""
@@ -205,6 +210,9 @@ class Plan(Struct, frozen=True, gc=False):
         return replace(self, parts=parts)
 
 
+_Planner = Callable[[Event], Plan]
+
+
 class RuleSet:
     """
     The rules of one route, compiled; *namespace* keeps routes apart in one store.
@@ -241,7 +249,7 @@ class RuleSet:
         self._by_type = all(
             rule.match is None or rule.match.fields <= {"source", "detail-type"} for rule in rules
         )
-        self._found: dict[tuple[str, str], _Compiled] = {}
+        self._found: dict[tuple[str, str], _Planner] = {}
         self.apart = _apart(rules)
         """What to tell `oncebridge.event.parse`, which then spares most keys some work."""
 
@@ -250,16 +258,19 @@ class RuleSet:
         for rule, guard in self._guards:
             if why := guard.refusal(event):
                 return Plan(rule, guard.otherwise, message=why, refused=True)
-        if not (self._by_type and event.source and event.detail_type):
-            # Empty stands for missing, null and odd values too, and a pattern tells them apart.
-            return self._first(event).plan(event)
+        plan = self._found.get((event.source, event.detail_type))
+        return self._planner(event)(event) if plan is None else plan(event)
+
+    def _planner(self, event: Event) -> _Planner:
+        """Find who plans for *event*, and remember it where it is the same for all of a kind."""
         kind = (event.source, event.detail_type)
-        compiled = self._found.get(kind)
-        if compiled is None:
-            if len(self._found) >= 10_000:  # sources are the sender's to invent
+        plan = self._first(event).planner(*kind)
+        # Empty stands for missing, null and odd values too, and a pattern tells them apart.
+        if self._by_type and all(kind):
+            if len(self._found) >= _MOST_KINDS:  # sources are the sender's to invent
                 self._found.clear()
-            compiled = self._found[kind] = self._first(event)
-        return compiled.plan(event)
+            self._found[kind] = plan
+        return plan
 
     def _first(self, event: Event) -> "_Compiled":
         for compiled in self._compiled:
@@ -306,6 +317,24 @@ class _Compiled:
         self._together = f"rule\0{rule.together or rule.name}"
         self._version = compile_field(rule.latest.version) if rule.latest else None
         self._state = compile_field(rule.quiet.state) if rule.quiet else None
+        self.planner = lru_cache(maxsize=_MOST_KINDS)(self._make_planner)
+        """Gives `plan` for events of one source and detail-type, which is faster."""
+
+    def _make_planner(self, source: str, detail_type: str) -> _Planner:
+        if self._plain is None:
+            return self.plan
+        # The common case, with nothing to gather: what these events have in common is done here.
+        rule, spans, slide_ms = self.rule, self._spans, self._slides[0]
+        scope = scoped_source(source, rule.scope)
+        key_of = key_maker(self._namespace, self._plain, scope, detail_type)
+
+        def plan(event: Event) -> Plan:
+            key = key_of(event) if event.replay_name is None else None
+            if key is None:
+                return self.plan(event)
+            return Plan(rule, "deduplicate", (Part(key, b"", slide_ms),), spans)
+
+        return plan
 
     def plan(self, event: Event) -> Plan:
         rule = self.rule
@@ -318,13 +347,6 @@ class _Compiled:
             if rule.on_replay == "separate":
                 namespace = f"{namespace}\0replay\0{event.replay_name}"
         source = scoped_source(event.source, rule.scope)
-        if self._plain is not None:
-            # the common case, with nothing to gather
-            parts = self._plain.parts(event)
-            if parts is not None:
-                key = make_key(namespace, self._plain.kind, source, event.detail_type, parts)
-                part = Part(key, b"", self._slides[0])
-                return Plan(rule, "deduplicate", (part,), self._spans)
         return self._gather(event, namespace, source)
 
     def _unkeyed(self, event: Event) -> Plan:

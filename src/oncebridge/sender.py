@@ -25,6 +25,7 @@ Noted = Callable[[int, float, bool], None]
 
 _Call = asyncio.Future[Sequence[JointAnswer]]
 _ANSWERS = frozenset(get_args(JointAnswer))
+_TAKEN = {Yes}
 
 
 class Slots:
@@ -60,9 +61,10 @@ class Slots:
 
     def give_up(self, wake: Callable[[], None]) -> None:
         """Wish no more, and let the next one have what was offered."""
-        with suppress(ValueError):
-            self._wishes.remove(wake)
-        self._offer()
+        if self._wishes:
+            with suppress(ValueError):
+                self._wishes.remove(wake)
+            self._offer()
 
     def _offer(self) -> None:
         if self._free > 0 and self._wishes:
@@ -77,9 +79,9 @@ class Sends:
     the sink does, every delivery gets one answer, in its time.
     """
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, loop: asyncio.AbstractEventLoop) -> None:
         self._slots = slots
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._calls: dict[_Call, tuple[list[Flight], float, float]] = {}
         """With what each is for, when its time is up, and how much that was."""
         self._answered: list[Answered] = []
@@ -143,8 +145,9 @@ class Sends:
 
     def answered(self) -> list[Answered]:
         """Give the answers that have come, without waiting."""
-        for task in [task for task in self._calls if task.done()]:
-            self._ended(task)
+        if self._calls:
+            for task in [task for task in self._calls if task.done()]:
+                self._ended(task)
         answered, self._answered = self._answered, []
         return answered
 
@@ -179,7 +182,7 @@ class Sends:
         flights, ends, timeout_s = call
         answers = _answers(task, len(flights))
         took_s = self._loop.time() - ends + timeout_s
-        self._slots.note(len(flights), took_s, ok=all([type(a) is Yes for a in answers]))  # noqa: C419 - quicker
+        self._slots.note(len(flights), took_s, ok=set(map(type, answers)) == _TAKEN)
         self._answered += zip(flights, answers, strict=True)
         self.wake()
 
@@ -237,4 +240,7 @@ def _answers(task: _Call, count: int) -> Sequence[JointAnswer]:
 
 
 def _are_answers(answers: object) -> bool:
-    return isinstance(answers, Sequence) and all([type(a) in _ANSWERS for a in answers])  # noqa: C419 - quicker
+    # A list, mostly: to ask whether something is a sequence is slow.
+    if type(answers) is not list and not isinstance(answers, Sequence):
+        return False
+    return _ANSWERS.issuperset(map(type, answers))

@@ -38,7 +38,9 @@ class Delivery(Struct, frozen=True, gc=False):
     key: bytes
     """The same for every attempt at this event; empty if the rule does not deduplicate."""
     generation: bytes = b""
+    """Names this life of the key: the same for all attempts, another after the window or `forget`."""
     attempt: int = 1
+    """How often the event was tried, this time included."""
     route: str = ""
     version: int | float | None = None
     """Newest-wins rules: lets the sink refuse a write that comes late after a stall."""
@@ -93,6 +95,7 @@ class Never(Struct, frozen=True, gc=False):
 
 
 SinkAnswer = Yes | No | Unknown | Closed | Never
+"""What a sink says of one delivery."""
 
 
 class Sink(Protocol):

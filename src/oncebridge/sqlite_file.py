@@ -13,12 +13,12 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from oncebridge.clock import ms
 from oncebridge.errors import StoreError, StoreUnavailable
@@ -73,7 +73,7 @@ class SQLiteFile:
         self._version = version
         self._schema = schema
         self._busy_timeout = busy_timeout
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncebridge-sqlite")
+        self._thread = _Thread()
         self._connection: sqlite3.Connection | None = None
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
         self._closed = False
@@ -100,7 +100,8 @@ class SQLiteFile:
         """Do *work* in the thread; the file is opened, checked and set up on first use."""
         if self._closed:
             raise StoreError(f"{self._path}: has been closed")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._guarded, work)
+        loop = asyncio.get_running_loop()
+        return await self._thread.do(loop, lambda: self._guarded(work))
 
     async def change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """
@@ -131,7 +132,7 @@ class SQLiteFile:
     def _in_thread(
         self, loop: asyncio.AbstractEventLoop, works: Sequence[_Work]
     ) -> asyncio.Future[list[_Done]]:
-        return loop.run_in_executor(self._thread, self._together, works)
+        return self._thread.do(loop, lambda: self._together(works))
 
     def _go_on(self, loop: asyncio.AbstractEventLoop, line: "_Line") -> None:
         if line.waiting:
@@ -147,12 +148,7 @@ class SQLiteFile:
                 del line.waiting[:_TOGETHER]
                 done = await self._in_thread(loop, [work for work, _ in group])
                 for (_, result), (value, error) in zip(group, done, strict=True):
-                    if result.done():
-                        continue  # whoever asked has been cancelled
-                    if error is not None:
-                        result.set_exception(error)
-                    else:
-                        result.set_result(value)
+                    _tell(result, value, error)
         except BaseException as error:
             for _, result in [*group, *line.waiting]:
                 if not result.done():
@@ -186,8 +182,8 @@ class SQLiteFile:
         line = self._lines.get(asyncio.get_running_loop())
         if line is not None and line.task is not None:
             await asyncio.wait([line.task])
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown(wait=False)
+        await self._thread.do(asyncio.get_running_loop(), self._close)
+        self._thread.stop()
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -257,6 +253,75 @@ class SQLiteFile:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or left <= 0:
                     raise
             threading.Event().wait(_PAUSE_MS / 1000)
+
+
+_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
+
+class _Thread:
+    """
+    A thread that does one thing after the other, for any loop.
+
+    An executor of one thread would do the same, at half as much again for each call. What has
+    begun when the interpreter ends is still done.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_started = self._is_stopped = False
+
+    def do(self, loop: asyncio.AbstractEventLoop, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        """Do *work*; whoever is cancelled while waiting leaves it to be done all the same."""
+        result: asyncio.Future[_T] = loop.create_future()
+        with self._lock:
+            if self._is_stopped:
+                raise RuntimeError("the thread has been stopped")
+            if not self._is_started:
+                self._start()
+            self._jobs.put((work, loop, result))
+        return result
+
+    def _start(self) -> None:
+        name = "oncebridge-sqlite"
+        thread = threading.Thread(target=_work_off, args=[self._jobs], name=name, daemon=True)
+        thread.start()
+        finalize(self, _stop, self._jobs, thread)  # also at the end of the interpreter
+        self._is_started = True
+
+    def stop(self) -> None:
+        """Let the thread end when it has done what it was asked to."""
+        with self._lock:
+            self._is_stopped = True
+            self._jobs.put(None)
+
+
+def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
+    while (job := jobs.get()) is not None:
+        work, loop, result = job
+        value, error = None, None
+        try:
+            value = work()
+        except BaseException as raised:  # noqa: BLE001 - handed to whoever asked for it
+            error = raised
+        with suppress(RuntimeError):  # the loop has been closed, and nobody waits
+            loop.call_soon_threadsafe(_tell, result, value, error)
+        del job, work, loop, result, value, error  # it may be long until the next one
+
+
+def _tell(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
+    if result.done():
+        return  # whoever asked has been cancelled
+    if error is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(value)
+
+
+def _stop(jobs: "SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 class _Line:

@@ -58,7 +58,7 @@ class TimedStore:
         is_answered = False
         try:
             answers = await ask(asked)
-            is_answered = any([type(answer) is not NoAnswer for answer in answers])  # noqa: C419 - quicker
+            is_answered = any(type(answer) is not NoAnswer for answer in answers)
         finally:
             took_s = now_s() - before
             trip = RoundTrip(self._route, "store", call, len(asked), took_s, is_answered)

@@ -30,6 +30,8 @@ class Verdict(StrEnum):
     DISCARDED = "discarded"
     """A rule says to drop it, or no route is for it: not forwarded."""
 
+    __hash__ = str.__hash__  # an enum's own is slow, and verdicts are counted for every event
+
 
 HANDED_BACK = frozenset({Verdict.BUSY, Verdict.FAILED})
 """The verdicts after which the source must bring the event again."""
@@ -43,7 +45,9 @@ class First(Struct, frozen=True, gc=False):
     """The first arrival of an event, as far as it is remembered."""
 
     id: str | None
+    """The id of its envelope."""
     arrived_ms: int
+    """When it arrived, by the clock of the host that took it."""
 
 
 class Outcome(Struct, frozen=True, gc=False):
@@ -53,7 +57,9 @@ class Outcome(Struct, frozen=True, gc=False):
     acknowledge: bool
     """True: the source may forget it. False: the source must bring it again."""
     rule: str = ""
+    """The name of the rule that decided."""
     key: bytes = b""
+    """What it is known by; empty where the rule does not deduplicate, or it is no event."""
     retry_after_ms: int = 0
     """When handed back: how long to wait before bringing it again."""
     reason: str = ""

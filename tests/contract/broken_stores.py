@@ -237,7 +237,7 @@ class PurgeByUntil(Faulty):
     """The lease's end is taken for the end of keeping, and the attempts are gone."""
 
     async def purge(self, limit: int = 1000) -> int:
-        lapsed = [r for _, r in self._open.values() if r.until_ms <= self._clock()]
+        lapsed = [r for r in self._open.values() if r.until_ms <= self._clock()]
         for record in lapsed:
             self._remove(_name(record.key))
         return len(lapsed) + await super().purge(limit)

@@ -879,6 +879,23 @@ def open_files():
 
 
 @on_both_loops
+async def test_cancelling_at_any_moment_keeps_no_client_from_closing():
+    """At one of these moments uvloop has made the connection, and closes it without a word."""
+    async with serving(answering()) as seen:
+        for turns in 3 * list(range(30)):
+            client = Client(seen.url)
+            task = asyncio.create_task(client.post(b""))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Unclear, NotSent):
+                await task
+            async with asyncio.timeout(20):
+                await client.aclose()
+            assert not client._pool._open
+
+
+@on_both_loops
 async def test_cancelling_while_connecting_leaves_nothing_open():
     async with serving(silent) as seen:
         before = open_files()

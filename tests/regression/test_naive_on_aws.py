@@ -156,10 +156,10 @@ async def test_an_arn_is_a_queue_too_and_not_an_acknowledgement_that_never_happe
 # --- xvi: a nack loop while the store is down ----------------------------------------------------
 
 
-async def naive_nack_loop(queue: TestQueue, seconds: float) -> None:
-    """Receive, fail, make visible again."""
-    ends = asyncio.get_running_loop().time() + seconds
-    while asyncio.get_running_loop().time() < ends:
+async def naive_nack_loop(queue: TestQueue, dead: TestQueue, within_s: float) -> None:
+    """Receive, fail, make visible again; until all are given up, or the outage is over."""
+    ends = asyncio.get_running_loop().time() + within_s
+    while asyncio.get_running_loop().time() < ends and sum(dead.counts()) < 20:
         answer = queue.sqs.receive_message(QueueUrl=queue.url, MaxNumberOfMessages=10)
         for message in answer.get("Messages", []):
             handle = message["ReceiptHandle"]
@@ -178,8 +178,8 @@ def pair(endpoint: str) -> tuple[TestQueue, TestQueue]:
 
 async def test_xvi_an_outage_of_a_minute_costs_no_message_a_receive(ministack):
     queue, dead = pair(ministack.endpoint)
-    await naive_nack_loop(queue, 5)
-    assert sum(dead.counts()) == 20, "a few seconds of the snippet, and all are given up"
+    await naive_nack_loop(queue, dead, OUTAGE_S)
+    assert sum(dead.counts()) == 20, "an outage of the snippet, and all are given up"
 
     queue, dead = pair(ministack.endpoint)
     store = FaultyStore(MemoryStore())

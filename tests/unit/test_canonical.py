@@ -179,6 +179,27 @@ def test_astral_characters_in_values_change_nothing():
     assert canonical(value) == slow(value).encode()
 
 
+PIECES = ["\U0001f602", "\U0010ffff", '"', "\\", ":", '":', "a", "\ufb33", "\n"]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+
+
+@given(
+    st.recursive(
+        TEXTS,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(TEXTS | st.just("\ufb33"), inner, max_size=4)
+        ),
+    )
+)
+@example({'\U0001f602"b': 1, '\ufb33"b': 2})
+@example({"\U0001f602\\": 1, "\ufb33\\": 2})
+@example({"a": '\U0001f602\\"', "\U0001f602": 1, "\ufb33": 2})
+@example("\U0001f602")
+def test_names_are_told_from_other_strings_whatever_is_in_them(value):
+    assert canonical(value) == slow(value).encode()
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("wrap", [lambda n: n, lambda n: [n], lambda n: {"a": {"b": n}}])
 def test_what_is_not_finite_is_refused(number, wrap):

@@ -62,7 +62,7 @@ def parse(argv: list[str]) -> dict:
     """Parse what follows `oncebridge` as the command line itself would, running nothing."""
     name, *rest = argv
     command = app.commands[name]
-    with click.Context(app, info_name="oncebridge") as group:
+    with click.Context(app, info_name="oncebridge", **app.context_settings) as group:
         return command.make_context(name, rest, parent=group).params
 
 
@@ -285,7 +285,8 @@ def test_the_other_commands_of_the_readme_parse():
     for line in found:
         group, name, *rest = shlex.split(line)
         command = app.commands[group].commands[name]
-        assert command.make_context(name, rest).args == []  # nothing is left over
+        made = command.make_context(name, rest, **app.context_settings)
+        assert made.args == []  # nothing is left over
 
 
 def test_credentials_of_the_unit_are_those_the_readme_names():

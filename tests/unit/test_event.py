@@ -364,6 +364,22 @@ def test_many_brackets_are_not_depth():
     assert isinstance(parse(b'{"detail":{"a":[' + b"[]," * 500 + b"{}]}}"), Event)
 
 
+@pytest.mark.parametrize("apart", [(), ("a",), ("b",)])
+@pytest.mark.parametrize("brackets", ["{}", "[]"])
+@pytest.mark.parametrize("beside", [0, 40, 60, 120])
+def test_depth_is_counted_whatever_stands_beside_or_apart(apart, brackets, beside):
+    limits = Limits(max_depth=100)
+    for levels, is_fine in ((98, True), (99, False)):
+        first, last = ('{"x":', "}") if brackets == "{}" else "[]"
+        deep = first * (levels - 1) + brackets + last * (levels - 1)
+        many = ",".join([brackets] * beside)
+        raw = f'{{"detail":{{"a":{deep},"b":[{many}]}}}}'.encode()
+        if is_fine:
+            assert parse(raw, limits=limits, apart=apart).raw is raw
+        else:
+            assert refusal(raw, limits=limits, apart=apart).reason == "too-deep"
+
+
 def test_limits_can_be_set():
     assert refusal(USER_END, limits=Limits(max_bytes=len(USER_END) - 1)).reason == "too-large"
     assert isinstance(parse(USER_END, limits=Limits(max_bytes=len(USER_END))), Event)

@@ -494,6 +494,31 @@ def test_a_direct_walk_finds_what_jmespath_finds(detail, path, each):
         assert parts is not None
 
 
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"), st.sampled_from([None, False, True, 0, 0.5, 1, "", "x", [], {}])
+    ),
+    st.lists(
+        st.sampled_from(["detail.a", "detail.b", "detail.c[]", "id", "nowhere.a"]), min_size=2
+    ),
+    st.sampled_from(["||", " || ", "\n||\t"]),
+)
+@example({"a": 0, "b": 1}, ["detail.a", "detail.b"], "||")
+@example({"a": False, "b": ""}, ["detail.a", "detail.b"], " || ")
+def test_a_direct_choice_is_the_one_jmespath_makes(detail, choices, between):
+    event = event_of({**detail, "z": 1}, id="e1")
+    expression = between.join(choices)
+    found = jmespath.search(expression, dict(event.envelope))
+    chosen = compile_field(expression)(event)
+    assert chosen == found
+    assert type(chosen) is type(found)
+
+
+def test_a_bar_in_a_name_is_no_choice():
+    event = event_of({"a||b": 1, "a": 2, "b": 3})
+    assert compile_field('detail."a||b"')(event) == 1
+
+
 @pytest.mark.parametrize(
     "expression",
     [

@@ -104,6 +104,20 @@ async def test_a_duplicate_needs_no_room(clock):
     assert isinstance(answer, Duplicate)
 
 
+async def test_a_duplicate_whose_window_slides_needs_no_room_either(clock):
+    store = MemoryStore(max_keys=1, clock=clock)
+    (claim,) = await store.claim([want(1)])
+    generation = claim.held[0].generation
+    await store.commit([Commit(key(1), generation, Fate.DELIVERED, WINDOW_MS, 2 * WINDOW_MS)])
+    clock.advance(WINDOW_MS // 2)
+    parts = (Part(key(9)), Part(key(1), slide_ms=WINDOW_MS))
+    (answer,) = await store.claim([Want(parts, next(tokens), next(tokens), LEASE_MS, WINDOW_MS)])
+    assert isinstance(answer, Duplicate)
+    (record,) = await store.peek([key(1)])
+    assert record.until_ms == clock() + WINDOW_MS
+    assert len(store) == 1
+
+
 async def test_memories_are_refused_at_the_cap_too(clock):
     store = MemoryStore(max_keys=1, clock=clock)
     memories = [Memory(key(n), next(tokens), Fate.DELIVERED, WINDOW_MS) for n in (1, 2, 1)]
@@ -195,6 +209,21 @@ async def test_purging_little_by_little_ends(clock):
     assert max(removed) <= 7
     assert store._calendar._days == {}
     assert store._calendar._order == []
+
+
+async def test_of_what_is_done_or_gone_only_the_record_is_kept(clock):
+    store = MemoryStore(clock=clock)
+    await deliver(store, 1, 2)
+    await store.claim([want(3), want(4, keep_ms=0), want(5)])
+    assert (len(store._open), len(store._names)) == (3, 3)
+    clock.advance(LEASE_MS + 60_000)
+    assert await store.purge() == 1
+    assert await store.forget([key(5)]) == [True]
+    assert {*store._names} == {key(3)}
+    assert {*store._open} == {*store._names.values()}
+    clock.advance(WINDOW_MS + 60_000)
+    assert await store.purge() == 3
+    assert (len(store), store._open, store._names) == (0, {}, {})
 
 
 async def test_a_clock_that_jumps_back_and_forth_purges_nothing_early(clock):

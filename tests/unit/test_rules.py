@@ -1,5 +1,6 @@
 import json
 from datetime import timedelta
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from oncebridge import ConfigError, Latest, Pattern, Quiet, Rule, Tier, from_object, parse
 from oncebridge.key import ContentKey, FieldsKey, IdKey, make_key
-from oncebridge.rules import DEFAULT_WINDOW, Bare, RuleSet
+from oncebridge.rules import _MOST_KINDS, DEFAULT_WINDOW, Bare, RuleSet
 
 DAY_MS = 86_400_000
 
@@ -344,13 +345,23 @@ def test_patterns_on_the_detail_are_looked_at_every_time():
     assert [rules.plan(event({"n": n})).rule.name for n in (2, 1, 2)] == ["rest", "one", "rest"]
 
 
+def test_what_is_remembered_of_a_pair_is_of_that_pair_only():
+    rules = RuleSet([rule(match={"detail": {"n": [1]}}, ignore=["detail.t"])], namespace="r")
+    several = [
+        event({"n": n, "t": t}, source=source)
+        for n, t, source in product([1, 2], ["x", "y"], ["s", "aws.partner/s"])
+    ]
+    alone = [RuleSet(rules.rules, namespace="r").plan(each).key for each in several]
+    assert [rules.plan(each).key for each in several] == alone
+    assert [rules.plan(each).key for each in several] == alone
+    assert len(set(alone)) == 6
+
+
 def test_many_sources_do_not_fill_the_memory():
     rules = RuleSet([rule(match={"source": [{"prefix": "s"}]})], namespace="r")
     one = event()
-    for n in range(10_050):
-        rules._found[f"x{n}", ""] = rules._default
-        if len(rules._found) >= 10_000:
-            break
+    for n in range(_MOST_KINDS):
+        rules._found[f"x{n}", ""] = rules._default.plan
     assert rules.plan(one).rule.name == "the rule"
     assert len(rules._found) == 1
 

@@ -617,12 +617,19 @@ class Client:
         except BaseException:
             sock.close()
             raise
-        _, connection = await loop.create_connection(
-            lambda: _Connection(self._pool),
-            sock=sock,
-            ssl=self._tls,
-            server_hostname=self.target.host if self._tls else None,
-        )
+        connection = _Connection(self._pool)
+        try:
+            await loop.create_connection(
+                lambda: connection,
+                sock=sock,
+                ssl=self._tls,
+                server_hostname=self.target.host if self._tls else None,
+            )
+        except BaseException:
+            # Of a connection that was made just when we were cancelled, uvloop closes the
+            # transport and tells nobody; `aclose` would wait for it for ever.
+            self._pool.closed(connection)
+            raise
         return connection
 
 

@@ -1,7 +1,13 @@
-"""Items turned into arrays, one per field, as the functions in the database take them."""
+"""
+Items turned into arrays, one per field, as the functions in the database take them.
+
+Arrays of `bytea` are also written and read here, in the server's own form. The driver can do that
+too, but asks of every element whether it is an array itself, which takes longer than all else.
+"""
 
 from collections.abc import Sequence
 from hashlib import sha256
+from struct import Struct
 from typing import Any, Final, TypeVar
 
 from oncebridge.store import Commit, Release
@@ -10,6 +16,12 @@ _T = TypeVar("_T")
 
 _LONGEST_KEY: Final = 1000
 """What fits into an index with room to spare; the limit is about 2,700 bytes."""
+
+_BYTEA: Final = 17  # the number of the type
+_FRONT: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
+_DIMENSION: Final = Struct(">ii")  # how many, counted from
+_SIZE: Final = Struct(">i")
+_NULL: Final = _SIZE.pack(-1)
 
 
 def commit_arrays(commits: Sequence[Commit]) -> tuple[Any, ...]:
@@ -34,6 +46,36 @@ def release_arrays(releases: Sequence[Release]) -> tuple[Any, ...]:
         folded([asked.unsent for asked in releases]),
         _given([asked.memo for asked in releases]),
     )
+
+
+def written(values: Sequence[bytes | None]) -> bytes:
+    """Write an array of `bytea` as the server reads it."""
+    if not values:
+        return _FRONT.pack(0, 0, _BYTEA)
+    front = _FRONT.pack(1, None in values, _BYTEA) + _DIMENSION.pack(len(values), 1)
+    given = [value for value in values if value is not None]
+    sizes = set(map(len, given))
+    if len(sizes) == 1 and len(given) == len(values):  # tokens, generations, and nearly all keys
+        return _SIZE.pack(sizes.pop()).join([front, *given])
+    pieces = [front]
+    for value in values:
+        pieces += (_NULL,) if value is None else (_SIZE.pack(len(value)), value)
+    return b"".join(pieces)
+
+
+def read(data: bytes) -> list[bytes | None]:
+    """Read an array of `bytea` as the server writes it."""
+    dimensions, _, _ = _FRONT.unpack_from(data)
+    values: list[bytes | None] = []
+    if not dimensions:
+        return values
+    at = _FRONT.size + dimensions * _DIMENSION.size
+    while at < len(data):
+        (size,) = _SIZE.unpack_from(data, at)
+        at += _SIZE.size
+        values.append(None if size < 0 else data[at : at + size])
+        at += max(size, 0)
+    return values
 
 
 def _given(memos: list[bytes | None]) -> list[bytes | None]:

@@ -20,6 +20,7 @@ from asyncpg.connect_utils import SessionAttribute
 from asyncpg.prepared_stmt import PreparedStatement
 
 from oncebridge.errors import ConfigError, OncebridgeError
+from oncebridge.postgres import arrays
 from oncebridge.postgres.address import Address, Host
 
 _T = TypeVar("_T")
@@ -47,6 +48,8 @@ _ARRAYS: Final = [
 ]
 """What the driver would else ask every server about; it sets `jit` for that, and a pooler may mix
 that up with somebody else's session. The numbers have been the same for ever."""
+_BYTEA_ARRAY: Final = (1001, "_bytea", "pg_catalog", (), "scalar")
+"""A type that we write ourselves, and so one without parts for the driver."""
 
 
 class NotConnected(OncebridgeError):
@@ -305,8 +308,11 @@ class Pool:
             raise Refused(f"{what}that is no name of a host") from None
         except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             raise NotConnected(f"{what}{_told(error)}") from error
+        settings: Any = connection.get_settings()
+        with suppress(AttributeError, TypeError):  # then it writes them itself, and slower
+            settings.add_python_codec(*_BYTEA_ARRAY, arrays.written, arrays.read, "binary")
         with suppress(AttributeError, KeyError, TypeError):  # then it asks
-            connection.get_settings().register_data_types(_ARRAYS)
+            settings.register_data_types(_ARRAYS)  # last: the other makes it forget them
         return Link(connection)
 
     async def aclose(self) -> None:

@@ -70,8 +70,10 @@ class MemoryStore:
         self._max_keys = max_keys
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: dict[bytes, tuple[bytes, Record]] = {}
-        """Records that are not done, each with the one object that is its name everywhere."""
+        self._open: dict[bytes, Record] = {}
+        """Records that are not done, by name."""
+        self._names: dict[bytes, bytes] = {}
+        """Their names, each the one object that it is everywhere, by key: made only once."""
         self._done: list[dict[bytes, bytes]] = [{} for _ in range(_SHARDS)]
         self._count = 0
         self._calendar = _Calendar()
@@ -109,7 +111,7 @@ class MemoryStore:
             now = self._clock()
             answers: list[RememberAnswer] = []
             for asked in memories:
-                name = _name(asked.key)
+                name = self._name_of(asked.key)
                 before = self._read(name, asked.key)
                 if before is None and self._count >= self._max_keys:
                     answers.append(self._full())
@@ -122,14 +124,14 @@ class MemoryStore:
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         with self._lock:
-            return [self._read(_name(key), key) for key in keys]
+            return [self._read(self._name_of(key), key) for key in keys]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
         with self._lock:
             now = self._clock()
             answers = []
             for key in keys:
-                name = _name(key)
+                name = self._name_of(key)
                 may = table.may_forget(self._read(name, key), now)
                 if may:
                     self._remove(name)
@@ -160,16 +162,21 @@ class MemoryStore:
     # --- one item ----------------------------------------------------------------
 
     def _claim(self, want: Want, now: int) -> ClaimAnswer:
-        names = {part.key: _name(part.key) for part in want.parts}
-        before = [self._read(name, key) for key, name in names.items()]
+        found: dict[bytes, tuple[bytes, Record | None]] = {}
+        before: list[Record | None] = []
+        for part in want.parts:  # nearly always one: loops are quicker than comprehensions
+            name = self._name_of(part.key)
+            record = self._read(name, part.key)
+            found[part.key] = name, record
+            before.append(record)
         answer, after = table.claim(before, want, now)
         fresh = before.count(None)
         if fresh and type(answer) is Claim and self._count + fresh > self._max_keys:
             # What is known is still answered; only what needs room is refused.
             return self._full()
-        for record in after:
-            name = names[record.key]
-            self._write(name, record, is_new=fresh > 0 and not self._has(name))
+        for written in after:
+            name, record = found[written.key]
+            self._write(name, written, is_new=record is None)
         return answer
 
     def _each(
@@ -182,7 +189,7 @@ class MemoryStore:
             now = self._clock()
             answers: list[_Answer | NoAnswer] = []
             for asked in items:
-                name = _name(asked.key)
+                name = self._name_of(asked.key)
                 answer, after = decide(self._read(name, asked.key), asked, now)
                 if after is not None:
                     self._write(name, after, is_new=False)
@@ -197,33 +204,38 @@ class MemoryStore:
 
     # --- where records lie -------------------------------------------------------
 
-    def _read(self, name: bytes, key: bytes) -> Record | None:
-        packed = self._done[name[0]].get(name)
-        if packed is not None:
-            return _unpack(key, packed)
-        found = self._open.get(name)
-        return found[1] if found is not None else None
+    def _name_of(self, key: bytes) -> bytes:
+        return self._names.get(key) or _name(key)
 
-    def _has(self, name: bytes) -> bool:
-        return name in self._done[name[0]] or name in self._open
+    def _read(self, name: bytes, key: bytes) -> Record | None:
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        packed = self._done[name[0]].get(name)
+        return _unpack(key, packed) if packed is not None else None
 
     def _write(self, name: bytes, record: Record, *, is_new: bool) -> None:
         done = self._done[name[0]]
         if record.fate is None:
-            done.pop(name, None)
-            self._open[name] = name, record
+            if not is_new:
+                done.pop(name, None)
+            self._open[name] = record
+            self._names[record.key] = name
         else:
-            before = self._open.pop(name, None)
-            if before is not None:
-                name = before[0]  # the object that the calendar has: one for both
+            if not is_new:
+                self._open.pop(name, None)
+                self._names.pop(record.key, None)
             done[name] = _pack(record)
         if is_new:
             self._count += 1
             self._calendar.add(record.keep_until_ms, name)
 
     def _remove(self, name: bytes) -> None:
-        if self._open.pop(name, None) is None:
+        found = self._open.pop(name, None)
+        if found is None:
             del self._done[name[0]][name]
+        else:
+            del self._names[found.key]
         self._count -= 1
 
     def _sweep(self, now: int, limit: int) -> int:
@@ -239,7 +251,7 @@ class MemoryStore:
             if packed is not None:
                 keep_until = _until(packed)
             elif (found := self._open.get(name)) is not None:
-                keep_until = found[1].keep_until_ms
+                keep_until = found.keep_until_ms
             else:
                 continue
             if keep_until > now:
@@ -284,53 +296,50 @@ def _name(key: bytes) -> bytes:
 
     120 bits of a strong hash: among ten million keys, two agree once in 10^22 runs.
     """
-    return blake2b(key, digest_size=15).digest()
+    hashed = _UNNAMED.copy()
+    hashed.update(key)
+    return hashed.digest()
+
+
+_UNNAMED = blake2b(digest_size=15)  # to be copied, never updated: quicker than a new one
 
 
 # A done record: flags, end of the window (48 bits), head of the generation; then, where there
 # is any of them, the whole generation, the hard end, the hash and the memo.
 _HEAD = struct.Struct(">BHI8s")
-_TAIL = struct.Struct(">16sQB")
+_WHOLE = struct.Struct(">BHI8s16sQB")
 _WITH_TAIL = 0b1000_0000
 _ATTEMPTS_SHIFT = 3
 _MOST_ATTEMPTS = 0b1111
+_FATES = (None, *Fate)  # by number: to ask an enum for its members is slow
 
 
 def _pack(record: Record) -> bytes:
     assert record.fate is not None  # noqa: S101 - claims are kept as they are
-    until = record.until_ms
-    flags = record.fate | min(record.attempts, _MOST_ATTEMPTS) << _ATTEMPTS_SHIFT
-    if record.memo or record.hash or record.hard_until_ms:
-        return (
-            _HEAD.pack(flags | _WITH_TAIL, until >> 32, until & 0xFFFF_FFFF, record.generation[:8])
-            + _TAIL.pack(record.generation, record.hard_until_ms, len(record.hash))
-            + record.hash
-            + record.memo
-        )
-    return _HEAD.pack(flags, until >> 32, until & 0xFFFF_FFFF, record.generation[:8])
+    until, generation = record.until_ms, record.generation
+    attempts = min(_MOST_ATTEMPTS, record.attempts)
+    flags = record.fate | attempts << _ATTEMPTS_SHIFT
+    high, low = until >> 32, until & 0xFFFF_FFFF
+    if not (record.memo or record.hash or record.hard_until_ms):
+        return _HEAD.pack(flags, high, low, generation)
+    head = _WHOLE.pack(
+        *(flags | _WITH_TAIL, high, low, generation),
+        *(generation, record.hard_until_ms, len(record.hash)),
+    )
+    return head + record.hash + record.memo
 
 
 def _unpack(key: bytes, packed: bytes) -> Record:
     flags, high, low, generation = _HEAD.unpack_from(packed)
     until = high << 32 | low
-    fate = Fate(flags & 0b111)
+    fate = _FATES[flags & 0b111]
     attempts = flags >> _ATTEMPTS_SHIFT & _MOST_ATTEMPTS
     if not flags & _WITH_TAIL:
         return Record(key, b"", generation, until, attempts, b"", fate, b"", 0, until)
-    generation, hard_until, hash_length = _TAIL.unpack_from(packed, _HEAD.size)
-    at = _HEAD.size + _TAIL.size
-    return Record(
-        key,
-        b"",
-        generation,
-        until,
-        attempts,
-        packed[at : at + hash_length],
-        fate,
-        packed[at + hash_length :],
-        hard_until,
-        until,
-    )
+    *_, generation, hard_until, hash_length = _WHOLE.unpack_from(packed)
+    at = _WHOLE.size
+    hash_, memo = packed[at : at + hash_length], packed[at + hash_length :]
+    return Record(key, b"", generation, until, attempts, hash_, fate, memo, hard_until, until)
 
 
 def _until(packed: bytes) -> int:

@@ -4,6 +4,10 @@
 -- time (empty: the server's own), and ARGV[n + 1] says what is asked about KEYS[n]. What stands
 -- under all names is read at once; each item is then decided and written for itself.
 --
+-- Claims and commits come by the hundred, and most of a batch have their terms in common: how long
+-- and how. There ARGV[2] are all terms that occur, one after the other, ARGV[3] is a byte for
+-- each name that tells which of them it has (from 1), and ARGV[n + 3] is what is its own.
+--
 -- A script is the part "every" followed by its own; `redis_scripts.py` puts them together,
 -- writes what is asked and reads the answers. A record is kept as one string, its numbers with
 -- the highest byte first:
@@ -18,8 +22,9 @@
 
 --# every
 
-local sub, byte, floor, min = string.sub, string.byte, math.floor, math.min
-local pack, read = struct.pack, struct.unpack
+local sub, byte, find = string.sub, string.byte, string.find
+local floor, min = math.floor, math.min
+local pack, read, call = struct.pack, struct.unpack, redis.call
 local HARD, HASH = 2 ^ 45, 2 ^ 46
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 
@@ -27,7 +32,7 @@ local now = tonumber(ARGV[1])
 local expires = not now  -- on a test's clock, nothing may go by the server's
 if expires then
   if redis.replicate_commands then redis.replicate_commands() end  -- 6.2 lets one turn that off
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
@@ -39,13 +44,17 @@ local function kept(ends, ms)
   return min(ends + ms, 2 ^ 48 - 1)
 end
 
+local latest, latest_text  -- a time takes long to write, and is nearly always the same
 local function put(name, value, keep_until)
   if not expires then
-    redis.call('SET', name, value)
+    call('SET', name, value)
   elseif keep_until > now then
-    redis.call('SET', name, value, 'PXAT', keep_until)
+    if keep_until ~= latest then
+      latest, latest_text = keep_until, string.format('%.0f', keep_until)
+    end
+    call('SET', name, value, 'PXAT', latest_text)
   else
-    redis.call('DEL', name)
+    call('DEL', name)
   end
 end
 
@@ -68,33 +77,52 @@ local answers = {now}
 
 --# claim
 --
--- Asked: 8 lease, 8 keep, 8 slide, 1 number of parts, 1 first byte of the value, 1 form of the
--- hash, and the value from its token on. One answer for all parts: 0 if all were started; the
+-- Terms: 8 lease, 8 keep, 8 slide, 1 number of parts, 1 first byte of the value, 1 form of the
+-- hash. Own: the value from its token on. One answer for all parts: 0 if all were started; the
 -- values that stand there now, if all are held; else a letter, the number of the part that
 -- decides, and its value.
 
-local TOKEN, HASH_AT = 28, 60
+local TERMS, HASH_AT = 27, 33
+local terms, which = ARGV[2], ARGV[3]
 
--- Most wants of a batch share their terms, have one part, and meet nothing.
+local function terms_of(at)
+  return read('>I8I8I8BBB', terms, (byte(which, at) - 1) * TERMS + 1)
+end
+
+-- Done, with a window that cannot slide, and the same content: nothing is written.
+local function is_plain_duplicate(value, form, asked)
+  local first, bits = read('>BI6', value)
+  if first < 32 or now >= bits % HARD or bits % HASH >= HARD then return false end
+  local stored = floor(bits / HASH)
+  return form == 0 or stored == 0
+    or form == 1 and stored == 1 and sub(value, 16, 47) == sub(asked, HASH_AT, HASH_AT + 31)
+end
+
+-- Nearly all have one part, and meet nothing or what is done.
 local others = {}
-local terms, count, head, keep_until
-local at = 1
-while at <= #KEYS do
-  local asked = ARGV[at + 1]
-  local said = sub(asked, 1, TOKEN - 1)
-  if said ~= terms then
-    terms = said
-    local lease, keep, _, parts, first, form = read('>I8I8I8BBB', asked)
+local names = #KEYS
+local at, place = 1, 1
+local term, count, form, head, keep_until
+while at <= names do
+  if byte(which, at) ~= term then
+    term = byte(which, at)
+    local lease, keep, _, parts, first, kind = terms_of(at)
     local ends = after(lease)
-    count, keep_until = parts, kept(ends, keep)
+    count, form, keep_until = parts, kind, kept(ends, keep)
     head = pack('>BI6I6I4', first, form * HASH + ends, keep_until, 1)
   end
-  answers[#answers + 1] = 0
-  if count == 1 and not found[at] then
-    put(KEYS[at], head .. sub(asked, TOKEN), keep_until)
+  place = place + 1
+  local value, asked, answer = found[at], ARGV[at + 3], 0
+  if count > 1 then
+    others[#others + 1] = {at = at, count = count, place = place}
+  elseif not value then
+    put(KEYS[at], head .. asked, keep_until)
+  elseif is_plain_duplicate(value, form, asked) then
+    answer = 'D\1' .. value
   else
-    others[#others + 1] = {at = at, count = count, place = #answers}
+    others[#others + 1] = {at = at, count = 1, place = place}
   end
+  answers[place] = answer
   at = at + count
 end
 if #others == 0 then return answers end
@@ -102,8 +130,8 @@ if #others == 0 then return answers end
 local function parts_of(at, count)
   local parts = {}
   for n = 0, count - 1 do
-    local value, asked = found[at + n], ARGV[at + n + 1]
-    local lease, keep, slide, _, first, form = read('>I8I8I8BBB', asked)
+    local value, asked = found[at + n], ARGV[at + n + 3]
+    local lease, keep, slide, _, first, form = terms_of(at + n)
     local over = past_hash(asked, HASH_AT, form)
     local part = {
       name = KEYS[at + n], asked = asked, slide = slide, lease = lease, keep = keep,
@@ -194,14 +222,14 @@ local function take(part, token)
   else
     part.is_started = true
     part.value = pack('>BI6I6I4', part.first, part.form * HASH + ends, keep_until, 1)
-      .. sub(part.asked, TOKEN)
+      .. part.asked
   end
   put(part.name, part.value, keep_until)
 end
 
 local function decide(at, count)
   local parts = parts_of(at, count)
-  local token = sub(ARGV[at + 1], TOKEN, TOKEN + 15)
+  local token = sub(ARGV[at + 3], 1, 16)
   local refused = refusal(parts, token)
   if refused then return refused end
   local values, started = {}, 0
@@ -221,35 +249,48 @@ return answers
 
 --# commit
 --
--- Asked: 8 window, 8 hard (0: none), 1 fate, 1 how the memo is given, 16 generation, memo.
+-- Terms: 8 window, 8 hard (0: none), 1 fate, 1 how the memo is given. Own: 16 generation, memo.
 -- Answers: 0 fenced, 1 committed, 2 already.
 
-local terms, ends, hard, fate, how
+local TERMS = 18
+local terms, which = ARGV[2], ARGV[3]
+
+local term, ends, hard, fate, how, heads
 for at, name in ipairs(KEYS) do
-  local value, asked, answer = found[at], ARGV[at + 1], 0
+  local value, asked, answer = found[at], ARGV[at + 3], 0
   if value and byte(value) >= 32 then
-    if sub(value, 8, 15) == sub(asked, 19, 26) then
+    if sub(value, 8, 15) == sub(asked, 1, 8) then
       -- Written again as it is: WAIT counts the replicas that have what this connection wrote.
       local _, bits = read('>BI6', value)
       put(name, value, bits % HARD)
       answer = 2
     end
-  elseif value and sub(value, 34, 49) == sub(asked, 19, 34) then
-    local said = sub(asked, 1, 18)
-    if said ~= terms then
-      terms = said
+  elseif value and find(value, sub(asked, 1, 16), 34, true) == 34 then
+    if byte(which, at) ~= term then
+      term = byte(which, at)
       local window
-      window, hard, fate, how = read('>I8I8BB', asked)
+      window, hard, fate, how = read('>I8I8BB', terms, (term - 1) * TERMS + 1)
       ends = after(window)
       hard = hard > 0 and pack('>I6', after(hard)) or ''
+      heads = {}
     end
-    local first, bits, _, attempts = read('>BI6I6I4', value)
-    local form = floor(bits / HASH)
-    local over = past_hash(value, 50, form)
-    local short, memo = memo_of(value, first, over, how, sub(asked, 35))
-    put(name, pack('>BI6', 32 * fate + 16 * short + min(attempts, 15),
-      form * HASH + (hard == '' and 0 or HARD) + ends)
-      .. sub(value, 34, 41) .. hard .. sub(value, 50, over - 1) .. memo, ends)
+    local first, second = byte(value, 1, 2)
+    local form, attempts = floor(second / 64), 15
+    local high, higher, low, lowest = byte(value, 14, 17)
+    if high + higher + low == 0 then attempts = min(lowest, 15) end
+    local short, rest = floor(first / 16) % 2, ''
+    if how == 0 then
+      rest = sub(value, 50)
+    else
+      short, rest = how - 1, sub(value, 50, past_hash(value, 50, form) - 1) .. sub(asked, 17)
+    end
+    local start = 32 * fate + 16 * short + attempts
+    local head = heads[4 * start + form]
+    if not head then
+      head = pack('>BI6', start, form * HASH + (hard == '' and 0 or HARD) + ends)
+      heads[4 * start + form] = head
+    end
+    put(name, head .. sub(value, 34, 41) .. hard .. rest, ends)
     answer = 1
   end
   answers[at + 1] = answer
@@ -353,7 +394,7 @@ for at, name in ipairs(KEYS) do
   if not value or byte(value) < 32 and now < read('>I6', value, 2) % HARD then
     answers[at + 1] = 0
   else
-    redis.call('DEL', name)
+    call('DEL', name)
     answers[at + 1] = 1
   end
 end
@@ -384,7 +425,7 @@ for at, name in ipairs(KEYS) do
     answers[at + 1] = 0
   else
     if what == 0 then
-      redis.call('DEL', name)
+      call('DEL', name)
     else
       if what == 2 then
         local first, bits = read('>BI6', value)

@@ -23,7 +23,8 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from msgspec.structs import replace
@@ -75,11 +76,10 @@ from oncebridge.stores.redis_tiers import RedisCells
 _log = logging.getLogger("oncebridge")
 
 _Keyed = TypeVar("_Keyed", Commit, Release, Extension, Memory, Record)
+_Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-_Question = tuple[Sequence[bytes], Sequence[bytes]]
-"""Names, and as many arguments about them, that belong together."""
 _Piece = tuple[int, Sequence[int]]
-"""A slot, and which questions about it go into one script."""
+"""A slot, and which items about it go into one script."""
 
 _CHUNK: Final = 200
 """Records per script: one takes the server about 3 µs, so others wait for 0.6 ms at most."""
@@ -175,24 +175,22 @@ class RedisStore:
         return answers
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        asked = [scripts.asked_commit(commit) for commit in commits]
-        return await self._each("commit", commits, asked, _COMMITS, self._copies)
+        return await self._each("commit", commits, scripts.asked_commits, _COMMITS, self._copies)
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        asked = [scripts.asked_release(release) for release in releases]
-        return await self._each("release", releases, asked, _RELEASES)
+        return await self._each("release", releases, _one_by_one(scripts.asked_release), _RELEASES)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        asked = [scripts.asked_extension(extension) for extension in extensions]
-        return await self._each("extend", extensions, asked, _EXTENSIONS)
+        write = _one_by_one(scripts.asked_extension)
+        return await self._each("extend", extensions, write, _EXTENSIONS)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        asked = [scripts.asked_memory(memory) for memory in memories]
-        return await self._each("remember", memories, asked, _MEMORIES, self._copies)
+        write = _one_by_one(scripts.asked_memory)
+        return await self._each("remember", memories, write, _MEMORIES, self._copies)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        asked = [scripts.asked_load(record) for record in records]
-        return await self._each("load", records, asked, _MEMORIES, self._copies)
+        write = _one_by_one(scripts.asked_load)
+        return await self._each("load", records, write, _MEMORIES, self._copies)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         values = _all(await self._ask_about("look", keys))
@@ -283,10 +281,11 @@ class RedisStore:
 
     async def _claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
         prefix = self._prefix
-        questions = [
-            ([prefix + part.key for part in want.parts], scripts.asked_want(want)) for want in wants
-        ]
-        said, times = await self._decide("claim", questions)
+        names = [prefix + part.key for want in wants for part in want.parts]
+        sizes = None
+        if len(names) > len(wants):
+            sizes = [len(want.parts) for want in wants]
+        said, times = await self._decide("claim", wants, names, scripts.asked_wants, sizes=sizes)
         try:
             return [
                 _claim_answer(want, answer, now)
@@ -323,12 +322,16 @@ class RedisStore:
         self,
         script: str,
         items: Sequence[_Keyed],
-        asked: Sequence[bytes],
+        write: Callable[[Sequence[_Keyed]], list[bytes]],
         meanings: Mapping[int, _Answer],
         copies: Copies | None = None,
     ) -> list[_Answer | NoAnswer]:
         """Run a script over one record each, and read its short answers."""
-        said, _ = await self._ask_about(script, [item.key for item in items], asked, copies)
+        prefix = self._prefix
+        names = [prefix + item.key for item in items]
+        said, _ = await self._decide(script, items, names, write, copies=copies)
+        if said.count(1) == len(said):  # the common case by far
+            return [meanings[1]] * len(said)
         try:
             return [
                 NoAnswer(str(answer)) if isinstance(answer, StoreError) else meanings[answer]
@@ -342,33 +345,55 @@ class RedisStore:
         script: str,
         keys: Sequence[bytes],
         asked: Sequence[bytes] | None = None,
-        copies: Copies | None = None,
     ) -> tuple[list[Any], list[int]]:
         prefix = self._prefix
-        arguments = [b""] * len(keys) if asked is None else asked
-        questions = [([prefix + key], [said]) for key, said in zip(keys, arguments, strict=True)]
-        return await self._decide(script, questions, copies)
+        names = [prefix + key for key in keys]
+        return await self._decide(
+            script, [b""] * len(keys) if asked is None else asked, names, list
+        )
 
     async def _decide(
-        self, script: str, questions: Sequence[_Question], copies: Copies | None = None
+        self,
+        script: str,
+        items: Sequence[_Item],
+        names: Sequence[bytes],
+        write: Callable[[Sequence[_Item]], list[bytes]],
+        *,
+        sizes: Sequence[int] | None = None,
+        copies: Copies | None = None,
     ) -> tuple[list[Any], list[int]]:
         """
-        Run a script over all *questions*, in as few pieces as may be.
+        Run a script over all *items*, in as few pieces as may be.
 
-        For each, tell what it says (a `StoreError` where it does not) and what time it was.
+        *sizes* tell how many of the *names* an item has, where that is not one each; *write*
+        says what is asked. For each item, tell what the script says (a `StoreError` where it
+        does not) and what time it was.
         """
         self._check_open()
-        said: list[Any] = [None] * len(questions)
-        times = [0] * len(questions)
-        pieces = self._pieces(questions)
+        if len(names) <= _CHUNK and self._address.kind != "cluster" and items:
+            ask = self._ask(script, 0, names, write(items))
+            (answer,) = await self._answers([ask], copies)
+            now, *said = self._checked(answer, len(items))
+            return said, [now] * len(said)
+        return await self._decide_in_pieces(script, items, _split(names, sizes), write, copies)
+
+    async def _decide_in_pieces(
+        self,
+        script: str,
+        items: Sequence[_Item],
+        names: Sequence[Sequence[bytes]],
+        write: Callable[[Sequence[_Item]], list[bytes]],
+        copies: Copies | None,
+    ) -> tuple[list[Any], list[int]]:
+        said: list[Any] = [None] * len(items)
+        times = [0] * len(items)
+        pieces = self._pieces(names)
         while pieces:
-            asks = [
-                self._ask(script, slot, [questions[at] for at in piece]) for slot, piece in pieces
-            ]
-            try:
-                answers = await self._servers.ask(asks, copies)
-            except StoreError as error:
-                answers = [error] * len(asks)
+            asks = []
+            for slot, piece in pieces:
+                theirs = [name for at in piece for name in names[at]]
+                asks.append(self._ask(script, slot, theirs, write([items[at] for at in piece])))
+            answers = await self._answers(asks, copies)
             moving: list[_Piece] = []
             for (slot, piece), answer in zip(pieces, answers, strict=True):
                 if isinstance(answer, Moving) and len(piece) > 1:
@@ -381,6 +406,12 @@ class RedisStore:
             pieces = moving
         return said, times
 
+    async def _answers(self, asks: Sequence[Ask], copies: Copies | None) -> list[Any]:
+        try:
+            return await self._servers.ask(asks, copies)
+        except StoreError as error:
+            return [error] * len(asks)
+
     def _checked(self, answer: Any, count: int) -> list[Any]:
         """Make sure that an answer is the time, and one for each question."""
         if isinstance(answer, StoreError):
@@ -391,26 +422,27 @@ class RedisStore:
             or not isinstance(answer[0], int)
         ):
             return [0, *[self._nonsense()] * count]
-        self._note_time(answer[0])
+        if self._address.kind == "cluster":
+            self._note_time(answer[0])
         return answer
 
     def _nonsense(self) -> StoreError:
         self._servers.distrust()
         return Nonsense()
 
-    def _pieces(self, questions: Sequence[_Question]) -> list[_Piece]:
+    def _pieces(self, names: Sequence[Sequence[bytes]]) -> list[_Piece]:
         """Group what can be asked together, in pieces that do not block a server for long."""
         slots: dict[int, list[int]] = {}
         if self._address.kind == "cluster":
-            for at, (names, _) in enumerate(questions):
-                slots.setdefault(self._servers.slot_of(names[0]), []).append(at)
-        elif questions:
-            slots[0] = list(range(len(questions)))
+            for at, theirs in enumerate(names):
+                slots.setdefault(self._servers.slot_of(theirs[0]), []).append(at)
+        elif names:
+            slots[0] = list(range(len(names)))
         pieces: list[_Piece] = []
         for slot, places in slots.items():
             start = size = 0
             for number, at in enumerate(places):
-                count = len(questions[at][0])
+                count = len(names[at])
                 if size and size + count > _CHUNK:
                     pieces.append((slot, places[start:number]))
                     start, size = number, 0
@@ -418,11 +450,9 @@ class RedisStore:
             pieces.append((slot, places[start:]))
         return pieces
 
-    def _ask(self, name: str, slot: int, questions: Sequence[_Question]) -> Ask:
+    def _ask(self, name: str, slot: int, names: Sequence[bytes], asked: Sequence[bytes]) -> Ask:
         script = self._scripts[name]
-        names = [one for names, _ in questions for one in names]
         now = b"" if self._clock is None else b"%d" % self._clock()
-        asked = [one for _, asked in questions for one in asked]
         words: Words = (b"EVALSHA", script.sha, len(names), *names, now, *asked)
         return Ask(words, slot, len(names), script)
 
@@ -499,6 +529,18 @@ class RedisStore:
         if (what, address) not in self._told:
             self._told.add((what, address))
             _log.warning(what, extra={"server": shown(address)})
+
+
+def _one_by_one(write: Callable[[_Item], bytes]) -> Callable[[Sequence[_Item]], list[bytes]]:
+    return lambda items: [write(item) for item in items]
+
+
+def _split(names: Sequence[bytes], sizes: Sequence[int] | None) -> list[Sequence[bytes]]:
+    """Tell which names belong together."""
+    if sizes is None:
+        return [[name] for name in names]
+    ends = list(accumulate(sizes))
+    return [names[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def _all(decided: tuple[list[Any], list[int]]) -> list[Any]:

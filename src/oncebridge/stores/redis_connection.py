@@ -312,14 +312,17 @@ class Node:
         self._open_from = 0.0
         self._is_closed = False
 
-    async def ask(self, commands: Sequence[Words]) -> list[Any]:
+    def ask(self, commands: Sequence[Words]) -> Awaitable[list[Any]]:
         """Send *commands* in one go; refusals are among the answers, as values."""
         connection = self._least_busy()
         if connection is None:
-            connection = await self._first()
-        elif connection.load and len(self._open) < self._most and self._may_open():
+            return self._ask_first(commands)
+        if connection.load and len(self._open) < self._most and self._may_open():
             self._open_another()
-        return await connection.ask(commands)
+        return connection.ask(commands)
+
+    async def _ask_first(self, commands: Sequence[Words]) -> list[Any]:
+        return await (await self._first()).ask(commands)
 
     def drop(self) -> None:
         """Close all connections; whoever waits is told."""

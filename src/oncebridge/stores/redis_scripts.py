@@ -8,7 +8,7 @@ and that of Redis cannot read bytes as encoders write them today.
 
 import re
 from binascii import hexlify, unhexlify
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -83,28 +83,41 @@ def _without_comments(source: str) -> str:
 # --- what is asked ----------------------------------------------------------------------
 
 
-def asked_want(want: Want) -> list[bytes]:
-    """Say what is wanted of each part."""
-    token, generation = want.token or _NOBODY, want.generation
-    if len(token) != 16 or len(generation) != 16:
-        raise StoreError("a claim needs a token and a generation of 16 bytes each")
-    is_short, memo = _short(want.memo)
-    lease_ms, keep_ms, first, count = want.lease_ms, want.keep_ms, 16 * is_short, len(want.parts)
-    asked = []
-    for part in want.parts:
-        form, field = _hash_field(part.hash)
-        terms = _WANT(lease_ms, keep_ms, part.slide_ms, count, first, form)
-        asked.append(b"".join((terms, token, generation, field, memo)))
-    return asked
+def asked_wants(wants: Sequence[Want]) -> list[bytes]:
+    """Say what is wanted: all terms, which of them each part has, and what is its own."""
+    terms: dict[tuple[int, ...], int] = {}
+    which = bytearray()
+    own = []
+    for want in wants:
+        token, generation = want.token or _NOBODY, want.generation
+        if len(token) != 16 or len(generation) != 16:
+            raise StoreError("a claim needs a token and a generation of 16 bytes each")
+        is_short, memo = _short(want.memo)
+        lease_ms, keep_ms, count, first = (
+            want.lease_ms,
+            want.keep_ms,
+            len(want.parts),
+            16 * is_short,
+        )
+        for part in want.parts:
+            form, field = _hash_field(part.hash)
+            said = lease_ms, keep_ms, part.slide_ms, count, first, form
+            which.append(terms.setdefault(said, len(terms) + 1))
+            own.append(token + generation + field + memo)
+    return [b"".join([_WANT(*said) for said in terms]), bytes(which), *own]
 
 
-def asked_commit(commit: Commit) -> bytes:
-    how, memo = _new_memo(commit.memo)
-    return (
-        _COMMIT(commit.window_ms, commit.hard_ms, commit.fate, how)
-        + _sixteen(commit.generation)
-        + memo
-    )
+def asked_commits(commits: Sequence[Commit]) -> list[bytes]:
+    """Say what is committed: all terms, which of them each has, and what is its own."""
+    terms: dict[tuple[int, ...], int] = {}
+    which = bytearray()
+    own = []
+    for commit in commits:
+        how, memo = _new_memo(commit.memo)
+        said = commit.window_ms, commit.hard_ms, int(commit.fate), how
+        which.append(terms.setdefault(said, len(terms) + 1))
+        own.append(_sixteen(commit.generation) + memo)
+    return [b"".join([_COMMIT(*said) for said in terms]), bytes(which), *own]
 
 
 def asked_release(release: Release) -> bytes:
@@ -279,7 +292,11 @@ def _long(kept: bytes) -> bytes:
 def claim_answer(want: Want, said: Any, now_ms: int) -> ClaimAnswer:
     """Read the answer to one want."""
     if said == 0:
-        held = tuple([Held(p.key, want.generation, 1, want.memo) for p in want.parts])
+        parts = want.parts
+        if len(parts) == 1:  # the common case by far
+            first = Held(parts[0].key, want.generation, 1, want.memo)
+            return Claim(want.token, (first,), now_ms)
+        held = tuple([Held(p.key, want.generation, 1, want.memo) for p in parts])
         return Claim(want.token, held, now_ms)
     if isinstance(said, list):
         records = [record_of(p.key, v) for p, v in zip(want.parts, said, strict=True)]

@@ -159,9 +159,18 @@ async def tell(node: Node, scripts: Iterable[Script]) -> None:
             raise Nonsense
 
 
-async def _send(
+def _send(
+    node: Node, asks: Sequence[Ask], copies: Copies | None, *, asking: bool
+) -> Awaitable[list[Any]]:
+    if copies is None and not asking:
+        return node.ask([ask.words for ask in asks])
+    return _send_with_more(node, asks, copies, asking=asking)
+
+
+async def _send_with_more(
     node: Node, asks: Sequence[Ask], copies: Copies | None, *, asking: bool
 ) -> list[Any]:
+    """Put before each what lets it through, and after all what waits for copies."""
     commands = [ask.words for ask in asks]
     if asking:  # it is for the next command only
         commands = [words for ask in asks for words in ((b"ASKING",), ask.words)]

@@ -12,7 +12,7 @@ network file system, SQLite's locks are not to be trusted, and two workers would
 """
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -27,12 +27,14 @@ from oncebridge.errors import ConfigError
 from oncebridge.options import Doc
 from oncebridge.sqlite_file import SQLiteFile
 from oncebridge.store import (
+    Claim,
     ClaimAnswer,
     Commit,
     CommitAnswer,
     ExtendAnswer,
     Extension,
     Fate,
+    Held,
     Memory,
     NoAnswer,
     Record,
@@ -63,27 +65,49 @@ CREATE TABLE IF NOT EXISTS oncebridge_records (
 ) WITHOUT ROWID
 """
 _WRITE = "REPLACE INTO oncebridge_records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COMMIT = """
+_COMMIT_ONE = """
 UPDATE oncebridge_records
-SET token = x'', until_ms = ?1, fate = ?2, memo = coalesce(?3, memo), hard_until_ms = ?4,
-    keep_until_ms = ?1
-WHERE key = ?5 AND generation = ?6 AND fate = 0
+SET token = x'', until_ms = ?, keep_until_ms = ?, hard_until_ms = ?, fate = ?, memo = ?
+WHERE key = ? AND generation = ? AND fate = 0
 """
 _REMOVE = "DELETE FROM oncebridge_records WHERE key = ?"
-_NEXT = "SELECT key, keep_until_ms FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT ?"
 _SCAN = "SELECT * FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT ?"
-_FIRST = "SELECT key, keep_until_ms FROM oncebridge_records WHERE key <= ? ORDER BY key LIMIT ?"
-
+_AHEAD = "SELECT key FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT 1 OFFSET ?"
+_COUNT = "SELECT count(*) FROM oncebridge_records WHERE key > ?"
+_SWEEP = "DELETE FROM oncebridge_records WHERE key > ? AND key <= ? AND keep_until_ms <= ?"
+_SWEEP_REST = "DELETE FROM oncebridge_records WHERE key > ? AND keep_until_ms <= ?"
 _LOOK = "SELECT 1 FROM oncebridge_records LIMIT 1"
 
-_READ_SIZES = (1, 4, 16, 64, 128)  # few texts, so that every statement is prepared once
-_READS = {
-    size: f"SELECT * FROM oncebridge_records WHERE key IN ({', '.join('?' * size)})"  # noqa: S608 - only question marks
-    for size in _READ_SIZES
+# A statement is for many rows at a time: between two steps of a statement, the thread gives
+# Python's lock away and may wait long to get it back. Few sizes, so that each is prepared once.
+_SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
+_READ = {
+    size: f"SELECT r.* FROM (VALUES {', '.join(['(?)'] * size)}) AS v "  # noqa: S608 - only question marks
+    "CROSS JOIN oncebridge_records AS r ON r.key = v.column1"
+    for size in _SIZES
+}
+# FAIL, as SQLite would else keep notes to undo the statement alone; we undo the transaction.
+_START = {
+    size: "INSERT OR FAIL INTO oncebridge_records VALUES "  # noqa: S608 - only question marks
+    + ", ".join(["(?, ?, ?, ?, 1, ?, 0, ?, 0, ?)"] * size)
+    for size in _SIZES
+}
+# The first IN finds the rows, the second makes sure that each has its own generation.
+_COMMIT = {
+    size: f"""
+UPDATE OR FAIL oncebridge_records
+SET token = x'', until_ms = ?, keep_until_ms = ?, hard_until_ms = ?, fate = ?
+WHERE key IN ({", ".join("?" * size)}) AND fate = 0
+    AND (key, generation) IN (VALUES {", ".join(["(?, ?)"] * size)})
+"""  # noqa: S608 - only question marks
+    for size in _SIZES
 }
 _CHUNK = 500  # wants or commits per transaction: other processes get their turn in between
 
 _FATES = (None, *Fate)
+_BEGINNING = 0  # for SQLite, every number comes before every BLOB
+_blob = bytearray  # what the driver takes as it is; with bytes, it first looks for adapters
+_EMPTY = _blob()
 
 
 class _NotAll(Exception):
@@ -114,7 +138,7 @@ class SQLiteStore:
             path, name="records", version=1, schema=_SCHEMA, busy_timeout=busy_timeout
         )
         self._clock = clock
-        self._hand = b""
+        self._hand: bytes | int = _BEGINNING
 
     @classmethod
     def from_url(cls, url: str, options: SQLiteOptions | None = None) -> Self:
@@ -212,30 +236,45 @@ class SQLiteStore:
         self._sweep(db, now, 2 * len(keys) + 16)
         found = _read(db, keys)
         answers: list[ClaimAnswer] = []
+        started: list[Want] = []
         changed: list[Record] = []
         for want in items:
-            before = [found.get(part.key) for part in want.parts]
+            parts = want.parts
+            if len(parts) == 1 and parts[0].key not in found:  # the common case by far
+                held = Held(parts[0].key, want.generation, 1, want.memo)
+                answers.append(Claim(want.token, (held,), now))
+                started.append(want)
+                continue
+            before = [found.get(part.key) for part in parts]
             answer, after = table.claim(before, want, now)
             answers.append(answer)
             changed += after
+        _start(db, started, now)
         _write(db, changed)
         return answers
 
     def _commit(self, db: sqlite3.Connection, items: Sequence[Commit]) -> None:
         """Commit all, if every one is a claim of its generation; otherwise none."""
         now = self._clock()
-        rows = [
-            (
-                now + c.window_ms,
-                c.fate.value,
-                c.memo,
-                now + c.hard_ms if c.hard_ms else 0,
-                c.key,
-                c.generation,
-            )
-            for c in items
-        ]
-        if db.executemany(_COMMIT, rows).rowcount != len(items):
+        done = 0
+        alike: dict[tuple[int, int, int], list[Commit]] = {}
+        for asked in items:
+            terms = asked.window_ms, asked.hard_ms, int(asked.fate)
+            if asked.memo is None:
+                alike.setdefault(terms, []).append(asked)
+            else:
+                names = _blob(asked.key), _blob(asked.generation)
+                row = (*_ends(terms, now), _blob(asked.memo), *names)
+                done += db.execute(_COMMIT_ONE, row).rowcount
+        for terms, several in alike.items():
+            ends = _ends(terms, now)
+            for some in _portions(several):
+                keys = [_blob(asked.key) for asked in some]
+                values: list[object] = [*ends, *keys]
+                for key, asked in zip(keys, some, strict=True):
+                    values += key, _blob(asked.generation)
+                done += db.execute(_COMMIT[len(some)], values).rowcount
+        if done != len(items):
             raise _NotAll  # which undoes the transaction
 
     async def _each(
@@ -262,13 +301,20 @@ class SQLiteStore:
         many records as it may add, so garbage never grows beyond half the table, and
         there is no index of dates to keep up with at every write.
         """
-        rows = db.execute(_NEXT, (self._hand, looks)).fetchall()
-        if len(rows) < looks:
-            rows += db.execute(_FIRST, (self._hand, looks - len(rows))).fetchall()
-        self._hand = rows[-1][0] if rows else b""
-        gone = [(key,) for key, keep_until in rows if keep_until <= now]
-        db.executemany(_REMOVE, gone)
-        return len(gone)
+        begins, gone = self._hand, 0
+        ahead = db.execute(_AHEAD, (begins, looks - 1)).fetchone()
+        if ahead is None:
+            (left,) = db.execute(_COUNT, (begins,)).fetchone()
+            gone = db.execute(_SWEEP_REST, (begins, now)).rowcount
+            self._hand = _BEGINNING
+            if begins == _BEGINNING:
+                return gone
+            begins = _BEGINNING
+            ahead = db.execute(_AHEAD, (begins, looks - left - 1)).fetchone()
+            if ahead is None:
+                return gone + db.execute(_SWEEP_REST, (begins, now)).rowcount
+        self._hand = ahead[0]
+        return gone + db.execute(_SWEEP, (begins, self._hand, now)).rowcount
 
     def _size(self, db: sqlite3.Connection) -> int:
         db.execute(_LOOK).fetchone()  # a file can be there and not be readable any more
@@ -291,18 +337,46 @@ class SQLiteStore:
         return answers
 
 
+def _portions(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """Split *items* into as many as there are statements for."""
+    at = 0
+    for size in _SIZES:
+        while len(items) - at >= size:
+            yield items[at : at + size]
+            at += size
+
+
 def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
     found: dict[bytes, Record] = {}
-    at = 0
-    while at < len(keys):
-        left = len(keys) - at
-        size = next((s for s in _READ_SIZES if s >= left), _READ_SIZES[-1])
-        asked = list(keys[at : at + size])
-        asked += asked[:1] * (size - len(asked))
-        for row in db.execute(_READS[size], asked).fetchall():
+    for some in _portions(keys):
+        for row in db.execute(_READ[len(some)], [*map(_blob, some)]).fetchall():
             found[row[0]] = _record(row)
-        at += size
     return found
+
+
+def _start(db: sqlite3.Connection, wants: Sequence[Want], now: int) -> None:
+    """Put down first attempts of one part each, where nothing stands."""
+    for some in _portions(wants):
+        values: list[object] = []
+        for want in some:
+            part, until = want.parts[0], now + want.lease_ms
+            values += (
+                _blob(part.key),
+                _blob(want.token),
+                _blob(want.generation),
+                until,
+                _blob(part.hash) if part.hash else _EMPTY,
+                _blob(want.memo),
+                until + want.keep_ms,
+            )
+        db.execute(_START[len(some)], values)
+
+
+def _ends(terms: tuple[int, int, int], now: int) -> tuple[int, int, int, int]:
+    """Tell the ends of a record that is done now: of its window, of keeping it, and the hard one."""
+    window_ms, hard_ms, fate = terms
+    until = now + window_ms
+    return until, until, now + hard_ms if hard_ms else 0, fate
 
 
 def _record(row: Sequence[Any]) -> Record:
@@ -323,14 +397,14 @@ def _record(row: Sequence[Any]) -> Record:
 
 def _row(r: Record) -> tuple[object, ...]:
     return (
-        r.key,
-        r.token,
-        r.generation,
+        _blob(r.key),
+        _blob(r.token),
+        _blob(r.generation),
         r.until_ms,
         r.attempts,
-        r.hash,
-        r.fate.value if r.fate else 0,
-        r.memo,
+        _blob(r.hash),
+        int(r.fate or 0),
+        _blob(r.memo),
         r.hard_until_ms,
         r.keep_until_ms,
     )

@@ -1,0 +1,57 @@
+"""Arrays of bytes, written and read by us in the form of the server."""
+
+from datetime import timedelta
+
+import pytest
+from tests.servers.postgres import Postgres
+
+from oncebridge.postgres.address import read_address
+from oncebridge.postgres.arrays import read, written
+from oncebridge.postgres.pool import Pool
+
+ARRAYS: list[list[bytes | None]] = [
+    [],
+    [b""],
+    [b"", b""],
+    [b"\x00\xff"],
+    [b"a", b"b"],
+    [b"a", b"bb", b""],
+    [None],
+    [None, None],
+    [b"a", None],
+    [b"aa", None, b"b", b""],
+    [b"x" * 70_000, b"y"],
+    [b"%03d" % n for n in range(500)],
+    [b"%d" % n for n in range(500)],
+]
+
+
+@pytest.mark.parametrize("values", ARRAYS, ids=range(len(ARRAYS)))
+def test_what_was_written_can_be_read(values: list[bytes | None]) -> None:
+    assert read(written(values)) == values
+
+
+async def test_the_server_understands_it_as_it_was_meant(postgres: Postgres) -> None:
+    address, _ = read_address(postgres.url, ())
+    seconds = timedelta(seconds=30)
+    pool = Pool(address, size=1, timeout=seconds, connect_timeout=seconds)
+    try:
+        for values in ARRAYS:
+            # The elements one by one are read by the driver, the whole by us.
+            rows = await pool.fetch(
+                "SELECT u.value, $1 AS whole, cardinality($1) AS count "
+                "FROM unnest($1::bytea[]) WITH ORDINALITY AS u(value, at) ORDER BY u.at",
+                values,
+            )
+            assert [row["value"] for row in rows] == values
+            assert all(row["whole"] == values for row in rows)
+            assert all(row["count"] == len(values) for row in rows)
+            ((told,),) = await pool.fetch("SELECT $1::bytea[]", values)
+            assert told == values
+        # What it writes with bounds of its own is read too.
+        ((told,),) = await pool.fetch("SELECT '[5:6]={a,b}'::bytea[]")
+        assert told == [b"a", b"b"]
+        ((told,),) = await pool.fetch("SELECT NULL::bytea[]")
+        assert told is None
+    finally:
+        await pool.aclose()
