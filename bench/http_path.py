@@ -12,8 +12,6 @@ run on uvloop; sender and receiver are the same for both.
 import argparse
 import asyncio
 import contextlib
-import os
-import resource
 import signal
 import socket
 import subprocess
@@ -22,11 +20,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import uvicorn
 import uvloop
+from processors import cpu_s
+from table import build
 
 HERE = Path(__file__)
 
@@ -122,31 +122,38 @@ class Sender(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
-        end = self.buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = self.buffer[:end].lower()
-        if not head.startswith(b"http/1.1 200"):
-            raise SystemExit(f"answered {head[:40]!r} {self.buffer[end:][:200]!r}")
-        if b"transfer-encoding: chunked" in head:
-            if not self.buffer.endswith(b"0\r\n\r\n"):
-                return
-        else:
-            at = head.index(b"content-length:") + 15
-            stop = head.find(b"\r\n", at)
-            if len(self.buffer) < end + 4 + int(head[at : stop if stop > 0 else None]):
-                return
-        self.buffer = b""
-        self.latencies.append(time.perf_counter() - self.began)
-        self.next()
+        if is_whole(self.buffer):
+            self.buffer = b""
+            self.latencies.append(time.perf_counter() - self.began)
+            self.next()
 
     def connection_lost(self, _error: Any) -> None:
         self.done()
 
 
-async def send(port: int, path: str, events: Sequence[bytes], connections: int) -> list[float]:
+def is_whole(answer: bytes) -> bool:
+    """Tell whether all of an answer is there; one that is no yes ends everything."""
+    end = answer.find(b"\r\n\r\n")
+    if end < 0:
+        return False
+    head = answer[:end].lower()
+    if not head.startswith(b"http/1.1 200"):
+        raise SystemExit(f"answered {head[:40]!r} {answer[end:][:200]!r}")
+    if b"transfer-encoding: chunked" in head:
+        return answer.endswith(b"0\r\n\r\n")
+    at = head.index(b"content-length:") + 15
+    stop = head.find(b"\r\n", at)
+    return len(answer) >= end + 4 + int(head[at : stop if stop > 0 else None])
+
+
+def requests(port: int, path: str, events: Sequence[bytes]) -> list[bytes]:
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-    requests = iter([f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw for raw in events])
+    return [f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw for raw in events]
+
+
+async def send(port: int, path: str, events: Sequence[bytes], connections: int) -> list[float]:
+    """Send *events* over so many connections; the seconds until each was answered."""
+    queue = iter(requests(port, path, events))
     latencies: list[float] = []
     left, ended = connections, asyncio.Event()
 
@@ -158,7 +165,7 @@ async def send(port: int, path: str, events: Sequence[bytes], connections: int) 
 
     loop = asyncio.get_running_loop()
     for _ in range(connections):
-        await loop.create_connection(lambda: Sender(requests, latencies, done), "127.0.0.1", port)
+        await loop.create_connection(lambda: Sender(queue, latencies, done), "127.0.0.1", port)
     await ended.wait()
     return latencies
 
@@ -173,67 +180,96 @@ def free_port() -> int:
 
 
 def wait_for(port: int) -> None:
-    for _ in range(400):
+    for _ in range(1200):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.025)
     raise SystemExit(f"nothing listens on {port}")
 
 
-def cpu_of(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+class Road(NamedTuple):
+    """Where events are sent to, and the process that takes them."""
+
+    pid: int
+    port: int
+
+
+class Target:
+    """A receiver that runs, and how many events it took until it was stopped."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        command = [sys.executable, HERE, "--role", "receive", "--port", str(self.port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+        self.taken = 0
+        wait_for(self.port)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self.taken = int((self._process.communicate(timeout=30)[0] or "0").split()[-1])
+
+
+@contextlib.contextmanager
+def receiving() -> Iterator[Target]:
+    target = Target()
+    try:
+        yield target
+    finally:
+        target.stop()
+
+
+@contextlib.contextmanager
+def running(kind: str, target: int) -> Iterator[Road]:
+    """Open the road called *kind* to the port *target*, in a folder of its own."""
+    port = free_port()
+    command = {
+        "direct": [
+            *(sys.executable, HERE, "--role", "direct"),
+            *("--port", str(port), "--target", str(target)),
+        ],
+        "ours": [
+            *(sys.executable, "-m", "oncebridge", "run", "--log-level", "error"),
+            *("--source", f"http://127.0.0.1:{port}/", "--preset", "genesys"),
+            *("--store", "sqlite:seen.db", "--dead", "sqlite:dead.db"),
+            *("--sink", f"http://127.0.0.1:{target}/"),
+        ],
+    }[kind]
+    # Not in /tmp, which is memory in some places: what is durable has to reach a disk.
+    with tempfile.TemporaryDirectory(dir=build(), prefix="bench-") as directory:
+        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
+        try:
+            wait_for(port)
+            yield Road(process.pid, port)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
 def measure(kind: str, events: Sequence[bytes], connections: int) -> dict[str, float]:
     """Send *events* down the road called *kind*; events a second, CPU, latency."""
-    port, target = free_port(), free_port()
-    with tempfile.TemporaryDirectory() as directory:
-        receiver = subprocess.Popen(
-            [sys.executable, HERE, "--role", "receive", "--port", str(target)],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        commands = {
-            "direct": [sys.executable, HERE, "--role", "direct"],
-            "ours": [sys.executable, "-m", "oncebridge", "run", "--log-level", "error"],
-        }
-        more = {
-            "direct": ["--port", str(port), "--target", str(target)],
-            "ours": [
-                *("--source", f"http://127.0.0.1:{port}/", "--preset", "genesys"),
-                *("--store", "sqlite:seen.db", "--dead", "sqlite:dead.db"),
-                *("--sink", f"http://127.0.0.1:{target}/"),
-            ],
-        }
-        road = subprocess.Popen(
-            [*commands[kind], *more[kind]], cwd=directory, stdout=subprocess.DEVNULL
-        )
-        try:
-            wait_for(target)
-            wait_for(port)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                warm = len(events) // 10
-                runner.run(send(port, "/", events[:warm], connections))
-                before, began = cpu_of(road.pid), time.perf_counter()
-                own = resource.getrusage(resource.RUSAGE_SELF)
-                latencies = sorted(runner.run(send(port, "/", events[warm:], connections)))
-                took, cpu = time.perf_counter() - began, cpu_of(road.pid) - before
-                used = resource.getrusage(resource.RUSAGE_SELF)
-        finally:
-            road.send_signal(signal.SIGTERM)
-            road.wait(30)
-            receiver.terminate()
-            taken = int((receiver.communicate(timeout=10)[0] or "0").split()[-1])
+    warm = len(events) // 10
+    with (
+        receiving() as target,
+        running(kind, target.port) as road,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(send(road.port, "/", events[:warm], connections))
+        before, began = cpu_s(road.pid), time.perf_counter()
+        own = time.process_time()
+        latencies = sorted(runner.run(send(road.port, "/", events[warm:], connections)))
+        took, own = time.perf_counter() - began, time.process_time() - own
+        cpu = cpu_s(road.pid) - before
     count = len(events) - warm
     return {
         "events": len(events),
-        "taken": taken,
+        "taken": target.taken,
         "per_s": count / took,
         "cpu_us": cpu / count * 1e6,
-        "sender_cpu_us": (used.ru_utime - own.ru_utime + used.ru_stime - own.ru_stime) / count * 1e6,
+        "sender_cpu_us": own / count * 1e6,
         "p50_ms": latencies[len(latencies) // 2] * 1000,
         "p99_ms": latencies[int(len(latencies) * 0.99)] * 1000,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

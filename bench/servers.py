@@ -31,6 +31,7 @@ class Server(Protocol):
     """A server that runs."""
 
     port: int
+    pid: int
     about: str
     environment: Mapping[str, str]
     """What clients must find in their environment."""
@@ -48,6 +49,7 @@ class Nowhere:
     """The memory of the process itself."""
 
     port = 0
+    pid = 0
     about = ""
     environment: ClassVar[Mapping[str, str]] = {}
 
@@ -66,6 +68,7 @@ class Redis:
         self._server = server
         self._empty = 0
         self.port = server.port
+        self.pid = server.process.pid
         self.about = f"Redis {server.info()['redis_version']}, appendfsync everysec"
 
     def make(self, name: str) -> None:
@@ -90,6 +93,7 @@ class PostgreSQL:
     def __init__(self, server: Postgres) -> None:
         self._server = server
         self.port = server.port
+        self.pid = server.process.pid
         self.about = f"PostgreSQL {self._ask('events', 'SHOW server_version')[0][0]}, fsync on"
 
     def make(self, name: str) -> None:
@@ -126,6 +130,7 @@ class DynamoDB:
     def __init__(self, server: DynamoDBServer) -> None:
         self._server = server
         self.port = server.port
+        self.pid = server.process.pid
         self.about = f"DynamoDB by {server.kind}"
 
     def make(self, name: str) -> None: ...
@@ -160,6 +165,7 @@ class S3:
     def __init__(self, server: S3Server) -> None:
         self._server = server
         self.port = server.port
+        self.pid = server.process.pid
         self.about = "S3 by ministack"
 
     def make(self, name: str) -> None:

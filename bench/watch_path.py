@@ -26,11 +26,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import http_path
 import uvloop
-from table import Line, Measured, met
+from processors import cpu_s
+from table import BATCH, Effort, Line, Measured, Results, Topic, build, met
 from traffic import RULE, NullSink, make_events
 
 from oncebridge import Gateway, config
@@ -40,7 +41,6 @@ from oncebridge.watch.report import State
 from oncebridge.watch.watch import Watch
 
 HERE = Path(__file__)
-BATCH = 100
 SLICE = 1_000
 """So short that what else the machine does hits all alike."""
 TARGET = 0.95
@@ -58,11 +58,11 @@ WAYS = {
 # --- decisions --------------------------------------------------------------------------
 
 
-def decisions(*, quick: bool) -> Measured:
+def decisions(effort: Effort) -> Measured:
     """Decide in memory, in turn in every way; the CPU time an event takes."""
     count = 4_000
     took: dict[str, list[float]] = {way: [] for way in WAYS if way != "seen"}
-    for number in range(6 if quick else 20):
+    for number in range(6 if effort.quick else 20):
         events = make_events(count, first=number * count)
         for way in _turned([*took], number):
             gc.collect()
@@ -112,21 +112,21 @@ def _watch(store: MemoryStore, history: str) -> Watch:
 # --- the service ------------------------------------------------------------------------
 
 
-def service(*, quick: bool) -> Measured:
+def service(effort: Effort) -> Measured:
     """
     Send to five services in turn; events a second and CPU time of each, by the round.
 
     Each is compared with what the bare one did right before and after it: whatever else the
     machine does, it does to both.
     """
-    rounds, long = (2, 4) if quick else (12, 12)
+    rounds, long = (2, 4) if effort.quick else (8, 12)
     ways = [way for way in WAYS if way != "bare"]
     measured: Measured = {name: {way: [] for way in ways} for name in ("per_s", "cpu_us", "bare")}
     measured["looks"] = []
     fresh = _slices()
     with contextlib.ExitStack() as stack:
-        target = stack.enter_context(_receiver())
-        running = {way: stack.enter_context(_running(way, target)) for way in WAYS}
+        target = stack.enter_context(http_path.receiving())
+        running = {way: stack.enter_context(_running(way, target.port)) for way in WAYS}
 
         def compare(way: str, count: int) -> None:
             before = _send(running["bare"], fresh(count))
@@ -162,26 +162,12 @@ def _turned(ways: Sequence[str], number: int) -> list[str]:
     return [*ways[at:], *ways[:at]]
 
 
-class Road:
-    """One service: where it is asked, and its process."""
+class Road(NamedTuple):
+    """One service: its process, and where it is asked."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, dashboard: int) -> None:
-        self.pid = process.pid
-        self.port = port
-        self.dashboard = dashboard
-
-
-@contextlib.contextmanager
-def _receiver() -> Iterator[int]:
-    port = http_path.free_port()
-    command = [sys.executable, http_path.HERE, "--role", "receive", "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        http_path.wait_for(port)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(10)
+    pid: int
+    port: int
+    dashboard: int
 
 
 @contextlib.contextmanager
@@ -201,29 +187,23 @@ def _running(way: str, target: int) -> Iterator[Road]:
         *("--store", "sqlite:seen.db", "--dead", "sqlite:dead.db"),
         *("--sink", f"http://127.0.0.1:{target}/", *more[way]),
     ]
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=build(), prefix="bench-") as directory:
         process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
         try:
             http_path.wait_for(port)
-            yield Road(process, port, dashboard)
+            yield Road(process.pid, port, dashboard)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(60)
 
 
 def _send(road: Road, events: Sequence[bytes]) -> tuple[float, float]:
     """Send *events*; how many a second it took, and its CPU time for one in microseconds."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        before, began = _cpu_of(road.pid), time.perf_counter()
+        before, began = cpu_s(road.pid), time.perf_counter()
         runner.run(http_path.send(road.port, "/", events, 64))
-        took, cpu = time.perf_counter() - began, _cpu_of(road.pid) - before
+        took, cpu = time.perf_counter() - began, cpu_s(road.pid) - before
     return len(events) / took, cpu / len(events) * 1e6
-
-
-def _cpu_of(pid: int) -> float:
-    """Give the CPU time of all threads of a process, finer than in ticks."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 @contextlib.contextmanager
@@ -281,23 +261,20 @@ def run_bare(arguments: Sequence[str]) -> None:
 # --- what is told -----------------------------------------------------------------------
 
 
-ROWS: dict[str, Callable[..., Measured]] = {"watch-memory": decisions, "watch-http": service}
-
-
-def lines(results: Mapping[str, Sequence[Measured]]) -> Iterator[Line]:
+def lines(results: Results) -> Iterator[Line]:
     memory = _pairs(results["watch-memory"], "cpu_us")
     for way, pairs in memory.items():
         yield _compared(f"decision, memory, CPU: {WAYS[way]}", pairs, is_cost=True)
     rates = _pairs(results["watch-http"], "per_s")
     costs = _pairs(results["watch-http"], "cpu_us")
     for way, pairs in rates.items():
-        yield _compared(f"HTTP -> SQLite -> HTTP: {WAYS[way]}", pairs, is_cost=False)
+        yield _compared(f"HTTP → SQLite → HTTP: {WAYS[way]}", pairs, is_cost=False)
         yield _compared("  in CPU time", costs[way], is_cost=True)
     looks = [look for run in results["watch-http"] for look in run["looks"]]
     for path in sorted({look["path"] for look in looks}):
         its = [look for look in looks if look["path"] == path]
         ms, size = (statistics.median(look[name] for look in its) for name in ("ms", "bytes"))
-        yield f"  GET {path} under load", f"{ms:.0f} ms, {size:,.0f} B", "", "", "-", "-"
+        yield Line(f"  GET {path} under load", f"{ms:.0f} ms, {size:,.0f} B")
 
 
 def _pairs(runs: Sequence[Measured], name: str) -> dict[str, list[tuple[float, float]]]:
@@ -319,9 +296,19 @@ def _compared(work: str, pairs: Sequence[tuple[float, float]], *, is_cost: bool)
     ratio = statistics.median(ratios)
     low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
     own, bare = (form.format(statistics.median(side)) for side in zip(*pairs, strict=True))
-    target, reached = ("-", "-") if is_cost else (f">= {TARGET}x", met(ratio >= TARGET))
+    aim, reached = ("", "") if is_cost else (f"≥ {TARGET}x", met(ratio >= TARGET))
     told = f"{ratio:.3f}x ({low:.2f}-{high:.2f})"
-    return work, own, f"{bare} nobody looks on", told, target, reached
+    return Line(work, own, "", f"{bare} nobody looks on", told, aim, reached)
+
+
+TOPIC = Topic(
+    "watch",
+    "What it costs to be looked at",
+    {"watch-memory": decisions, "watch-http": service},
+    lines,
+    "Each way beside the same gateway without hooks, pair by pair in turn; in brackets the middle "
+    "half of the pairs.",
+)
 
 
 def main() -> None:

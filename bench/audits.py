@@ -1,26 +1,32 @@
 """
-How fast `oncebridge audit` is, and how much memory it takes: `audit_load.py [EVENTS]`.
+How fast `oncebridge audit` reads a recording, and how much memory it takes.
+
+    python bench/audits.py [EVENTS]         another size than that of the table
 
 The recording is made of one simulated hour of a contact centre with 30 % repeats, again and
 again, each time with other ids and another hour of the calendar, its bodies filled up to
-1.5 KB an event. It lies in TMPDIR and is removed at the end. Memory is the sum over all
-processes, looked at every 50 ms.
+1.5 KB an event. Memory is the sum over all processes, looked at every 50 ms.
 """
 
 import json
 import re
 import resource
+import statistics
 import sys
 import tempfile
 import threading
-import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import psutil
+from table import Effort, Line, Measured, Results, Topic, build, met, middle, spread
 
 from oncebridge.audit.engine import audit
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import simulate
 
+AIM_PER_S = 50_000
 HOUR = 9_000
 SIZE = 1_500
 _UUID = re.compile(rb"[0-9a-f]{8}(?=(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
@@ -65,8 +71,6 @@ class Memory(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        import psutil
-
         here = psutil.Process()
         while not self.ended.wait(0.05):
             total = here.memory_info().rss
@@ -78,35 +82,57 @@ class Memory(threading.Thread):
             self.peak = max(self.peak, total)
 
 
-def main() -> None:
-    events = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    with tempfile.TemporaryDirectory() as folder:
+def measure(events: int) -> Measured:
+    """Audit a recording of about *events*."""
+    with tempfile.TemporaryDirectory(dir=build(), prefix="bench-") as folder:
         path = Path(folder) / "recorded.ndjson"
         make(path, events)
         size = path.stat().st_size
-        made_s = time.process_time()
+        before = _cpu_s()
         memory = Memory()
         memory.start()
-        begun = time.perf_counter()
-        marks = []
-
-        def note(done: int, size: int) -> None:
-            if done == size:
-                marks.append(time.perf_counter() - begun)
-
-        report = audit([path], genesys_rules(), progress=note)
+        report = audit([path], genesys_rules())
         memory.ended.set()
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        cpu_s = sum(one.ru_utime + one.ru_stime for one in used) - made_s
-        print(
-            f"{report.events:,} events of {size // report.events:,} bytes: "
-            f"{report.took_s:.1f} s ({marks[-1]:.1f} s of them reading), "
-            f"{report.events / report.took_s:,.0f} events/s, "
-            f"{cpu_s * 1e6 / report.events:.1f} us of processor each, "
-            f"{memory.peak / 1e6:,.0f} MB at most; "
-            f"{report.logical:,} logical, {report.gaps.count:,} repeats"
-        )
+        memory.join()
+    return {
+        "events": report.events,
+        "bytes": size / report.events,
+        "per_s": report.events / report.took_s,
+        "cpu_us": (_cpu_s() - before) / report.events * 1e6,
+        "peak": memory.peak,
+        "logical": report.logical,
+        "repeats": report.gaps.count,
+    }
 
+
+def _cpu_s() -> float:
+    """Give the CPU time of this process and of those it has seen end."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def row(effort: Effort) -> Measured:
+    return measure(90_000 if effort.quick else 450_000)
+
+
+def lines(results: Results) -> Iterator[Line]:
+    runs = results["audit"]
+    cpu = statistics.median(run["cpu_us"] for run in runs)
+    ours = f"{middle(runs, 'per_s', '{:,.0f}/s')}, {cpu:.0f} µs CPU"
+    reached = met(statistics.median(run["per_s"] for run in runs) >= AIM_PER_S)
+    work = f"audit of {runs[0]['events']:,} events of {runs[0]['bytes'] / 1000:.1f} KB"
+    yield Line(work, ours, aim=f"≥ {AIM_PER_S:,}/s", met=reached)
+    peaks = [run["peak"] / 1e6 for run in runs]
+    yield Line("  peak memory of all processes", spread(peaks, "{:,.0f} MB"))
+
+
+TOPIC = Topic(
+    "audit",
+    "An audit of a recording",
+    {"audit": row},
+    lines,
+    "Three in ten events are repeats. All processors are used.",
+)
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)))

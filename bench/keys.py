@@ -1,0 +1,99 @@
+"""
+A key: read the event, apply the rule, write the canonical form, hash it.
+
+Beside it the three lines that people write by hand, and the floor: the fastest decoder, encoder
+and hash at hand, one after the other, with nothing proven about what was read.
+"""
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+from table import Effort, Line, Measure, Measured, Results, Topic, at_least, middle, times
+from traffic import EVENTS, IGNORED, RULE, naive_key
+
+from oncebridge import parse
+from oncebridge.rules import RuleSet
+
+KINDS = {
+    "key-compact": "compact",
+    "key-compact-ignore": "compact, two fields ignored",
+    "key-pretty": "pretty-printed",
+    "key-pretty-ignore": "pretty-printed, two fields ignored",
+}
+AIM = 3
+
+
+def row(*, pretty: bool, ignore: bool) -> Measure:
+    def measure(effort: Effort) -> Measured:
+        raws = [path.read_bytes() for path in sorted(EVENTS.glob("*.json"))]
+        if not pretty:
+            raws = [
+                json.dumps(json.loads(raw), ensure_ascii=False, separators=(",", ":")).encode()
+                for raw in raws
+            ]
+        rules = RuleSet([RULE] if ignore else [], namespace="default")
+        apart, plan = rules.apart, rules.plan
+        ignored = IGNORED if ignore else ()
+
+        def ours() -> None:
+            for raw in raws:
+                plan(parse(raw, apart=apart))
+
+        def naive() -> None:
+            for raw in raws:
+                naive_key(raw, ignored)
+
+        def floor() -> None:
+            for raw in raws:
+                detail = msgspec.json.decode(raw)["detail"]
+                hashlib.sha256(msgspec.json.encode(detail, order="sorted")).digest()
+
+        took = in_turn([ours, naive, floor], rounds=20 if effort.quick else 100)
+        first, second, third = (seconds / len(raws) * 1e6 for seconds in took)
+        size = statistics.mean(map(len, raws))
+        return {"ours": first, "peer": second, "floor": third, "bytes": size}
+
+    return measure
+
+
+def in_turn(works: Sequence[Callable[[], None]], *, rounds: int) -> list[float]:
+    """Time *works* one after the other, many times; the medians, in seconds of CPU."""
+    took: list[list[float]] = [[] for _ in works]
+    for work in works:
+        work()
+    for _ in range(rounds):
+        for spent, work in zip(took, works, strict=True):
+            begins = time.thread_time()
+            for _ in range(5):
+                work()
+            spent.append((time.thread_time() - begins) / 5)
+    return [statistics.median(spent) for spent in took]
+
+
+def ratios(results: Results, name: str) -> list[float]:
+    return [run["peer"] / run["ours"] for run in results[name]]
+
+
+def line(results: Results, name: str, work: str) -> Line:
+    runs, found = results[name], ratios(results, name)
+    ours, peer, floor = (middle(runs, side, "{:.1f} µs") for side in ("ours", "peer", "floor"))
+    return Line(work, ours, f"{peer} json + sha256", floor, times(found), *at_least(found, AIM))
+
+
+def lines(results: Results) -> Iterator[Line]:
+    for name, how in KINDS.items():
+        yield line(results, name, f"key, {how}")
+
+
+TOPIC = Topic(
+    "keys",
+    "A key",
+    {name: row(pretty="pretty" in name, ignore="ignore" in name) for name in KINDS},
+    lines,
+    "CPU time of one event of the kinds that Genesys sends, 1.1 KB when compact. The floor decodes, "
+    "encodes in order and hashes with msgspec and hashlib, and proves nothing.",
+)
