@@ -19,6 +19,11 @@ _ROOT = Path(__file__).parents[2]
 _LEAVE_S = 60  # more than any drain takes; a worker that is still there then is stuck
 
 
+def python_path() -> str:
+    """Say where a child finds the tests, and whatever we find by ourselves."""
+    return os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 class Worker:
     def __init__(self, incarnation: int, process: subprocess.Popen[bytes], log: Path) -> None:
         self.incarnation = incarnation
@@ -58,7 +63,7 @@ class Fleet:
         self._kind = kind
         self._job_for = job_for
         self._folder = folder
-        self._environment = {**os.environ, "PYTHONPATH": str(_ROOT), **environment}
+        self._environment = {**os.environ, "PYTHONPATH": python_path(), **environment}
         self._history = history
         self._dice = dice
         self._workers: dict[int, Worker] = {}

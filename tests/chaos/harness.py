@@ -2,8 +2,9 @@
 Real processes, really killed, and an oracle that knows every excuse.
 
 The harness process holds the queue and the sink, which the workers reach over a unix
-socket, starts the store's server, and signals its own children. A `Run` says what is to happen; its seed decides
-the events, their order, the faults and after how much progress each of them strikes.
+socket, starts the store's server, and signals its own children. A `Run` says what is to
+happen; its seed decides the events, their order, the faults and after how much progress each of
+them strikes.
 Which instruction of which process a signal hits is up to the machine: a run with the
 same seed is a similar run, not the same.
 """
@@ -13,6 +14,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,13 +22,14 @@ from time import monotonic
 from typing import Any
 
 from tests.servers.postgres import ask
+from tests.stores.proxy import Fault, Proxy
 
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 
 from .fleet import Fleet
 from .oracle import Delivery, History, Judgement, judge
 from .sqs import Queue
-from .stores import SinkHome, StoreHome, home_of
+from .stores import SinkHome, StoreHome, by_a_wire, home_of
 from .stream import Stream
 from .wire import GONE, read_frame, write_frame
 from .worker import Job
@@ -58,6 +61,8 @@ class Run:
     terms: int = 0
     crashes: int = 0
     """How often the store's server gets SIGKILL, and is started again."""
+    cuts: int = 0
+    """How often the wire to the store is struck for a while, by any of the proxy's faults."""
     refused: float = 0.01
     """How many sends the sink does not take."""
     unclear: float = 0.0
@@ -93,6 +98,7 @@ class Report:
     stops: int
     terms: int
     crashes: int
+    cuts: int
     copies: int
     receives: int
     seconds: float
@@ -111,7 +117,7 @@ class Report:
         head = (
             f"{self.run}\nlost {j.lost}, extra {j.extra} {dict(j.excuses)}, "
             f"unexplained {j.unexplained}, {self.kills} kills, {self.stops} stops, "
-            f"{self.terms} terms, {self.crashes} crashes of the store, "
+            f"{self.terms} terms, {self.crashes} crashes of the store, {self.cuts} cuts, "
             f"{self.receives} receives of {self.copies} copies, {self.seconds:.1f} s"
         )
         return "\n".join([head, *j.violations[:20]])
@@ -125,17 +131,22 @@ def run(plan: Run) -> Report:
 async def _run(plan: Run) -> Report:
     folder = Path(tempfile.mkdtemp(prefix="oncebridge-chaos-"))
     try:
-        with home_of(plan.store, folder) as home:
-            return await Harness(plan, folder, home).run()
+        with ExitStack() as stack:
+            home, wire = stack.enter_context(home_of(plan.store, folder)), None
+            if plan.cuts:
+                home, wire = stack.enter_context(by_a_wire(home))
+            return await Harness(plan, folder, home, wire).run()
     finally:
         shutil.rmtree(folder)
 
 
 class Harness:
-    def __init__(self, plan: Run, folder: Path, home: StoreHome) -> None:
+    def __init__(self, plan: Run, folder: Path, home: StoreHome, wire: Proxy | None = None) -> None:
         self._plan = plan
         self._folder = folder
         self._home = home
+        self._wire = wire
+        self._cuts = 0
         self._stream = Stream(plan.events, plan.duplicates, plan.seed)
         self._copies = self._stream.copies
         self._queue = Queue(
@@ -187,6 +198,7 @@ class Harness:
             self._history.stopped,
             self._history.terms,
             self._history.crashes,
+            self._cuts,
             len(self._copies),
             self._queue.receives,
             seconds,
@@ -217,6 +229,7 @@ class Harness:
             *[lambda: self._fleet.stop(1.7 * plan.lease_s)] * plan.stops,
             *[self._fleet.term] * plan.terms,
             *[self._crash] * plan.crashes,
+            *[self._cut] * plan.cuts,
         ]
         dice.shuffle(strikes)
         moments = sorted(dice.uniform(0.01, 0.9) for _ in strikes)
@@ -235,6 +248,14 @@ class Harness:
         if self._killer_dice.random() < 0.3:
             await asyncio.sleep(self._killer_dice.uniform(0, 1.5 * self._plan.lease_s))
         await asyncio.to_thread(self._home.start)
+
+    async def _cut(self) -> None:
+        """Let a fault strike everything on the wire to the store, for up to a lease or so."""
+        assert self._wire is not None
+        self._wire.strike(self._killer_dice.choice(list(Fault)))
+        self._cuts += 1
+        await asyncio.sleep(self._killer_dice.uniform(0.1, 1.2) * self._plan.lease_s)
+        self._wire.heal()
 
     def _job(self, incarnation: int) -> Job:
         plan = self._plan

@@ -1,219 +1,204 @@
 """
 The long run, as a table: `make chaos`, which is `python -m tests.chaos.run`.
 
-Exit code 0 means that nothing was lost, nothing was repeated without an excuse, all
-controls were convicted, and the simulation found nothing.
+Real processes that are killed, frozen and asked to leave, on every store; servers that are killed
+and wires that are cut under them; every fault of the network at every operation; the simulation;
+and everything that has to be found guilty by them: naive workers and mutants. Exit code 0 means
+that nothing was lost, nothing was repeated without an excuse, nothing hung, the simulation found
+nothing, and all of the guilty were convicted.
+
+Rows are saved as they come. What failed is told with the command that runs it again.
 """
 
 import argparse
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from . import service
-from .harness import Report, Run, run
+from tests.sim.run import Simulated, conviction, convictions, simulate
+
+from . import network, service
+from .harness import Report, run
+from .network import NetworkReport
+from .plans import STORES, Plan, Size, plans
 from .service import ServiceReport, ServiceRun
+from .table import Row, Rows, shown
 
 _ROOT = Path(__file__).parents[2]
-_STORES = ("sqlite", "redis", "postgres", "dynamodb", "s3")
-_SHARE = {"dynamodb": 0.5, "s3": 0.2}
-"""How much of the work an emulator does in the time that a server needs for all of it."""
-_HEADINGS = ("run", "store", "events", "kills/stops/terms/crashes", "s", "copies/s")
-_FOUND = ("lost", "extra", "unexplained", "")
+_MODULE = "python -m tests.chaos.run"
+
+
+class Job(NamedTuple):
+    """One row to come."""
+
+    name: str
+    run: Callable[[], Row]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     asked = _arguments(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is cleaned up
-    print(f"seed {asked.seed} (decides events and faults; the timing is the machine's)", flush=True)
-    rows: list[tuple[str, ...]] = []
-    failed = False
-    for name, plan in _plans(asked):
-        report = service.run(plan) if isinstance(plan, ServiceRun) else run(plan)
-        verdict, is_right = _verdict(report)
-        failed |= not is_right
-        rows.append((*_row(name, report), verdict))
-        if not is_right:
-            print(f"{name}: {report.told()}")
-        print(f"{name}: {verdict} after {report.seconds:.0f} s", flush=True)
-    simulated, is_right = _simulate(asked.sim_seeds)
-    failed |= not is_right
-    print()
-    _print_table([(*_HEADINGS, *_FOUND), *rows])
-    print(f"\nsimulation: {simulated}")
-    return 1 if failed else 0
+    jobs = [job for job in _jobs(asked) if _is_wanted(job.name, asked.only)]
+    if not jobs:
+        print(f"nothing is called {', '.join(asked.only)}; --list tells what there is")
+        return 2
+    if asked.list:
+        print("\n".join(job.name for job in jobs))
+        return 0
+    print(f"seed {asked.seed} (decides events and faults; the timing is the machine's)")
+    print(f"simulated seeds from {asked.first}", flush=True)
+    again = _Again(asked)
+    rows = Rows(asked.out, keep=bool(asked.only) or set(asked.stores) != set(STORES))
+    try:
+        for job in jobs:
+            row = _ended(job, again)
+            rows.add(row)
+            print(f"{row.name}: {row.verdict} after {row.seconds:.0f} s", flush=True)
+    finally:
+        print(f"\n{shown(rows.new)}\n\n{len(rows.new)} of {len(jobs)} rows, kept in {asked.out}")
+    return 0 if rows.are_right else 1
+
+
+def _ended(job: Job, again: "_Again") -> Row:
+    """Run *job*; one that breaks off is a row too, and no reason to leave out the others."""
+    began = time.monotonic()
+    try:
+        return job.run()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it stands in the table
+        return Row(
+            name=job.name,
+            what="broken off",
+            store="",
+            size="",
+            seconds=time.monotonic() - began,
+            verdict=f"BROKEN OFF by {type(error).__name__}",
+            is_right=False,
+            seed=again.seed,
+            again=again.sized(job.name),
+            details=traceback.format_exc().splitlines(),
+        )
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Kill workers, and look what becomes of events.")
-    parser.add_argument("--stores", type=_stores, default=_STORES, help=",".join(_STORES))
+    parser = argparse.ArgumentParser(
+        description="Break what can break; see what becomes of events."
+    )
+    parser.add_argument("--only", type=_words, default=[], help="rows by name: kill, kill:redis, …")
+    parser.add_argument("--list", action="store_true", help="tell the names of all rows")
+    parser.add_argument("--stores", type=_stores, default=STORES, help=",".join(STORES))
     parser.add_argument("--events", type=int, default=100_000, help="distinct events")
     parser.add_argument("--kills", type=int, default=150, help="how many workers get SIGKILL")
+    parser.add_argument("--sim-seeds", type=int, default=100_000, help="runs of the simulation")
     parser.add_argument("--seed", type=int, default=SystemRandom().randrange(2**32))
-    parser.add_argument("--sim-seeds", type=int, default=50_000, help="runs of the simulation")
-    parser.add_argument("--quick", action="store_true", help="5000 events, 50 kills, 2000 runs")
+    parser.add_argument(
+        *("--from",),
+        type=int,
+        default=SystemRandom().randrange(2**40),
+        dest="first",
+        help="where simulated seeds begin",
+    )
+    parser.add_argument("--quick", action="store_true", help="5000 events, 50 kills, 2000 seeds")
+    parser.add_argument("--out", type=Path, help="where rows are kept; build/chaos.json")
     asked = parser.parse_args(argv)
     if asked.quick:
         asked.events, asked.kills, asked.sim_seeds = 5000, 50, 2000
+    name = "chaos-quick.json" if asked.quick else "chaos.json"
+    asked.out = asked.out or _ROOT / "build" / name
     return asked
 
 
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
 def _stores(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(_STORES):
+    names = _words(text)
+    if unknown := set(names) - set(STORES):
         raise argparse.ArgumentTypeError(f"no such store: {', '.join(sorted(unknown))}")
     return names
 
 
-def _plans(asked: argparse.Namespace) -> Iterator[tuple[str, Run | ServiceRun]]:
+def _is_wanted(name: str, only: Sequence[str]) -> bool:
+    return not only or any(name == word or name.startswith(f"{word}:") for word in only)
+
+
+# --- what is run -------------------------------------------------------------------------
+
+
+def _jobs(asked: argparse.Namespace) -> Iterator[Job]:
+    again = _Again(asked)
+    for plan in plans(asked.stores, Size(asked.seed, asked.events, asked.kills)):
+        yield Job(plan.name, lambda plan=plan: _of_processes(plan, again))
     for store in asked.stores:
-        share = _SHARE.get(store, 1)
-        events, kills = int(asked.events * share), int(asked.kills * share)
-        size = _Size(asked.seed, max(events, 500), max(kills, 15))
-        yield from _of_each_store(store, size)
-        yield from _OF_ITS_OWN[store](size)
-    seed = asked.seed
-    yield "mark before", Run(seed=seed, kind="controls:mark-before", events=2000, kills=25)
-    yield "mark after", Run(seed=seed, kind="controls:mark-after", events=2000, kills=25)
+        if store in network.KINDS:
+            yield Job(
+                f"network:{store}",
+                lambda store=store: _of_network(store, network.run_store(store), again),
+            )
+    yield Job("network:sink", lambda: _of_network("sink", network.run_sink(), again))
+    yield Job("simulation", lambda: _of_simulation(simulate(asked.first, asked.sim_seeds)))
+    for name in convictions():
+        slug = f"mutant:{name.replace(' ', '-')}"
+        yield Job(slug, lambda name=name, slug=slug: _of_mutant(name, slug, again))
 
 
-class _Size(NamedTuple):
-    seed: int
-    events: int
-    kills: int
+class _Again:
+    """Say how to run a row again."""
 
-    @property
-    def limit_s(self) -> float:
-        """An hour for a run that takes minutes: only one that is stuck gets there."""
-        return 600 + self.events / 30
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.seed = asked.seed
+        sizes = {"--events": (asked.events, 100_000), "--kills": (asked.kills, 150)}
+        other = [f"{name} {value}" for name, (value, usual) in sizes.items() if value != usual]
+        self._sizes = ["--quick"] if asked.quick else other
 
+    def sized(self, name: str) -> str:
+        return " ".join([f"{_MODULE} --only {name} --seed {self.seed}", *self._sizes])
 
-def _of_each_store(store: str, size: _Size) -> Iterator[tuple[str, Run]]:
-    seed, events, kills = size
-    yield (
-        "kill and freeze",
-        Run(
-            seed=seed,
-            store=store,
-            events=events,
-            kills=kills,
-            stops=kills // 10,
-            unclear=0.001,
-            limit_s=size.limit_s,
-        ),
-    )
-    yield (
-        "leave",
-        Run(
-            seed=seed,
-            store=store,
-            events=max(events // 5, 2000),
-            terms=max(kills // 3, 10),
-            lease_s=7,
-            sink_timeout_s=5,
-            visibility_s=8,
-            limit_s=size.limit_s,
-        ),
-    )
+    def plain(self, name: str) -> str:
+        return f"{_MODULE} --only {name}"
 
 
-def _of_sqlite(size: _Size) -> Iterator[tuple[str, Run | ServiceRun]]:
-    """Run the whole service between HTTP on both sides; each event is a request, so fewer."""
-    seed, events, kills = size
-    for name, spool in (("service, kill", False), ("service, kill, spool", True)):
-        yield name, _service("sqlite", size, spool=spool)
-    yield (
-        "service, leave",
-        ServiceRun(
-            seed=seed,
-            events=max(events // 10, 2000),
-            terms=max(kills // 3, 10),
-            lease_s=15,
-            sink_timeout_s=10,
-            commit_budget_s=4,
-            limit_s=size.limit_s,
-        ),
-    )
-    # The emulators take a hundred events a second or two.
-    few, some = max(events // 10, 1500), max(kills // 5, 8)
-    yield "bus, queue, kill", _fed("queue", size, events=few, kills=some, services=3)
-    calm = {"lease_s": 15, "sink_timeout_s": 10, "commit_budget_s": 4}
-    yield "bus, queue, leave", _fed("queue", size, events=few // 2, terms=some, **calm)
-    yield "stream, reshard, kill", _fed("stream", size, events=few * 2, kills=some // 2)
-
-
-def _fed(feed: str, size: _Size, **more: Any) -> ServiceRun:
-    return ServiceRun(seed=size.seed, feed=feed, limit_s=size.limit_s, **more)
-
-
-def _of_redis(size: _Size) -> Iterator[tuple[str, Run | ServiceRun]]:
-    yield "service, kill", _service("redis", size)
-    yield "kill, and the server", _crashing("redis:always", size)
-    # Here what the server forgets may come again; it stands in the table.
-    yield "kill, and the server", _crashing("redis", size)
-    yield "kill, and the server", _crashing("redis:memory", size)
-
-
-def _of_postgres(size: _Size) -> Iterator[tuple[str, Run | ServiceRun]]:
-    seed, events, kills = size
-    yield "service, kill", _service("postgres", size)
-    yield "kill, and the server", _crashing("postgres", size)
-    joint = Run(
-        seed=seed,
-        store="postgres",
-        sink="statement",
-        events=events,
-        kills=kills,
-        stops=kills // 10,
-        limit_s=size.limit_s,
-    )
-    yield "one transaction (statement)", joint
-    for sink in ("statement", "table"):
-        yield f"one transaction ({sink}), and the server", _crashing("postgres", size, sink=sink)
-    control = {"sink": "statement", "apart": True, "events": 2000, "kills": 25}
-    yield "two transactions", Run(seed=seed, store="postgres", **control)
-
-
-def _of_an_emulator(_: _Size) -> Iterator[tuple[str, Run | ServiceRun]]:
-    """Leave it alive: one that keeps its records in memory says nothing about the real one."""
-    yield from ()
-
-
-_OF_ITS_OWN = {
-    "sqlite": _of_sqlite,
-    "redis": _of_redis,
-    "postgres": _of_postgres,
-    "dynamodb": _of_an_emulator,
-    "s3": _of_an_emulator,
-}
-
-
-def _service(store: str, size: _Size, *, spool: bool = False) -> ServiceRun:
-    seed, events, kills = size
-    return ServiceRun(
-        seed=seed, store=store, events=events // 2, kills=kills, spool=spool, limit_s=size.limit_s
+def _of_processes(plan: Plan, again: _Again) -> Row:
+    report = service.run(plan.run) if isinstance(plan.run, ServiceRun) else run(plan.run)
+    judged = report.judgement
+    verdict, is_right = verdict_of(report)
+    why = ", ".join(f"{count} {excuse}" for excuse, count in sorted(judged.excuses.items()))
+    return Row(
+        name=plan.name,
+        what=plan.what,
+        store=report.store,
+        size=f"{report.run.events} events",
+        struck=_struck(report),
+        seconds=report.seconds,
+        per_s=report.copies_per_s,
+        lost=judged.lost,
+        extra=f"{judged.extra} ({why})" if why else str(judged.extra),
+        unexplained=judged.unexplained,
+        verdict=verdict,
+        is_right=is_right,
+        seed=again.seed,
+        again=again.sized(plan.name),
+        details=[] if is_right else report.told().splitlines(),
     )
 
 
-def _crashing(store: str, size: _Size, *, sink: str = "") -> Run:
-    seed, events, kills = size
-    return Run(
-        seed=seed,
-        store=store,
-        sink=sink,
-        events=events // 2,
-        kills=kills // 3,
-        stops=kills // 30,
-        crashes=max(kills // 10, 3),
-        limit_s=size.limit_s,
-    )
+def _struck(report: Report | ServiceReport) -> str:
+    counts = {
+        "kills": report.kills,
+        "stops": report.stops,
+        "terms": report.terms,
+        "server kills": report.crashes,
+        "cuts": report.cuts,
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def _verdict(report: Report | ServiceReport) -> tuple[str, bool]:
+def verdict_of(report: Report | ServiceReport) -> tuple[str, bool]:
     """Say in a word how it went, and whether that is as it should be."""
     judged = report.judgement
     if isinstance(report, Report) and report.run.is_control:
@@ -225,46 +210,65 @@ def _verdict(report: Report | ServiceReport) -> tuple[str, bool]:
     return "right" if is_right else "VIOLATED", is_right
 
 
-def _row(name: str, report: Report | ServiceReport) -> tuple[str, ...]:
-    judged = report.judgement
-    why = ", ".join(f"{count} {excuse}" for excuse, count in sorted(judged.excuses.items()))
-    return (
-        name,
-        report.store,
-        str(report.run.events),
-        f"{report.kills}/{report.stops}/{report.terms}/{report.crashes}",
-        f"{report.seconds:.0f}",
-        f"{report.copies_per_s:.0f}",
-        str(judged.lost),
-        f"{judged.extra} ({why})" if why else str(judged.extra),
-        str(judged.unexplained),
+def _of_network(store: str, report: NetworkReport, again: _Again) -> Row:
+    is_right = not report.complaints
+    ended = f"{report.trials - report.wrong} of {report.trials} as they must"
+    hung = f"{report.hung} hung, {report.longest_s:.1f} s at most (of {report.allowed_s:.1f})"
+    if report.again:
+        hung += f", {report.again} run again alone"
+    return Row(
+        name=f"network:{store}",
+        what="network faults at every operation",
+        store="HTTP sink" if store == "sink" else store,
+        size=f"{report.trials} trials",
+        struck=f"{report.faults} faults, {report.operations} operations",
+        seconds=report.seconds,
+        verdict=f"{'right' if is_right else 'VIOLATED'}: {ended}, {hung}",
+        is_right=is_right,
+        again=again.plain(f"network:{store}"),
+        details=report.complaints[:20],
     )
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+def _of_simulation(found: Simulated) -> Row:
+    again = f"python -m tests.sim.run --from {found.first} --seeds {found.seen['seeds']}"
+    details: list[str] = []
+    for seed, trace in found.broken[:3]:
+        details += [f"--- seed {seed}", trace]
+    if found.broken:
+        again = f"python -m tests.sim.run --from {found.broken[0][0]} --seeds 1"
+    return Row(
+        name="simulation",
+        what="simulation",
+        store="memory, sqlite",
+        size=f"{found.seen['seeds']} seeds",
+        struck=f"faults at {found.seen['awaits'] / 1e6:.0f} million awaits",
+        seconds=found.seconds,
+        per_s=found.seen["seeds"] / found.seconds,
+        lost=None if found.broken else 0,
+        extra=f"at most {found.seen['excuses']}, all excused",
+        unexplained=len(found.broken),
+        verdict="VIOLATED" if found.broken else "right",
+        is_right=not found.broken,
+        seed=found.first,
+        again=again,
+        details=details,
+    )
 
 
-def _simulate(seeds: int) -> tuple[str, bool]:
-    """Run the simulation in a process of its own; give the line that sums it up."""
-    result = "it said nothing"
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.sim.run", "--seeds", str(seeds)],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            if line.startswith("simulation:"):
-                result = line.removeprefix("simulation:").strip()
-    if process.returncode:
-        return f"VIOLATED (exit code {process.returncode}): {result}", False
-    return result, True
+def _of_mutant(name: str, slug: str, again: _Again) -> Row:
+    began = time.monotonic()
+    found = conviction(name)
+    return Row(
+        name=slug,
+        what=f"mutant: {name}",
+        store="memory",
+        size="",
+        seconds=time.monotonic() - began,
+        verdict=f"convicted {found}" if found else "NOT CONVICTED",
+        is_right=bool(found),
+        again=again.plain(slug),
+    )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.http.client import Client, NotSent, Unclear
 from oncebridge.http.server import Request, Response, Server
 
+from .fleet import python_path
 from .oracle import Delivery, History, Judgement, judge
 from .stores import StoreHome, home_of
 from .stream import Stream
@@ -73,7 +74,7 @@ class ServiceReport:
     posts: int
     seconds: float
 
-    stops = crashes = 0
+    stops = crashes = cuts = 0
 
     @property
     def store(self) -> str:
@@ -124,11 +125,17 @@ class Service:
         self.client = Client(f"http://127.0.0.1:{self.port}/events")
         self.is_up = False
 
-    def start(self, incarnation: int, command: list[str], env: Mapping[str, str]) -> None:
+    def start(
+        self,
+        incarnation: int,
+        command: list[str],
+        env: Mapping[str, str],
+        program: str = "oncebridge",
+    ) -> None:
         self.incarnation = incarnation
         with (self.folder / f"{incarnation}.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "oncebridge", "run", *command],
+                [sys.executable, "-m", program, "run", *command],
                 cwd=self.folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -137,7 +144,10 @@ class Service:
             )
 
     async def until_up(self) -> None:
+        assert self.process is not None
         while not self.is_up:
+            if (code := self.process.poll()) is not None:
+                raise RuntimeError(f"service {self.incarnation} ended with {code}: {self.said()}")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", self.port)
             except OSError:
@@ -146,14 +156,23 @@ class Service:
                 writer.close()
                 self.is_up = True
 
+    def said(self) -> str:
+        """Give the end of what it has logged."""
+        return (self.folder / f"{self.incarnation}.log").read_text(errors="replace")[-2000:]
+
+
+def environment_of(home: StoreHome) -> dict[str, str]:
+    """Give what a service inherits: nothing that would set an option behind our back."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("ONCEBRIDGE_")}
+    return {**inherited, "PYTHONPATH": python_path(), **home.environment}
+
 
 class Harness:
     def __init__(self, plan: ServiceRun, folder: Path, home: StoreHome) -> None:
         self._plan = plan
         self._folder = folder
         self._home = home
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("ONCEBRIDGE_")}
-        self._environment = {**inherited, **home.environment}
+        self._environment = environment_of(home)
         self._stream = Stream(plan.events, plan.duplicates, plan.seed)
         self._queue = deque(self._stream.copies)
         self._dice = Random(f"{plan.seed}/sender")
@@ -263,9 +282,8 @@ class Harness:
         service.process.send_signal(signal.SIGTERM)
         code = await asyncio.to_thread(service.process.wait, 60)
         if code:
-            said = (self._folder / f"{service.incarnation}.log").read_text(errors="replace")
             self._history.faults.append(
-                f"service {service.incarnation} ended with {code}: {said[-2000:]}"
+                f"service {service.incarnation} ended with {code}: {service.said()}"
             )
 
     # --- the sender --------------------------------------------------------------------

@@ -6,14 +6,16 @@ Each run has a server of its own, on loopback, with its data in a folder of its 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from tests.servers import aws, postgres, redis
 from tests.servers.redis import RedisServer
 from tests.servers.s3 import S3Server
+from tests.stores.proxy import Proxy
 
 # With "everysec", Redis answers before it writes while an earlier fsync is under way (up to two
 # seconds), so not everything it has said outlives it. Only "always" is a promise.
@@ -145,6 +147,21 @@ _HOMES: Mapping[str, Callable[[Path], AbstractContextManager[StoreHome]]] = {
     "dynamodb": _dynamodb,
     "s3": _s3,
 }
+
+
+@contextmanager
+def by_a_wire(home: StoreHome) -> Iterator[tuple[StoreHome, Proxy]]:
+    """Let workers reach a store through a wire that can be cut."""
+    endpoint = home.options.get("endpoint", home.url)
+    port = urlsplit(endpoint).port
+    if port is None:
+        raise NotImplementedError("this store is not at the other end of a wire")
+    with Proxy(port) as wire:
+        here, there = f"127.0.0.1:{wire.port}", f"127.0.0.1:{port}"
+        options = {**home.options}
+        if "endpoint" in options:
+            options["endpoint"] = endpoint.replace(there, here)
+        yield replace(home, url=home.url.replace(there, here), options=options), wire
 
 
 def home_of(kind: str, folder: Path) -> AbstractContextManager[StoreHome]:

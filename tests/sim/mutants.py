@@ -64,7 +64,7 @@ class GetThenPut(Faulty):
 
     def _write_any(self, record: Any) -> None:
         name = _name(record.key)
-        self._write(name, record, is_new=not self._has(name))
+        self._write(name, record, is_new=self._read(name, record.key) is None)
 
 
 class MemoryCopy(Faulty):

@@ -167,6 +167,21 @@ class Message:
     deleted: bool = False
 
 
+class _AtOnce:
+    """In place of a store's thread, which would escape the seed: do it at once."""
+
+    def do(self, loop: asyncio.AbstractEventLoop, work: Callable[[], Any]) -> "asyncio.Future[Any]":
+        return loop.run_in_executor(None, work)
+
+    def stop(self) -> None:
+        pass
+
+
+def _without_a_thread(store: SQLiteStore) -> SQLiteStore:
+    store._file._thread = _AtOnce()  # type: ignore[assignment]
+    return store
+
+
 class World:
     """
     One run: everything in it, and everything that was seen.
@@ -195,7 +210,7 @@ class World:
         self.clock = lambda: EPOCH_MS + int(self.loop.time() * 1000)
         if make_store is None and self.swarm.store == "sqlite" and not self.is_joint:
             path = directory / f"{seed}.db"
-            make_store = lambda clock: SQLiteStore(path, clock=clock)  # noqa: E731
+            make_store = lambda clock: _without_a_thread(SQLiteStore(path, clock=clock))  # noqa: E731
         self.store = (make_store or MemoryStore)(clock=self.clock)
         self.rule = Rule.parse(
             {"name": "sim", **RULES[self.swarm.rule]},

@@ -1,0 +1,100 @@
+"""
+The results on the page about proof: `python -m tests.chaos.page`.
+
+It writes what `make chaos` and `make soak` have left in `build/` between the marks in
+`docs/proof.md`. Nobody types numbers there.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .table import Row, read
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = _ROOT / "docs" / "proof.md"
+_MUTANT = "mutant:"
+
+
+def main() -> int:
+    text = _PAGE.read_text()
+    chaos, soak = _ROOT / "build" / "chaos.json", _ROOT / "build" / "soak.json"
+    if chaos.exists():
+        text = placed(text, "chaos", of_chaos(json.loads(chaos.read_text()), read(chaos)))
+    if soak.exists():
+        text = placed(text, "soak", of_soak(json.loads(soak.read_text())))
+    _PAGE.write_text(text)
+    return 0
+
+
+def placed(text: str, mark: str, what: str) -> str:
+    """Put *what* between the two marks called *mark*."""
+    begin, end = f"<!-- {mark}: made by tests.chaos.page -->", f"<!-- end of {mark} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"the page has no place for {mark}")
+    pattern = re.compile(f"{re.escape(begin)}.*{re.escape(end)}", re.DOTALL)
+    return pattern.sub(lambda _: f"{begin}\n\n{what}\n\n{end}", text)
+
+
+def of_chaos(told: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Lay the rows out, the mutants in one line below them."""
+    others = [row for row in rows if not row.name.startswith(_MUTANT)]
+    mutants = [row for row in rows if row.name.startswith(_MUTANT)]
+    headings = ("run", "store", "size", "struck by", "s", "lost", "extra", "unexplained", "verdict")
+    table = [headings, ("---",) * len(headings), *(_cells(row) for row in others)]
+    days = sorted({row.when[:10] for row in rows if row.when})
+    lines = [
+        (
+            f"oncebridge {told['version']}, {told['machine']}, {_span(days)}. "
+            f"{_seconds(rows)} in all, one row after the other."
+        ),
+        "",
+        *(f"| {' | '.join(cells)} |" for cells in table),
+    ]
+    if mutants:
+        convicted = sum(row.is_right for row in mutants)
+        named = ", ".join(
+            f"{row.what.removeprefix('mutant: ')} ({row.verdict.removeprefix('convicted ')})"
+            for row in mutants
+        )
+        lines += ["", f"Mutants convicted: {convicted} of {len(mutants)}: {named}."]
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    what, store, size, struck, seconds, _, *found = row.cells()
+    return (what, store, size, struck, seconds, *found)
+
+
+def _span(days: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "undated"
+
+
+def _seconds(rows: Sequence[Row]) -> str:
+    return f"{sum(row.seconds for row in rows) / 60:.0f} minutes"
+
+
+def of_soak(told: Mapping[str, Any]) -> str:
+    lines = [
+        (
+            f"{told['minutes']:g} minutes, {told['rate']:g} arrivals a second and store, window "
+            f"{told['window_s']:g} s, the first {told['warm_up_s'] / 60:g} minutes not judged; "
+            f"{told['machine']}, {told['when'][:10]}."
+        ),
+        "",
+        "| store | what | measured | allowed | verdict |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for store, one in told["stores"].items():
+        for found in one["findings"]:
+            verdict = "right" if found["is_right"] else "VIOLATED"
+            cells = (store, found["what"], found["value"], found["limit"], verdict)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
