@@ -4,7 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lint format types browser test demo screenshots bench chaos build lambda clean
+.PHONY: help setup lock lint format types browser test demo screenshots bench chaos soak model fuzz docs supply build \
+  lambda clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,6 +28,11 @@ lock: setup ## resolve the requirements anew
 	  --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/bench.txt
 	build/lock/bin/uv pip compile pyproject.toml --extra dynamodb --extra http --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/lambda.txt
+	for group in docs supply; do \
+	  build/lock/bin/uv pip compile --group $$group --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/$$group.txt || exit; done
+	echo 'atheris==3.0.0' | build/lock/bin/uv pip compile pyproject.toml - --extra service --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --upgrade -o requirements/fuzz.txt
 
 format: setup ## lay the code out
 	$(BIN)/ruff format .
@@ -45,6 +51,7 @@ browser: setup ## a Chromium for the tests of the dashboard, where there is none
 
 test: setup ## every test, real processes and a real browser included
 	-@$(BIN)/python -m tests.servers.browser # once, and not by each worker
+	-@$(BIN)/python -m tests.servers.spin
 	$(BIN)/pytest -n 2
 
 demo: setup ## a simulated Genesys stream by HTTP through SQLite, in half a minute
@@ -60,8 +67,39 @@ screenshots: setup browser ## the pictures of the dashboard in docs/img
 bench: .venv/.bench ## the numbers, as ratios in one run
 	$(BIN)/python bench/run.py
 
-chaos: setup ## kill -9 and the long simulation, as a table
+chaos: setup ## kill -9, network faults and the long simulation, as a table
 	$(BIN)/python -m tests.chaos.run
+
+soak: setup ## half an hour at a steady rate: memory, files and tables have to stay flat
+	$(BIN)/python -m tests.chaos.soak
+
+model: setup ## the protocol as a model, all of it (Spin; Debian's, where there is none)
+	$(BIN)/python -m spec.check --full
+
+FOR ?= 1800
+build/fuzz/.ready: requirements/fuzz.txt
+	$(PYTHON) -m venv build/fuzz
+	build/fuzz/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/fuzz.txt
+	build/fuzz/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+fuzz: build/fuzz/.ready ## feed every parser rubbish, guided by coverage (FOR=1800 seconds each)
+	build/fuzz/bin/python fuzz/run.py --seconds $(FOR)
+
+.venv/.docs: requirements/docs.txt $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
+docs: .venv/.docs ## the documentation as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+build/supply/.ready: requirements/supply.txt
+	$(PYTHON) -m venv build/supply
+	build/supply/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/supply.txt
+	@touch $@
+
+supply: setup build/supply/.ready ## what we ship: licences, bill of materials, known vulnerabilities
+	build/supply/bin/python requirements/supply.py
 
 lambda: setup ## the Lambda package and layer, for x86_64 and arm64
 	$(BIN)/python deploy/lambda/build.py dist/lambda

@@ -5,17 +5,19 @@ import re
 import sys
 from contextlib import suppress
 from datetime import timedelta
-from types import SimpleNamespace
 
 import atheris
 
 with atheris.instrument_imports(include=["oncebridge"]):
+    from oncebridge.clock import SystemDice
+    from oncebridge.gateway import Gateway
     from oncebridge.http.auth import AuthOptions
     from oncebridge.options import Size
-    from oncebridge.router import Answer
+    from oncebridge.router import Answer, Router, Way
     from oncebridge.secret import Secret
     from oncebridge.source import Host
     from oncebridge.sources.http import HttpSource, HttpSourceOptions
+    from oncebridge.stores.memory import MemoryStore
     from oncebridge.verdict import Verdict
 
 NOW_MS = 1_790_000_000_000
@@ -30,6 +32,9 @@ class Inbox:
     def put(self, raw, done):
         done(LATER if len(raw) % 2 else DELIVERED)
 
+    def not_ready(self) -> list[str]:
+        return []
+
 
 def options(**auth) -> HttpSourceOptions:
     return HttpSourceOptions(max_body=Size(4096), body_time=timedelta(seconds=2), **auth)
@@ -42,8 +47,9 @@ class Door:
         self.loop = asyncio.new_event_loop()
         self.unhandled: list[dict] = []
         self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
-        router = SimpleNamespace(gateways=[])
-        host = Host(router, Inbox(), None, 100, lambda: NOW_MS, None)
+        self.store = MemoryStore()
+        gateway = Gateway(store=self.store, sink=lambda _: None)
+        host = Host(Router([Way(gateway)]), Inbox(), self.store, 100, lambda: NOW_MS, SystemDice())
         secrets = {"api_keys": "apple", "basic": "mill:grain", "oauth": "a:b", "hmac": "cedar"}
         assert set(secrets) < set(AuthOptions.__struct_fields__)
         guarded = options(**{kind: (Secret(text),) for kind, text in secrets.items()})
@@ -61,6 +67,11 @@ class Door:
             assert 500 not in statuses, said
             assert statuses.count(503) == said.count(b"Retry-After: "), said
             assert not self.unhandled, self.unhandled
+
+    def close(self) -> None:
+        for source in self.sources:
+            self.loop.run_until_complete(source.aclose())
+        self.loop.close()
 
 
 async def talk(port: int, data: bytes) -> bytes:
