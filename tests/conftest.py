@@ -1,5 +1,10 @@
 """What all tests share: servers that are started once for each worker, when first asked for."""
 
+import logging
+import signal
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 from tests.servers.aws import aws_identity, dynoxide, ministack
 from tests.servers.guarded_aws import guarded_aws
@@ -26,6 +31,22 @@ __all__ = [
     "start_function",
 ]
 
+# Who is started in the background is told to ignore Ctrl-C, and would hand that down to what it
+# starts: tests that send it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A slow machine is no reason to fail, and a failure comes with what is needed to repeat it.
 settings.register_profile("oncebridge", deadline=None, print_blob=True)
 settings.load_profile("oncebridge")
+
+
+@pytest.fixture(autouse=True)
+def _logger_as_it_was() -> Iterator[None]:
+    """A command that runs in this process sets the logger up for itself, and others read it."""
+    log = logging.getLogger("oncebridge")
+    level, propagate, handlers = log.level, log.propagate, list(log.handlers)
+    yield
+    log.setLevel(level)  # also forgets what it remembers of which levels are on
+    log.propagate = propagate
+    log.handlers[:] = handlers

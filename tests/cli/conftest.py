@@ -2,7 +2,6 @@
 
 import gc
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -52,8 +51,6 @@ def run(tmp_path: Path) -> Callable[..., Ran]:
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
     """Do the same in this process, which is quicker."""
-    log = logging.getLogger("oncebridge")
-    before = (log.level, log.propagate, list(log.handlers))
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("ONCEBRIDGE_")]:
         monkeypatch.delenv(name)
@@ -67,8 +64,6 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
     yield call
     gc.unfreeze()  # `run_loop` freezes what is there, DuckDB's types too, which it misses at the end
-    log.level, log.propagate = before[:2]
-    log.handlers[:] = before[2]
 
 
 @pytest.fixture
