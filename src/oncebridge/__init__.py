@@ -28,7 +28,7 @@ from oncebridge.once import once
 from oncebridge.pattern import Pattern
 from oncebridge.rules import Latest, Quiet, Rule, Tier
 from oncebridge.settings import Settings
-from oncebridge.sink import Closed, Delivery, Never, No, Sink, SinkAnswer, Unknown, Yes
+from oncebridge.sink import Closed, Delivery, Never, No, Sink, SinkAnswer, Unknown, Unwell, Yes
 from oncebridge.store import Store
 from oncebridge.verdict import First, Outcome, Verdict
 
@@ -75,6 +75,7 @@ __all__ = [
     "TripHook",
     "Unknown",
     "Unreadable",
+    "Unwell",
     "Verdict",
     "Yes",
     "from_object",

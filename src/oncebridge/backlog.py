@@ -2,21 +2,66 @@
 What is owed to the store while it does not answer.
 
 A commit after the sink's yes, a memory after an unprotected delivery, the release of a
-claim that was never answered: none of them may hold up the acknowledgement, and each is
+claim that was never answered: none of them may delay the acknowledgement, and each is
 tried until it lands or the process ends. Losing one costs at most one more delivery.
+
+What was delivered and is not recorded yet is known here, and only here: a copy of it is a
+duplicate, whatever the store says. A release proves nothing, and is never looked up.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.books import Books
 from oncebridge.clock import Dice
 from oncebridge.store import Claims, Commit, Memory, NoAnswer, Release, rounds
-
-Debt = Commit | Memory | Release
+from oncebridge.verdict import First
+from oncebridge.waiting import happens_within
 
 _MOST = 100_000
 _CHUNK = 500
 _FIRST_S, _LONGEST_S = 0.25, 30.0
+
+
+class Delivered(Struct, frozen=True, gc=False):
+    """What was delivered under a key, and since when."""
+
+    hash: bytes
+    first: First
+    since: float
+    """When the sink said yes, by the running loop's time."""
+    identifies: bool
+    """The key is the one that identifies the event, and not a further tier's."""
+
+
+class Debt(Struct, frozen=True, eq=False, gc=False):
+    """One operation that the store has not answered."""
+
+    asked: Commit | Memory | Release
+    delivered: Delivered | None = None
+    """None for a release."""
+
+    @property
+    def key(self) -> bytes:
+        return self.asked.key
+
+    def due(self, now: float) -> Commit | Memory | Release:
+        """Return what to ask for now: the window counts from the delivery."""
+        asked = self.asked
+        if self.delivered is None or isinstance(asked, Release):
+            return asked
+        gone_ms = int((now - self.delivered.since) * 1000)
+        window_ms = max(asked.window_ms - gone_ms, 1)
+        if isinstance(asked, Memory):
+            return replace(asked, window_ms=window_ms)
+        return replace(
+            asked, window_ms=window_ms, hard_ms=asked.hard_ms and max(asked.hard_ms - gone_ms, 1)
+        )
 
 
 class Backlog:
@@ -26,8 +71,13 @@ class Backlog:
         self._store = store
         self._books = books
         self._dice = dice
-        self._owed: list[Debt] = []
+        self._owed: dict[int, Debt] = {}
+        """By identity, in the order of arrival."""
+        self._delivered: dict[bytes, Debt] = {}
+        """By the identifying key."""
         self._working: asyncio.Task[None] | None = None
+        self._paying = asyncio.Lock()
+        self._is_paid = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -35,18 +85,40 @@ class Backlog:
     @property
     def deliveries(self) -> int:
         """How much of it is about what was delivered, and not only claimed."""
-        return sum([type(debt) is not Release for debt in self._owed])
+        return sum([debt.delivered is not None for debt in self._owed.values()])
 
-    def owe(self, debts: list[Debt]) -> None:
+    def delivered(self, key: bytes, now: float) -> Delivered | None:
+        """Return what was delivered under an identifying *key*, if its record is owed."""
+        debt = self._delivered.get(key)
+        if debt is None or debt.delivered is None or isinstance(debt.asked, Release):
+            return None
+        lasts = (now - debt.delivered.since) * 1000 < debt.asked.window_ms
+        return debt.delivered if lasts else None
+
+    def owe(self, debts: Iterable[Debt]) -> None:
         """Take over *debts*."""
-        self._owed += debts
+        for debt in debts:
+            self._owed[id(debt)] = debt
+            if debt.delivered is not None and debt.delivered.identifies:
+                self._delivered[debt.key] = debt
         excess = len(self._owed) - _MOST
         if excess > 0:
             # The oldest go: theirs is the shortest rest of a window.
-            del self._owed[:excess]
+            self._remove([*islice(self._owed.values(), excess)])
             self._books.forgotten += excess
         if self._owed and (self._working is None or self._working.done()):
             self._working = asyncio.get_running_loop().create_task(self._work())
+
+    async def pay(self) -> None:
+        """Try everything once, now: the store may be available again."""
+        async with self._paying:
+            owed = list(self._owed.values())
+            for at in range(0, len(owed), _CHUNK):
+                for chunk in rounds(owed[at : at + _CHUNK], lambda debt: debt.key):
+                    if not await self._pay(chunk):
+                        return
+        if not self._owed:
+            self._is_paid.set()
 
     async def settle(self, within_s: float) -> None:
         """Wait up to *within_s* for everything to land."""
@@ -63,35 +135,41 @@ class Backlog:
     async def _work(self) -> None:
         pause = _FIRST_S
         while self._owed:
-            chunk = rounds(self._owed[:_CHUNK], lambda debt: debt.key)[0]
-            try:
-                left = await self._pay(chunk)
-            except Exception:  # noqa: BLE001 - also a store with a fault: what is owed stays owed
-                self._books.store_errors += 1
-                left = chunk
-            # What was added meanwhile stands behind; what was dropped meanwhile stood before.
-            paid = {id(debt) for debt in chunk} - {id(debt) for debt in left}
-            self._owed = [debt for debt in self._owed if id(debt) not in paid]
-            if left:
-                await asyncio.sleep(pause * (0.5 + self._dice.fraction()))
+            self._is_paid.clear()
+            await self.pay()
+            if self._owed:
+                await happens_within(self._is_paid, pause * (0.5 + self._dice.fraction()))
                 pause = min(2 * pause, _LONGEST_S)
-            else:
-                pause = _FIRST_S
 
-    async def _pay(self, debts: list[Debt]) -> list[Debt]:
-        """Send what is owed; give back what got no answer."""
-        left: list[Debt] = []
-        releases = [debt for debt in debts if isinstance(debt, Release)]
-        commits = [debt for debt in debts if isinstance(debt, Commit)]
-        memories = [debt for debt in debts if isinstance(debt, Memory)]
-        # Releases first: a memory of the same key is refused while its own claim stands.
-        if releases:
-            released = await self._store.release(releases)
-            left += [d for d, a in zip(releases, released, strict=True) if isinstance(a, NoAnswer)]
-        if commits:
-            committed = await self._store.commit(commits)
-            left += [d for d, a in zip(commits, committed, strict=True) if isinstance(a, NoAnswer)]
-        if memories:
-            kept = await self._store.remember(memories)
-            left += [d for d, a in zip(memories, kept, strict=True) if isinstance(a, NoAnswer)]
-        return left
+    async def _pay(self, debts: list[Debt]) -> bool:
+        """Send what is owed, and return False if the store does not answer at all."""
+        now = asyncio.get_running_loop().time()
+        due = [(debt, debt.due(now)) for debt in debts]
+        try:
+            await self._ask(self._store.commit, [p for p in due if isinstance(p[1], Commit)])
+            # Before memories: one is refused while the claim of its own key stands.
+            await self._ask(self._store.release, [p for p in due if isinstance(p[1], Release)])
+            await self._ask(self._store.remember, [p for p in due if isinstance(p[1], Memory)])
+        except Exception:  # noqa: BLE001 - also a store with a fault: what is owed stays owed
+            self._books.store_errors += 1
+            return False
+        return True
+
+    async def _ask(
+        self,
+        operation: Callable[[Any], Awaitable[Sequence[object]]],
+        due: Sequence[tuple[Debt, object]],
+    ) -> None:
+        if due:
+            answers = await operation([asked for _, asked in due])
+            self._remove(
+                debt
+                for (debt, _), answer in zip(due, answers, strict=True)
+                if not isinstance(answer, NoAnswer)
+            )
+
+    def _remove(self, debts: Iterable[Debt]) -> None:
+        for debt in debts:
+            self._owed.pop(id(debt), None)
+            if self._delivered.get(debt.key) is debt:
+                del self._delivered[debt.key]

@@ -26,6 +26,8 @@ class Books:
         """Claims of an event that was tried before."""
         self.ambiguous = 0
         """Sends that ended without a clear answer."""
+        self.unwell = 0
+        """Sends that the sink answered with its own trouble (HTTP 502, 503, 504)."""
         self.late_commits = 0
         """Commits recorded after their lease had ended."""
         self.acked_uncommitted = 0
@@ -34,6 +36,8 @@ class Books:
         """Commits refused because the key had started anew."""
         self.registers_behind = 0
         """Newest states that could not be written down: an older one may pass later."""
+        self.stale_runs = 0
+        """Entities of which many events in a row were stale: their newest version may be wrong."""
         self.lease_lost = 0
         """Holds that another worker took over."""
         self.unprotected = 0

@@ -15,19 +15,24 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from oncebridge.backlog import Debt, Delivered
 from oncebridge.clock import Dice, ms
 from oncebridge.dead import DeadLetter
+from oncebridge.duration import format_duration
 from oncebridge.event import Event, Unreadable
 from oncebridge.holds import Hold
 from oncebridge.hooks import Trace, sending
-from oncebridge.rules import OnConflict, Plan
+from oncebridge.rules import OnConflict, Plan, Version
 from oncebridge.sink import Delivery
-from oncebridge.store import Claim, Commit, Duplicate, Fate, Memory, Part
+from oncebridge.store import Claim, Commit, Fate, Memory, Part
 from oncebridge.turns import Turn
 from oncebridge.verdict import LONGEST_ID, First, Outcome, Verdict
 
 _DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
+_DAY_MS: Final = 86_400_000
+_IN_PLACE_MS: Final = 12 * 3_600_000
 
 _log = logging.getLogger("oncebridge")
 
@@ -51,6 +56,8 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
     error: str = ""
     counted: int = 0
     """How many attempts had been counted when this was written."""
+    since_ms: int = 0
+    """When the event was first claimed, by the store's clock."""
 
     @classmethod
     def read(cls, memo: bytes) -> "Memo":
@@ -65,13 +72,23 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What the record of an entity remembers: the newest state that was delivered."""
+    """
+    What the record of an entity remembers: the newest state that was delivered.
+
+    It counts for as long as the rule remembers events, from the delivery on. Stale arrivals
+    do not prolong it: a version that was wrong must not hide the true ones for ever.
+    """
 
     kind: str = ""
     version: int | float = 0
     state: str = ""
     """A fingerprint: states may be personal data."""
     at_ms: int = 0
+    """When that state was delivered, by the store's clock."""
+    noted_ms: int = 0
+    """When an event arrived that had the same state and a newer version."""
+    stale: int = 0
+    """How many stale events have arrived since."""
 
     @classmethod
     def read(cls, memo: bytes) -> "Register":
@@ -83,9 +100,17 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
     def write(self) -> bytes:
         return _write(self)
 
+    def left_ms(self, plan: Plan, now_ms: int) -> int:
+        """Return how long this state still counts."""
+        return max(max(self.at_ms, self.noted_ms) + plan.keep_ms - now_ms, 0)
+
     def judge(self, plan: Plan, now_ms: int) -> Verdict | None:
-        """Tell why the event need not be sent, if so."""
-        if self._is_newer_than(plan):
+        """Return why the event need not be sent, if so; a version in conflict has no order."""
+        if why_no_version(self, plan, now_ms):
+            return Verdict.CONFLICT
+        if not self.left_ms(plan, now_ms):
+            return None
+        if self._is_newer_than(plan, now_ms):
             return Verdict.STALE
         quiet = plan.rule.quiet
         if quiet is None or not self.state or self.state != _fingerprint(plan.state):
@@ -93,26 +118,59 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
         return Verdict.UNCHANGED if now_ms - self.at_ms < ms(quiet.time) else None
 
     def raised(self, plan: Plan, now_ms: int) -> "Register":
-        """Write down that the event was delivered; what is newer stays."""
-        if self._is_newer_than(plan):
+        """Return the register after the event was delivered; what is newer stays."""
+        if self.left_ms(plan, now_ms) and self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version or ("", 0)
         return Register(kind, version, _fingerprint(plan.state), now_ms)
 
-    def noted(self, plan: Plan) -> "Register":
-        """Write down the version of an event that changes nothing else."""
-        if plan.version is None or self._is_newer_than(plan):
+    def noted(self, plan: Plan, now_ms: int) -> "Register":
+        """Return the register after an event that changes nothing but the version."""
+        if plan.version is None or self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version
-        return Register(kind, version, self.state, self.at_ms)
+        return Register(kind, version, self.state, self.at_ms, now_ms)
 
-    def _is_newer_than(self, plan: Plan) -> bool:
+    def passed_over(self) -> "Register":
+        """Return the register after one more stale event."""
+        return replace(self, stale=self.stale + 1)
+
+    def _is_newer_than(self, plan: Plan, now_ms: int) -> bool:
         # Strictly: two events of one version are two events, and both go.
         return (
             plan.version is not None
             and plan.version[0] == self.kind
             and plan.version[1] < self.version
+            # One from far ahead may stand here since before the rule had a bound.
+            and not _ahead_ms((self.kind, self.version), plan, now_ms)
         )
+
+
+def why_no_version(register: Register, plan: Plan, now_ms: int) -> str:
+    """Return why the event's version cannot be compared with the entity's, in words, if so."""
+    if plan.version is None:
+        return ""
+    ahead_ms = _ahead_ms(plan.version, plan, now_ms)
+    if ahead_ms and plan.rule.latest is not None:
+        most = format_duration(plan.rule.latest.ahead)
+        return (
+            f"its version is {ahead_ms / _DAY_MS:,.1f} days ahead of the store's clock; the rule "
+            f"allows {most} (latest.ahead)"
+        )
+    kind = plan.version[0]
+    if register.kind and register.kind != kind and register.left_ms(plan, now_ms):
+        return f"its version is of type {kind}, and that of its entity of type {register.kind}"
+    return ""
+
+
+def _ahead_ms(version: Version, plan: Plan, now_ms: int) -> int:
+    """Return how far an instant is ahead of the clock; 0 if that is within the rule's bound."""
+    kind, value = version
+    latest = plan.rule.latest
+    if kind != "instant" or latest is None:
+        return 0
+    ahead_ms = int(value) // 1000 - now_ms
+    return ahead_ms if ahead_ms > ms(latest.ahead) else 0
 
 
 _NOTHING_YET = Register()
@@ -145,9 +203,11 @@ class Batch:
     __slots__ = (
         "arrivals",
         "began",
+        "doomed",
         "ends",
         "flights",
         "has_sent",
+        "in_place",
         "loop",
         "now",
         "outcomes",
@@ -163,9 +223,12 @@ class Batch:
         within: timedelta | None,
         patience: timedelta,
         settled: Settled | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
         self.arrivals = arrivals
         self.settled = settled
+        self.in_place = in_place
         # Kept: asking for the running loop is a system call in Python 3.11.
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
@@ -176,6 +239,8 @@ class Batch:
         self.flights: list[Flight] = []
         self.unkeyed: list[Flight] = []
         """Those of them that have no key to claim."""
+        self.doomed: list[Flight] = []
+        """Those that go to the dead letters without being sent."""
         self.has_sent = False
         self.ends = None if within is None else self.began + within.total_seconds()
         until = self.began + patience.total_seconds() if patience else 0.0
@@ -212,6 +277,17 @@ class Batch:
     def is_over(self) -> bool:
         return self.ends is not None and self.now() >= self.ends
 
+    def give_up_ms(self, chosen: timedelta | None, keep_ms: int) -> int:
+        """
+        Return the age at which an event that fails is given up.
+
+        By default that is its window. Where the source retries in place, nothing behind the
+        event can pass it, and the window would be too long.
+        """
+        if chosen is not None:
+            return ms(chosen)
+        return min(keep_ms, _IN_PLACE_MS) if self.in_place else keep_ms
+
 
 class Flight(Struct, eq=False):
     """One event on its way, and what is known about it so far."""
@@ -219,13 +295,16 @@ class Flight(Struct, eq=False):
     batch: Batch
     index: int
     event: Event | Unreadable
-    plan: Plan | None
+    plan: Plan
     parts: tuple[Part, ...]
     entity: bytes
-    """These two are the plan's; none where there is no plan."""
+    """These two are the plan's."""
     arrived_ms: int
     claim: Claim | None = None
+    claimed_at: float = 0.0
     attempt: int = 1
+    since_ms: int = 0
+    """When it was first claimed, by the store's clock; 0 where that is not known."""
     hold: Hold | None = None
     register: Hold | None = None
     register_offset_ms: float = 0.0
@@ -238,8 +317,10 @@ class Flight(Struct, eq=False):
     repeats: "list[Flight] | tuple[()]" = ()
     is_sent: bool = False
     """It was handed to the sink, whatever came of that."""
+    passed_before: int = 0
+    """How often the sink had taken something when this was sent."""
     tries_sink: bool = False
-    """It is to find out whether a sink that was down is there again."""
+    """It is to find out whether a sink that was down is available again."""
     send_at: float | None = None
     """Its turn under a rate limit, once it has one."""
     on_yes: Verdict = Verdict.DELIVERED
@@ -251,6 +332,8 @@ class Flight(Struct, eq=False):
     unprotected: bool = False
     settled: bool = False
     error: str = ""
+    why: str = ""
+    """The reason for its verdict, where the verdict alone does not say it."""
     trace: Trace | None = None
 
     # --- what the plan says ------------------------------------------------------------
@@ -261,27 +344,31 @@ class Flight(Struct, eq=False):
         return self.parts[-1].key if self.parts else b""
 
     @property
+    def is_doomed(self) -> bool:
+        """True if it goes to the dead letters without being sent."""
+        return self.plan.action == "dead" and bool(self.parts)
+
+    @property
     def keep_ms(self) -> int:
-        return self.plan.keep_ms if self.plan and self.parts else 0
+        return self.plan.keep_ms if self.parts else 0
 
     @property
     def on_conflict(self) -> OnConflict:
-        return self.plan.rule.on_conflict if self.plan else "deliver"
+        return self.plan.rule.on_conflict
 
     @property
     def first(self) -> First:
         """Name this arrival as the first of its kind."""
         return First(self.event.id if isinstance(self.event, Event) else None, self.arrived_ms)
 
-    def match(self, answer: Duplicate) -> None:
-        """Take note that the store knows it, and by which key."""
-        self.matched = answer.key
-        self.known = first_arrival(answer.memo)
+    def match(self, key: bytes, first: First | None) -> None:
+        """Record that it is a duplicate of *first*, and by which key it is known."""
+        self.matched = key
+        self.known = first
         self.on_yes = _DUPLICATE
 
     def clash(self, key: bytes) -> None:
         """Go on as an event of its own: *key* is known with other content."""
-        assert self.plan is not None  # noqa: S101 - only keyed events are claimed
         self.plan = self.plan.in_conflict(key)
         self.parts = self.plan.parts
         self.clashed = True
@@ -303,22 +390,34 @@ class Flight(Struct, eq=False):
 
     # --- what the claim says -----------------------------------------------------------
 
-    def take(self, claim: Claim, hold: Hold) -> None:
-        """Hold the event's keys."""
+    def take(self, claim: Claim, hold: Hold, asked_at: float, generation: bytes) -> None:
+        """Hold the event's keys; *generation* is the one that a new record was to get."""
         self.claim = claim
+        self.claimed_at = asked_at
         self.hold = hold
         if len(claim.held) > 1 or claim.held[0].attempts > 1:
             self.attempt = max([held.attempts for held in claim.held])
-        if self.attempt > 1:
-            memo = Memo.read(claim.held[-1].memo)
-            # An attempt that left no word died on the way, perhaps after the sink's yes.
-            self.maybe = memo.maybe_delivered or memo.counted != self.attempt - 1
-            self.error = memo.error
+        last = claim.held[-1]
+        if last.generation == generation and self.attempt == 1:
+            self.since_ms = claim.now_ms
+            return
+        memo = Memo.read(last.memo)
+        # An attempt that left no word died on the way, perhaps after the sink's yes.
+        self.maybe = memo.maybe_delivered or memo.counted != self.attempt - 1
+        self.error = memo.error
+        self.since_ms = memo.since_ms or memo.arrived_ms or claim.now_ms
 
     @property
     def is_lost(self) -> bool:
         """Tell whether another worker has taken the event over."""
         return self.hold is not None and self.hold.lost
+
+    def age_ms(self) -> int:
+        """Return how long ago the event was first claimed, by the store's clock."""
+        if self.claim is None:
+            return 0
+        held_ms = (self.batch.now() - self.claimed_at) * 1000
+        return self.claim.now_ms - self.since_ms + int(held_ms)
 
     def is_held_until(self, when: float) -> bool:
         return all(
@@ -338,11 +437,10 @@ class Flight(Struct, eq=False):
     def last_memo(self, error: str, counted: int) -> bytes:
         memo = Memo.read(self.claim.held[-1].memo) if self.claim else Memo()
         text = _writable(error)[:200]
-        return Memo(memo.id, memo.arrived_ms, self.maybe, text, counted).write()
+        return Memo(memo.id, memo.arrived_ms, self.maybe, text, counted, self.since_ms).write()
 
     def memories(self, parts: Sequence[Part], fate: Fate, dice: Dice) -> list[Memory]:
         """Ask the store to remember *parts* of this event without a claim."""
-        assert self.plan is not None  # noqa: S101 - only keyed events are remembered
         windows = {
             part.key: span.window_ms
             for part, span in zip(self.plan.parts, self.plan.spans, strict=True)
@@ -350,6 +448,14 @@ class Flight(Struct, eq=False):
         return [
             Memory(part.key, generation, fate, windows[part.key], part.hash, self.first_memo())
             for part, generation in zip(parts, dice.tokens(len(parts)), strict=True)
+        ]
+
+    def debts(self, asked: Sequence[Commit | Memory], since: float) -> list[Debt]:
+        """Owe the store what it is to record of this event, which ended at *since*."""
+        hashes = {part.key: part.hash for part in self.parts}
+        return [
+            Debt(one, Delivered(hashes[one.key], self.first, since, one.key == self.key))
+            for one in asked
         ]
 
     def delivery(self, route: str, ends: float) -> Delivery:
@@ -361,28 +467,29 @@ class Flight(Struct, eq=False):
             claim.held[-1].generation if claim else b"",
             self.attempt,
             route,
-            plan.version[1] if plan and plan.version else None,
+            plan.version[1] if plan.version else None,
             self.unprotected,
-            plan.about if plan else b"",
+            plan.about,
             ends,
             sending(self.trace) if self.trace is not None else "",
+            plan.sent_as,
         )
 
     def letter(self, reason: str, route: str, now_ms: int) -> DeadLetter:
         if isinstance(self.event, Unreadable):
             reason, message = self.event.reason, self.event.message
         else:
-            message = self.error or (self.plan.message if self.plan else "")
-            reason = "not-allowed" if self.plan and self.plan.refused else reason
+            message = self.why or self.error or self.plan.message
+            reason = "not-allowed" if self.plan.refused else reason
         return DeadLetter(
             self.event.raw,
             reason,
             _writable(message),
             route,
-            self.plan.rule.name if self.plan else "",
+            self.plan.rule.name,
             self.key,
             # The claim that found too many attempts has sent nothing.
-            (self.attempt - (reason == "attempts")) if self.claim else 0,
+            (self.attempt - (reason == "attempts")) if self.claim and not self.is_doomed else 0,
             self.maybe,
             now_ms,
         )
@@ -393,7 +500,7 @@ def commits_of(flights: Sequence[Flight], fate: Fate) -> list[Commit]:
     return [
         Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
         for flight in flights
-        if flight.claim and flight.plan
+        if flight.claim
         for held, span in zip(flight.claim.held, flight.plan.spans, strict=True)
     ]
 
@@ -471,7 +578,7 @@ class _Lane:
 
     def in_order(self) -> list[Flight]:
         """Let the versions of one entity go in their order, so that none is stale."""
-        versions = [f.plan.version for f in self.flights if f.plan and f.plan.version]
+        versions = [f.plan.version for f in self.flights if f.plan.version]
         one_entity = len({flight.entity for flight in self.flights}) == 1
         if len(versions) < len(self.flights) or not one_entity or len({k for k, _ in versions}) > 1:
             return self.flights

@@ -25,7 +25,7 @@ What must never happen, and where it is prevented:
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -34,10 +34,13 @@ from typing import Any, Final, Self
 
 from msgspec import Struct
 
+from oncebridge.backlog import Debt
 from oncebridge.books import Books
-from oncebridge.breaker import Breaker
+from oncebridge.breaker import Blame, Breaker
 from oncebridge.clock import Clock, Dice, SystemDice, ms, system_clock
 from oncebridge.dead import DeadLetters
+from oncebridge.dead_copies import count_copies
+from oncebridge.duration import format_duration
 from oncebridge.errors import (
     ConfigError,
     DeadLetterError,
@@ -46,7 +49,16 @@ from oncebridge.errors import (
     StoreUnavailable,
 )
 from oncebridge.event import Event, Unreadable, read
-from oncebridge.flight import Arrival, Batch, Flight, Settled, commits_of, now_s, waves
+from oncebridge.flight import (
+    Arrival,
+    Batch,
+    Flight,
+    Settled,
+    commits_of,
+    first_arrival,
+    now_s,
+    waves,
+)
 from oncebridge.holds import Hold, Holds
 from oncebridge.hooks import Decision, Hook, RoundTrip, Tracer, TripHook, ended, follow, tell
 from oncebridge.ledger import Ledger
@@ -64,6 +76,7 @@ from oncebridge.sink import (
     No,
     Sink,
     Unknown,
+    Unwell,
     Yes,
     instead,
     joint,
@@ -73,6 +86,7 @@ from oncebridge.store import (
     Busy,
     Claim,
     ClaimAnswer,
+    Commit,
     Duplicate,
     Fate,
     Memory,
@@ -91,6 +105,7 @@ _PAUSED_S = 5.0
 _LOOK_AGAIN_S = 0.25  # most holds end well before their lease
 _DROPPED = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
 _FATES = {**_DROPPED, Verdict.DEAD: Fate.DEAD}
+_NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
 _UNKEYED = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
 
 
@@ -156,6 +171,7 @@ class Gateway:
         self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
         self.sink_breaker = Breaker(settings.breaker, self._dice)
         self.store_breaker = Breaker(settings.breaker, self._dice)
+        self._blame = Blame(self.sink_breaker)
         self._pace = Pace(settings.rate) if settings.rate else None
         self._turns = Turns() if settings.order == "entity" else None
         self._paused = False
@@ -237,17 +253,19 @@ class Gateway:
         within: timedelta | None = None,
         patience: timedelta = timedelta(0),
         settled: Settled | None = None,
+        in_place: bool = False,
     ) -> list[Outcome]:
         """
-        Take a batch of arrivals and tell what became of each, in order.
+        Process a batch of arrivals and return the outcome of each, in order.
 
-        *within* is the time the caller has left: what cannot be sent by then is handed
-        back. *patience* is how long to wait in place for a key that another worker
-        holds, for callers to whom handing back is costly. *settled* is told each outcome
-        as soon as it is known, with its place in the batch: one slow send need not keep
-        the others' sources waiting.
+        *within* is the time the caller has left: what cannot be sent by then is returned to
+        the source. *patience* is how long to wait in place for a key that another worker
+        holds, for callers to whom returning it is costly. *settled* is called with each
+        outcome as soon as it is known, and its place in the batch: one slow send need not
+        keep the others' sources waiting. *in_place* says that the source retries in place:
+        nothing behind an event passes it until it is final.
         """
-        batch = Batch(arrivals, within, patience, settled)
+        batch = Batch(arrivals, within, patience, settled, in_place=in_place)
         self.books.arrive(len(arrivals))
         self._idle.clear()
         try:
@@ -331,7 +349,7 @@ class Gateway:
         found = {
             "shutting down": self._draining,
             "paused": self._paused,
-            "the sink is down": self.sink_breaker.left_s(now) > 0,
+            "the sink is down": self._sink_away_s(now) > 0,
             "the store is down": store_is_down,
         }
         return [why for why, is_so in found.items() if is_so]
@@ -342,7 +360,11 @@ class Gateway:
             return _PAUSED_S
         now = now_s()
         store_s = 0.0 if self._fails_open else self.store_breaker.left_s(now)
-        return max(self.sink_breaker.left_s(now), store_s)
+        return max(self._sink_away_s(now), store_s)
+
+    def _sink_away_s(self, now: float) -> float:
+        # While only one event has failed, any other is welcome to show who is at fault.
+        return 0.0 if self.sink_breaker.doubts() else self.sink_breaker.left_s(now)
 
     async def drain(self, grace: timedelta = timedelta(seconds=25)) -> bool:
         """
@@ -392,29 +414,28 @@ class Gateway:
     # --- plan --------------------------------------------------------------------------
 
     async def _run(self, batch: Batch) -> None:
-        unkeyable = [f for f in batch.unkeyed if f.plan is None or f.plan.action == "dead"]
-        if self._is_shadow:
-            # What is no event cannot be forwarded as one, and who is not let in stays out.
-            unkeyable = [f for f in unkeyable if f.plan is None or f.plan.refused]
         if discarded := [f for f in batch.unkeyed if self._is_discarded(f.plan)]:
             self._settle(discarded, Verdict.DISCARDED)
-        if not unkeyable:
+        if not batch.doomed:
             await self._let_pass([f for f in batch.flights if not f.settled])
             return
         # Beside the others: the dead letters may take their time.
-        apart = {id(flight) for flight in unkeyable}
+        apart = {id(flight) for flight in batch.doomed}
         keyed = [f for f in batch.flights if not f.settled and id(f) not in apart]
         done = await asyncio.gather(
-            self._bury(unkeyable, "unkeyable"), self._let_pass(keyed), return_exceptions=True
+            self._let_die(batch.doomed), self._let_pass(keyed), return_exceptions=True
         )
         for error in done:
             if error is not None:
                 raise error
 
-    def _is_discarded(self, plan: Plan | None) -> bool:
-        if plan is None or plan.action != "discard":
-            return False
-        return plan.refused or not self._is_shadow
+    def _is_discarded(self, plan: Plan) -> bool:
+        return plan.action == "discard" and (plan.refused or not self._is_shadow)
+
+    async def _let_die(self, flights: list[Flight]) -> None:
+        """Keep what can never be sent in the dead letters, once; no sink is needed for that."""
+        for wave in waves(flights):
+            await self._pass(wave)
 
     async def _let_pass(self, flights: list[Flight]) -> None:
         for wave in waves(flights):
@@ -430,18 +451,26 @@ class Gateway:
                 event = read(arrival, limits=limits, bare=bare, apart=apart)
             else:
                 event = arrival
-            if isinstance(event, Unreadable):
-                flight = Flight(batch, index, event, None, (), b"", now)
-            else:
-                plan = self.rules.plan(event)
-                flight = Flight(batch, index, event, plan, plan.parts, plan.entity, now)
+            plan = self._plan_of(event)
+            flight = Flight(batch, index, event, plan, plan.parts, plan.entity, now)
             if self._tracer is not None:
                 flight.trace = follow(self._tracer, self.route, event)
             batch.flights.append(flight)
             if not flight.parts:
                 batch.unkeyed.append(flight)
+            elif flight.is_doomed:
+                batch.doomed.append(flight)
         if self._turns is not None:
             batch.turns = self._turns.stand([f.entity for f in batch.flights if f.entity])
+
+    def _plan_of(self, event: Event | Unreadable) -> Plan:
+        if isinstance(event, Unreadable):
+            return self.rules.plan_unreadable(event)
+        plan = self.rules.plan(event)
+        # In shadow mode it is forwarded, unless its sender is not let in.
+        if plan.action != "dead" or (self._is_shadow and not plan.refused):
+            return plan
+        return self.rules.buried(event.raw, plan.message, plan)
 
     # --- admit -------------------------------------------------------------------------
 
@@ -468,22 +497,26 @@ class Gateway:
 
     async def _unless_shut(self, wave: Sequence[Flight]) -> None:
         """Let a wave pass; while the sink is down, one event at most, to try it."""
-        while wave and self.sink_breaker.is_open and not self._paused:
-            if not self.sink_breaker.admits(now_s()):
+        breaker = self.sink_breaker
+        while wave and breaker.is_open and not self._paused:
+            now = now_s()
+            at = next((at for at, f in enumerate(wave) if not breaker.left_s(now, f.key)), None)
+            if at is None or not breaker.admits(now, wave[at].key):
                 break
-            wave[0].tries_sink = True
+            wave[at].tries_sink = True
             try:
-                await self._pass(wave[:1])
+                await self._pass(wave[at : at + 1])
             finally:
                 # It may have been a duplicate, and then nothing is known about the sink.
-                self.sink_breaker.abandoned()
-            wave = wave[1:]
+                breaker.abandoned()
+            wave = [*wave[:at], *wave[at + 1 :]]
         if not self._paused and not self.sink_breaker.is_open:
             await self._pass(wave)
             return
         why = "paused by an operator" if self._paused else "the sink is down"
         for flight in wave:
-            self._turn_away(flight, why, self._jittered(int(self.away_s() * 1000)))
+            wait_s = _PAUSED_S if self._paused else breaker.left_s(now_s(), flight.key)
+            self._turn_away(flight, why, self._jittered(int(wait_s * 1000)))
 
     def _turn_away(self, flight: Flight, reason: str, wait_ms: int) -> None:
         """Hand back what was not even claimed, with its repeats."""
@@ -494,8 +527,7 @@ class Gateway:
         """Take events that have nothing to do with each other through all steps."""
         bypassed = [flight for flight in wave if not flight.parts]
         for flight in bypassed:
-            action = flight.plan.action if flight.plan else "bypass"
-            flight.on_yes = _UNKEYED.get(action, Verdict.BYPASSED)
+            flight.on_yes = _UNKEYED.get(flight.plan.action, Verdict.BYPASSED)
         ready, waiting = await self._claim([flight for flight in wave if flight.parts])
         await self._enter_and_deliver(bypassed + ready)
         while waiting:
@@ -545,28 +577,29 @@ class Gateway:
         ready: list[Flight] = []
         waiting: list[Flight] = []
         memories: list[Memory] = []
-        while flights:
+        while flights := await self._not_owed(flights, ready):
             again: list[Flight] = []
             known: list[Flight] = []
             held: list[Hold] = []
             batch = flights[0].batch
             lease_ms = batch.lease_ms(self._lease_ms)
+            wants = self._wants(flights, lease_ms)
             sent = batch.now()
-            answers = await self._ask(flights, lease_ms)
+            answers = await self._ask(wants)
             ends, gives_up, latest = sent + lease_ms / 1000, sent + self._max_hold_s, batch.latest()
-            for flight, answer in zip(flights, answers, strict=True):
+            for flight, want, answer in zip(flights, wants, answers, strict=True):
                 match answer:
                     case Claim():
                         hold = Hold(answer, ends, gives_up, latest)
-                        flight.take(answer, hold)
+                        flight.take(answer, hold, sent, want.generation)
                         if flight.attempt > 1:
                             self.books.retried += 1
                         held.append(hold)
                         ready.append(flight)
                     case Duplicate():
-                        flight.match(answer)
+                        flight.match(answer.key, first_arrival(answer.memo))
                         memories += self._other_tiers(flight, answer)
-                        (ready if self._is_shadow else known).append(flight)
+                        (ready if self._shadows(flight) else known).append(flight)
                     case Busy() if flight.batch.is_patient() and not self._draining:
                         waiting.append(flight)
                     case Busy():
@@ -578,29 +611,74 @@ class Gateway:
                         self._outage(flight, answer.reason, ready)
             self._holds.add(held)
             self._settle(known, _DUPLICATE)
+            await self._count_copies(known)
             flights = again
         await self._ledger.remember(memories)
         return await self._worth_sending(ready), waiting
 
-    async def _ask(self, flights: list[Flight], lease_ms: int) -> Sequence[ClaimAnswer]:
-        if self.store_breaker.is_open and not self.store_breaker.admits(now_s()):
-            return [NoAnswer("it is down")] * len(flights)
+    async def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
+        """
+        End copies of what was delivered and is not recorded yet; return the rest.
+
+        Only this process knows of it. The store is told first, if it may be available again.
+        Other content under the same key waits until the store can tell the two apart.
+        """
+        backlog = self._ledger.backlog
+        if not len(backlog):
+            return flights
+        if self.store_breaker.failures and not self.store_breaker.left_s(now_s()):
+            await backlog.pay()
+        now = now_s()
+        rest: list[Flight] = []
+        for flight in flights:
+            part = flight.parts[-1]
+            found = backlog.delivered(part.key, now)
+            if found is None:
+                rest.append(flight)
+            elif found.hash and part.hash and found.hash != part.hash:
+                if self._shadows(flight):
+                    rest.append(flight)
+                else:
+                    self._wait_for_store(flight, _NOT_RECORDED)
+            else:
+                flight.match(part.key, found.first)
+                if self._shadows(flight):
+                    ready.append(flight)
+                else:
+                    self._settle([flight], _DUPLICATE)
+        return rest
+
+    def _shadows(self, flight: Flight) -> bool:
+        """Return True if the event is forwarded whatever the store says."""
+        return self._is_shadow and not flight.is_doomed
+
+    async def _count_copies(self, flights: Sequence[Flight]) -> None:
+        """Count what went to the dead letters unsent and has arrived again."""
+        again = Counter([flight.key for flight in flights if flight.is_doomed])
+        if again:
+            keep_ms = ms(self._settings.window)
+            await count_copies(self._store, self._dice, again, keep_ms=keep_ms)
+
+    def _wants(self, flights: list[Flight], lease_ms: int) -> list[Want]:
         tokens = iter(self._dice.tokens(2 * len(flights)))
         explain = self._settings.explain
-        try:
-            answers = await self._ledger.claim(
-                [
-                    Want(
-                        flight.parts,
-                        token,
-                        generation,
-                        lease_ms,
-                        flight.keep_ms,
-                        flight.first_memo() if explain else b"",
-                    )
-                    for flight, token, generation in zip(flights, tokens, tokens, strict=True)
-                ]
+        return [
+            Want(
+                flight.parts,
+                token,
+                generation,
+                lease_ms,
+                flight.keep_ms,
+                flight.first_memo() if explain else b"",
             )
+            for flight, token, generation in zip(flights, tokens, tokens, strict=True)
+        ]
+
+    async def _ask(self, wants: list[Want]) -> Sequence[ClaimAnswer]:
+        if self.store_breaker.is_open and not self.store_breaker.admits(now_s()):
+            return [NoAnswer("it is down")] * len(wants)
+        try:
+            answers = await self._ledger.claim(wants)
         except BaseException:
             self.store_breaker.abandoned()
             raise
@@ -619,7 +697,7 @@ class Gateway:
     def _stand_back(self, flight: Flight, answer: Busy, ready: list[Flight]) -> None:
         """Hand back what another worker holds; in shadow mode, forward it all the same."""
         flight.on_yes = Verdict.BUSY
-        if self._is_shadow:
+        if self._shadows(flight):
             ready.append(flight)
         else:
             wait = self._jittered(answer.left_ms)
@@ -631,14 +709,19 @@ class Gateway:
             flight.unprotected = True
             ready.append(flight)
         else:
-            reason = f"the store did not answer: {reason}"
-            left_s = self.store_breaker.left_s(now_s())
-            wait = max(self._backoff(self.store_breaker.level), int(left_s * 1000))
-            self._settle([flight], Verdict.FAILED, reason=reason, retry_after_ms=wait)
+            self._wait_for_store(flight, f"the store did not answer: {reason}")
+
+    def _wait_for_store(self, flight: Flight, reason: str) -> None:
+        left_s = self.store_breaker.left_s(now_s())
+        wait = max(self._backoff(self.store_breaker.level), int(left_s * 1000))
+        self._settle([flight], Verdict.FAILED, reason=reason, retry_after_ms=wait)
 
     async def _worth_sending(self, ready: list[Flight]) -> list[Flight]:
         """Take out what was tried too often, and conflicts that are not to be sent."""
         most = self._settings.max_attempts
+        if doomed := [flight for flight in ready if flight.is_doomed]:
+            await self._bury(doomed, "unkeyable")
+            ready = [flight for flight in ready if not flight.settled]
         if self._is_shadow or not any(flight.attempt > most or flight.clashed for flight in ready):
             return ready
         claimed = [flight for flight in ready if flight.claim is not None]
@@ -661,13 +744,14 @@ class Gateway:
         """
         batch = flights[0].batch
         entered = await self._registers.enter(flights, batch.lease_ms(self._lease_ms))
+        await self._handle_unordered([f for f, v in entered.outdated if v is Verdict.CONFLICT])
         if self._is_shadow:
             for flight, verdict in entered.outdated:
                 flight.on_yes = verdict
             for flight, _ in entered.busy:
                 flight.on_yes = Verdict.BUSY
             return flights, [], 0
-        await self._drop(entered.outdated)
+        await self._drop([(f, v) for f, v in entered.outdated if v is not Verdict.CONFLICT])
         pause = self._backoff(1)
         await self._hand_back(
             [
@@ -691,6 +775,16 @@ class Gateway:
         busy = {id(flight) for flight in waiting}
         ready = [flight for flight in flights if not flight.settled and id(flight) not in busy]
         return ready, waiting, pause_s
+
+    async def _handle_unordered(self, flights: list[Flight]) -> None:
+        """Treat versions that cannot be compared as conflicts, and leave the entity as it is."""
+        if not flights:
+            return
+        await self._ledger.release([r for f in flights for r in self._registers.give_back(f)])
+        for flight in flights:
+            flight.on_yes = Verdict.CONFLICT
+        if not self._is_shadow:
+            await self._bury([f for f in flights if f.on_conflict != "deliver"], "version")
 
     # --- deliver -----------------------------------------------------------------------
 
@@ -731,7 +825,8 @@ class Gateway:
             finally:
                 # Nobody waits for the answer any more where we were cancelled, but the sink
                 # has the event.
-                self._owe([f for f in flights if f.forwarded and not f.settled])
+                owing = [f for f in flights if f.forwarded and not f.settled]
+                self._owe(owing, commits_of(owing, Fate.DELIVERED), flights[0].batch.now())
         for error in errors:
             if error is not None:
                 raise error
@@ -793,8 +888,8 @@ class Gateway:
         ]
 
     def _sort(self, answers: Sequence[Answered]) -> "_Answers":
-        """Tell what was taken from what was refused for good and what has to come again."""
-        found = _Answers([], [], [], [])
+        """Separate what was taken from what was refused for good and what has to be retried."""
+        found = _Answers([], [], [], [], [])
         for flight, answer in answers:
             match answer:
                 case Yes():
@@ -809,14 +904,31 @@ class Gateway:
                     flight.error = answer.reason
                     found.refused.append(flight)
                 case _:
-                    found.back.append(self._later(flight, answer))
+                    back = self._later(flight, answer)
+                    if isinstance(answer, No) or not self._is_too_old(flight):
+                        found.back.append(back)
+                    else:
+                        found.aged.append(flight)
         return found
+
+    def _is_too_old(self, flight: Flight) -> bool:
+        """Return True if a failed event is to be given up for its age, and record why."""
+        if self._dead is None or flight.claim is None or flight.is_lost:
+            return False
+        most_ms = flight.batch.give_up_ms(self._settings.give_up_after, flight.keep_ms)
+        if flight.age_ms() < most_ms:
+            return False
+        most = format_duration(timedelta(milliseconds=most_ms))
+        flight.error = f"{flight.error}; not delivered within {most} of the first attempt"
+        return True
 
     async def _deal(self, answers: "_Answers") -> None:
         if answers.taken:
             await self._took(answers.taken)
         if answers.refused:
             await self._bury(answers.refused, "rejected")
+        if answers.aged:
+            await self._bury(answers.aged, "too-old")
         if answers.back:
             await self._hand_back(answers.back)
         if answers.beaten:
@@ -873,8 +985,10 @@ class Gateway:
         for hold in holds:
             hold.give_up = gives_up
         flights[0].batch.has_sent = True
+        passed = self.sink_breaker.passed
         for flight in flights:
             flight.is_sent = True
+            flight.passed_before = passed
         if self._joint is not None:
             for hold in holds:
                 # The transaction itself finds out whether it is still ours. Until it ends it has
@@ -915,22 +1029,32 @@ class Gateway:
             return 0.0
         return min(1.25 * self._slots.slowest_s, self._sink_timeout_s)
 
-    def _later(self, flight: Flight, answer: Unknown | No | Closed) -> "_Back":
-        """Decide when to try again what the sink did not take."""
+    def _later(self, flight: Flight, answer: Unknown | No | Unwell | Closed) -> "_Back":
+        """Decide when to retry what the sink did not take, and whether the attempt counts."""
         asked = min(max(answer.retry_after_ms, 0), ms(self._settings.max_backoff))
         if isinstance(answer, No) and answer.too_early:
             return _Back(flight, answer.reason, max(self._backoff(1), asked), unsent=True)
-        if not flight.is_lost:  # else it was broken off by us
-            self.sink_breaker.failed(now_s(), at_once=isinstance(answer, Closed))
-        if isinstance(answer, Unknown):
-            self.books.ambiguous += 1
-            flight.maybe = True
+        is_blamed = False
+        match answer:
+            case Unknown():
+                self.books.ambiguous += 1
+                is_blamed = True
+            case Unwell() | Closed():
+                self.books.unwell += isinstance(answer, Unwell)
+                is_blamed = self._blame.is_of(flight.key, flight.passed_before)
+        if not isinstance(answer, No):
             flight.error = answer.reason
+            flight.maybe = flight.maybe or not isinstance(answer, Closed)
+        # A lost claim was cancelled by us, and a refusal that is the event's own fault says
+        # nothing about the sink.
+        if not flight.is_lost and (isinstance(answer, Unknown) or not is_blamed):
+            event = b"" if isinstance(answer, No) else flight.key
+            self.sink_breaker.failed(now_s(), event=event)
+        if is_blamed:
             wait = max(self._backoff(flight.attempt), asked)
             return _Back(flight, answer.reason, wait, unsent=False)
-        # The sink's fault, not the event's: it does not count as an attempt, and the pause
-        # grows with the sink's refusals.
-        left_s = self.sink_breaker.left_s(now_s())
+        # The sink's fault: the attempt does not count, and the pause grows with its refusals.
+        left_s = self.sink_breaker.left_s(now_s(), flight.key)
         wait = max(self._backoff(self.sink_breaker.level), asked, int(left_s * 1000))
         return _Back(flight, answer.reason, wait, unsent=True)
 
@@ -950,21 +1074,24 @@ class Gateway:
         self.books.forwarded += len(flights)
         for flight in [flight for flight in flights if flight.unprotected]:
             self.books.unprotected += 1
-            self._ledger.backlog.owe([*flight.memories(flight.parts, Fate.DELIVERED, self._dice)])
+            memories = flight.memories(flight.parts, Fate.DELIVERED, self._dice)
+            self._ledger.backlog.owe(flight.debts(memories, flight.batch.now()))
         if self._joint is None:
             await self._raise_registers(flights)
             await self._commit(flights, Fate.DELIVERED)
         elif self._is_shadow:
             await self._leave_registers(flights)
-        for verdict in dict.fromkeys([flight.on_yes for flight in flights]):
-            self._settle([flight for flight in flights if flight.on_yes is verdict], verdict)
+        for verdict, why in dict.fromkeys([(flight.on_yes, flight.why) for flight in flights]):
+            its = [f for f in flights if f.on_yes is verdict and f.why == why]
+            self._settle(its, verdict, reason=why)
 
-    def _owe(self, flights: list[Flight]) -> None:
-        """Leave commits to the backlog that could not be waited for."""
-        if not (claimed := [flight for flight in flights if flight.claim is not None]):
-            return
-        self.books.acked_uncommitted += len(claimed)
-        self._ledger.backlog.owe([*commits_of(claimed, Fate.DELIVERED)])
+    def _owe(self, flights: Sequence[Flight], commits: Sequence[Commit], since: float) -> None:
+        """Leave *commits* to the backlog that could not be waited for."""
+        owed = {commit.key: commit for commit in commits}
+        for flight in flights:
+            its = [owed[part.key] for part in flight.parts if part.key in owed]
+            self.books.acked_uncommitted += bool(its)
+            self._ledger.backlog.owe(flight.debts(its, since))
 
     async def _raise_registers(self, flights: list[Flight]) -> None:
         """Write down the newest states; what shadow mode would have dropped is none."""
@@ -994,10 +1121,13 @@ class Gateway:
             if flight.hold is not None:
                 flight.hold.ending = True
         batch = claimed[0].batch
-        ends = batch.now() + self._commit_budget_s
-        await self._ledger.commit(
+        since = batch.now()
+        ends = since + self._commit_budget_s
+        late = await self._ledger.commit(
             commits_of(claimed, fate), ends if batch.ends is None else min(ends, batch.ends)
         )
+        if late:
+            self._owe(claimed, late, since)
         now = batch.now()
         self.books.late_commits += sum([f.hold is not None and now > f.hold.ends for f in claimed])
 
@@ -1044,7 +1174,7 @@ class Gateway:
         for flight, letter in zip(flights, letters, strict=True):
             self._settle(
                 [flight],
-                Verdict.CONFLICT if flight.clashed else Verdict.DEAD,
+                Verdict.CONFLICT if flight.on_yes is Verdict.CONFLICT else Verdict.DEAD,
                 reason=f"{letter.reason}: {letter.message}" if letter.message else letter.reason,
             )
 
@@ -1060,7 +1190,7 @@ class Gateway:
         releases: list[Release] = []
         for one in back:
             releases += self._registers.give_back(one.flight)
-            releases += one.releases(remember=self._settings.explain)
+            releases += one.releases()
             if one.flight.hold is not None:
                 one.flight.hold.ending = True
         await self._ledger.release(releases)
@@ -1104,13 +1234,14 @@ class Gateway:
                 fate = _FATES.get(outcome.verdict, Fate.DELIVERED)
                 memories += repeat.memories(repeat.parts_beside(leader), fate, self._dice)
                 repeat.known = outcome.first or leader.first
-                if self._is_shadow:
+                if self._shadows(repeat):
                     is_busy = outcome.verdict is Verdict.BUSY
                     repeat.on_yes = Verdict.BUSY if is_busy else Verdict.DUPLICATE
                     forward.append(repeat)
                 else:
                     self._settle([repeat], Verdict.DUPLICATE)
         await self._ledger.remember(memories)
+        await self._count_copies([r for leader in leaders for r in leader.repeats if r.settled])
         await self._deliver(forward)
         if apart:
             for turn in waves(apart):
@@ -1147,7 +1278,7 @@ class Gateway:
             Outcome(
                 verdict,
                 is_final or flight.forwarded,
-                flight.plan.rule.name if flight.plan else "",
+                flight.plan.rule.name,
                 flight.parts[-1].key if flight.parts else b"",
                 retry_after_ms,
                 reason,
@@ -1199,7 +1330,7 @@ class Gateway:
         left = [flight for flight in batch.flights if not flight.settled]
         # What was claimed and not sent is free for whoever comes next.
         unsent = [_Back(flight, reason, 0, unsent=True) for flight in left if not flight.is_sent]
-        self._ledger.backlog.owe([r for back in unsent for r in back.releases(remember=False)])
+        self._ledger.backlog.owe(Debt(release) for back in unsent for release in back.releases())
         self._settle(left, Verdict.FAILED, reason=reason)
         unplanned = batch.outcomes.count(None)
         self.books.settle(Verdict.FAILED, unplanned)
@@ -1215,6 +1346,7 @@ class _Answers(Struct, frozen=True):
 
     taken: list[Flight]
     refused: list[Flight]
+    aged: list[Flight]
     back: "list[_Back]"
     beaten: list[tuple[Flight, Already | Lost]]
 
@@ -1227,13 +1359,12 @@ class _Back(Struct, frozen=True):
     wait_ms: int
     unsent: bool
 
-    def releases(self, *, remember: bool) -> list[Release]:
+    def releases(self) -> list[Release]:
         flight = self.flight
         if flight.hold is None or flight.hold.lost:
             return []
         counted = flight.attempt - 1 if self.unsent else flight.attempt
-        error = flight.error or self.reason
-        memo = flight.last_memo(error, counted) if remember or flight.maybe else None
+        memo = flight.last_memo(flight.error or self.reason, counted)
         return [
             Release(key, flight.hold.token, self.wait_ms, flight.keep_ms, memo, self.unsent)
             for key in flight.hold.keys

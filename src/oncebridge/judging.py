@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from oncebridge import control, trail
 from oncebridge import record as table
 from oncebridge.clock import ms
-from oncebridge.flight import Memo, Register, first_arrival
+from oncebridge.flight import Memo, Register, first_arrival, why_no_version
 from oncebridge.identity import Identity
 from oncebridge.key import conflict_key
 from oncebridge.rules import Plan
@@ -40,6 +40,7 @@ _CONFLICTS: Final = {
     "dead": "the same key was done with other content; it goes to the dead letters",
     "duplicate": "the same key was done with other content; it is dropped",
 }
+_SENT: Final = {"deliver": "it is delivered", "dead": "it goes to the dead letters"}
 _ON_ROUTES: Final = ("pause", "resume")
 _OUTDATED: Final = {
     Verdict.STALE: "a newer state of the entity was delivered",
@@ -244,9 +245,12 @@ class Look:
                     return self._claimed(plan, settings, answer, clash)
 
     def outdated(self, plan: Plan) -> Verdict | None:
-        """Tell whether the entity's register stands against *plan*, whatever its keys say."""
-        record = self._found.get(plan.entity) if plan.entity else None
-        return Register.read(record.memo).judge(plan, self.now_ms) if record else None
+        """Return why the entity's register stands against *plan*, whatever its keys say."""
+        return self._register(plan).judge(plan, self.now_ms) if plan.entity else None
+
+    def _register(self, plan: Plan) -> Register:
+        record = self._found.get(plan.entity)
+        return Register.read(record.memo) if record else Register()
 
     def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
         want = Want(parts, _NOBODY, _NOBODY, ms(settings.lease), keep_ms)
@@ -269,7 +273,12 @@ class Look:
                 why = f"the entity is {held(self.standing(plan.entity))}"
                 return Judged(Verdict.BUSY, why, key=plan.entity)
             if isinstance(answer, Claim):
-                outdated = self.outdated(plan)
+                register = self._register(plan)
+                outdated = register.judge(plan, self.now_ms)
+                if outdated is Verdict.CONFLICT:
+                    why = why_no_version(register, plan, self.now_ms)
+                    sent = policy if policy == "deliver" else "dead"
+                    return Judged(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
                 if outdated is not None:
                     return Judged(outdated, _OUTDATED[outdated])
         if clash is not None:

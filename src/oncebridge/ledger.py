@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from oncebridge.backlog import Backlog
+from oncebridge.backlog import Backlog, Debt
 from oncebridge.batcher import Batcher
 from oncebridge.books import Books
 from oncebridge.clock import Dice
@@ -107,16 +107,14 @@ class Ledger:
 
     def _owe_releases(self, wants: Sequence[Want]) -> None:
         self.backlog.owe(
-            [
-                Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True)
-                for want in wants
-                for part in want.parts
-            ]
+            Debt(Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True))
+            for want in wants
+            for part in want.parts
         )
 
-    async def commit(self, commits: Sequence[Commit], until_s: float) -> None:
+    async def commit(self, commits: Sequence[Commit], until_s: float) -> Sequence[Commit]:
         """
-        Commit, trying until *until_s*, then behind the caller's back.
+        Commit, trying until *until_s*; return the commits that could not be recorded by then.
 
         Each record decides for itself: one that is fenced never cancels the others.
         """
@@ -129,17 +127,14 @@ class Ledger:
                 self._books.store_errors += 1
                 answers = [NoAnswer(str(error))] * len(commits)
             if answers.count(_COMMITTED) == len(commits):
-                return
+                return ()
             self._books.fenced_commits += answers.count(Reply.FENCED)
             commits = [c for c, a in zip(commits, answers, strict=True) if type(a) is NoAnswer]
-            if not commits:
-                return
-            if asyncio.get_running_loop().time() >= until_s:
-                self._books.acked_uncommitted += len(commits)
-                self.backlog.owe(list(commits))
-                return
+            if not commits or asyncio.get_running_loop().time() >= until_s:
+                break
             await self.pause(pause)
             pause = min(2 * pause, _LONGEST_COMMIT_PAUSE_S)
+        return commits
 
     async def release(
         self, releases: Sequence[Release], *, owe: bool = True
@@ -159,7 +154,7 @@ class Ledger:
             answers = [NoAnswer(str(error))] * len(releases)
         if owe:
             late = [r for r, a in zip(releases, answers, strict=True) if type(a) is NoAnswer]
-            self.backlog.owe(list(late))
+            self.backlog.owe([Debt(release) for release in late])
         return answers
 
     async def remember(self, memories: Sequence[Memory]) -> None:

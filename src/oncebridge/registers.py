@@ -8,19 +8,23 @@ later, or writing the version down at the claim, both let that happen.
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from msgspec import Struct
 
 from oncebridge.books import Books
 from oncebridge.clock import Dice
-from oncebridge.flight import Flight, Register
+from oncebridge.flight import Flight, Register, why_no_version
 from oncebridge.holds import Hold, Holds
 from oncebridge.ledger import Ledger
 from oncebridge.settings import Settings
 from oncebridge.store import Busy, Claim, Part, Release, Reply, Want
 from oncebridge.verdict import Verdict
 
+_log = logging.getLogger("oncebridge")
+
+_LONG_RUNS = frozenset(20 * 10**n for n in range(8))
 _LOOK_AGAIN_S = 0.25
 _TRY_AGAIN_S = 0.1
 
@@ -78,23 +82,54 @@ class Registers:
         flight.register_offset_ms = claim.now_ms - sent * 1000
         self._holds.add([register])
         flight.state_before = Register.read(claim.held[0].memo)
-        assert flight.plan is not None  # noqa: S101 - only planned events have an entity
-        return flight.state_before.judge(flight.plan, claim.now_ms)
+        verdict = flight.state_before.judge(flight.plan, claim.now_ms)
+        if verdict is Verdict.CONFLICT:
+            flight.why = why_no_version(flight.state_before, flight.plan, claim.now_ms)
+        return verdict
 
     def give_back(self, flight: Flight, verdict: Verdict | None = None) -> list[Release]:
         """
-        Give the entity back; the caller sends the release.
+        Return the release of the entity; the caller sends it.
 
-        An unchanged state is the newest all the same, so its version is written down.
+        An unchanged state is the newest all the same, so its version is recorded. A stale
+        event leaves the end of the register where it was.
         """
         register, flight.register = flight.register, None
         if register is None:
             return []
         self._holds.discard([register])
-        memo = None
-        if verdict is Verdict.UNCHANGED and flight.plan is not None:
-            memo = flight.state_before.noted(flight.plan).write()
-        return [Release(flight.entity, register.token, 0, flight.keep_ms, memo, unsent=True)]
+        before, plan, now_ms = flight.state_before, flight.plan, self._now_ms(flight)
+        memo, keep_ms = None, flight.keep_ms
+        if verdict is Verdict.UNCHANGED:
+            memo = before.noted(plan, now_ms).write()
+        elif before.kind or before.state:
+            keep_ms = before.left_ms(plan, now_ms)
+        if verdict is Verdict.STALE:
+            after = before.passed_over()
+            memo = after.write()
+            self._watch_stale(flight, after)
+        return [Release(flight.entity, register.token, 0, keep_ms, memo, unsent=True)]
+
+    def _watch_stale(self, flight: Flight, register: Register) -> None:
+        """Warn when one entity has many stale events in a row: at 20, 200 and so on."""
+        if register.stale not in _LONG_RUNS:
+            return
+        self._books.stale_runs += 1
+        _log.warning(
+            "oncebridge.stale_run",
+            extra={
+                "rule": flight.plan.rule.name,
+                "entity": flight.entity.hex(),
+                "stale": register.stale,
+                "hint": "the newest version may be wrong; "
+                f"oncebridge forget {flight.entity.hex()} clears it",
+            },
+        )
+
+    @staticmethod
+    def _now_ms(flight: Flight) -> int:
+        """Return the store's time, as far as it is known since the register was claimed."""
+        return int(asyncio.get_running_loop().time() * 1000 + flight.register_offset_ms)
 
     async def raise_all(self, flights: Sequence[Flight], lease_ms: int) -> None:
         """
@@ -148,10 +183,8 @@ class Registers:
 
     def raised(self, flight: Flight) -> Release:
         """Give the entity back with the state that was delivered; the caller sends it."""
-        assert flight.register is not None  # noqa: S101 - the caller looked
-        assert flight.plan is not None  # noqa: S101
-        now_ms = asyncio.get_running_loop().time() * 1000 + flight.register_offset_ms
-        after = flight.state_before.raised(flight.plan, int(now_ms))
+        assert flight.register is not None  # noqa: S101 - the caller checked
+        after = flight.state_before.raised(flight.plan, self._now_ms(flight))
         return Release(
             flight.entity,
             flight.register.token,

@@ -305,7 +305,13 @@ class Relay:
                 is_told[at] = True
                 self._note(owners[at], arrivals[at], answer)
 
-        answers = await self._router.process(arrivals, patience=_PATIENCE, answered=answered)
+        in_lanes = any([entry.item.lane is not None for entry in entries])  # noqa: C419 - quicker
+        answers = await self._router.process(
+            arrivals,
+            patience=_PATIENCE,
+            answered=answered,
+            in_place=in_lanes or self._hand_back is None,
+        )
         for at, answer in enumerate(answers):
             answered(at, answer)
 

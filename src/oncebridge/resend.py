@@ -107,7 +107,9 @@ def _intent(look: Look, event: Event, way: Identity, paused: set[str]) -> Intent
     if _is_dropped_as_conflict(way, standings):
         return refused(_CONFLICTS[plan.rule.on_conflict])
     outdated = look.outdated(plan)
-    if outdated is not None:
+    if outdated is Verdict.CONFLICT and plan.rule.on_conflict != "deliver":
+        return refused("its version cannot be compared: it would go to the dead letters")
+    if outdated in _OUTDATED:
         return refused(_OUTDATED[outdated])
     forgets = tuple(record.key for record in there)
     return Intent(event, way, "", was, forgets, look.touched(way))

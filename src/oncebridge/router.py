@@ -113,12 +113,14 @@ class Router:
         within: timedelta | None = None,
         patience: timedelta = timedelta(0),
         answered: Answered | None = None,
+        in_place: bool = False,
     ) -> list[Answer]:
         """
-        Take a batch of arrivals through their routes, and answer for each, in order.
+        Process a batch of arrivals on their routes, and return an answer for each, in order.
 
-        *answered* is told each answer as soon as it is known. Nothing is raised: what is
-        unforeseen is logged, and its arrivals are handed back.
+        *answered* is called with each answer as soon as it is known. *in_place* says that the
+        source retries in place. Nothing is raised: an unexpected error is logged, and its
+        arrivals are returned to the source.
         """
         gathered = _Gathered(len(arrivals), answered)
         batches = list(self._sort(arrivals, gathered))
@@ -131,6 +133,7 @@ class Router:
                         within=within,
                         patience=patience,
                         settled=gathered.of(way.gateway.route, [at for at, _ in batch]),
+                        in_place=in_place,
                     )
                     for way, batch in batches
                 ],

@@ -21,7 +21,7 @@ from oncebridge.allow import Guard
 from oncebridge.canonical import canonical
 from oncebridge.clock import ms
 from oncebridge.errors import ConfigError
-from oncebridge.event import Event
+from oncebridge.event import Event, Unreadable
 from oncebridge.key import (
     ContentKey,
     FieldsKey,
@@ -49,6 +49,9 @@ _MOST_KINDS = 4096
 DEFAULT_WINDOW = timedelta(days=6)
 """Four days of Genesys re-sends, a day of EventBridge retries, and a margin."""
 
+DEFAULT_AHEAD = timedelta(days=1)
+"""Clocks are rarely off by more, and a version from far ahead hides all true ones."""
+
 Version = tuple[Literal["number", "instant"], int | float]
 """Versions compare within their kind only."""
 
@@ -73,6 +76,8 @@ class Latest(Struct, frozen=True):
 
     entity: str
     version: str
+    ahead: timedelta = DEFAULT_AHEAD
+    """How far ahead of the store's clock a version that is an instant may be."""
 
 
 class Quiet(Struct, frozen=True):
@@ -158,6 +163,9 @@ class Rule(Struct, frozen=True, kw_only=True):
         return next((key for key in keys if isinstance(key, ContentKey)), ContentKey())
 
 
+_UNREADABLE = Rule(name="", tiers=())
+
+
 class Span(Struct, frozen=True, gc=False):
     """A tier's window, as the store takes it."""
 
@@ -183,11 +191,28 @@ class Plan(Struct, frozen=True, gc=False):
     """The entity, for sinks that keep its events together; empty where nobody wants to know."""
     refused: bool = False
     """Its sender is not let in: no sink is to see it, whatever the mode."""
+    clashed: tuple[bytes, ...] = ()
+    """Those of its keys that are made of a key and the content already (`in_conflict`)."""
 
     @property
     def key(self) -> bytes:
         """The identifying key: the last tier's."""
         return self.parts[-1].key if self.parts else b""
+
+    @property
+    def sent_as(self) -> bytes:
+        """
+        The key that receivers are sent to recognise a duplicate by.
+
+        Where the identifying key can have several contents, it is made of both: the content
+        that was sent first and lost its claim must not hide the one that took its place.
+        """
+        if not self.parts:
+            return b""
+        last = self.parts[-1]
+        if not last.hash or last.key in self.clashed:
+            return last.key
+        return conflict_key(last.key, last.hash)
 
     @property
     def keep_ms(self) -> int:
@@ -203,11 +228,11 @@ class Plan(Struct, frozen=True, gc=False):
         It is an event of its own: K2, made of the key and the content, takes the key's
         place, with the same window.
         """
+        made = {part.key: conflict_key(key, part.hash) for part in self.parts if part.key == key}
         parts = tuple(
-            replace(part, key=conflict_key(key, part.hash)) if part.key == key else part
-            for part in self.parts
+            replace(part, key=made[part.key]) if part.key in made else part for part in self.parts
         )
-        return replace(self, parts=parts)
+        return replace(self, parts=parts, clashed=(*self.clashed, *made.values()))
 
 
 _Planner = Callable[[Event], Plan]
@@ -261,6 +286,20 @@ class RuleSet:
         plan = self._found.get((event.source, event.detail_type))
         return self._planner(event)(event) if plan is None else plan(event)
 
+    def plan_unreadable(self, found: Unreadable) -> Plan:
+        """Decide about a record that is not an event: it goes to the dead letters."""
+        return self.buried(found.raw, found.reason, Plan(_UNREADABLE, "dead"))
+
+    def buried(self, raw: bytes, reason: str, plan: Plan) -> Plan:
+        """
+        Complete a *plan* for the dead letters.
+
+        What has no other key is recognised by its bytes and the *reason*: a copy of it is a
+        duplicate, and not a second dead letter.
+        """
+        key = make_key(self.namespace, b"dead", "", reason, (raw,))
+        return replace(plan, parts=(Part(key),), spans=self._default.spans)
+
     def _planner(self, event: Event) -> _Planner:
         """Find who plans for *event*, and remember it where it is the same for all of a kind."""
         kind = (event.source, event.detail_type)
@@ -296,7 +335,7 @@ class _Compiled:
         self._namespace = namespace
         self._tiers = [(tier, rule.content_of(tier)) for tier in rule.tiers]
         self._slides = [ms(tier.window) if tier.sliding else 0 for tier in rule.tiers]
-        self._spans = tuple(
+        self.spans = tuple(
             Span(ms(tier.window), ms(tier.max_window) if tier.sliding else 0) for tier in rule.tiers
         )
         only = rule.tiers[0].key if len(rule.tiers) == 1 else None
@@ -324,7 +363,7 @@ class _Compiled:
         if self._plain is None:
             return self.plan
         # The common case, with nothing to gather: what these events have in common is done here.
-        rule, spans, slide_ms = self.rule, self._spans, self._slides[0]
+        rule, spans, slide_ms = self.rule, self.spans, self._slides[0]
         scope = scoped_source(source, rule.scope)
         key_of = key_maker(self._namespace, self._plain, scope, detail_type)
 
@@ -361,7 +400,7 @@ class _Compiled:
         found: dict[bytes, tuple[Part, Span]] = {}
         said: dict[ContentKey, bytes] = {}
         missing = False
-        tiers = zip(self._tiers, self._spans, self._slides, strict=True)
+        tiers = zip(self._tiers, self.spans, self._slides, strict=True)
         for (tier, content), span, slide_ms in tiers:
             how: ContentKey | IdKey | FieldsKey = tier.key
             parts = how.parts(event)
@@ -545,6 +584,14 @@ class LatestOptions(Struct, frozen=True, kw_only=True):
         Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
     ] = None
     version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
+    ahead: Annotated[
+        timedelta,
+        Doc(
+            "How far ahead of the store's clock a version that is an instant may be. An event "
+            "beyond that is a conflict: it does not replace the newest version.",
+            example="1d",
+        ),
+    ] = DEFAULT_AHEAD
 
 
 class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
@@ -626,6 +673,7 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
                 made["latest"] = Latest(
                     _expression(entity, f"{place}.entity"),
                     _expression(self.latest.version, f"{place}.version"),
+                    self.latest.ahead,
                 )
         if self.quiet is not None:
             with problems.caught():

@@ -51,11 +51,21 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[
         int,
         Doc(
-            "Sends without a clear answer before an event goes to the dead letters.",
+            "Attempts that failed through the event's own fault before it goes to the dead "
+            "letters: no clear answer, or refused while other events passed.",
             example="8",
             at_least=1,
         ),
     ] = 8
+    give_up_after: Annotated[
+        timedelta | None,
+        Doc(
+            "The age, counted from the first attempt, at which an event that fails goes to the "
+            "dead letters. Default: its window, or 12h where the source retries in place "
+            "(Kinesis, FIFO queues, files, a spool).",
+            example="1d",
+        ),
+    ] = None
     backoff: Annotated[
         timedelta,
         Doc(

@@ -6,14 +6,16 @@ the bytes that were received (`delivery.event.raw`), says honestly what it knows
 never tries a second time on its own: the retry is a new claim after a release, so that
 every worker sees the back-off.
 
-The five answers differ in what may have happened:
+The answers differ in what may have happened:
 
 | answer    | what happened                              | what follows                          |
 | --------- | ------------------------------------------ | ------------------------------------- |
 | `Yes`     | it was taken                               | commit, acknowledge                   |
 | `No`      | nothing was sent (refused, no name, no TLS)| release, again later; not counted     |
 | `Unknown` | sent, then no clear answer                 | release, again later; maybe delivered |
-| `Closed`  | our access is at fault, not the event      | release, again later; not counted     |
+| `Unwell`  | the sink says that it is in trouble        | as `Closed`; maybe delivered          |
+| `Closed`  | access was refused                         | release, again later; counted only if |
+|           |                                            | other events pass meanwhile           |
 | `Never`   | this event will never be taken             | dead letters                          |
 
 A sink that raises has said nothing: `SinkRejected` counts as `Never`, anything else as
@@ -52,11 +54,13 @@ class Delivery(Struct, frozen=True, gc=False):
     """When the call is broken off, by the time of the running loop."""
     trace: str = ""
     """The `traceparent` to send with it, where events are traced."""
+    sent_as: bytes = b""
+    """The key that the receiver is sent, where it is not *key* itself: made of key and content."""
 
     @property
     def idempotency_key(self) -> str:
-        """What a receiver can use to recognise a repeat: hex, safe in any header."""
-        return self.key.hex()
+        """What a receiver can use to recognise a duplicate: hex, safe in any header."""
+        return (self.sent_as or self.key).hex()
 
 
 class Yes(Struct, frozen=True, gc=False):
@@ -79,8 +83,15 @@ class Unknown(Struct, frozen=True, gc=False):
     retry_after_ms: int = 0
 
 
+class Unwell(Struct, frozen=True, gc=False):
+    """The sink, or a proxy before it, says that it is in trouble (HTTP 502, 503, 504)."""
+
+    reason: str
+    retry_after_ms: int = 0
+
+
 class Closed(Struct, frozen=True, gc=False):
-    """The door is shut to us, whatever the event; somebody has to look."""
+    """Access was refused: to this event, or to all of them."""
 
     reason: str
     retry_after_ms: int = 0
@@ -94,7 +105,7 @@ class Never(Struct, frozen=True, gc=False):
     """It was not even tried, and nothing is known about the sink."""
 
 
-SinkAnswer = Yes | No | Unknown | Closed | Never
+SinkAnswer = Yes | No | Unknown | Unwell | Closed | Never
 """What a sink says of one delivery."""
 
 

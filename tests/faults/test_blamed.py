@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from oncebridge import Closed, Never, No, Settings, Unknown, Verdict, Yes
+from oncebridge import Closed, Never, No, Settings, Unknown, Unwell, Verdict, Yes
 from oncebridge.pattern import Pattern
 from oncebridge.router import Router, Way
 
@@ -39,6 +39,7 @@ async def route(bench, *arrivals):
     [
         (No("refused"), False),
         (Closed("401"), False),
+        (Unwell("503"), False),
         (Unknown("reset"), True),
         (ZeroDivisionError(), True),
         (After(60, Yes()), True),
@@ -54,10 +55,11 @@ async def test_only_what_was_sent_without_a_clear_answer_may_be_the_cause(answer
 
 @virtual
 async def test_what_a_sink_that_is_down_was_not_even_sent_is_not_to_blame():
-    async with Bench(sink=ScriptedSink(Closed("401"), concurrency=1)) as bench:
-        assert blame(*await bench.process(*events(3))) == [False] * 3, "claimed, and shut then"
-        assert blame(*await bench.process(*events(3))) == [False] * 3, "not even claimed"
-        assert len(bench.sink.seen) == 1
+    sink = ScriptedSink(otherwise=Closed("401"), concurrency=1)
+    async with Bench(sink=sink, settings=Settings(breaker=2)) as bench:
+        assert blame(*await bench.process(*events(4))) == [False] * 4, "claimed, and shut then"
+        assert blame(*await bench.process(*events(4))) == [False] * 4, "not even claimed"
+        assert len(bench.sink.seen) == 2
 
 
 @virtual

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from oncebridge import Closed, Never, No, Settings, Unknown, Verdict, Yes
+from oncebridge import Closed, Never, No, Settings, Unknown, Unwell, Verdict, Yes
 from oncebridge.relay import Item, Relay
 from oncebridge.router import Router, Way
 
@@ -53,7 +53,7 @@ async def down(bench, answer=No("refused")):  # noqa: B008 - frozen
 
 
 @pytest.mark.parametrize("answer", [No("refused"), Unknown("reset")])
-@pytest.mark.parametrize("limit", [1, 3, 5])
+@pytest.mark.parametrize("limit", [2, 3, 5])
 @virtual
 async def test_after_so_many_failures_in_a_row_the_sink_counts_as_down(answer, limit):
     async with Bench(
@@ -68,12 +68,35 @@ async def test_after_so_many_failures_in_a_row_the_sink_counts_as_down(answer, l
         assert bench.gateway.away_s() > 0
 
 
+@pytest.mark.parametrize("answer", [Closed("401"), Unwell("503")])
 @virtual
-async def test_a_closed_door_counts_as_down_at_once():
-    async with Bench(sink=ScriptedSink(Closed("401"))) as bench:
-        outcome = await bench.one(event())
+async def test_a_sink_that_refuses_all_counts_as_down_and_costs_no_event_an_attempt(answer):
+    async with Bench(sink=ScriptedSink(otherwise=answer)) as bench:
+        outcomes = [await bench.one(arrival) for arrival in events(5)]
         assert bench.gateway.not_ready() == ["the sink is down"]
-        assert outcome.retry_after_ms >= bench.gateway.away_s() * 1000 > 0
+        assert outcomes[-1].retry_after_ms >= bench.gateway.away_s() * 1000 > 0
+        for outcome in outcomes:
+            assert (await bench.record(outcome.key)).attempts == 0
+
+
+@pytest.mark.parametrize("answer", [Closed("403"), Unwell("503"), Unknown("reset")])
+@virtual
+async def test_while_one_event_alone_was_refused_another_is_tried_at_once(answer):
+    async with Bench(sink=ScriptedSink(*[answer] * 5), settings=Settings(breaker=5)) as bench:
+        (poison,) = events(1)
+        while True:
+            outcome = await bench.one(poison)
+            if bench.gateway.sink_breaker.is_open:
+                break
+            await asyncio.sleep(outcome.retry_after_ms / 1000)
+        again = await bench.one(poison)
+        assert again.reason == "the sink is down"
+        assert again.retry_after_ms > 0
+        assert bench.gateway.not_ready() == []
+        assert bench.gateway.away_s() == 0
+        refused, good = await bench.process(poison, *events(1, 1))
+        assert (refused.acknowledge, good.verdict) == (False, Verdict.DELIVERED)
+        assert not bench.gateway.sink_breaker.is_open
 
 
 @pytest.mark.parametrize("alive", [Yes(), Never("400")])

@@ -4,9 +4,10 @@ import pytest
 from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
 
 from oncebridge import Books, StoreError, backlog
-from oncebridge.backlog import Backlog
+from oncebridge.backlog import Backlog, Debt, Delivered
 from oncebridge.store import Commit, Fate, Memory, NoAnswer, Part, Release, Want
 from oncebridge.stores.memory import MemoryStore
+from oncebridge.verdict import First
 
 DAY_MS = 86_400_000
 
@@ -30,10 +31,13 @@ class Owing:
         return token, generation
 
     def commit(self, n, generation):
-        return Commit(key(n), generation, Fate.DELIVERED, DAY_MS)
+        return self.delivered(Commit(key(n), generation, Fate.DELIVERED, DAY_MS))
 
     def memory(self, n):
-        return Memory(key(n), self.dice.tokens(1)[0], Fate.DELIVERED, DAY_MS)
+        return self.delivered(Memory(key(n), self.dice.tokens(1)[0], Fate.DELIVERED, DAY_MS))
+
+    def delivered(self, asked, content=b"a"):
+        return Debt(asked, Delivered(content, First("id", 0), now(), identifies=True))
 
     async def fate(self, n):
         (record,) = await self.store.inner.peek([key(n)])
@@ -91,7 +95,7 @@ async def test_commits_and_releases_without_an_answer_stay_too():
     token, _ = await owing.claim(2)
     owing.store.silence("commit", times=2)
     owing.store.silence("release", times=2)
-    owing.backlog.owe([owing.commit(1, generation), Release(key(2), token)])
+    owing.backlog.owe([owing.commit(1, generation), Debt(Release(key(2), token))])
     await owing.backlog.settle(60)
     assert len(owing.backlog) == 0
     assert await owing.fate(1) is Fate.DELIVERED
@@ -103,7 +107,7 @@ async def test_commits_and_releases_without_an_answer_stay_too():
 async def test_the_release_of_a_claim_goes_before_the_memory_of_its_key():
     owing = Owing()
     token, _ = await owing.claim(1)
-    owing.backlog.owe([Release(key(1), token)])
+    owing.backlog.owe([Debt(Release(key(1), token))])
     owing.backlog.owe([owing.memory(1)])
     await owing.backlog.settle(10)
     assert await owing.fate(1) is Fate.DELIVERED
@@ -114,7 +118,7 @@ async def test_several_debts_of_one_key_are_paid_in_their_order():
     owing = Owing()
     token, _ = await owing.claim(1)
     owing.store.arm("release.before", times=3)
-    owing.backlog.owe([Release(key(1), token, memo=b"a"), owing.memory(1), owing.memory(1)])
+    owing.backlog.owe([Debt(Release(key(1), token, memo=b"a")), owing.memory(1), owing.memory(1)])
     await owing.backlog.settle(60)
     assert len(owing.backlog) == 0
     assert await owing.fate(1) is Fate.DELIVERED
@@ -197,7 +201,7 @@ async def test_one_kind_of_debt_that_fails_does_not_hold_up_the_others_for_ever(
     _, generation = await owing.claim(1)
     token, _ = await owing.claim(2)
     owing.store.arm("release.before", times=4, error=StoreError("not passing"))
-    owing.backlog.owe([Release(key(2), token), owing.commit(1, generation)])
+    owing.backlog.owe([Debt(Release(key(2), token)), owing.commit(1, generation)])
     await owing.backlog.settle(60)
     assert len(owing.backlog) == 0
     assert await owing.fate(1) is Fate.DELIVERED
@@ -208,7 +212,7 @@ async def test_an_answer_that_refuses_is_an_answer():
     owing = Owing()
     _, generation = await owing.claim(1)
     stranger = bytes(16)
-    owing.backlog.owe([owing.commit(1, stranger), Release(key(1), stranger), owing.memory(1)])
+    owing.backlog.owe([owing.commit(1, stranger), Debt(Release(key(1), stranger)), owing.memory(1)])
     await owing.backlog.settle(10)
     assert len(owing.backlog) == 0
     assert await owing.fate(1) is None
@@ -222,5 +226,51 @@ async def test_a_silent_store_is_not_asked_without_a_pause():
     owing.backlog.owe([owing.memory(1)])
     await asyncio.sleep(10)
     assert owing.store.calls["remember"] < 10
-    assert isinstance((await owing.store.remember([owing.memory(1)]))[0], NoAnswer)
+    assert isinstance((await owing.store.remember([owing.memory(1).asked]))[0], NoAnswer)
+    await owing.backlog.aclose()
+
+
+@virtual
+async def test_what_is_owed_is_known_by_its_identifying_key_until_its_window_is_over():
+    owing = Owing()
+    owing.store.arm("commit.before", times=1e9)
+    _, generation = await owing.claim(1)
+    debt = owing.commit(1, generation)
+    other = Debt(
+        Commit(key(2), generation, Fate.DELIVERED, DAY_MS),
+        Delivered(b"a", First("id", 0), now(), identifies=False),
+    )
+    owing.backlog.owe([debt, other, Debt(Release(key(3), generation))])
+    ends = now() + DAY_MS / 1000
+    assert owing.backlog.delivered(key(1), ends - 1) is debt.delivered
+    assert owing.backlog.delivered(key(1), ends) is None
+    assert owing.backlog.delivered(key(2), now()) is None, "a further tier proves nothing"
+    assert owing.backlog.delivered(key(3), now()) is None, "a release proves nothing"
+    await owing.backlog.aclose()
+
+
+@virtual
+async def test_a_debt_that_is_paid_late_ends_when_its_window_does():
+    owing = Owing()
+    owing.store.arm("commit.before", times=1e9, for_s=3600)
+    _, generation = await owing.claim(1)
+    ends_ms = now_ms() + DAY_MS
+    owing.backlog.owe([owing.commit(1, generation)])
+    await owing.backlog.settle(7200)
+    (record,) = await owing.store.inner.peek([key(1)])
+    assert record.until_ms == pytest.approx(ends_ms, abs=2)
+
+
+@virtual
+async def test_debts_are_paid_at_once_when_asked_and_one_that_cannot_be_keeps_no_other():
+    owing = Owing()
+    owing.store.arm("remember.before", times=1e9, for_s=100)
+    owing.backlog.owe([owing.memory(n) for n in range(3)])
+    await asyncio.sleep(101)  # the next try is many seconds away
+    owing.store.silence("remember", lambda asked: asked.key == key(1), times=1e9)
+    calls, began = owing.store.calls["remember"], now()
+    await owing.backlog.pay()
+    assert (owing.store.calls["remember"], now()) == (calls + 1, began)
+    assert [await owing.fate(n) for n in range(3)] == [Fate.DELIVERED, None, Fate.DELIVERED]
+    assert len(owing.backlog) == 1
     await owing.backlog.aclose()

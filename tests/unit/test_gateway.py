@@ -3,11 +3,13 @@
 import asyncio
 import json
 from datetime import timedelta
+from itertools import repeat
 
 import pytest
 from tests.faults.doubles import (
     After,
     Bench,
+    CountingDice,
     ScriptedSink,
     event,
     now_ms,
@@ -28,6 +30,8 @@ from oncebridge import (
     flight,
     parse,
 )
+from oncebridge.aws.fifo import deduplication_id
+from oncebridge.dead_copies import copies_of
 from oncebridge.key import conflict_key, fingerprint
 from oncebridge.store import Fate
 from oncebridge.stores.memory import MemoryStore
@@ -139,7 +143,6 @@ async def test_a_delivery_says_what_a_sink_needs_to_know():
         (delivery,) = bench.sink.seen
         record = await bench.record(outcome.key)
         assert delivery.key == outcome.key
-        assert delivery.idempotency_key == outcome.key.hex()
         assert delivery.generation == record.generation
         assert (delivery.attempt, delivery.route, delivery.version) == (1, "crm", 7)
         assert not delivery.unprotected
@@ -152,6 +155,43 @@ async def test_every_attempt_has_the_same_idempotency_key():
         await bench.until_acknowledged(event())
         assert len(sink.seen) == 4
         assert len({delivery.idempotency_key for delivery in sink.seen}) == 1
+
+
+@virtual
+async def test_two_contents_of_one_key_never_share_an_idempotency_key():
+    """The first was sent without a clear answer, and the second took the key that was freed."""
+    a, b = event({"n": 1}), event({"n": 2})
+    async with Bench(rule(key="id"), sink=ScriptedSink(Unknown("reset"))) as bench:
+        first = await bench.one(a)
+        assert first.verdict is FAILED
+        await asyncio.sleep(60)
+        second = await bench.one(b)
+        assert (second.verdict, second.key) == (DELIVERED, first.key)
+        third = await bench.one(a)
+        assert third.verdict is CONFLICT
+        sent = {d.idempotency_key: d.event.raw for d in bench.sink.seen}
+        assert sorted(sent.values()) == [a, b]
+        # The header of a content is the same, whichever way it took.
+        assert len({d.idempotency_key for d in bench.sink.seen if d.event.raw == a}) == 1
+        assert bench.sink.seen[-1].idempotency_key == third.key.hex()
+        assert len(set(map(deduplication_id, bench.sink.seen, repeat(CountingDice())))) == 3
+
+
+@virtual
+async def test_a_further_tier_that_is_in_conflict_leaves_the_content_out_of_the_header():
+    tiers = [{"key": "id"}, {"key": ["detail.n"]}]
+    async with Bench(rule(tiers=tiers)) as bench:
+        await bench.one(event({"n": 1, "x": 1}))
+        outcome = await bench.one(event({"n": 2, "x": 2}))
+        assert outcome.verdict is CONFLICT
+        assert bench.sink.seen[-1].idempotency_key == outcome.key.hex()
+
+
+@virtual
+async def test_without_a_comparison_of_contents_the_header_is_the_key():
+    async with Bench(rule(key=["detail.n"])) as bench:
+        outcome = await bench.one(event())
+        assert bench.sink.seen[-1].idempotency_key == outcome.key.hex()
 
 
 @virtual
@@ -521,7 +561,8 @@ async def test_without_its_fields_an_event_can_be_given_up():
         assert (letter.reason, letter.rule, letter.raw) == ("unkeyable", "the rule", event())
         assert "missing" in letter.message
         assert bench.sink.seen == []
-        assert bench.store.calls["claim"] == 0
+        assert await each(bench, event()) == [DUPLICATE]
+        assert len(await bench.letters()) == 1
 
 
 @virtual
@@ -652,11 +693,11 @@ async def test_a_state_that_was_given_up_does_not_raise_the_register():
         (1, 1.5),
         (9.99, 10),
         (123456789012345678901234567890, 123456789012345678901234567891),
-        ("2025-01-01T00:00:00Z", "2025-01-01T00:00:00.001Z"),
-        ("2025-01-01T00:00:00Z", "2025-01-01T00:00:00.000001Z"),
-        ("2025-01-01T12:00:00+02:00", "2025-01-01T11:00:00Z"),
-        ("2025-01-01T10:00:00", "2025-01-01T11:00:00Z"),
-        ("2025-01-01", "2025-01-02"),
+        ("2023-01-01T00:00:00Z", "2023-01-01T00:00:00.001Z"),
+        ("2023-01-01T00:00:00Z", "2023-01-01T00:00:00.000001Z"),
+        ("2023-01-01T12:00:00+02:00", "2023-01-01T11:00:00Z"),
+        ("2023-01-01T10:00:00", "2023-01-01T11:00:00Z"),
+        ("2023-01-01", "2023-01-02"),
     ],
 )
 @virtual
@@ -670,15 +711,112 @@ async def test_versions_are_numbers_or_instants(older, newer):
 @virtual
 async def test_equal_instants_in_two_zones_are_one_version():
     async with Bench(rule(**LATEST)) as bench:
-        arrivals = state("2025-01-01T12:00:00+02:00"), state("2025-01-01T10:00:00Z")
+        arrivals = state("2023-01-01T12:00:00+02:00"), state("2023-01-01T10:00:00Z")
         assert await each(bench, *arrivals) == [DELIVERED, DELIVERED]
 
 
 @virtual
-async def test_numbers_and_instants_do_not_compare():
+async def test_numbers_and_instants_do_not_compare_and_do_not_replace_each_other():
     async with Bench(rule(**LATEST)) as bench:
-        arrivals = state(9e15), state("2025-01-01T00:00:00Z"), state(1)
-        assert await each(bench, *arrivals) == [DELIVERED, DELIVERED, DELIVERED]
+        arrivals = state(7), state("2023-01-01T00:00:00Z"), state(6), state(8)
+        assert await each(bench, *arrivals) == [DELIVERED, CONFLICT, STALE, DELIVERED]
+    async with Bench(rule(**LATEST)) as bench:
+        arrivals = state("2023-01-02"), state(9e15), state("2023-01-01"), state("2023-01-03")
+        assert await each(bench, *arrivals) == [DELIVERED, CONFLICT, STALE, DELIVERED]
+
+
+AHEAD = "2023-11-17T00:00:00Z"  # the store's clock is at 2023-11-14
+
+
+@virtual
+async def test_a_version_from_far_ahead_does_not_hide_the_true_ones():
+    async with Bench(rule(**LATEST)) as bench:
+        arrivals = state("2023-11-14T00:00:00Z"), state(AHEAD), state("9999-12-31")
+        assert await each(bench, *arrivals) == [DELIVERED, CONFLICT, CONFLICT]
+        odd = await bench.one(state(AHEAD, "b"))
+        assert odd.forwarded
+        assert "ahead of the store's clock; the rule allows 1d (latest.ahead)" in odd.reason
+        later = state("2023-11-14T01:00:00Z"), state("2023-11-13T00:00:00Z")
+        assert await each(bench, *later) == [DELIVERED, STALE]
+
+
+@virtual
+async def test_how_far_ahead_a_version_may_be_is_the_rules_choice():
+    latest = {**LATEST["latest"], "ahead": "30d"}
+    async with Bench(rule(key="id", latest=latest)) as bench:
+        assert await each(bench, state(AHEAD), state("2023-11-16")) == [DELIVERED, STALE]
+
+
+@pytest.mark.parametrize("policy", ["dead", "duplicate"])
+@virtual
+async def test_a_version_from_far_ahead_is_kept_where_the_rule_does_not_deliver_conflicts(policy):
+    async with Bench(rule(**LATEST, on_conflict=policy)) as bench:
+        outcome = await bench.one(state(AHEAD))
+        assert (outcome.verdict, outcome.acknowledge) == (CONFLICT, True)
+        (letter,) = await bench.letters()
+        assert letter.reason == "version"
+        assert "ahead of the store's clock" in letter.message
+        assert bench.sink.seen == []
+        assert await each(bench, state("2023-11-14")) == [DELIVERED]
+
+
+@virtual
+async def test_in_shadow_mode_a_version_from_far_ahead_is_forwarded_and_changes_nothing():
+    async with Bench(rule(**LATEST), settings=Settings(mode="shadow")) as bench:
+        arrivals = state("2023-11-13"), state(AHEAD), state("2023-11-14")
+        assert await each(bench, *arrivals) == [DELIVERED, CONFLICT, DELIVERED]
+
+
+@virtual
+async def test_a_wrong_version_is_forgotten_a_window_after_its_delivery_however_many_are_stale():
+    async with Bench(rule(**LATEST | {"window": "1d"})) as bench:
+        assert await each(bench, state(1e308)) == [DELIVERED]
+        found = []
+        for n in range(60):  # one every half an hour: 30 h
+            await asyncio.sleep(1800)
+            found += await each(bench, state(n))
+        assert found[:47] == [STALE] * 47
+        assert found[48:] == [DELIVERED] * 12
+
+
+@virtual
+async def test_an_unchanged_state_keeps_its_version():
+    quiet = {**QUIET["quiet"], "for": "1000d"}
+    async with Bench(rule(**LATEST | {"window": "1d"}, quiet=quiet)) as bench:
+        assert await each(bench, state(1)) == [DELIVERED]
+        await asyncio.sleep(80_000)
+        assert await each(bench, state(5)) == [UNCHANGED]
+        await asyncio.sleep(80_000)
+        assert await each(bench, state(4)) == [STALE]
+
+
+@virtual
+async def test_a_stale_event_does_not_prolong_the_record_of_the_entity():
+    async with Bench(rule(**LATEST)) as bench:
+        await bench.one(state(5))
+        entity = bench.gateway.rules.plan(parse(state(5))).entity
+        before = (await bench.record(entity)).keep_until_ms
+        await asyncio.sleep(3600)
+        assert await each(bench, state(4)) == [STALE]
+        assert (await bench.record(entity)).keep_until_ms == pytest.approx(before, abs=2)
+
+
+@virtual
+async def test_a_long_run_of_stale_events_is_counted_and_logged(caplog):
+    async with Bench(rule(**LATEST)) as bench:
+        await bench.one(state(1000))
+        assert await each(bench, *map(state, range(19))) == [STALE] * 19
+        assert bench.books.stale_runs == 0
+        assert caplog.records == []
+        await bench.one(state(19))
+        assert bench.books.stale_runs == 1
+        (record,) = caplog.records
+        assert (record.message, record.stale) == ("oncebridge.stale_run", 20)
+        entity = bench.gateway.rules.plan(parse(state(0))).entity
+        assert record.entity == entity.hex()
+        await bench.one(state(1001))
+        assert await each(bench, *[state(n, "again") for n in range(19)]) == [STALE] * 19
+        assert bench.books.stale_runs == 1, "one that is newer ends the run"
 
 
 @pytest.mark.parametrize("version", [None, "", "five", True, [5], {"v": 5}, "5"])
@@ -846,7 +984,8 @@ async def test_what_is_no_event_is_kept_whole_with_the_reason(raw, reason):
         assert outcome.reason.startswith(reason)
         (letter,) = await bench.letters()
         assert (letter.raw, letter.reason, letter.route) == (raw, reason, "crm")
-        assert (letter.key, letter.attempts, letter.maybe_delivered) == (b"", 0, False)
+        assert letter.key == outcome.key
+        assert (letter.attempts, letter.maybe_delivered) == (0, False)
         assert letter.buried_ms == now_ms()
         assert bench.sink.seen == []
 
@@ -861,10 +1000,48 @@ async def test_what_a_source_could_not_read_is_kept_too():
 
 
 @virtual
-async def test_three_things_that_are_no_events_are_three_letters():
+async def test_what_is_no_event_is_one_letter_however_often_it_arrives():
     async with Bench() as bench:
-        assert verdicts(await bench.process(b"x", b"x", b"y")) == [DEAD] * 3
-        assert [letter.raw for letter in await bench.letters()] == [b"x", b"x", b"y"]
+        outcomes = await bench.process(b"x", b"x", b"y")
+        assert verdicts(outcomes) == [DEAD, DUPLICATE, DEAD]
+        assert verdicts(await bench.process(*[b"x"] * 500)) == [DUPLICATE] * 500
+        assert [letter.raw for letter in await bench.letters()] == [b"x", b"y"]
+        found = await copies_of(bench.store.inner, [outcomes[0].key, outcomes[2].key])
+        assert [copies.count for copies in found] == [501, 0]
+        assert found[0].last_ms == now_ms()
+
+
+@virtual
+async def test_the_same_bytes_for_another_reason_or_route_are_another_letter():
+    async with Bench(route="one") as one, Bench(route="two") as two:
+        first, second = await one.one(b"x"), await two.one(b"x")
+        (third,) = await one.process(Unreadable(b"x", "too-large", "longer than the limit"))
+        assert verdicts([first, second, third]) == [DEAD] * 3
+        assert len({outcome.key for outcome in (first, second, third)}) == 3
+
+
+@virtual
+async def test_what_is_no_event_is_handed_back_while_the_store_is_down_and_buried_once():
+    async with Bench() as bench:
+        bench.store.arm("claim.before", times=1e9, for_s=60)
+        assert verdicts(await bench.process(b"x", b"x")) == [FAILED] * 2
+        assert await bench.letters() == []
+        await asyncio.sleep(61)
+        assert verdicts(await bench.process(b"x", b"x")) == [DEAD, DUPLICATE]
+    async with Bench(settings=Settings(on_store_outage="deliver")) as bench:
+        bench.store.arm("claim.before", times=1e9, for_s=60)
+        assert await each(bench, b"x") == [DEAD]
+        assert len(await bench.letters()) == 1
+        assert bench.sink.seen == []
+
+
+@virtual
+async def test_what_is_no_event_is_kept_once_in_shadow_mode_too():
+    async with Bench(settings=Settings(mode="shadow")) as bench:
+        assert verdicts(await bench.process(b"x", b"x")) == [DEAD, DUPLICATE]
+        assert await each(bench, b"x") == [DUPLICATE]
+        assert bench.sink.seen == []
+        assert len(await bench.letters()) == 1
 
 
 @virtual

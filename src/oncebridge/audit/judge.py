@@ -19,7 +19,7 @@ from oncebridge import record as table
 from oncebridge.audit.rows import Claimed, Complex
 from oncebridge.flight import Register
 from oncebridge.key import conflict_key
-from oncebridge.rules import Plan, Rule
+from oncebridge.rules import Plan, Rule, Span
 from oncebridge.store import (
     Claim,
     Commit,
@@ -37,7 +37,11 @@ from oncebridge.verdict import Verdict
 _LEASE_MS: Final = 1
 _FEW: Final = 1_000
 _TOKEN: Final = b"t" * 16
-_DROPPED: Final = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
+_DROPPED: Final = {
+    Verdict.STALE: Fate.STALE,
+    Verdict.UNCHANGED: Fate.UNCHANGED,
+    Verdict.CONFLICT: Fate.DEAD,
+}
 
 
 class Judgement(Struct, frozen=True, gc=False):
@@ -105,8 +109,11 @@ class Judge:
         if plan.entity:
             verdict, because = self._enter(plan, rule, number, at_ms, keep_ms)
             if verdict is not None:
-                self._commit(parts, generation, _DROPPED[verdict], at_ms)
-                return Judgement(verdict, because, passed_on=False)
+                # A version that cannot be compared is a conflict.
+                is_sent = verdict is Verdict.CONFLICT and rule.on_conflict == "deliver"
+                fate = Fate.DELIVERED if is_sent else _DROPPED[verdict]
+                self._commit(parts, generation, fate, at_ms)
+                return Judgement(verdict, because, passed_on=is_sent)
         self._commit(parts, generation, Fate.DELIVERED, at_ms)
         if clashed:
             return Judgement(Verdict.CONFLICT, known)
@@ -150,16 +157,16 @@ class Judge:
         known = self._entities.get(plan.entity)
         if known is None or at_ms >= known.keep_until_ms:
             known = _Entity(Register(), 0, None)
-        asked = Plan(rule, "deduplicate", version=plan.version, state=plan.state)
+        spans = (Span(keep_ms, 0),)
+        asked = Plan(rule, "deduplicate", (), spans, version=plan.version, state=plan.state)
         verdict = known.register.judge(asked, at_ms)
         because = known.number
-        register, newest = known.register, known.number
         if verdict is Verdict.UNCHANGED:
-            register = register.noted(asked)
+            register = known.register.noted(asked, at_ms)
+            self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, known.number)
         elif verdict is None:
-            after = register.raised(asked, at_ms)
-            register, newest = after, number
-        self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, newest)
+            register = known.register.raised(asked, at_ms)
+            self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, number)
         return verdict, because
 
 

@@ -22,13 +22,14 @@ def deduplication_id(delivery: Delivery, dice: Dice) -> str:
     """
     Give the id by which the receiver knows a repeat of this very delivery, and nothing else.
 
-    For five minutes it swallows whatever has the same one: so the next window's event, other
-    content, and what nobody claimed (a rule without key, shadow mode) must have another.
+    For five minutes the receiver drops whatever has the same id: the next window's event, other
+    content, and what was not claimed (a rule without key, shadow mode) must have another.
     """
+    key = delivery.sent_as or delivery.key
     if delivery.generation:
-        return short(delivery.key + delivery.generation)
-    if delivery.key and delivery.unprotected:
-        return hashlib.sha256(delivery.key + delivery.event.raw).hexdigest()
+        return short(key + delivery.generation)
+    if key and delivery.unprotected:
+        return hashlib.sha256(key + delivery.event.raw).hexdigest()
     return dice.tokens(1)[0].hex()
 
 

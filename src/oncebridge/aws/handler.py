@@ -254,6 +254,7 @@ class LambdaHandler:
                 within=timedelta(seconds=left_s),
                 patience=timedelta(seconds=patience_s),
                 answered=answered,
+                in_place=invocation.trigger.is_ordered,
             )
 
         await Lanes(_lanes(invocation, items), bring).run()

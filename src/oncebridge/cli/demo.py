@@ -212,9 +212,6 @@ class _Crm:
         """Which logical event the bytes are that may arrive here."""
         self.taken: Counter[int | None] = Counter()
         """How often each logical event was taken; None stands for bytes nobody sent."""
-        self.keys: dict[str, int | None] = {}
-        """The logical event that came with each `Idempotency-Key`."""
-        self.last_key = ""
 
     @property
     def url(self) -> str:
@@ -238,11 +235,7 @@ class _Crm:
             self._refusals -= 1
             respond(Response(503, headers=(("Retry-After", "1"),)))
             return
-        truth = self.truths.get(request.body)
-        key = (request.header(b"idempotency-key") or b"").decode("latin-1").strip('"')
-        self.taken[truth] += 1
-        self.keys.setdefault(key, truth)
-        self.last_key = key
+        self.taken[self.truths.get(request.body)] += 1
         respond(Response(200))
 
 
@@ -263,7 +256,6 @@ class _Told(Struct, frozen=True):
 
     verdict: Verdict
     key: str
-    """In the answer; for a delivery, as the CRM was told it."""
     reason: str
     again_s: int
     original: "tuple[str, int] | None" = None
@@ -289,6 +281,8 @@ class _Sender:
         self.causes: Counter[str] = Counter()
         self.look_alikes = 0
         self.merged = 0
+        self._truths: dict[str, int] = {}
+        """Which logical event was delivered under each key."""
         self.unreadable: list[bytes] = []
 
     async def send(self, seconds: float, seed: int, *, fast: bool) -> None:
@@ -399,7 +393,7 @@ class _Sender:
         said = msgspec.json.decode(answer.body)
         # Without a verdict it is still under way: this machine is slow.
         verdict = Verdict(said.get("verdict", Verdict.BUSY))
-        key = self._crm.last_key if verdict is Verdict.DELIVERED else said.get("key", "")
+        key = said.get("key", "")
         return _Told(
             verdict,
             key,
@@ -414,7 +408,9 @@ class _Sender:
         if told.verdict is Verdict.DUPLICATE:
             is_copy = event.label in _ABOUT and event.label not in LOOK_ALIKES
             self.causes[event.label.value if is_copy else "overtaken"] += 1
-            self.merged += self._crm.keys.get(told.key) != event.truth
+            self.merged += self._truths.get(told.key, event.truth) != event.truth
+        elif told.verdict is Verdict.DELIVERED:
+            self._truths[told.key] = event.truth
 
     def _send_again(self, arrival: _Arrival, wait_s: int) -> None:
         if arrival.tries >= _MOST_TRIES:

@@ -434,6 +434,12 @@ COUNTERS: Final[Mapping[str, tuple[Kind, str, str, str]]] = {
         "newest states could not be written down",
         "An older state of the same entity may pass later.",
     ),
+    "stale_runs": (
+        "warn",
+        "entity has had many stale events in a row",
+        "entities have had many stale events in a row",
+        "Its newest version may be wrong: the log line oncebridge.stale_run names the entity.",
+    ),
     "lease_lost": (
         "warn",
         "event was taken over by another worker",

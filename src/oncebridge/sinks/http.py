@@ -21,7 +21,8 @@ How the target's answers are understood:
 | ------------------------------------------- | --------- |
 | 2xx                                         | `Yes`     |
 | nothing was sent: no name, refused, no TLS  | `No`      |
-| 5xx, 408, 409, 425, 429; no (whole) answer  | `Unknown` |
+| 502, 503, 504                               | `Unwell`  |
+| other 5xx, 408, 409, 425, 429; no answer    | `Unknown` |
 | 401, 403, 404, 407, 410                     | `Closed`  |
 | any other 4xx; 3xx (never followed)         | `Never`   |
 
@@ -50,11 +51,12 @@ from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear, check_header
 from oncebridge.options import Doc
 from oncebridge.secret import Secret
-from oncebridge.sink import Closed, Delivery, Never, No, SinkAnswer, Unknown, Yes
+from oncebridge.sink import Closed, Delivery, Never, No, SinkAnswer, Unknown, Unwell, Yes
 from oncebridge.trace_context import NAME
 
 _DAY_MS = 86_400_000
 _AGAIN = frozenset({408, 409, 425, 429})
+_UNWELL = frozenset({502, 503, 504})
 _SHUT = frozenset({401, 403, 404, 407, 410})
 _OURS = re.compile(r"idempotency-key|x-oncebridge.*", re.IGNORECASE)
 
@@ -216,6 +218,8 @@ class HttpSink:
         reason = f"HTTP {status}"  # and nothing of the body: it may quote the event
         if status in _SHUT:
             return Closed(reason, self._retry_after_ms(answer))
+        if status in _UNWELL:
+            return Unwell(reason, self._retry_after_ms(answer))
         if 300 <= status < 400:
             return Never(f"{reason}: redirects are not followed")
         if 400 <= status < 500 and status not in _AGAIN:
