@@ -83,6 +83,7 @@ def make_router(
     return Router(
         [Way(gateway, route.match) for gateway, route in zip(made, setup.routes, strict=True)],
         dead=setup.config.dead.opened,
+        rules=setup.file_rules(),
         discard_unrouted=setup.config.unrouted == "discard",
         settings=setup.config.settings(),
         hooks=hooks,
