@@ -471,7 +471,6 @@ async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> As
             if answer.verdict != expected:
                 why = f" ({answer.reason})" if answer.reason else ""
                 yield (
-                    f"event {at}, {sample.name}, is {answer.verdict}{why}, "
-                    f"and should be {expected}"
+                    f"event {at}, {sample.name}, is {answer.verdict}{why}, and should be {expected}"
                 )
             now_ms += ms(case.gap)

@@ -39,6 +39,7 @@ from oncebridge.options import (
     Problems,
     Rate,
     Setting,
+    Size,
     Text,
     did_you_mean,
     origin,
@@ -154,7 +155,10 @@ class Config(Settings, frozen=True, kw_only=True):
     ] = field(default_factory=list)
     unrouted: Annotated[
         Literal["dead", "discard"],
-        Doc("What becomes of an event that no route is for: kept in the dead letters, or dropped."),
+        Doc(
+            "What becomes of an event that no route is for: kept in the dead letters, or dropped. A "
+            "rule of the file with `discard` drops it either way."
+        ),
     ] = "dead"
     spool: Annotated[
         str | None,
@@ -162,6 +166,14 @@ class Config(Settings, frozen=True, kw_only=True):
             "A file in which HTTP arrivals are kept until they are forwarded; the sender hears "
             "202 as soon as they are on disk.",
             example="spool.db",
+        ),
+    ] = None
+    spool_max: Annotated[
+        Size | None,
+        Doc(
+            "How much the spool may hold on disk; while it is full, the sender hears 503. Without "
+            "it, half of the disk that the spool is on.",
+            example="1GiB",
         ),
     ] = None
     batch: Annotated[

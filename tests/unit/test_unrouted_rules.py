@@ -61,8 +61,7 @@ async def test_a_rule_of_the_file_discards_what_no_route_is_for(tmp_path):
     assert [answer.verdict for answer in answers] == [verdict for verdict, _ in EXPECTED.values()]
     decided = {(one.event.raw, one.route, one.outcome.verdict, one.outcome.rule) for one in told}
     assert decided == {
-        (raw(EVENTS[name]), "unrouted", verdict, rule)
-        for name, (verdict, rule) in EXPECTED.items()
+        (raw(EVENTS[name]), "unrouted", verdict, rule) for name, (verdict, rule) in EXPECTED.items()
     }
     assert router.unrouted.verdicts[Verdict.DISCARDED] == 1
     assert router.unrouted.verdicts[Verdict.DEAD] == 3

@@ -241,7 +241,7 @@ def _signals_deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers run in the main thread, and raise there
         return
-    found = {number: signal.getsignal(number) for number in _ENDS}
+    found = {int(number): signal.getsignal(number) for number in _ENDS}
     handlers = {number: handler for number, handler in found.items() if callable(handler)}
     heard: list[int] = []
     is_over = False
@@ -268,10 +268,9 @@ def _work(
     job: Job, number: int, count: int, pipe: Connection, inherited: Sequence[Connection]
 ) -> None:
     """Do what comes through the pipe, and end at once: what else is here is the parent's."""
-    for number in _ENDS:
-        # The parent has heard the others, and will end its workers.
-        how = signal.SIG_DFL if number is signal.SIGTERM else signal.SIG_IGN
-        signal.signal(number, how)
+    for heard in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(heard, signal.SIG_IGN)  # the parent has heard it, and will say
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
     # Nothing here makes circles; looking for them would take a third of the time.

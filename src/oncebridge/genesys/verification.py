@@ -280,7 +280,7 @@ class VerifyingSink:
         return found
 
     def _is_final(self, found: Finding, *, is_settled: bool) -> bool:
-        """True if an event would be refused for good because of *found*."""
+        """Return whether an event would be refused for good because of *found*."""
         is_negative = isinstance(found, Hidden) or (is_settled and isinstance(found, Missing))
         return is_negative and self._verifier.options.on_unknown == "dead"
 
