@@ -158,6 +158,24 @@ def test_a_spool_with_a_limit_refuses_before_the_disk_is_full(disk, tmp_path, ca
         running.until(lambda: len(running.sink.taken) == accepted, WAIT_S)
 
 
+@pytest.mark.parametrize("kind", ["mounted", "limited"])
+@pytest.mark.parametrize("size", [5_000, 700_000])
+def test_a_limit_beyond_the_disk_leaves_room_to_delete(kind, size, tmp_path, monkeypatch):
+    with small_disk(kind, tmp_path / "small", 8 * MIB, monkeypatch) as disk:
+        places = {"store": "memory:", "dead": "memory:", "spool": f"{disk.folder}/spool.db"}
+        flags = {"spool_max": "1GiB", "breaker": "100000", "max_backoff": "50ms"} | places
+        with live(tmp_path, Desk(No("down")), **flags) as running:
+            accepted = 0
+            while (answer := running.post(large(accepted, size))).status == 202:
+                accepted += 1
+            assert answer.results[0]["reason"] == "spool: the disk of the spool is full"
+            assert accepted * size > 3 * MIB
+            running.sink.answer = Yes()
+            running.until(lambda: not running.service.spool.depth, WAIT_S)
+            running.until(lambda: running.get("/readyz").status == 200, WAIT_S)
+            assert len(running.sink.taken) == accepted
+
+
 def test_one_event_that_is_larger_than_the_limit_passes_when_the_spool_is_empty(disk, tmp_path):
     flags = {"spool": f"{disk.folder}/spool.db", "spool_max": "1MiB"}
     with live(tmp_path, **flags) as running:
