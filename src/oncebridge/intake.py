@@ -74,11 +74,15 @@ class Intake:
         elif len(self._raws) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def not_ready(self) -> list[str]:
+    def not_ready(self, *, named: bool = True) -> list[str]:
+        """Return what keeps records from being taken right now, with the routes' names or not."""
         reasons = [] if self._is_open() else ["the store is not there yet"]
-        # Without the routes' names, which may hold an address: anybody may ask.
-        found = {why for gateway in self._router.gateways for why in gateway.not_ready()}
-        return [*reasons, *sorted(found)]
+        found = [
+            f"{gateway.route}: {why}" if named else why
+            for gateway in self._router.gateways
+            for why in gateway.not_ready()
+        ]
+        return [*reasons, *(found if named else sorted(set(found)))]
 
     def _flush(self) -> None:
         if not self._raws:

@@ -204,7 +204,10 @@ class Service:
     def _not_ready(self) -> list[str]:
         """Return what keeps events from being taken right now, as the HTTP source does."""
         stopping = ["shutting down"] if self._stopping.is_set() else []
-        return list(dict.fromkeys([*stopping, *self._host.inbox.not_ready()]))
+        # Without the routes' names, which may hold an address: anybody may ask.
+        spool, intake = self.spool, self._intake
+        found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
+        return list(dict.fromkeys([*stopping, *found]))
 
     @property
     def health_port(self) -> int | None:

@@ -396,7 +396,7 @@ def test_while_the_sink_is_down_it_is_not_ready_and_everything_has_to_come_again
     assert all(is_later(answer) for answer in answers)
     assert desk.begun == tried
     ready = door.get("/readyz")
-    assert ready.json == {"ready": False, "reasons": ["the sink is down"]}
+    assert ready.json == {"ready": False, "reasons": ["desk: the sink is down"]}
     assert is_later(ready)
     assert door.get("/healthz").status == 200
     desk.answer = Yes()
@@ -422,7 +422,7 @@ def test_a_moment_without_the_sink_costs_no_more_than_moments(tmp_path, desk, re
 def test_while_it_is_paused_it_is_not_ready_and_everything_has_to_come_again(door, desk):
     door.do(lambda: control.pause(door.store, ["desk"], SystemDice()))
     door.until(lambda: door.get("/readyz").status == 503)
-    assert door.get("/readyz").json["reasons"] == ["paused"]
+    assert door.get("/readyz").json["reasons"] == ["desk: paused"]
     assert is_later(door.post(event(1)))
     assert desk.begun == 0
     door.do(lambda: control.resume(door.store, ["desk"]))
@@ -438,7 +438,7 @@ def test_while_the_store_is_down_it_is_not_ready_and_nothing_is_sent(door, desk)
         assert answer.verdicts == ["failed"]
     ready = door.get("/readyz")
     assert is_later(ready)
-    assert ready.json["reasons"] == ["the store is down"]
+    assert ready.json["reasons"] == ["desk: the store is down"]
     assert desk.begun == 0
     door.store.broken = None
     door.until(lambda: door.post(event(1)).verdicts == ["delivered"])
@@ -454,7 +454,7 @@ def test_a_store_that_is_away_from_the_start_may_come_later(tmp_path, desk):
             answer = running.post(event(number))
             assert is_later(answer)
             assert answer.json["reason"].startswith("the store did not answer")
-        reasons = ["the store is not there yet", "the store is down"]
+        reasons = ["the store is not there yet", "desk: the store is down"]
         assert running.get("/readyz").json["reasons"] == reasons
         assert desk.begun == 0
         running.store.broken = None

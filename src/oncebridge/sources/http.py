@@ -264,8 +264,10 @@ class HttpSource:
 
     def _readiness(self) -> Response:
         assert self._host is not None  # noqa: S101
-        stopping = ["shutting down"] if self._stopped.is_set() else []
-        return readiness(list(dict.fromkeys([*stopping, *self._host.inbox.not_ready()])))
+        reasons = self._host.inbox.not_ready()
+        if self._stopped.is_set():
+            reasons.append("shutting down")
+        return readiness(reasons)
 
     def _sweep(self) -> None:
         """Answer those who have waited long enough; all wait equally long, so in order."""
