@@ -442,7 +442,7 @@ async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> As
 
     Samples named in *elsewhere* are for other routes, and left out.
     """
-    now_ms = system_clock()
+    now_ms = began_ms = system_clock()
 
     def clock() -> int:
         return now_ms
@@ -465,6 +465,7 @@ async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> As
         way = Way(gateway, case.route.match)
         router = Router([way], dead=dead, rules=rules, settings=settings, clock=clock)
         for at, (sample, expected) in enumerate(zip(case.events, case.verdicts, strict=True), 1):
+            now_ms = began_ms + (at - 1) * ms(case.gap)
             if sample.name in elsewhere:
                 continue
             (answer,) = await router.process([sample.event])
@@ -473,4 +474,3 @@ async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> As
                 yield (
                     f"event {at}, {sample.name}, is {answer.verdict}{why}, and should be {expected}"
                 )
-            now_ms += ms(case.gap)
