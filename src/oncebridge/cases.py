@@ -14,7 +14,7 @@ Failures name files, rules and paths, and never what stands in an event.
 """
 
 import tomllib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
@@ -35,6 +35,8 @@ from oncebridge.identity import Identities, Identity, Known
 from oncebridge.key import scoped_source
 from oncebridge.options import Doc, Problems, did_you_mean, read
 from oncebridge.records import BadGzip, Records
+from oncebridge.router import Router, Way
+from oncebridge.rules import RuleSet
 from oncebridge.stores.memory import MemoryStore
 
 Expected = Literal[
@@ -294,17 +296,17 @@ async def run(cases: Sequence[Case], setup: Setup) -> list[Result]:
 async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
     samples = {sample.name: sample for sample in (*case.same, *case.apart, *case.events)}
     known: dict[str, _Named] = {}
+    elsewhere: set[str] = set()
     for sample in samples.values():
         if isinstance(sample.event, Unreadable):
             if not case.verdicts:
                 yield f"{sample.name} is no event: {sample.event.reason}: {sample.event.message}"
             continue
-        match = case.route.match
-        if match is not None and not match.matches(sample.event.envelope):
+        identity = _identity(case.route, sample.event, identities)
+        if identity is None:
             yield f"route {case.route.name!r} is not for {sample.name}"
+            elsewhere.add(sample.name)
             continue
-        identity = identities.on(case.route.name, sample.event)
-        assert identity is not None  # noqa: S101 - the route was looked up
         known[sample.name] = _Named(sample.name, sample.event, identity)
         if case.rule is not None and identity.plan.rule.name != case.rule:
             yield f"{sample.name} meets rule {identity.plan.rule.name!r}, not {case.rule!r}"
@@ -313,8 +315,17 @@ async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
     for line in _all_apart([known[s.name] for s in case.apart if s.name in known]):
         yield line
     if case.verdicts:
-        async for line in _verdicts(case):
+        async for line in _verdicts(case, identities.file_rules, elsewhere):
             yield line
+
+
+def _identity(route: Route, event: Event, identities: Identities) -> Identity | None:
+    """Return what *route*, or a rule that discards unrouted events, makes of *event*."""
+    ways = identities.of(event)
+    if ways:
+        return next((way for way in ways if way.route.name == route.name), None)
+    plan = identities.file_rules.discard_plan(event)
+    return Identity(route, plan, ()) if plan is not None else None
 
 
 class _Named(Struct, frozen=True, eq=False):
@@ -425,9 +436,13 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(paths[:_MOST_PATHS]) + (f" and {more} more" if more > 0 else "")
 
 
-async def _verdicts(case: Case) -> AsyncIterator[str]:
-    """Bring the events to a real gateway, whose sink takes everything."""
-    now_ms = system_clock()
+async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> AsyncIterator[str]:
+    """
+    Bring the events to a real gateway, whose sink takes everything.
+
+    Samples named in *elsewhere* are for other routes, and left out.
+    """
+    now_ms = began_ms = system_clock()
 
     def clock() -> int:
         return now_ms
@@ -437,21 +452,25 @@ async def _verdicts(case: Case) -> AsyncIterator[str]:
 
     # What the rules say is tested, so nothing may be slowed down or waved through.
     settings = replace(case.route.settings, mode="enforce", rate=None)
+    dead = MemoryDeadLetters()
     async with Gateway(
         store=MemoryStore(clock=clock),
         sink=take,
         rules=case.route.rules,
-        dead=MemoryDeadLetters(),
+        dead=dead,
         route=case.route.name,
         settings=settings,
         clock=clock,
     ) as gateway:
+        way = Way(gateway, case.route.match)
+        router = Router([way], dead=dead, rules=rules, settings=settings, clock=clock)
         for at, (sample, expected) in enumerate(zip(case.events, case.verdicts, strict=True), 1):
-            (outcome,) = await gateway.process([sample.event])
-            if outcome.verdict != expected:
-                why = f" ({outcome.reason})" if outcome.reason else ""
+            now_ms = began_ms + (at - 1) * ms(case.gap)
+            if sample.name in elsewhere:
+                continue
+            (answer,) = await router.process([sample.event])
+            if answer.verdict != expected:
+                why = f" ({answer.reason})" if answer.reason else ""
                 yield (
-                    f"event {at}, {sample.name}, is {outcome.verdict.value}{why}, "
-                    f"and should be {expected}"
+                    f"event {at}, {sample.name}, is {answer.verdict}{why}, and should be {expected}"
                 )
-            now_ms += ms(case.gap)

@@ -39,6 +39,7 @@ from oncebridge.options import (
     Problems,
     Rate,
     Setting,
+    Size,
     Text,
     did_you_mean,
     origin,
@@ -154,7 +155,10 @@ class Config(Settings, frozen=True, kw_only=True):
     ] = field(default_factory=list)
     unrouted: Annotated[
         Literal["dead", "discard"],
-        Doc("What becomes of an event that no route is for: kept in the dead letters, or dropped."),
+        Doc(
+            "What becomes of an event that no route is for: kept in the dead letters, or dropped. A "
+            "rule of the file with `discard` drops it either way."
+        ),
     ] = "dead"
     spool: Annotated[
         str | None,
@@ -162,6 +166,14 @@ class Config(Settings, frozen=True, kw_only=True):
             "A file in which HTTP arrivals are kept until they are forwarded; the sender hears "
             "202 as soon as they are on disk.",
             example="spool.db",
+        ),
+    ] = None
+    spool_max: Annotated[
+        Size | None,
+        Doc(
+            "How much the spool may hold on disk; while it is full, the sender hears 503. Without "
+            "it, half of the disk that the spool is on.",
+            example="1GiB",
         ),
     ] = None
     batch: Annotated[
@@ -300,6 +312,12 @@ class Setup(Struct, frozen=True):
     file: str
     verifier: "Verifier | None" = None
     """Who finds out whether an event is to be believed, where that is asked for."""
+    rules: tuple[Rule, ...] = ()
+    """The rules of the file: they apply on every route, and to events that no route is for."""
+
+    def file_rules(self) -> RuleSet:
+        """Return the rules of the file, compiled: they decide which unrouted events to discard."""
+        return RuleSet(self.rules, namespace="")
 
     def sink_of(self, route: Route, other: Any = None, *, clock: Clock = system_clock) -> Any:
         """Give what *route* sends to, its sink or an *other*: verified, where that is asked for."""
@@ -345,11 +363,11 @@ def _load(
     values, flawed = read_values(Config, table, "", problems)
     # What is wrong is left at its default, so that the rest can be looked at all the same.
     sound = {n: value for n, value in values.items() if n in _LISTED or n not in flawed}
-    routes = _routes(Config(**sound), table, flawed, problems)
+    routes, rules = _routes(Config(**sound), table, flawed, problems)
     verifier = None if "genesys" in flawed else _verifier(Config(**sound), routes, table, problems)
     _check_dashboard(Config(**sound), table, flawed, problems)
     problems.check()
-    return Setup(Config(**values), routes, named, verifier)
+    return Setup(Config(**values), routes, named, verifier, rules)
 
 
 def _file(named: str, problems: Problems) -> dict[str, Any]:
@@ -461,9 +479,9 @@ def _is_place(setting: Setting) -> bool:
 
 def _routes(
     config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
-) -> tuple[Route, ...]:
+) -> tuple[tuple[Route, ...], tuple[Rule, ...]]:
     """
-    Make the routes, and find what is wrong between settings.
+    Make the routes and the rules that all of them share; find what is wrong between settings.
 
     Some settings may be *flawed*: a rule or route that is wrong in itself is None here, and
     what a check would have to know of it is not checked.
@@ -496,7 +514,7 @@ def _routes(
             where = f"{place}order" if route.order else origin(table.get("order"), "order")
             is_known = None not in placed and not flawed & {"rules", "preset"}
             _check_order(where, placed, is_known=is_known, problems=problems)
-    return tuple(routes)
+    return tuple(routes), (*guards, *(rule for _, rule in filter(None, common)))
 
 
 def _preset(config: Config, problems: Problems) -> list[Rule]:

@@ -178,12 +178,15 @@ class _Explainer:
         return replace(told, paused=True, paused_by=self._look.paused_by(told.route))
 
     def _unrouted(self, line: int, event: Event) -> Explanation:
-        is_kept = self._setup.config.unrouted == "dead"
+        plan = self._identities.file_rules.discard_plan(event)
+        is_kept = plan is None and self._setup.config.unrouted == "dead"
+        said = f", and {_why(plan, event, ())}" if plan is not None else ""
         return Explanation(
             line=line,
             action="dead" if is_kept else "discard",
             event=event,
-            why="no route is for it",
+            rule=plan.rule.name if plan is not None else None,
+            why=f"no route is for it{said}",
             judged=Judged(Verdict.DEAD if is_kept else Verdict.DISCARDED),
         )
 

@@ -86,6 +86,8 @@ class Identities:
     """Identify events as the gateways of *setup* would."""
 
     def __init__(self, setup: Setup) -> None:
+        self.file_rules = setup.file_rules()
+        """The rules that apply to events that no route is for."""
         self._settings = setup.config.settings()
         self._routes = [
             (

@@ -8,6 +8,7 @@ little more than one event.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from oncebridge.router import Answer, Router
 from oncebridge.source import Done
@@ -36,7 +37,8 @@ class Intake:
     """
     Bring single records to *router*.
 
-    They are refused while *at_most* of them, or *at_most_bytes*, are under way.
+    They are refused while *at_most* of them, or *at_most_bytes*, are under way. *is_open* says
+    whether the store is there and has checked itself.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Intake:
         batch: int = 500,
         at_most: int = 20_000,
         at_most_bytes: int = 256 * 1024 * 1024,
+        is_open: Callable[[], bool] = lambda: True,
     ) -> None:
         self._router = router
+        self._is_open = is_open
         self._batch = batch
         self._at_most = at_most
         self._at_most_bytes = at_most_bytes
@@ -70,9 +74,15 @@ class Intake:
         elif len(self._raws) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def not_ready(self) -> list[str]:
-        gateways = self._router.gateways
-        return [f"{gateway.route}: {why}" for gateway in gateways for why in gateway.not_ready()]
+    def not_ready(self, *, named: bool = True) -> list[str]:
+        """Return what keeps records from being taken right now, with the routes' names or not."""
+        reasons = [] if self._is_open() else ["the store is not there yet"]
+        found = [
+            f"{gateway.route}: {why}" if named else why
+            for gateway in self._router.gateways
+            for why in gateway.not_ready()
+        ]
+        return [*reasons, *(found if named else sorted(set(found)))]
 
     def _flush(self) -> None:
         if not self._raws:

@@ -67,7 +67,8 @@ def summary(told: Explanation) -> str:
         return f"This is no event, and goes to the dead letters: {told.why}."
     if told.route is None:
         where = "goes to the dead letters" if told.action == "dead" else "is dropped"
-        return f"No route is for this event: it {where}."
+        by = f" by rule {told.rule}" if told.rule else ""
+        return f"No route is for this event: it {where}{by}."
     sentences = [_watched(told), _verdict(told), _repeat(told), _letter(told.letter)]
     whom = "" if told.keys else ", to events without a key on this route"
     sentences += [_by_hand(told.acts, whom), _paused(told)]

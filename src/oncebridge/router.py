@@ -3,8 +3,8 @@ Several ways out: each arrival goes to every route it is for.
 
 A route is a gateway of its own, with its own claims, so an event that one sink has and
 another has not yet is a duplicate here and delivered there. An arrival is acknowledged when
-every one of its routes acknowledges it. What no route is for is kept in the dead letters, or
-dropped where that was asked for.
+every one of its routes acknowledges it. An event that no route is for goes to the dead letters,
+unless a rule of the file or the setting `unrouted` discards it.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.books import Books
 from oncebridge.clock import Clock, system_clock
@@ -24,6 +25,7 @@ from oncebridge.flight import Arrival
 from oncebridge.gateway import Gateway
 from oncebridge.hooks import Decision, Hook, tell
 from oncebridge.pattern import Pattern
+from oncebridge.rules import RuleSet
 from oncebridge.settings import Settings
 from oncebridge.verdict import Outcome, Verdict
 from oncebridge.wrapping import unwrap
@@ -60,13 +62,18 @@ class Way(Struct, frozen=True):
 
 
 class Router:
-    """Give each arrival to the *ways* it is for."""
+    """
+    Give each arrival to the *ways* it is for.
+
+    Of the events that no way is for, those that *rules* discard are discarded.
+    """
 
     def __init__(
         self,
         ways: Sequence[Way],
         *,
         dead: DeadLetters | None = None,
+        rules: RuleSet | None = None,
         discard_unrouted: bool = False,
         settings: Settings = Settings(),  # noqa: B008 - frozen
         hooks: Sequence[Hook] = (),
@@ -76,6 +83,7 @@ class Router:
         self.unrouted = Books()
         """Counts of what no route was for."""
         self._dead = dead
+        self._rules = rules
         self._discard = discard_unrouted
         self._settings = settings
         self._hooks = tuple(hooks)
@@ -175,28 +183,37 @@ class Router:
                 yield way, batch
 
     async def _close_unrouted(self, gathered: "_Gathered") -> None:
-        unrouted = gathered.unrouted
         now_s, arrived_ms = asyncio.get_running_loop().time, self._clock()
         began_s = now_s()
-        self.unrouted.arrive(len(unrouted))
-        verdict, reason, wait = Verdict.FAILED, _BROKEN_OFF, 0
+        self.unrouted.arrive(len(gathered.unrouted))
+
+        def settle(at: int, event: Event, outcome: Outcome) -> None:
+            self.unrouted.settle(outcome.verdict, 1)
+            wait, reason = outcome.retry_after_ms, outcome.reason
+            gathered.answer(at, Answer(outcome.acknowledge, outcome.verdict, wait, reason))
+            if self._hooks:
+                took_s = now_s() - began_s
+                tell(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
+
+        kept: list[tuple[int, Event]] = []
+        for at, event in gathered.unrouted:
+            plan = self._rules.discard_plan(event) if self._rules is not None else None
+            if plan is None and not self._discard:
+                kept.append((at, event))
+                continue
+            rule = plan.rule.name if plan is not None else ""
+            settle(at, event, Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
+        buried = Outcome(Verdict.FAILED, acknowledge=False, reason=_BROKEN_OFF)
         try:
-            if self._discard:
-                verdict, reason = Verdict.DISCARDED, ""
-            else:
-                await self._bury([event for _, event in unrouted])
-                verdict, reason = Verdict.DEAD, f"{UNROUTED}: no route is for it"
+            if kept:
+                await self._bury([event for _, event in kept])
+            reason = f"{UNROUTED}: no route is for it"
+            buried = Outcome(Verdict.DEAD, acknowledge=True, reason=reason)
         except OncebridgeError as error:
-            reason, wait = f"dead letters: {error}", 5000
+            buried = replace(buried, retry_after_ms=5000, reason=f"dead letters: {error}")
         finally:
-            self.unrouted.settle(verdict, len(unrouted))
-            answer = Answer(verdict is not Verdict.FAILED, verdict, wait, reason)
-            for at, event in unrouted:
-                gathered.answer(at, answer)
-                if self._hooks:
-                    outcome = Outcome(verdict, answer.acknowledge, reason=reason)
-                    took_s = now_s() - began_s
-                    tell(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
+            for at, event in kept:
+                settle(at, event, buried)
 
     async def _bury(self, events: Sequence[Event]) -> None:
         if self._dead is None:

@@ -300,6 +300,11 @@ class RuleSet:
         key = make_key(self.namespace, b"dead", "", reason, (raw,))
         return replace(plan, parts=(Part(key),), spans=self._default.spans)
 
+    def discard_plan(self, event: Event) -> Plan | None:
+        """Return the plan for *event* if its rule discards it, else None."""
+        plan = self.plan(event)
+        return plan if plan.action == "discard" else None
+
     def _planner(self, event: Event) -> _Planner:
         """Find who plans for *event*, and remember it where it is the same for all of a kind."""
         kind = (event.source, event.detail_type)

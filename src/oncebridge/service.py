@@ -83,6 +83,7 @@ def make_router(
     return Router(
         [Way(gateway, route.match) for gateway, route in zip(made, setup.routes, strict=True)],
         dead=setup.config.dead.opened,
+        rules=setup.file_rules(),
         discard_unrouted=setup.config.unrouted == "discard",
         settings=setup.config.settings(),
         hooks=hooks,
@@ -124,8 +125,8 @@ class Service:
             tracer=self.watch.tracer,
             clock=clock,
         )
-        self.spool = Spool(config.spool) if config.spool else None
-        self._intake = Intake(self.router, batch=config.batch)
+        self.spool = Spool(config.spool, config.spool_max) if config.spool else None
+        self._intake = Intake(self.router, batch=config.batch, is_open=lambda: self._is_open)
         inbox: Inbox = self.spool or self._intake
         self._is_open = False
         """Store, sinks and dead letters are there, and have checked themselves."""
@@ -201,12 +202,12 @@ class Service:
         return zip(self.sources, self._setup.config.source, strict=True)
 
     def _not_ready(self) -> list[str]:
-        """Name what keeps events from passing right now."""
-        reasons = [] if self._is_open else ["the store is not there yet"]
-        reasons += ["shutting down"] if self._stopping.is_set() else []
+        """Return what keeps events from being taken right now, as the HTTP source does."""
+        stopping = ["shutting down"] if self._stopping.is_set() else []
         # Without the routes' names, which may hold an address: anybody may ask.
-        found = {why for gateway in self.router.gateways for why in gateway.not_ready()}
-        return [*reasons, *sorted(found)]
+        spool, intake = self.spool, self._intake
+        found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
+        return list(dict.fromkeys([*stopping, *found]))
 
     @property
     def health_port(self) -> int | None:

@@ -20,6 +20,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary, finalize
 
+from msgspec import Struct
+
 from oncebridge.clock import ms
 from oncebridge.errors import StoreError, StoreUnavailable
 
@@ -33,6 +35,9 @@ CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INT
 _VERSION_OF = "SELECT version FROM oncebridge_schema WHERE name = ?"
 _PAUSE_MS = 10
 _TOGETHER = 16  # works in one transaction: other processes get their turn in between
+_WAL_LEAST, _WAL_MOST = 64 * 1024, 16 * 1024 * 1024
+_WAL_SHARE = 32
+"""Of the disk: several files may be on it."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
@@ -229,9 +234,12 @@ class SQLiteFile:
             )
         db.execute("PRAGMA synchronous = FULL")
         # Keys are random, so every write touches pages all over the table: keep them at hand,
-        # and carry them over to the main file less often than every 4 MB.
+        # and carry them over to the main file less often than every 4 MB, where there is room.
         db.execute("PRAGMA cache_size = -65536")
-        db.execute("PRAGMA wal_autocheckpoint = 4000")
+        most = wal_limit(self._path)
+        (page_size,) = db.execute("PRAGMA page_size").fetchone()
+        db.execute(f"PRAGMA wal_autocheckpoint = {most // page_size}")
+        db.execute(f"PRAGMA journal_size_limit = {most}")
         with transaction(db):
             db.execute(_VERSIONS)
             db.execute(
@@ -382,6 +390,34 @@ def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
         yield db
     finally:
         db.close()
+
+
+class Disk(Struct, frozen=True):
+    """The file system that a file is on, in bytes; zeros where the system does not tell."""
+
+    size: int = 0
+    free: int = 0
+    """What this process may use."""
+
+    @classmethod
+    def of(cls, path: Path) -> "Disk":
+        """Return the disk of *path*, which need not exist; its directory does."""
+        try:
+            found = os.statvfs(path.absolute().parent)
+        except OSError:
+            return cls()
+        return cls(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def wal_limit(path: Path) -> int:
+    """
+    Return how large the write-ahead log of the file at *path* should become, in bytes.
+
+    A log that is larger than the disk would never be carried over to the main file, and no
+    write would succeed any more, not even a deletion.
+    """
+    size = Disk.of(path).size
+    return max(min(size // _WAL_SHARE, _WAL_MOST), _WAL_LEAST) if size else _WAL_MOST
 
 
 def network_file_system(path: Path) -> str:

@@ -399,6 +399,74 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing_behind(tmp_path, args, numb
         pipe.close()
 
 
+_IN_A_HOOK = """
+import os, signal, sys
+from oncebridge.cli import main
+
+def raise_it():
+    os.kill(os.getpid(), int(os.environ["NUMBER"]))
+    "Python calls the handler here, inside the hook."
+
+os.register_at_fork(**{os.environ["HOOK"]: raise_it})
+sys.argv = ["oncebridge", "audit", "-"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("hook", ["before", "after_in_parent"])
+def test_a_signal_inside_a_hook_of_the_fork_is_not_lost(tmp_path, number, hook):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_HOOK],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(temporary), "NUMBER": str(int(number)), "HOOK": hook},
+        input=b"".join(as_line(one.raw) for one in STREAM),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    told = done.stderr.decode()
+    assert done.returncode == 128 + number, told
+    assert "left before the end" in told
+    assert "Exception ignored" not in told
+    assert not list(temporary.iterdir())
+
+
+_DROPPED = """
+import signal, sys
+from oncebridge.cli import audit
+
+class Hook:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+sys.unraisablehook = lambda dropped: print("dropped")
+try:
+    with audit._heeding_signals():
+        Hook()
+        print("goes on", flush=True)
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            print("ignored", flush=True)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.raise_signal(number)
+            print("cleaned up", flush=True)
+except KeyboardInterrupt as left:
+    sys.exit(left.code)
+"""
+
+
+def test_a_signal_that_python_dropped_is_heard_when_it_is_repeated_but_not_while_it_ends():
+    done = subprocess.run(
+        [sys.executable, "-c", _DROPPED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines() == ["dropped", "goes on", "cleaned up"], done.stderr
+    assert done.returncode == 128 + signal.SIGTERM
+
+
 def in_a_shell(tmp_path: Path, line: str, code: int) -> str:
     """Run a line of sh in which `$ob` is the command, and give what it complains about."""
     done = subprocess.run(

@@ -548,6 +548,11 @@ def test_what_is_bypassed_and_what_is_discarded(run):
     assert "none: it was not deduplicated" in page.section("decided").text
     live.send(event(3, source="com.example.stranger"))
     assert live.why().lead == "It was dropped: no route is for it."
+    live.send(event(4, source="com.example.stranger", **{"detail-type": "Noise"}))
+    page = live.why()
+    assert page.lead == "It was dropped: the rule says to discard such events."
+    assert "none was for it" in page.section("decided").text
+    assert page.links["noise"] == "/rules#rule-noise"
 
 
 def test_shadow_mode_is_told(run):

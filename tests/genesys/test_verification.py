@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.faults.doubles import eventually
 from tests.servers.genesys import CLIENT_ID, CLIENT_SECRET, playing_genesys
 
 from oncebridge import Gateway, Settings, Verdict, Yes
@@ -589,15 +590,80 @@ async def test_what_is_known_is_not_asked_again_for_as_long_as_it_is_remembered(
         assert len(genesys.asked) == 2
 
 
-async def test_what_is_unknown_is_remembered_briefly(genesys, briefly):
-    briefly(0.7)
+async def test_what_is_unknown_is_remembered_briefly_for_young_events(genesys, briefly):
+    briefly(3600)
     async with bench(genesys) as made:
-        await made.one(FAKE, 1)
-        await made.one(FAKE, 2)
+        made.now_ms = PUBLISHED_MS + 1_000
+        for number in (1, 2):
+            assert (await made.one(FAKE, number)).verdict is Verdict.FAILED
         assert len(genesys.asked) == 1
         genesys.conversations.add(FAKE)
-        await asyncio.sleep(0.8)
+        assert (await made.one(FAKE, 3)).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize("on_unknown", ["dead", "deliver"])
+async def test_what_is_remembered_as_unknown_refuses_nothing_for_good(genesys, on_unknown):
+    async with bench(genesys, on_unknown=on_unknown) as made:
+        made.now_ms = PUBLISHED_MS + 29_000
+        assert (await made.one(FAKE, 1)).verdict is Verdict.FAILED
+        genesys.conversations.add(FAKE)
+        made.now_ms = PUBLISHED_MS + 30_001
+        assert (await made.one(FAKE, 2)).verdict is Verdict.DELIVERED
+        # Without a refusal at stake, what is remembered will do.
+        assert len(genesys.asked) == (2 if on_unknown == "dead" else 1)
+
+
+async def test_an_event_that_settled_long_ago_is_not_refused_from_memory_either(genesys):
+    async with bench(genesys) as made:
+        assert (await made.one(FAKE, 1)).verdict is Verdict.DEAD
+        genesys.conversations.add(FAKE)
+        assert (await made.one(FAKE, 2)).verdict is Verdict.DELIVERED
+        assert (await made.one(FAKE, 3, time=None)).verdict is Verdict.DELIVERED
+
+
+@pytest.mark.parametrize("after_s", [1, 60])
+async def test_what_is_remembered_as_hidden_refuses_nothing_for_good(genesys, after_s):
+    genesys.hidden.add(FAKE)
+    async with bench(genesys) as made:
+        made.now_ms = PUBLISHED_MS + after_s * 1000
+        assert (await made.one(CALL, 1)).verdict is Verdict.DELIVERED
+        assert (await made.one(FAKE, 2)).verdict is Verdict.DEAD
+        genesys.hidden.clear()
+        genesys.conversations.add(FAKE)
         assert (await made.one(FAKE, 3)).verdict is Verdict.DELIVERED
+
+
+async def test_events_that_come_together_share_the_question_asked_anew(genesys):
+    async with bench(genesys) as made:
+        made.now_ms = PUBLISHED_MS + 29_000
+        assert (await made.one(FAKE, 0)).verdict is Verdict.FAILED
+        genesys.answering.clear()
+        made.now_ms = PUBLISHED_MS + 30_001
+        # Each is a call of its own, as the sink takes one at a time.
+        coming = asyncio.create_task(
+            made.gateway.process([raw(FAKE, number) for number in range(1, 21)])
+        )
+        await eventually(lambda: len(genesys.asked) == 2)
+        genesys.conversations.add(FAKE)
+        genesys.answering.set()
+        assert {outcome.verdict for outcome in await coming} == {Verdict.DELIVERED}
+        assert len(genesys.asked) == 2
+
+
+async def test_a_question_sent_before_an_event_settled_does_not_refuse_it(genesys):
+    async with bench(genesys) as made:
+        made.now_ms = PUBLISHED_MS + 29_999
+        genesys.answering.clear()
+        young = asyncio.create_task(made.one(FAKE, 1))
+        await eventually(lambda: len(genesys.asked) == 1)
+        made.now_ms = PUBLISHED_MS + 30_000  # and the question is still open
+        settled = asyncio.create_task(made.sink.deliver([delivery(FAKE, 2)]))
+        await asyncio.sleep(0)
+        genesys.answering.set()
+        outcome = await young
+        assert (outcome.verdict, outcome.acknowledge) == (Verdict.FAILED, False)
+        assert isinstance((await settled)[0], Never)
+        assert len(genesys.asked) == 2
 
 
 async def test_an_outage_is_not_remembered_as_an_answer(genesys):

@@ -21,6 +21,12 @@ CLIENT_SECRET = "gen3sys-s3cret-of-a-client"
 _tokens = count(1)
 
 
+def _set() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class Genesys:
     """What it knows, what it was asked, and how it behaves."""
@@ -45,6 +51,8 @@ class Genesys:
     """Sent with *status*."""
     body: bytes | None = None
     """Sent with *status* instead of an error of Genesys' own."""
+    answering: threading.Event = field(default_factory=_set)
+    """While it is not set, look-ups are noted and not answered."""
     delay: float = 0.0
     login_delay: float = 0.0
     hangs_up: bool = False
@@ -115,6 +123,7 @@ class _Requests(BaseHTTPRequestHandler):
             is_refused = genesys.refuses > 0
             genesys.refuses -= is_refused
         time.sleep(genesys.delay)
+        genesys.answering.wait(30)
         token = (self.headers["Authorization"] or "").removeprefix("Bearer ")
         name = self.path.rpartition("/api/v2/conversations/")[2]
         if genesys.hangs_up:
@@ -175,5 +184,6 @@ def playing_genesys(*conversations: str) -> Iterator[Genesys]:
         try:
             yield genesys
         finally:
+            genesys.answering.set()
             server.shutdown()
             thread.join()

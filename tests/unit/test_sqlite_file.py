@@ -9,12 +9,14 @@ import textwrap
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tests.servers.small_disk import KINDS, small_disk
 
 from oncebridge import ConfigError, StoreError, StoreUnavailable, sqlite_file
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.sqlite_file import SQLiteFile, file_system, transaction
+from oncebridge.sqlite_file import Disk, SQLiteFile, file_system, transaction, wal_limit
 from oncebridge.store import Claim, Commit, Duplicate, Fate, Part, Want
 from oncebridge.stores.sqlite import SQLiteStore
 from oncebridge.testing import ManualClock
@@ -441,3 +443,41 @@ def test_addresses(tmp_path):
         with pytest.raises(ConfigError, match="sqlite:PATH") as caught:
             SQLiteStore.from_url(url)
         assert caught.value.where == ""
+
+
+# --- the write-ahead log ---------------------------------------------------------------------------
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [(MIB, 64 * 1024), (8 * MIB, 256 * 1024), (512 * MIB, 16 * MIB), (2**40, 16 * MIB)],
+)
+def test_the_write_ahead_log_is_in_proportion_to_the_disk(tmp_path, monkeypatch, size, limit):
+    told = SimpleNamespace(f_frsize=4096, f_blocks=size // 4096, f_bavail=0)
+    monkeypatch.setattr(os, "statvfs", lambda _: told)
+    assert wal_limit(tmp_path / "x.db") == limit
+
+
+def test_where_the_disk_is_not_known_the_log_is_as_large_as_it_may_be(tmp_path):
+    assert Disk.of(tmp_path / "none" / "x.db") == Disk()
+    assert wal_limit(tmp_path / "none" / "x.db") == 16 * MIB
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_small_disk_is_written_many_times_over(kind, tmp_path, monkeypatch):
+    with small_disk(kind, tmp_path / "small", 8 * MIB, monkeypatch) as disk:
+        path = disk.folder / "store.db"
+        file = SQLiteFile(path, name="x", version=1, schema="CREATE TABLE IF NOT EXISTS x (a)")
+
+        def replace(db):
+            with transaction(db):
+                db.execute("DELETE FROM x")
+                db.execute("INSERT INTO x VALUES (zeroblob(100000))")
+
+        for _ in range(200):  # 20 MB in all
+            await file.run(replace)
+        log = path.with_name("store.db-wal")
+        assert log.stat().st_size <= 2 * wal_limit(path)
+        await file.aclose()

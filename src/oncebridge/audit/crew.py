@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 import msgspec
@@ -34,6 +36,8 @@ How many chunks a worker has before it, so that it does not wait for the next.
 A batch is larger than what a pipe takes in: only a worker that has nothing to do takes it off
 our hands, and before that we could serve no other.
 """
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end an audit."""
 
 
 class AuditFailed(OncebridgeError):
@@ -152,12 +156,13 @@ class _Several:
         process = context.Process(
             target=_work, args=(job, number, count, theirs, inherited), daemon=True
         )
-        with warnings.catch_warnings():
-            # A worker takes no lock that a thread of ours could hold: it reads and computes.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        theirs.close()
-        self._workers.append(_Worker(process, ours))
+        with _signals_deferred():
+            with warnings.catch_warnings():
+                # A worker takes no lock that a thread of ours could hold: it reads and computes.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours))
 
     def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
         most = _AHEAD[type(work)]
@@ -222,6 +227,41 @@ class _Several:
             worker.process.join()
             worker.process.close()
         self._workers.clear()
+
+
+@contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """
+    Call signal handlers written in Python after the block instead of inside it.
+
+    A fork runs hooks (`os.register_at_fork`), and Python drops what a handler raises while one
+    of them runs. To block the signals would not do: another thread may receive them, and the
+    handler is called in the main thread all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread, and raise there
+        return
+    found = {int(number): signal.getsignal(number) for number in _ENDS}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    heard: list[int] = []
+    is_over = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if is_over:  # a handler that is back in place has raised before this one was
+            handlers[number](number, frame)
+        else:
+            heard.append(number)
+
+    try:
+        for number in handlers:
+            signal.signal(number, note)
+        yield
+    finally:
+        is_over = True
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in heard:
+            signal.raise_signal(number)
 
 
 def _work(

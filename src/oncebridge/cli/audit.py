@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
+from weakref import ref
 
 import click
 import msgspec
@@ -126,30 +127,49 @@ def audit(
 
 
 class _Told(KeyboardInterrupt):
-    """Somebody else than the keyboard wants it to end."""
+    """A signal asked for the end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.code = 128 + number
 
 
+class _Ending:
+    """
+    A signal handler that raises `_Told`.
+
+    While that is on its way up, further signals are ignored: they would interrupt the removal of
+    temporary files. Where it was dropped (Python drops what is raised in a `__del__`, for one),
+    the next signal raises again.
+    """
+
+    def __init__(self) -> None:
+        self._raised: Callable[[], _Told | None] = lambda: None
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self._raised() is not None:
+            return
+        told = _Told(number)
+        self._raised = ref(told)
+        try:
+            raise told
+        finally:
+            del told  # its traceback refers to this frame, which would keep it alive
+
+
 @contextmanager
 def _heeding_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end it as Ctrl-C does, so that no temporary files are left."""
+    """Let SIGINT, SIGTERM and SIGHUP end it in order, so that no temporary files are left."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are not ours to take
         return
-    ends = [signal.SIGTERM, signal.SIGHUP]
+    ends = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     before = {number: signal.getsignal(number) for number in ends}
-
-    def end(number: int, _frame: object) -> NoReturn:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # it ends already
-        raise _Told(number)
-
+    ending = _Ending()
     for number, how in before.items():
-        if how is signal.SIG_DFL:  # and not where `nohup` has it ignored
-            signal.signal(number, end)
+        # And not where `nohup` has it ignored.
+        if how in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, ending)
     try:
         yield
     finally:
@@ -377,7 +397,7 @@ def _warm(
     warming = Warming(setup, place, routes, found)
     try:
         with _bar() as told:
-            run_loop(_interruptible(warming.run(told)))
+            run_loop(warming.run(told))
     except KeyboardInterrupt as left:
         _tell_counts(warming.counts(), as_json=as_json)
         _leave(left, "left before the end; warm it again: what is known stays as it is")
@@ -387,12 +407,6 @@ def _warm(
     if warming.left:
         note("some are held by a worker, or the store did not take them: warm it again")
     return NEEDS_YOU if warming.left or warming.unreadable or not warming.events else 0
-
-
-async def _interruptible(work: Coroutine[Any, Any, None]) -> None:
-    """Let Ctrl-C end a read that waits for a pipe, where the loop could only note it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    await work
 
 
 def _place(setup: Setup, text: str) -> StorePlace:

@@ -91,6 +91,7 @@ class Screen:
     def _notes(self) -> list[str]:
         notes = [why for g in self._service.router.gateways for why in g.not_ready()]
         spool = self._service.spool
+        notes += spool.not_ready() if spool else []
         return [*notes, *([f"{spool.depth:,} in the spool"] if spool and spool.depth else [])]
 
 

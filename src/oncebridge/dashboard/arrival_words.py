@@ -310,7 +310,7 @@ def _bypassed(story: Story) -> list[Words]:
 
 def _discarded(story: Story) -> list[Words]:
     row, rule = story.row, story.rule
-    if row.route == UNROUTED:
+    if not row.rule:
         why = meaning_of(UNROUTED)
     elif rule is not None and rule.guard is not None:
         why = meaning_of("not-allowed")

@@ -33,6 +33,7 @@ from oncebridge.errors import StoreError
 from oncebridge.explanation import KeyExplanation, lasting
 from oncebridge.figures import elapsed
 from oncebridge.key import ContentKey, FieldsKey
+from oncebridge.router import UNROUTED
 from oncebridge.rules import Rule, Tier
 from oncebridge.store import Fate
 from oncebridge.verdict import Verdict
@@ -245,6 +246,8 @@ def _is_whole(row: Row, alike: Sequence[Seen], first: Seen | None, *, is_complet
 
 def rule_of(setup: Setup, row: Row) -> Rule | None:
     """Find the rule by which an arrival was judged, as it is configured now."""
+    if row.route == UNROUTED:
+        return next((rule for rule in setup.rules if rule.name == row.rule), None)
     route = next((route for route in setup.routes if route.name == row.route), None)
     if route is None or not row.rule:
         return None

@@ -1,13 +1,15 @@
 """
 Ask for conversations: each once for all who want to know, not too often, and not in vain.
 
-What was said is remembered. Requests keep to the pace of *lookups*; whoever would get no turn
+What was said is remembered; that there is no such conversation only briefly, and never as the
+reason to refuse an event for good (`oncebridge.genesys.verification`). Requests keep to the pace of *lookups*; whoever would get no turn
 early enough for an answer is told so at once. While the API is down or refuses us, only single
 tries reach it, and all others are told what the last one met.
 """
 
 import asyncio
 from collections import Counter, OrderedDict
+from math import inf
 from typing import Final
 
 from msgspec import Struct
@@ -79,18 +81,31 @@ class Lookups:
         self._known.move_to_end(conversation)
         return found[0]
 
-    async def find(self, conversation: str, within_s: float) -> Finding | Later:
-        """Ask, or wait with those who have asked already; not longer than *within_s*."""
-        asking = self._asking.get(conversation) or self._start(conversation, within_s)
-        if not isinstance(asking, _Asking):
-            return asking
-        # Whoever is broken off here leaves the others their answer.
-        await asyncio.wait({asking.task}, timeout=within_s)
-        if asking.task.cancelled():
-            return Later("this gateway is shutting down")
-        if asking.task.done():
-            return asking.task.result()
-        left_s = asking.at_s - asyncio.get_running_loop().time()
+    async def find(
+        self, conversation: str, within_s: float, since_s: float = -inf
+    ) -> Finding | Later:
+        """
+        Ask, or wait with those who have asked already; not longer than *within_s*.
+
+        A negative answer to a request that was sent before *since_s* is not returned: the
+        conversation is asked for once more.
+        """
+        now = asyncio.get_running_loop().time
+        ends_s = now() + within_s
+        while True:
+            asking = self._asking.get(conversation) or self._start(conversation, ends_s - now())
+            if not isinstance(asking, _Asking):
+                return asking
+            # Whoever is broken off here leaves the others their answer.
+            await asyncio.wait({asking.task}, timeout=max(ends_s - now(), 0))
+            if asking.task.cancelled():
+                return Later("this gateway is shutting down")
+            if not asking.task.done():
+                break
+            found = asking.task.result()
+            if asking.at_s >= since_s or not isinstance(found, Missing | Hidden):
+                return found
+        left_s = asking.at_s - now()
         if left_s > 0:
             return Later(_TOO_MANY, int(left_s * 1000) + 1)
         return Unsaid("the Genesys API did not answer in the time left")

@@ -15,6 +15,9 @@ arrivals are ever looked up, passes on what may go, and answers for the rest:
 | no access                             | `Closed`, whatever the policy: somebody has to look|
 | (no turn in time: *lookups*)          | `No`, whatever the policy                          |
 
+An event is refused for good only by an answer to a request that was sent after the event had
+settled; a remembered "not known" or "not for us to see" makes it ask again.
+
 None of these answers but an outage and a refusal says anything about the sink, and its breaker
 hears of no other. The look-ups of a call run at once and take at most half of its time; the sink
 has the rest. A sink that keeps events with the store's records in one transaction still does. In
@@ -25,9 +28,10 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any, Final, TypeVar
 
 from oncebridge.clock import Clock, Dice, SystemDice, ms, system_clock
@@ -231,11 +235,17 @@ class VerifyingSink:
     async def _verify(self, deliveries: Sequence[Delivery]) -> list[SinkAnswer | None]:
         """Give the answer to each delivery that may not go; None to those that may."""
         named = [self._verifier.conversation(delivery.event) for delivery in deliveries]
-        names = dict.fromkeys(name for name in named if is_plausible(name))
-        found = await self._found(names, self._time_s(deliveries))
+        # Before the look-ups: an event that settles meanwhile is asked for again.
+        left = [self._settles_in_ms(delivery.event) for delivery in deliveries]
+        settled: dict[str, list[float]] = {}
+        now = asyncio.get_running_loop().time()
+        for name, left_ms in zip(named, left, strict=True):
+            if is_plausible(name):
+                when = settled.setdefault(name, [])
+                when += [now + left_ms / 1000] if left_ms <= 0 else []
+        found = await self._found(settled, self._time_s(deliveries))
         return [
-            self._judged(delivery.event, name, found)
-            for delivery, name in zip(deliveries, named, strict=True)
+            self._judged(name, left_ms, found) for name, left_ms in zip(named, left, strict=True)
         ]
 
     def _time_s(self, deliveries: Sequence[Delivery]) -> float:
@@ -243,22 +253,39 @@ class VerifyingSink:
         left_s = min([each.ends for each in deliveries]) - asyncio.get_running_loop().time()
         return max(min(left_s, self._settings.sink_timeout.total_seconds()) / 2, 0)
 
-    async def _found(self, names: Iterable[str], within_s: float) -> dict[str, Finding | Later]:
+    async def _found(
+        self, settled: Mapping[str, Sequence[float]], within_s: float
+    ) -> dict[str, Finding | Later]:
+        """
+        Look conversations up, or remember what was said about them.
+
+        *settled* has when the settled events of each conversation had settled, in loop time.
+        """
         found: dict[str, Finding | Later] = {}
         unknown = []
-        for name in names:
-            known = self._verifier.lookups.remembered(name)
-            if known is None:
+        lookups = self._verifier.lookups
+        for name, when in settled.items():
+            known = lookups.remembered(name)
+            if known is None or self._is_final(known, is_settled=bool(when)):
                 unknown.append(name)
             else:
                 found[name] = known
         if unknown:
-            asked = [self._verifier.lookups.find(name, within_s) for name in unknown]
+            since = [max(settled[name], default=-inf) for name in unknown]
+            asked = [
+                lookups.find(name, within_s, since_s)
+                for name, since_s in zip(unknown, since, strict=True)
+            ]
             found |= zip(unknown, await asyncio.gather(*asked), strict=True)
         return found
 
+    def _is_final(self, found: Finding, *, is_settled: bool) -> bool:
+        """Return whether an event would be refused for good because of *found*."""
+        is_negative = isinstance(found, Hidden) or (is_settled and isinstance(found, Missing))
+        return is_negative and self._verifier.options.on_unknown == "dead"
+
     def _judged(
-        self, event: Event, name: Any, found: dict[str, Finding | Later]
+        self, name: Any, left_ms: float, found: Mapping[str, Finding | Later]
     ) -> SinkAnswer | None:
         if name is None or name is False:  # as JMESPath says that it has found nothing
             self._verifier.counts["unnamed"] += 1
@@ -268,21 +295,20 @@ class VerifyingSink:
         if not is_plausible(name):
             # Nor will it ever be one, so it is not waited for; and not quoted.
             return self._unknown("what stands for its conversation is not the id of one")
-        return self._answer(event, name, found[name])
+        return self._answer(name, left_ms, found[name])
 
-    def _answer(self, event: Event, name: str, found: Finding | Later) -> SinkAnswer | None:
+    def _answer(self, name: str, left_ms: float, found: Finding | Later) -> SinkAnswer | None:
         verifier, counts = self._verifier, self._verifier.counts
         match found:
             case Exists():
                 counts["known"] += 1
                 return None
             case Missing():
-                left_ms = self._settles_in_ms(event)
                 if left_ms <= 0:
                     return self._unknown(f"the conversation {name} is not known to Genesys")
                 counts["settling"] += 1
                 reason = f"the conversation {name} is not known to Genesys yet"
-                return No(reason, min(left_ms, int(BRIEFLY_S * 1000)), too_early=True)
+                return No(reason, int(min(left_ms, BRIEFLY_S * 1000)), too_early=True)
             case Refused(reason):
                 counts["refused"] += 1
                 verifier.warn("oncebridge.genesys_refuses", error=reason)
@@ -315,18 +341,19 @@ class VerifyingSink:
         self._verifier.warn("oncebridge.conversation_is_unknown", what=reason)
         return None
 
-    def _settles_in_ms(self, event: Event) -> int:
+    def _settles_in_ms(self, event: Event) -> float:
         """
-        Tell for how long the conversation of *event* may still be on its way to the API.
+        Return for how long the conversation of *event* may still be on its way to the API.
 
-        An event from the far future gets no time: it would never be up.
+        Where that is over, the result is at most 0: how long ago it ended. An event without a
+        time has always settled, and so has one from the far future, which never would.
         """
         published_ms = _published_ms(event)
         settle_ms = ms(self._verifier.options.settle)
         if published_ms is None:
-            return 0
+            return -inf
         left_ms = settle_ms - (self._clock() - published_ms)
-        return left_ms if left_ms <= 2 * settle_ms else 0
+        return left_ms if left_ms <= 2 * settle_ms else -inf
 
 
 async def _sent(

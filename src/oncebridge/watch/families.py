@@ -286,7 +286,7 @@ def _worker(report: Report) -> Iterable[Family]:
     if state.spooled is not None:
         meaning = "Arrivals that wait on disk to be forwarded."
         yield Family("spool_records", "gauge", meaning, numbers=[((), state.spooled)])
-    meaning = "1: events can pass."
+    meaning = "1: events are taken; 0: they are not, as at /readyz."
     yield Family("ready", "gauge", meaning, numbers=[((), not state.not_ready)])
     yield Family(
         "start_time",
