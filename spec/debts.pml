@@ -22,6 +22,7 @@
  *
  * Switches that break it:
  *   IGNORE_DEBTS      the worker does not check its debts before it claims or delivers
+ *   ONE_KEY           (with OTHER) it does not check the key that the content has in a conflict
  *   TRUST_RELEASE     a copy is a duplicate of an owed release
  *   ANY_CONTENT       a copy is a duplicate of an owed delivery with other content
  *   FOR_EVER          a copy is a duplicate of an owed delivery whose window has ended
@@ -144,7 +145,11 @@ byte at;              /* 0 again at the end of every step */
 #define is_content(w, k, e) same(hash_of(owed(w, k).event), hash_of(e))
 #endif
 #define is_delivery(w, k, e) (owed(w, k).kind != NOTHING && is_recent(w, k) && is_content(w, k, e))
+#ifdef ONE_KEY
+#define knows(w, e) is_delivery(w, key_of(e), e)
+#else
 #define knows(w, e) (is_delivery(w, key_of(e), e) || is_delivery(w, own_key(e), e))
+#endif
 
 #ifdef IGNORE_DEBTS
 #define is_known      false
@@ -175,6 +180,10 @@ inline owe(k, what) {
     owed(_pid, k).life = fence[_pid]; owed(_pid, k).is_over = false;
     owed(_pid, k).excused = excused[_pid]
 }
+
+/* For I3: the worker's own delivery of the event, still to be recorded. */
+#define is_own(w, k, e) (owed(w, k).kind != NOTHING && !owed(w, k).is_over && owed(w, k).event == (e))
+#define was_own(w, e) (is_own(w, key_of(e), e) || is_own(w, own_key(e), e))
 
 /* The debt is gone, or another worker took the key or the event before it was paid. */
 inline excuse_debt(d) {
@@ -336,7 +345,7 @@ open: /* a duplicate of another worker's delivery is excused, one of its own is 
     :: atomic {
         d_step {
             excuse_others(_pid, debt[at].event == event[_pid]);
-            excused[_pid] = delivered[event[_pid]] && !knows(_pid, event[_pid]);
+            excused[_pid] = delivered[event[_pid]] && !was_own(_pid, event[_pid]);
             deliver(event[_pid], excused[_pid]);
             owe(key[_pid], MEMORY); end_attempt()
         };

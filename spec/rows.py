@@ -401,6 +401,16 @@ _BROKEN = [
         breaks="I3",
     ),
     Row(
+        "debts-one-key",
+        "debts",
+        "the debt of a conflict is not checked",
+        ("FAIL_OPEN", "ONE_KEY", "OTHER"),
+        copies=3,
+        faults=_faults(outages=1),
+        checks=("I3",),
+        breaks="I3",
+    ),
+    Row(
         "debt-of-release",
         "debts",
         "a copy is a duplicate of an owed release",
