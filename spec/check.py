@@ -85,8 +85,9 @@ def write_page() -> None:
 
 
 def digest(rows: Sequence[Row]) -> str:
-    """Name what is searched: the models as they are now, remarks aside, and these rows."""
-    texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.pml"))]
+    """Return a name for these rows and the files of their models, without the comments."""
+    files = {path for row in rows for path in row.files}
+    texts = [path.read_text() for path in sorted(files)]
     plain = re.sub(r"/\*.*?\*/", "", "".join(texts), flags=re.DOTALL).split()
     asked = [word for row in rows for word in (row.name, *row.defines)]
     return hashlib.sha256(" ".join([*plain, *asked]).encode()).hexdigest()[:16]

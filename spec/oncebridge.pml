@@ -7,12 +7,16 @@
  * Copies are of event 0, but for the last one if NEXT or OTHER is set: that is of event 1.
  * NEXT: another event by the same key, published when the window of event 0 has ended.
  * OTHER: an event with the same key and other content, there from the start.
+ * RECEIVER: (with OTHER) the receiver deduplicates by the Idempotency-Key header, for good. An
+ * event is delivered when the receiver keeps it.
  *
  * Switches that break the worker (those that break the store are in store.pml):
  *   NO_LEASE          a claim never ends
  *   ACK_BUSY          what another worker holds is acknowledged
  *   TOKEN_IS_WORKER   all claims of a worker have the same token
  *   SHORT_WINDOW      (with NEXT) the source brings copies when the window has ended
+ *   HEADER_IS_KEY     (with RECEIVER) the header is the key, whatever the content
+ *   HASHED_TWICE      (with RECEIVER) in a conflict the content goes into the header once more
  * and such as are another way, not a mistake:
  *   ACK_AFTER_COMMIT  the sink's yes is not enough: acknowledged once the store has it
  *   JOINT             the sink is in the store's database: delivery and commit in one transaction
@@ -199,6 +203,33 @@ inline commit_now() {
     printf("worker %d commits: %e\n", _pid, said)
 }
 
+#ifdef RECEIVER
+/* A header is numbered as the key that it names: 0 is the shared key, 1 and 2 are the keys of the
+   two contents, 3 and 4 are those hashed with the content again. */
+#if defined(HEADER_IS_KEY)
+#define my_header key[_pid]
+#elif defined(HASHED_TWICE)
+#define my_header (own_key(event[_pid]) + (key[_pid] == 0 -> 0 : 2))
+#else
+#define my_header own_key(event[_pid])
+#endif
+bool has_header[5];       /* what the receiver knows */
+
+inline send_event(is_excused) {
+    printf("worker %d sends event %d with header %d\n", _pid, event[_pid], my_header);
+    if
+    :: has_header[my_header] -> printf("the receiver drops it: it has header %d\n", my_header)
+    :: else ->
+        has_header[my_header] = true;
+        deliver(event[_pid], is_excused); has_sent[_pid] = true
+    fi
+}
+#else
+inline send_event(is_excused) {
+    deliver(event[_pid], is_excused); has_sent[_pid] = true
+}
+#endif
+
 inline release_now() {
     release(key[_pid], token[_pid]);
     printf("worker %d releases: %e\n", _pid, said)
@@ -251,11 +282,11 @@ unsure: /* it asks again with the same token, or gives up and releases what it m
 holding:
     if
 #ifndef JOINT
-    :: atomic { d_step { deliver(event[_pid], excused[_pid]); has_sent[_pid] = true }; goto yes }
+    :: atomic { d_step { send_event(excused[_pid]) }; goto yes }
     :: atomic { unclear > 0 ->
         d_step {
             unclear--; printf("worker %d does not hear the sink\n", _pid);
-            excused[_pid] = true; deliver(event[_pid], true)
+            excused[_pid] = true; send_event(true); has_sent[_pid] = false
         };
         goto failed
       }

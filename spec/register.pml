@@ -5,11 +5,19 @@
  * its own (1 and 2), and the last copy is event 1. The register is held from before the
  * comparison until after the send, raised after the yes and before the event's own commit.
  *
+ * FORGETS: the register ends a window after it was last raised. There are three events, of the
+ * versions 1 to 3, and one copy of each. Time passes in halves of a window, and only while no
+ * lease lasts: a window is longer than any lease.
+ *
  * Switches that break it:
  *   COMPARE_THEN_SEND  the register is read and compared, and written after the send, unheld
  *   SET_AT_CLAIM       compared and raised in one step, before the send, and not held
  *   COMMIT_FIRST       the event is committed before the register is raised
  *   DROP_EQUAL         an equal version counts as older
+ *   STALE_RENEWS       (with FORGETS) a stale arrival begins the window of the register again
+ *   STALE_ENDS         (with FORGETS) a stale arrival ends the register
+ *   CLAIM_RENEWS       (with FORGETS) a claim begins the window again, and only the return of the
+ *                      register after a stale arrival takes that back
  */
 
 #ifndef WORKERS
@@ -18,16 +26,22 @@
 #ifndef COPIES
 #define COPIES 2
 #endif
-#define KEYS 3
+#ifdef FORGETS
+#define EVENTS 3
+#define event_of(c) (c)
+#define is_safe(e) (delivered[e] || ((e) < 1 && delivered[1]) || ((e) < 2 && delivered[2]))
+#else
 #define EVENTS 2
 #define event_of(c) ((c) == COPIES - 1)
+#define is_safe(e) (delivered[e] || (version_of(e) < 2 && delivered[1]))
+#endif
+#define KEYS (1 + EVENTS)
 #ifdef EQUAL
 #define version_of(e) 2
 #else
 #define version_of(e) (1 + (e))
 #endif
 #define own(e) (1 + (e))
-#define is_safe(e) (delivered[e] || (version_of(e) < 2 && delivered[1]))
 
 #include "store.pml"
 #include "world.pml"
@@ -41,7 +55,15 @@ bool ahead[WORKERS];  /* for R1: it delivered, and the register does not say so 
 byte recorded;        /* the newest version that was delivered, and that the register knows of */
 byte latest;          /* for R2: the version that the sink saw last */
 
+#ifdef FORGETS
+#define WINDOW 2
+byte left;            /* halves of a window until the register ends */
+byte since = WINDOW;  /* for R3: halves of a window since it was raised, no more than one window */
+#define stored(field, n) (store[0].field == n || store[1].field == n || store[2].field == n \
+                       || store[3].field == n)
+#else
 #define stored(field, n) (store[0].field == n || store[1].field == n || store[2].field == n)
+#endif
 #if WORKERS == 2
 #define any(field, n) (field[0] == n || field[1] == n)
 #define is_held(k)    (has(0, k) || has(1, k))
@@ -87,6 +109,9 @@ inline ask_own() {
 
 inline ask_register() {
     claim(0, new_token, new_generation, 0);
+#ifdef CLAIM_RENEWS
+    left = WINDOW;
+#endif
     printf("worker %d claims the register, at version %d: %e\n", _pid, store[0].memo, said)
 }
 
@@ -106,7 +131,24 @@ inline write_register() {
 
 inline raised() {
     recorded = (my_version > recorded -> my_version : recorded);
+#ifdef FORGETS
+    left = WINDOW; since = 0;
+#endif
     ahead[_pid] = false; hand[_pid] = 0;
+    quiet()
+}
+
+inline return_register() {
+    release(0, hand[_pid]);
+    printf("worker %d returns the register: %e\n", _pid, said);
+#if defined(STALE_RENEWS)
+    left = WINDOW;
+#elif defined(STALE_ENDS)
+    left = 0; store[0].memo = 0;
+#elif defined(CLAIM_RENEWS)
+    left = WINDOW - since;
+#endif
+    hand[_pid] = 0;
     quiet()
 }
 
@@ -165,7 +207,12 @@ end_idle:
     :: atomic { !is_claimed(0) -> /* else it waits, in place */
         d_step { roll(); ask_register(); hand[_pid] = new_token; quiet() };
         if
-        :: is_stale -> printf("worker %d finds it stale\n", _pid); goto stale
+        :: is_stale ->
+            printf("worker %d finds it stale\n", _pid);
+#ifdef FORGETS
+            check(R3, since < WINDOW);
+#endif
+            goto stale
         :: !is_stale
         fi
       }
@@ -228,7 +275,7 @@ retaking: /* another has the register, and may not know that this version was de
 
 stale:
     if
-    :: atomic { d_step { release(0, hand[_pid]); hand[_pid] = 0; quiet() } }
+    :: atomic { d_step { return_register() } }
     DIES
     fi;
 
@@ -260,6 +307,14 @@ known:
     if :: owns(0, hand[w]) -> store[0].live = false :: else fi; \
     if :: owns(own(event[w]), token[w]) -> store[own(event[w])].live = false :: else fi }
 
+#ifdef FORGETS
+#define no_lease (!is_claimed(0) && !is_claimed(1) && !is_claimed(2) && !is_claimed(3))
+#define PASSES_TIME :: d_step { no_lease && (left > 0 || since < WINDOW) -> \
+    left = (left > 0 -> left - 1 : 0); since = (since < WINDOW -> since + 1 : WINDOW); \
+    store[0].memo = (left > 0 -> store[0].memo : 0); recorded = (since < WINDOW -> recorded : 0); \
+    printf("half a window passes\n") }
+#endif
+
 active proctype world()
 {
 end:
@@ -267,6 +322,10 @@ end:
     LEASE_ENDS(0)
     LEASE_ENDS(1)
     LEASE_ENDS(2)
+#ifdef FORGETS
+    LEASE_ENDS(3)
+    PASSES_TIME
+#endif
     STANDS_STILL(0)
     STANDS_STILL(1)
 #if WORKERS > 2

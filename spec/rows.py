@@ -5,8 +5,13 @@ A row is a model, switches for it and what is expected: that everything it asks 
 that one thing does not. Small rows are run by the tests, all of them by `make model`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
 
 CLAIMS = {
     "I1": "nothing is lost: when all copies of an event are acknowledged, it was delivered",
@@ -18,16 +23,21 @@ CLAIMS = {
     "X1": "an event is delivered once at most, whatever happens",
     "R1": "no older version reaches the sink after a newer one, but for an excuse",
     "R2": "when all is acknowledged, the newest version is the sink's last, but for a stall",
+    "R3": "no version is stale when a window has passed since the register was raised",
+    "D1": "no event that the sink would accept ends in the dead letters",
+    "D2": "one bad event alone does not open the breaker",
     "L": "under weak fairness, every copy is acknowledged in the end",
 }
 """By name, in plain words. The letters are those of the models."""
 
-BITS = {"I1": 1, "I2": 2, "I3": 4, "I4": 8, "I5": 16, "I6": 32, "X1": 64, "R1": 128, "R2": 256}
+BITS = {name: 1 << at for at, name in enumerate(claim for claim in CLAIMS if claim != "L")}
 """As in `store.pml`."""
 
 ALWAYS = ("I1", "I2", "I3", "I4", "I5", "I6")
 _TIERS = ALWAYS[:-1]  # I6 is about one key
 _REGISTER = (*_TIERS, "R1", "R2")
+_REGISTER_WINDOW = (*_TIERS, "R1", "R3")  # R2 is about versions that are not forgotten
+_ANSWERS = ("I1", "I3", "I4", "D1", "D2")
 
 _FAULTS = {
     "CRASHES": ("crash", "crashes"),
@@ -38,6 +48,9 @@ _FAULTS = {
     "DELAYS": ("late message", "late messages"),
     "UNHEARD": ("lost answer", "lost answers"),
     "LOSSES": ("data loss", "data losses"),
+    "OUTAGES": ("outage", "outages"),
+    "TROUBLES": ("trouble", "troubles"),
+    "THROTTLES": ("throttling", "throttlings"),
 }
 
 
@@ -58,6 +71,11 @@ class Row:
     """What does not hold; None where everything asked for does."""
     is_full: bool = False
     """Too large for a test."""
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """Return the model's files."""
+        return files_of(self.model)
 
     @property
     def is_live(self) -> bool:
@@ -89,6 +107,14 @@ class Row:
         return ", ".join(
             [f"{self.workers} \N{MULTIPLICATION SIGN} {self.copies}", *(faults or ["no faults"])]
         )
+
+
+@cache
+def files_of(model: str) -> frozenset[Path]:
+    """Return a model's file, and the files that it includes."""
+    path = HERE / f"{model}.pml"
+    included = re.findall(r'#include "(\w+)\.pml"', path.read_text())
+    return frozenset({path}).union(*(files_of(name) for name in included))
 
 
 def _faults(**counts: int) -> dict[str, int]:
@@ -252,6 +278,24 @@ _BROKEN = [
         breaks="I1",
     ),
     Row(
+        "header-is-key",
+        "oncebridge",
+        "two contents of a key have one header, and the receiver deduplicates",
+        ("HEADER_IS_KEY", "OTHER", "RECEIVER"),
+        faults=_faults(unclear=1),
+        checks=("I1",),
+        breaks="I1",
+    ),
+    Row(
+        "header-hashed-twice",
+        "oncebridge",
+        "a content has another header in a conflict, and the receiver deduplicates",
+        ("HASHED_TWICE", "OTHER", "RECEIVER"),
+        faults=_faults(unclear=1),
+        checks=("X1",),
+        breaks="X1",
+    ),
+    Row(
         "short-window",
         "oncebridge",
         "the window is shorter than the source brings copies",
@@ -310,7 +354,160 @@ _BROKEN = [
         checks=("I1",),
         breaks="I1",
     ),
+    Row(
+        "stale-renews",
+        "register",
+        "a stale arrival renews the register",
+        ("FORGETS", "STALE_RENEWS"),
+        copies=3,
+        checks=("R3",),
+        breaks="R3",
+    ),
+    Row(
+        "claim-renews",
+        "register",
+        "a claim renews the register, until a stale arrival returns it",
+        ("CLAIM_RENEWS", "FORGETS"),
+        copies=3,
+        faults=_faults(crashes=1),
+        checks=("R3",),
+        breaks="R3",
+    ),
+    Row(
+        "stale-ends",
+        "register",
+        "a stale arrival ends the register",
+        ("FORGETS", "STALE_ENDS"),
+        copies=3,
+        checks=("R1",),
+        breaks="R1",
+    ),
+    Row(
+        "debts-ignored",
+        "debts",
+        "a key is claimed without a check of the debts",
+        ("IGNORE_DEBTS",),
+        faults=_faults(outages=1),
+        checks=("I3",),
+        breaks="I3",
+    ),
+    Row(
+        "debts-ignored-open",
+        "debts",
+        "delivered without a claim and without a check of the debts",
+        ("FAIL_OPEN", "IGNORE_DEBTS"),
+        faults=_faults(outages=1),
+        checks=("I3",),
+        breaks="I3",
+    ),
+    Row(
+        "debts-one-key",
+        "debts",
+        "the debt of a conflict is not checked",
+        ("FAIL_OPEN", "ONE_KEY", "OTHER"),
+        copies=3,
+        faults=_faults(outages=1),
+        checks=("I3",),
+        breaks="I3",
+    ),
+    Row(
+        "debt-of-release",
+        "debts",
+        "a copy is a duplicate of an owed release",
+        ("TRUST_RELEASE",),
+        faults=_faults(outages=1, refusals=1),
+        checks=("I1",),
+        breaks="I1",
+    ),
+    Row(
+        "debt-any-content",
+        "debts",
+        "a copy is a duplicate of an owed commit with other content",
+        ("ANY_CONTENT", "OTHER"),
+        faults=_faults(outages=1),
+        checks=("I1",),
+        breaks="I1",
+    ),
+    Row(
+        "debt-for-ever",
+        "debts",
+        "an owed commit counts for ever, and the window ends",
+        ("FOR_EVER", "NEXT"),
+        faults=_faults(outages=1),
+        checks=("I1",),
+        breaks="I1",
+    ),
+    Row(
+        "debt-from-payment",
+        "debts",
+        "the window begins when the debt is paid",
+        ("FROM_PAYMENT", "NEXT"),
+        faults=_faults(outages=1),
+        checks=("I1",),
+        breaks="I1",
+    ),
+    Row(
+        "debt-holds-all",
+        "debts",
+        "a debt that cannot be paid holds back all keys",
+        ("HOLD_ALL", "STUCK"),
+        faults=_faults(outages=1),
+        checks=("L",),
+        breaks="L",
+    ),
+    Row(
+        "throttled-counted",
+        "answers",
+        "a throttled event has had an attempt",
+        ("COUNT_THROTTLED",),
+        faults=_faults(throttles=3),
+        checks=("D1",),
+        breaks="D1",
+    ),
+    Row(
+        "trouble-counted",
+        "answers",
+        "every answer of a closed or unwell sink is an attempt",
+        ("COUNT_ALL",),
+        faults=_faults(troubles=1),
+        checks=("D1",),
+        breaks="D1",
+    ),
+    Row(
+        "forbidden-opens",
+        "answers",
+        "no answer of a closed sink is an attempt; one event is forbidden",
+        ("COUNT_NONE", "FORBIDDEN"),
+        checks=("D2",),
+        breaks="D2",
+    ),
+    Row(
+        "forbidden-stays",
+        "answers",
+        "no answer of a closed sink is an attempt; one event is forbidden, others pass, no age",
+        ("COUNT_NONE", "FORBIDDEN", "NO_AGE", "STREAM"),
+        checks=("L",),
+        breaks="L",
+    ),
+    Row(
+        "poison-stays",
+        "answers",
+        "an ordered source begins with a poison, no age",
+        ("NO_AGE", "ORDERED", "POISON"),
+        checks=("L",),
+        breaks="L",
+    ),
+    Row(
+        "unwell-is-no",
+        "answers",
+        "an unwell sink counts as one that did not accept the event",
+        ("UNWELL_IS_NO",),
+        faults=_faults(unclear=1, troubles=1),
+        checks=("I3",),
+        breaks="I3",
+    ),
 ]
+
 
 _EXCEPTIONS = [
     Row(
@@ -340,6 +537,14 @@ _SMALL = [
         "**ours**, and a copy has other content",
         ("OTHER",),
         faults=_faults(crashes=1, stalls=1, refusals=1, delays=1),
+    ),
+    Row(
+        "ours-header",
+        "oncebridge",
+        "**ours**, a copy has other content, and the receiver deduplicates",
+        ("OTHER", "RECEIVER"),
+        faults=_faults(crashes=1, stalls=1, refusals=1, unclear=1),
+        checks=(*ALWAYS, "X1"),
     ),
     Row(
         "ours-loss",
@@ -415,6 +620,117 @@ _SMALL = [
         faults=_faults(crashes=1, stalls=1),
         checks=_REGISTER,
     ),
+    Row(
+        "register-window",
+        "register",
+        "**ours**, newest wins, and the window of the register ends",
+        ("FORGETS",),
+        copies=3,
+        faults=_faults(crashes=1, stalls=1),
+        checks=_REGISTER_WINDOW,
+    ),
+    Row(
+        "debts",
+        "debts",
+        "**ours**, the store is unavailable",
+        faults=_faults(crashes=1, stalls=1, early=1, refusals=1, unclear=1, outages=1),
+        checks=_TIERS,
+    ),
+    Row(
+        "debts-open",
+        "debts",
+        "**ours**, the store is unavailable, and events are delivered",
+        ("FAIL_OPEN",),
+        faults=_faults(crashes=1, stalls=1, refusals=1, unclear=1, outages=1),
+        checks=_TIERS,
+    ),
+    Row(
+        "debts-contents",
+        "debts",
+        "**ours**, the store is unavailable, and a copy has other content",
+        ("FAIL_OPEN", "OTHER"),
+        copies=3,
+        faults=_faults(crashes=1, refusals=1, outages=1),
+        checks=_TIERS,
+    ),
+    Row(
+        "debts-window",
+        "debts",
+        "**ours**, the store is unavailable, and the window ends",
+        ("FAIL_OPEN", "NEXT"),
+        copies=3,
+        faults=_faults(crashes=1, refusals=1, unclear=1, outages=1),
+        checks=_TIERS,
+    ),
+    Row(
+        "debts-live",
+        "debts",
+        "**ours**, the store is unavailable",
+        faults=_faults(crashes=1, stalls=1, refusals=1, outages=2),
+        checks=("L",),
+    ),
+    Row(
+        "debts-stuck",
+        "debts",
+        "**ours**, the store is unavailable, and a debt cannot be paid",
+        ("STUCK",),
+        faults=_faults(outages=1, refusals=1),
+        checks=("L",),
+    ),
+    Row(
+        "answers",
+        "answers",
+        "**ours**, answers of the sink",
+        faults=_faults(crashes=1, refusals=1, unclear=1, troubles=1, throttles=4),
+        checks=_ANSWERS,
+    ),
+    Row(
+        "answers-forbidden",
+        "answers",
+        "**ours**, answers of the sink, one event is forbidden",
+        ("FORBIDDEN",),
+        faults=_faults(crashes=1, refusals=1, unclear=1, troubles=1, throttles=4),
+        checks=_ANSWERS,
+    ),
+    Row(
+        "answers-poison",
+        "answers",
+        "**ours**, answers of the sink, one event is a poison",
+        ("POISON",),
+        faults=_faults(crashes=1, refusals=1, unclear=1, troubles=1, throttles=4),
+        checks=_ANSWERS,
+    ),
+    Row(
+        "answers-live",
+        "answers",
+        "**ours**, answers of the sink",
+        faults=_faults(crashes=1, unclear=1, troubles=1, throttles=2),
+        checks=("L",),
+    ),
+    Row(
+        "answers-live-forbidden",
+        "answers",
+        "**ours**, answers of the sink, one event is forbidden",
+        ("FORBIDDEN",),
+        faults=_faults(crashes=1, unclear=1, troubles=1, throttles=1),
+        checks=("L",),
+    ),
+    Row(
+        "answers-live-stream",
+        "answers",
+        "**ours**, answers of the sink, one event is forbidden, others pass, no age",
+        ("FORBIDDEN", "NO_AGE", "STREAM"),
+        faults=_faults(crashes=1, troubles=1),
+        checks=("L",),
+    ),
+    Row(
+        "answers-live-ordered",
+        "answers",
+        "**ours**, answers of the sink, an ordered source begins with a poison",
+        ("ORDERED", "POISON"),
+        faults=_faults(crashes=1, unclear=1, troubles=1, throttles=1),
+        checks=("L",),
+    ),
 ]
 
 _MANY = _faults(crashes=2, stalls=2, early=1, refusals=1, unclear=1, delays=1, unheard=1)
@@ -464,6 +780,16 @@ _FULL = [
         ("OTHER",),
         copies=3,
         faults=_EACH,
+        is_full=True,
+    ),
+    Row(
+        "full-header",
+        "oncebridge",
+        "**ours**, a copy has other content, and the receiver deduplicates",
+        ("OTHER", "RECEIVER"),
+        copies=3,
+        faults=_EACH,
+        checks=(*ALWAYS, "X1"),
         is_full=True,
     ),
     Row(
@@ -584,6 +910,84 @@ _FULL = [
         ("EQUAL",),
         faults=_faults(crashes=1, stalls=1, early=1, refusals=1, unclear=1),
         checks=_REGISTER,
+        is_full=True,
+    ),
+    Row(
+        "full-register-window",
+        "register",
+        "**ours**, newest wins, and the window of the register ends",
+        ("FORGETS",),
+        copies=3,
+        faults=_faults(crashes=1, stalls=1, unclear=1),
+        checks=_REGISTER_WINDOW,
+        is_full=True,
+    ),
+    Row(
+        "full-debts",
+        "debts",
+        "**ours**, the store is unavailable",
+        copies=3,
+        faults=_faults(crashes=1, stalls=1, early=1, refusals=1, unclear=1, outages=2),
+        checks=_TIERS,
+        is_full=True,
+    ),
+    Row(
+        "full-debts-open",
+        "debts",
+        "**ours**, the store is unavailable, and events are delivered",
+        ("FAIL_OPEN",),
+        copies=3,
+        faults=_faults(crashes=2, stalls=1, early=1, refusals=1, unclear=1, outages=2),
+        checks=_TIERS,
+        is_full=True,
+    ),
+    Row(
+        "full-debts-contents",
+        "debts",
+        "**ours**, the store is unavailable, and a copy has other content",
+        ("FAIL_OPEN", "OTHER"),
+        copies=3,
+        faults=_faults(crashes=1, stalls=1, refusals=1, unclear=1, outages=2),
+        checks=_TIERS,
+        is_full=True,
+    ),
+    Row(
+        "full-debts-window",
+        "debts",
+        "**ours**, the store is unavailable, and the window ends",
+        ("FAIL_OPEN", "NEXT"),
+        copies=3,
+        faults=_faults(crashes=2, stalls=2, refusals=1, unclear=1, outages=2),
+        checks=_TIERS,
+        is_full=True,
+    ),
+    Row(
+        "full-debts-live",
+        "debts",
+        "**ours**, the store is unavailable, and events are delivered",
+        ("FAIL_OPEN",),
+        copies=3,
+        faults=_faults(crashes=1, stalls=1, refusals=1, unclear=1, outages=2),
+        checks=("L",),
+        is_full=True,
+    ),
+    Row(
+        "full-answers",
+        "answers",
+        "**ours**, answers of the sink, one event is a poison",
+        ("POISON",),
+        workers=3,
+        faults=_faults(crashes=1, unclear=2, troubles=2, throttles=4),
+        checks=_ANSWERS,
+        is_full=True,
+    ),
+    Row(
+        "full-answers-live",
+        "answers",
+        "**ours**, answers of the sink, one event is a poison",
+        ("POISON",),
+        faults=_faults(crashes=2, refusals=1, unclear=2, troubles=3, throttles=4),
+        checks=("L",),
         is_full=True,
     ),
 ]

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from tests.servers.spin import Tools, translate
 
-from spec.rows import CLAIMS, Row
-
-HERE = Path(__file__).parent
+from spec.rows import CLAIMS, HERE, Row
 
 _DEPTH = 1_000_000
 _MEGABYTES = 12_000

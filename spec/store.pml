@@ -49,6 +49,9 @@ mtype said;           /* what the store says; 0 again at the end of every step *
 #define X1 64  /* deliveries <= 1, whatever happens */
 #define R1 128 /* no older version after a newer one, but for an excuse */
 #define R2 256 /* in the end the newest version is the sink's last, but for a stall */
+#define R3 512 /* no version is stale when a window has passed since the register was raised */
+#define D1 1024 /* no event that the sink would accept ends in the dead letters */
+#define D2 2048 /* one bad event alone does not open the breaker */
 #ifndef CHECKS
 #define CHECKS (I1 + I2 + I3 + I4 + I5 + I6 + R1 + R2)
 #endif

@@ -5,6 +5,7 @@
  *   event_of(c)       which event a copy is of
  *   alike(c, d)       whether two copies differ in nothing (else: of one event)
  *   is_published(c)   whether the source has it yet (else: from the start)
+ *   is_due(c)         whether the source brings it now, if it waits (else: at any time)
  *   is_safe(e)        whether the event may be acknowledged (else: once it was delivered)
  *
  * Every fault has a budget, and is possible at any moment until that is used up.
@@ -31,6 +32,9 @@
 #endif
 #ifndef is_published
 #define is_published(c) true
+#endif
+#ifndef is_due
+#define is_due(c) true
 #endif
 #ifndef is_safe
 #define is_safe(e) delivered[e]
@@ -70,7 +74,7 @@ inline deliver(e, is_excused) {
 byte place[COPIES];
 
 #define is_out(c)     (place[c] >= AT(0))
-#define is_waiting(c) (place[c] == QUEUED && is_published(c))
+#define is_waiting(c) (place[c] == QUEUED && is_published(c) && is_due(c))
 /* Of copies that are alike it is enough to take the first that waits. */
 #define is_first(c)   (is_waiting(c) && !(alike(c, c - 1) && is_waiting(c - 1)))
 #define is_at_rest(c) (!is_published(c) || (place[c] == ACKED && is_safe(event_of(c))))

@@ -35,7 +35,22 @@ def test_a_row_comes_out_as_expected(row: Row):
 
 
 @pytest.mark.parametrize(
-    "rows", [("ours-window", "ours-contents"), ("tiers",), ("register",)], ids=lambda rows: rows[0]
+    "rows",
+    [
+        ("ours-window", "ours-contents"),
+        ("ours-header", "ours-window"),
+        ("tiers",),
+        ("register",),
+        ("register-window", "register"),
+        ("debts-open",),
+        ("debts-contents", "debts-open"),
+        ("debts-window",),
+        ("debts-stuck", "debts"),
+        ("answers-forbidden",),
+        ("answers-poison",),
+        ("answers-live-stream", "answers-forbidden"),
+    ],
+    ids=lambda rows: rows[0],
 )
 def test_every_step_of_ours_is_taken_in_some_search(rows):
     """What holds, holds of a model in which everything does happen."""
@@ -92,7 +107,7 @@ def test_a_row_that_does_not_come_out_ends_with_an_error():
 
 def test_names_and_letters_are_those_of_the_models():
     assert len({row.name for row in ROWS}) == len(ROWS)
-    defined = re.findall(r"#define ([IXR]\d) +(\d+)", (HERE / "store.pml").read_text())
+    defined = re.findall(r"#define ([IXRD]\d) +(\d+)", (HERE / "store.pml").read_text())
     assert {name: int(bit) for name, bit in defined} == BITS
     assert {*BITS, "L"} == set(CLAIMS)
 
@@ -100,8 +115,7 @@ def test_names_and_letters_are_those_of_the_models():
 def test_every_switch_and_fault_of_a_row_is_one_of_its_model():
     """A misspelt one would leave a broken way whole, or a fault out."""
     for row in ROWS:
-        files = (row.model, "store", "world")
-        text = "".join((HERE / f"{name}.pml").read_text() for name in files)
+        text = "".join(path.read_text() for path in row.files)
         tested = re.findall(r"#(?:ifn?def|if|elif) (.*)", text)
         names = {name for line in tested for name in re.findall(r"[A-Z_]{3,}", line)}
         assert {*row.switches, *row.faults} <= names, row.name
