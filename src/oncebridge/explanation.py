@@ -41,6 +41,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """What its rule takes for one source."""
     why: str = ""
     keys: tuple[Known, ...] = ()
+    sent_as: bytes = b""
+    """The `Idempotency-Key` that a receiver is sent."""
     entity_by: str = ""
     """The expression by which its entity is found, where it has one."""
     entity: Any = None
@@ -106,6 +108,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         if canonical:
             told["canonical"] = self.keys[-1].canonical if self.keys else None
         told |= _filled(
+            idempotency_key=self.sent_as.hex() or None,
             reason=self.reason or None,
             why=self.why or None,
             entity_by=self.entity_by or None,

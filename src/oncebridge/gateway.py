@@ -632,7 +632,9 @@ class Gateway:
         rest: list[Flight] = []
         for flight in flights:
             part = flight.parts[-1]
-            found = backlog.delivered(part.key, now)
+            # What was delivered as a conflict stands under the key that it was sent with.
+            found = backlog.delivered(flight.plan.sent_as, now)
+            found = found or backlog.delivered(part.key, now)
             if found is None:
                 rest.append(flight)
             elif found.hash and part.hash and found.hash != part.hash:
@@ -1286,6 +1288,7 @@ class Gateway:
                 flight.unprotected,
                 flight.known,
                 blamed,
+                flight.sent_as,
             )
             for flight in flights
         ]

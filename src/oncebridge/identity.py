@@ -74,6 +74,11 @@ class Identity(Struct, frozen=True):
     keys: tuple[Known, ...]
     """In the order of the plan: the identifying one last."""
 
+    def sent_as_of(self, key: bytes) -> bytes:
+        """Return the `Idempotency-Key` of this event if it is known by *key*, else nothing."""
+        sent_as = self.plan.sent_as if self.keys else b""
+        return sent_as if key in (self.plan.key, sent_as) else b""
+
     def all_keys(self) -> list[bytes]:
         """List every key under which the store may have a record of this event."""
         conflicts = [
