@@ -359,7 +359,7 @@ def _file(named: str, problems: Problems) -> dict[str, Any]:
     problems.check()
     table: dict[str, Any] = {}
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text, parse_float=read_decimal)  # a pattern refuses what is rounded
         _check_bounds(table)
     except tomllib.TOMLDecodeError as error:
         problems.add("", f"is not TOML: {error}")

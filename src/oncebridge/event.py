@@ -22,6 +22,7 @@ from msgspec.structs import astuple, fields, force_setattr
 
 from oncebridge.canonical import canonical, canonical_plain, plain_number
 from oncebridge.errors import EventError
+from oncebridge.exact_float import SURE, read_decimal
 from oncebridge.options import Doc, Size
 from oncebridge.trace_context import Carried
 
@@ -34,7 +35,7 @@ REASONS: Final[Mapping[str, str]] = {
     "lone-surrogate": "a string holds half a surrogate pair, which UTF-8 cannot carry",
     "too-deep": "the event is nested more deeply than the limit",
     "too-large": "the event is larger than the limit",
-    "number-too-long": "an integer has more digits than Python reads",
+    "number-too-long": "an integer or an exponent has more digits than can be read",
 }
 """Why an event is refused: the word for counting, and the sentence for people."""
 
@@ -102,7 +103,8 @@ class Event(Struct, frozen=True, eq=False, gc=False):
 
     *raw* is what was received, byte for byte. *detail* and `envelope` are parsed, and
     read-only by convention; in them a whole number is an integer, also when it was
-    spelt ``1.0``. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
+    spelt ``1.0``, and a decimal that a double would round is an `ExactFloat`: a float that
+    compares by its exact value. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
     and *detail_type* are empty, and *resources* has no items, where the envelope has no
     such field or has something other than a string (a list of strings) there: an id of
     ``7`` or ``null`` is no id. `envelope` still shows what stood there.
@@ -269,7 +271,8 @@ def from_object(
     """
     Make an event for a caller that only has the parsed object, such as a Lambda.
 
-    The bytes as they were received are gone; *raw* becomes a compact encoding.
+    The bytes as they were received are gone; *raw* becomes a compact encoding, and a
+    number counts as the double that the caller's parser made of it.
     """
     try:
         # NaN is let through here, so that `parse` refuses it like any other
@@ -289,17 +292,23 @@ def from_object(
 
 
 def _read_plain_float(text: str) -> int | float:
-    number = plain_number(float(text))
+    double = float(text)
+    number = plain_number(double)
     # The comparison of lengths in `parse` needs that nothing grows, as 1e5 would.
     # Without an exponent nothing can: the digits written are the fewest that will do.
-    if number is None or (("e" in text or "E" in text) and len(repr(number)) > len(text)):
+    if number is None or (
+        ("e" in text or "E" in text) and (not number or len(repr(number)) > len(text))
+    ):
+        raise ValueError
+    # A double keeps all digits of a short text. A longer one is mostly what is written for it.
+    if len(text) > SURE and _encode(number) != text.encode() and read_decimal(text) != double:
         raise ValueError
     return number
 
 
 _decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=_read_plain_float).decode
 _decode_any = msgspec.json.Decoder(float_hook=_read_plain_float).decode
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=float).encode  # the hook is for an ExactFloat
 
 
 def _same_colons(raw: bytes, again: bytes) -> bool:
@@ -438,10 +447,13 @@ def _read_int(text: str) -> int:
 
 
 def _read_float(text: str) -> int | float:
-    value = float(text)
+    try:
+        value = read_decimal(text)
+    except ValueError:
+        _refuse("number-too-long")
     if not math.isfinite(value):
         _refuse("not-finite")
-    number = plain_number(value)
+    number = plain_number(value) if type(value) is float else None
     return value if number is None else number
 
 
