@@ -7,7 +7,7 @@ names, the blanks between them, or the way a number or a character was written.
 There is one deviation from the RFC, and it is on purpose. The RFC reads every number
 as a double, so that 9223372036854775807 and 9223372036854775806 become one text, and
 two events would become one. Here a Python integer of any size is written digit by
-digit, and an `ExactFloat` (a decimal that a double would round) with its own digits and
+digit, and a decimal that a double would round (an `ExactFloat`) with its own digits and
 exponent. A float is written as ECMAScript writes it, so 1, 1.0 and 1e0 agree.
 """
 

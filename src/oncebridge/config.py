@@ -32,6 +32,7 @@ from oncebridge.backends import (
 from oncebridge.clock import Clock, system_clock
 from oncebridge.dashboard_safety import exposure, mistakes
 from oncebridge.errors import ConfigError, ConfigErrors
+from oncebridge.exact_float import read_decimal
 from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.options import (

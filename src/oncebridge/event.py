@@ -292,7 +292,7 @@ def from_object(
 
 
 def _read_plain_float(text: str) -> int | float:
-    double = float(text)
+    double = _decode_float(text)  # several times as fast as float(), and as exact where it counts
     number = plain_number(double)
     # The comparison of lengths in `parse` needs that nothing grows, as 1e5 would.
     # Without an exponent nothing can: the digits written are the fewest that will do.
@@ -306,6 +306,7 @@ def _read_plain_float(text: str) -> int | float:
     return number
 
 
+_decode_float = msgspec.json.Decoder(float).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=_read_plain_float).decode
 _decode_any = msgspec.json.Decoder(float_hook=_read_plain_float).decode
 _encode = msgspec.json.Encoder(enc_hook=float).encode  # the hook is for an ExactFloat

@@ -70,21 +70,21 @@ class ExactFloat(float):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __lt__(self, other: float) -> bool:
+    def __lt__(self, other: object) -> bool:
         return self._compare(operator.lt, other)
 
-    def __le__(self, other: float) -> bool:
+    def __le__(self, other: object) -> bool:
         return self._compare(operator.le, other)
 
-    def __gt__(self, other: float) -> bool:
+    def __gt__(self, other: object) -> bool:
         return self._compare(operator.gt, other)
 
-    def __ge__(self, other: float) -> bool:
+    def __ge__(self, other: object) -> bool:
         return self._compare(operator.ge, other)
 
-    def _compare(self, compare: Callable[[Decimal, Decimal], bool], other: float) -> bool:
+    def _compare(self, compare: Callable[[Decimal, Decimal], bool], other: object) -> bool:
         if not isinstance(other, int | float):
-            return NotImplemented
+            return NotImplemented  # type: ignore[no-any-return]
         if math.isnan(other):
             return False
         # A double counts as the digits that are written for it: 0.1 is 0.1.

@@ -380,24 +380,24 @@ def _compile(expression: str, where: str) -> _Finder:
     return _Finder(search, lambda event: search(event.envelope))
 
 
-class _ExactFunctions(Functions):  # type: ignore[misc]  # jmespath has no types
+class _ExactFunctions(Functions):
     """
     The functions of JMESPath, without those that would round a number.
 
     Functions that calculate refuse an `ExactFloat` themselves: they check the name of its type.
     """
 
-    @signature({"types": []})  # type: ignore[untyped-decorator]
+    @signature({"types": []})
     def _func_to_string(self, value: Any) -> Any:
         if _holds_exact_float(value):
             raise ValueError("json would round the number")
-        return super()._func_to_string(value)
+        return super()._func_to_string(value)  # type: ignore[misc]  # not in its stubs
 
-    @signature({"types": []})  # type: ignore[untyped-decorator]
+    @signature({"types": []})
     def _func_to_number(self, value: Any) -> Any:
         if isinstance(value, str) and _DECIMAL.fullmatch(value):
             return read_decimal(value)
-        return super()._func_to_number(value)
+        return super()._func_to_number(value)  # type: ignore[misc]
 
 
 _EXACT: Final = jmespath.Options(custom_functions=_ExactFunctions())
