@@ -353,6 +353,9 @@ def _load(
     return Setup(Config(**values), routes, named, verifier)
 
 
+_TOO_LONG = "has a whole number of more than 64 bits, or an exponent of more than 18 digits"
+
+
 def _file(named: str, problems: Problems) -> dict[str, Any]:
     text = ""
     with problems.caught():
@@ -367,7 +370,7 @@ def _file(named: str, problems: Problems) -> dict[str, Any]:
     except RecursionError:
         problems.add("", f"is nested more than {_DEEPEST} deep")
     except ValueError:  # Python reads no number of more than 4,300 digits
-        problems.add("", "has a whole number of more than 64 bits")
+        problems.add("", _TOO_LONG)
     problems.check()
     return table
 

@@ -83,13 +83,14 @@ class ExactFloat(float):
         return self._compare(operator.ge, other)
 
     def _compare(self, compare: Callable[[Decimal, Decimal], bool], other: object) -> bool:
-        if not isinstance(other, int | float):
+        if isinstance(other, float):
+            # A double counts as the digits that are written for it: 0.1 is 0.1.
+            exact = Decimal(repr(other))
+        elif isinstance(other, int):
+            exact = Decimal(other)
+        else:
             return NotImplemented  # type: ignore[no-any-return]
-        if math.isnan(other):
-            return False
-        # A double counts as the digits that are written for it: 0.1 is 0.1.
-        exact = Decimal(repr(other)) if isinstance(other, float) else Decimal(other)
-        return compare(Decimal(self.text), exact)
+        return not exact.is_nan() and compare(Decimal(self.text), exact)
 
 
 def read_decimal(text: str) -> int | float:

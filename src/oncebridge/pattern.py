@@ -48,7 +48,7 @@ _NOTHING: dict[str, Any] = {}
 _MOST_BRANCHES = 1000
 
 # How many combinations of array items are tried where an event spells one path in several ways.
-_MOST_COMBINATIONS = 100_000
+_MOST_COMBINATIONS = 50_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,7 +239,7 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
                 following.add(choice)
             tried += len(near) + 1
             if tried > _MOST_COMBINATIONS:
-                return False  # such an event is made to keep us busy
+                return False  # only an event that is made to take up time needs more
             for value, items in near:
                 if leaf.matches(value):
                     settled = choice.union(items.items())
