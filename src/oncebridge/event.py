@@ -22,7 +22,7 @@ from msgspec.structs import astuple, fields, force_setattr
 
 from oncebridge.canonical import canonical, canonical_plain, plain_number
 from oncebridge.errors import EventError
-from oncebridge.exact_float import SURE, read_decimal
+from oncebridge.exact_float import SURE, holds_exact_float, read_decimal
 from oncebridge.options import Doc, Size
 from oncebridge.trace_context import Carried
 
@@ -274,12 +274,15 @@ def from_object(
     The bytes as they were received are gone; *raw* becomes a compact encoding, and a
     number counts as the double that the caller's parser made of it.
     """
+    whole = dict(mapping)
     try:
-        # NaN is let through here, so that `parse` refuses it like any other
-        text = json.dumps(
-            dict(mapping), ensure_ascii=False, check_circular=False, separators=(",", ":")
-        )
-        raw = text.encode()
+        if holds_exact_float(whole):
+            raw = canonical(whole)
+        else:
+            # NaN is let through here, so that `parse` refuses it like any other
+            raw = json.dumps(
+                whole, ensure_ascii=False, check_circular=False, separators=(",", ":")
+            ).encode()
     except UnicodeEncodeError:
         _refuse("lone-surrogate")
     except RecursionError:

@@ -93,6 +93,15 @@ class ExactFloat(float):
         return not exact.is_nan() and compare(Decimal(self.text), exact)
 
 
+def holds_exact_float(value: object) -> bool:
+    """Whether *value* has an `ExactFloat` anywhere, which `json` would round."""
+    if isinstance(value, dict):
+        return any(map(holds_exact_float, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(holds_exact_float, value))
+    return isinstance(value, ExactFloat)
+
+
 def read_decimal(text: str) -> int | float:
     """
     Read a number that is written with a fraction or an exponent.

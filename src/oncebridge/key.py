@@ -26,7 +26,7 @@ from jmespath.functions import Functions, signature
 from oncebridge.canonical import canonical, canonical_plain
 from oncebridge.errors import ConfigError, EventError
 from oncebridge.event import Event
-from oncebridge.exact_float import ExactFloat, read_decimal
+from oncebridge.exact_float import holds_exact_float, read_decimal
 
 Scope = Literal["source", "organisation"]
 
@@ -380,7 +380,7 @@ def _compile(expression: str, where: str) -> _Finder:
     return _Finder(search, lambda event: search(event.envelope))
 
 
-class _ExactFunctions(Functions):
+class ExactFunctions(Functions):
     """
     The functions of JMESPath, without those that would round a number.
 
@@ -389,7 +389,7 @@ class _ExactFunctions(Functions):
 
     @signature({"types": []})
     def _func_to_string(self, value: Any) -> Any:
-        if _holds_exact_float(value):
+        if holds_exact_float(value):
             raise ValueError("json would round the number")
         return super()._func_to_string(value)  # type: ignore[misc]  # not in its stubs
 
@@ -400,16 +400,8 @@ class _ExactFunctions(Functions):
         return super()._func_to_number(value)  # type: ignore[misc]
 
 
-_EXACT: Final = jmespath.Options(custom_functions=_ExactFunctions())
+_EXACT: Final = jmespath.Options(custom_functions=ExactFunctions())
 _DECIMAL: Final = re.compile(r"-?[0-9]+(?=[.eE])(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-
-
-def _holds_exact_float(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_exact_float, value.values()))
-    if isinstance(value, list):
-        return any(map(_holds_exact_float, value))
-    return isinstance(value, ExactFloat)
 
 
 def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:

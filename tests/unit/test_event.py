@@ -335,6 +335,14 @@ def test_an_empty_detail_is_an_event():
     assert parse(b"{}", bare=True).canonical == b"{}"
 
 
+def test_an_object_that_was_read_here_keeps_its_decimals():
+    raw = b'{"detail":{"b":[1.000000000000000001,{"c":1e-400}],"a":0.5},"id":"x"}'
+    event = parse(raw)
+    again = from_object(event.envelope)
+    assert again.detail == event.detail
+    assert again.canonical == event.canonical != from_object(json.loads(raw)).canonical
+
+
 def test_integers_keep_all_their_digits():
     digits = "9" * 4300
     for text in ("123456789012345678901234567890", "-18446744073709551617", digits):

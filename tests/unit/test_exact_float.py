@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.fuzz.slow_reader import Refused, decimal_slowly
 from tests.fuzz.strategies import decimals, floats
 
+from oncebridge.aws.payload import digest, finder
 from oncebridge.canonical import canonical, number_text
 from oncebridge.event import parse
 from oncebridge.exact_float import ExactFloat, read_decimal
@@ -114,6 +115,16 @@ def test_a_text_becomes_a_number_without_rounding():
 def test_a_filter_compares_by_the_exact_value(filter_, found):
     kind = FieldsKey([f"detail.l[?{filter_}].o | [0]"])
     assert (kind.parts(event_of("1.000000000000000001")) is not None) is found
+
+
+def test_the_functions_of_powertools_do_not_round():
+    find = finder("event_key_jmespath", "powertools_json(body).n", None)
+    texts = ("1.000000000000000001", "1.000000000000000002", "1.0", "1")
+    one, other, whole, same = (digest(find({"body": f'{{"n":{text}}}'})) for text in texts)
+    assert len({one, other, whole}) == 3
+    assert whole == same
+    with pytest.raises(ValueError, match="round"):
+        finder("event_key_jmespath", "to_string(powertools_json(body))", None)({"body": "[1e-400]"})
 
 
 @pytest.mark.parametrize("text", ["1e-999999999", "-1.5e-999999999999999999", "1e-400"])
