@@ -22,7 +22,7 @@ from msgspec.structs import astuple, fields, force_setattr
 
 from oncebridge.canonical import canonical, canonical_plain, plain_number
 from oncebridge.errors import EventError
-from oncebridge.exact_float import SURE, holds_exact_float, read_decimal
+from oncebridge.exact_float import SURE, counts_as_double, holds_exact_float, read_decimal
 from oncebridge.options import Doc, Size
 from oncebridge.trace_context import Carried
 
@@ -304,7 +304,7 @@ def _read_plain_float(text: str) -> int | float:
     ):
         raise ValueError
     # A double keeps all digits of a short text. A longer one is mostly what is written for it.
-    if len(text) > SURE and _encode(number) != text.encode() and read_decimal(text) != double:
+    if len(text) > SURE and _encode(number) != text.encode() and not counts_as_double(text, double):
         raise ValueError
     return number
 

@@ -112,26 +112,25 @@ def read_decimal(text: str) -> int | float:
     double = float(text)
     if len(text) <= SURE and abs(double) >= _LEAST_NORMAL:
         return double
-    if not math.isfinite(double):
+    if not math.isfinite(double) or counts_as_double(text, double):
         return double
     digits, point = significant_digits(text)
-    if not digits or _is_written(digits, point, abs(double)):
-        return double
-    sign = "-" if text.startswith("-") else ""
-    exact = sign + lay_out(digits, point)
+    exact = ("-" if text.startswith("-") else "") + lay_out(digits, point)
     return int(exact) if len(digits) <= point <= _WHOLE else ExactFloat(exact)
 
 
-def _is_written(digits: str, point: int, double: float) -> bool:
-    """Whether a serialiser may write these *digits* for *double*."""
-    if not double:
-        return False
+def counts_as_double(text: str, double: float) -> bool:
+    """Whether a serialiser may write *text* for *double*, which is the nearest to it."""
+    if f"{double:.{len(text) - 1 - text.find('.')}f}" == text:
+        return True  # the same answer as below, for most texts and sooner
+    digits = significant_digits(text)
     # The shortest digits are not always the nearest: 5.684341886080802e-14 is 2 to the -44.
-    if (digits, point) == significant_digits(repr(double)):
+    if digits == significant_digits(repr(double)):
         return True
-    if len(digits) > _MOST_DIGITS:
+    count = len(digits[0])
+    if not double or count > _MOST_DIGITS:
         return False
-    return (digits, point) == significant_digits(f"{double:.{len(digits) - 1}e}")
+    return digits == significant_digits(f"{double:.{count - 1}e}")
 
 
 def significant_digits(text: str) -> tuple[str, int]:
