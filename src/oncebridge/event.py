@@ -295,7 +295,8 @@ def from_object(
 
 
 def _read_plain_float(text: str) -> int | float:
-    double = _decode_float(text)  # several times as fast as float(), and as exact where it counts
+    # Much faster than float(). It is exact for a short text, and a longer one is checked below.
+    double = _decode_float(text)
     number = plain_number(double)
     # The comparison of lengths in `parse` needs that nothing grows, as 1e5 would.
     # Without an exponent nothing can: the digits written are the fewest that will do.
@@ -303,7 +304,7 @@ def _read_plain_float(text: str) -> int | float:
         ("e" in text or "E" in text) and (not number or len(repr(number)) > len(text))
     ):
         raise ValueError
-    # A double keeps all digits of a short text. A longer one is mostly what is written for it.
+    # A double keeps all digits of a short text. A longer text is mostly its shortest form.
     if len(text) > SURE and _encode(number) != text.encode() and not counts_as_double(text, double):
         raise ValueError
     return number

@@ -94,7 +94,7 @@ class ExactFloat(float):
 
 
 def holds_exact_float(value: object) -> bool:
-    """Whether *value* has an `ExactFloat` anywhere, which `json` would round."""
+    """Return True if *value* has an `ExactFloat` anywhere, which `json` would round."""
     if isinstance(value, dict):
         return any(map(holds_exact_float, value.values()))
     if isinstance(value, list | tuple):
@@ -112,25 +112,31 @@ def read_decimal(text: str) -> int | float:
     double = float(text)
     if len(text) <= SURE and abs(double) >= _LEAST_NORMAL:
         return double
-    if not math.isfinite(double) or counts_as_double(text, double):
+    if not math.isfinite(double):
         return double
     digits, point = significant_digits(text)
+    if _are_written(digits, point, double):
+        return double
     exact = ("-" if text.startswith("-") else "") + lay_out(digits, point)
     return int(exact) if len(digits) <= point <= _WHOLE else ExactFloat(exact)
 
 
 def counts_as_double(text: str, double: float) -> bool:
-    """Whether a serialiser may write *text* for *double*, which is the nearest to it."""
+    """Return True if a serialiser may write *text* for *double*, which is the nearest to it."""
     if f"{double:.{len(text) - 1 - text.find('.')}f}" == text:
-        return True  # the same answer as below, for most texts and sooner
-    digits = significant_digits(text)
-    # The shortest digits are not always the nearest: 5.684341886080802e-14 is 2 to the -44.
-    if digits == significant_digits(repr(double)):
-        return True
-    count = len(digits[0])
-    if not double or count > _MOST_DIGITS:
+        return True  # as below, but faster
+    return _are_written(*significant_digits(text), double)
+
+
+def _are_written(digits: str, point: int, double: float) -> bool:
+    if not double:
+        return not digits
+    if len(digits) > _MOST_DIGITS:
         return False
-    return digits == significant_digits(f"{double:.{count - 1}e}")
+    if (digits, point) == significant_digits(f"{double:.{len(digits) - 1}e}"):
+        return True
+    # The shortest digits are not always the nearest: 5.684341886080802e-14 is 2 to the -44.
+    return (digits, point) == significant_digits(repr(double))
 
 
 def significant_digits(text: str) -> tuple[str, int]:
@@ -138,20 +144,24 @@ def significant_digits(text: str) -> tuple[str, int]:
     Split the text of a number into its digits and the place of the point.
 
     The size of the number is 0.DIGITS times ten to the power of the place. Zero has no digits.
+    Underscores and a plus sign are allowed, because TOML has them.
     """
     mantissa, _, exponent = text.replace("_", "").lower().lstrip("+-").partition("e")
     whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0")
+    written = whole + fraction
+    digits = written.lstrip("0")
     if not digits:
         return "", 0
-    if len(exponent.lstrip("+-0")) > _LONGEST_EXPONENT:
-        raise ValueError("the exponent is too long")
-    leading = len(whole + fraction) - len(digits)
-    return digits.rstrip("0"), len(whole) - leading + int(exponent or 0)
+    point = len(whole) - len(written) + len(digits)
+    if exponent:
+        if len(exponent) > _LONGEST_EXPONENT and len(exponent.lstrip("+-0")) > _LONGEST_EXPONENT:
+            raise ValueError("the exponent is too long")
+        point += int(exponent)
+    return digits.rstrip("0"), point
 
 
 def lay_out(digits: str, point: int) -> str:
-    """Write a number as ECMAScript's ``Number::toString`` does, from its digits."""
+    """Return the text that ECMAScript's ``Number::toString`` makes of these digits."""
     count = len(digits)
     if count <= point <= _WHOLE:
         return digits + "0" * (point - count)

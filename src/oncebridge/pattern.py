@@ -220,7 +220,7 @@ _Found = tuple[object, dict[_Slot, int]]
 
 def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) -> bool:
     """
-    Find leaves for all paths that exclude each other in no array.
+    Return True if there is a leaf for every path, and no array is used at two of its places.
 
     This is event-ruler's own procedure: it takes the paths in sorted order and keeps, for
     every choice of leaves, the items of arrays that the choice has settled on.
@@ -250,7 +250,7 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
 
 def _found_leaves(values: _Several, paths: list[str]) -> dict[str, list[_Found]]:
     """
-    Collect the leaves of *values* by path, each with the items of arrays that it is in.
+    Return the leaves of *values* by path, each with the items of arrays that it is in.
 
     A slot stands for an array wherever it is found, and an item for its place in it.
     """
@@ -279,7 +279,7 @@ def _ends_of_steps(path: str) -> list[int]:
 
 
 def _index(leaves: list[_Found]) -> Callable[[dict[_Slot, int]], list[_Found]]:
-    """Make a function that finds the leaves which a choice of items does not exclude."""
+    """Return a function that finds the leaves which a choice of items does not exclude."""
     by_slots: dict[frozenset[_Slot], list[_Found]] = {}
     for leaf in leaves:
         by_slots.setdefault(frozenset(leaf[1]), []).append(leaf)
