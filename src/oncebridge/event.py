@@ -22,6 +22,7 @@ from msgspec.structs import astuple, fields, force_setattr
 
 from oncebridge.canonical import canonical, canonical_plain, plain_number
 from oncebridge.errors import EventError
+from oncebridge.exact_float import SURE, counts_as_double, holds_exact_float, read_decimal
 from oncebridge.options import Doc, Size
 from oncebridge.trace_context import Carried
 
@@ -34,7 +35,7 @@ REASONS: Final[Mapping[str, str]] = {
     "lone-surrogate": "a string holds half a surrogate pair, which UTF-8 cannot carry",
     "too-deep": "the event is nested more deeply than the limit",
     "too-large": "the event is larger than the limit",
-    "number-too-long": "an integer has more digits than Python reads",
+    "number-too-long": "an integer or an exponent has more digits than can be read",
 }
 """Why an event is refused: the word for counting, and the sentence for people."""
 
@@ -102,7 +103,8 @@ class Event(Struct, frozen=True, eq=False, gc=False):
 
     *raw* is what was received, byte for byte. *detail* and `envelope` are parsed, and
     read-only by convention; in them a whole number is an integer, also when it was
-    spelt ``1.0``. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
+    spelt ``1.0``, and a decimal that a double would round is an `ExactFloat`: a float that
+    compares by its exact value. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
     and *detail_type* are empty, and *resources* has no items, where the envelope has no
     such field or has something other than a string (a list of strings) there: an id of
     ``7`` or ``null`` is no id. `envelope` still shows what stood there.
@@ -269,14 +271,18 @@ def from_object(
     """
     Make an event for a caller that only has the parsed object, such as a Lambda.
 
-    The bytes as they were received are gone; *raw* becomes a compact encoding.
+    The bytes as they were received are gone; *raw* becomes a compact encoding, and a
+    number counts as the double that the caller's parser made of it.
     """
+    whole = dict(mapping)
     try:
-        # NaN is let through here, so that `parse` refuses it like any other
-        text = json.dumps(
-            dict(mapping), ensure_ascii=False, check_circular=False, separators=(",", ":")
-        )
-        raw = text.encode()
+        if holds_exact_float(whole):
+            raw = canonical(whole)
+        else:
+            # NaN is let through here, so that `parse` refuses it like any other
+            raw = json.dumps(
+                whole, ensure_ascii=False, check_circular=False, separators=(",", ":")
+            ).encode()
     except UnicodeEncodeError:
         _refuse("lone-surrogate")
     except RecursionError:
@@ -289,17 +295,25 @@ def from_object(
 
 
 def _read_plain_float(text: str) -> int | float:
-    number = plain_number(float(text))
+    # Much faster than float(). It is exact for a short text, and a longer one is checked below.
+    double = _decode_float(text)
+    number = plain_number(double)
     # The comparison of lengths in `parse` needs that nothing grows, as 1e5 would.
     # Without an exponent nothing can: the digits written are the fewest that will do.
-    if number is None or (("e" in text or "E" in text) and len(repr(number)) > len(text)):
+    if number is None or (
+        ("e" in text or "E" in text) and (not number or len(repr(number)) > len(text))
+    ):
+        raise ValueError
+    # A double keeps all digits of a short text. A longer text is mostly its shortest form.
+    if len(text) > SURE and _encode(number) != text.encode() and not counts_as_double(text, double):
         raise ValueError
     return number
 
 
+_decode_float = msgspec.json.Decoder(float).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=_read_plain_float).decode
 _decode_any = msgspec.json.Decoder(float_hook=_read_plain_float).decode
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=float).encode  # the hook is for an ExactFloat
 
 
 def _same_colons(raw: bytes, again: bytes) -> bool:
@@ -438,10 +452,13 @@ def _read_int(text: str) -> int:
 
 
 def _read_float(text: str) -> int | float:
-    value = float(text)
+    try:
+        value = read_decimal(text)
+    except ValueError:
+        _refuse("number-too-long")
     if not math.isfinite(value):
         _refuse("not-finite")
-    number = plain_number(value)
+    number = plain_number(value) if type(value) is float else None
     return value if number is None else number
 
 

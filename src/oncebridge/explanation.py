@@ -16,6 +16,7 @@ from oncebridge.dead import DeadLetter
 from oncebridge.differences import Change
 from oncebridge.duration import format_duration
 from oncebridge.event import Event
+from oncebridge.exact_float import ExactFloat
 from oncebridge.flight import first_arrival
 from oncebridge.identity import Known
 from oncebridge.judging import Judged, Standing
@@ -295,4 +296,8 @@ def dumps(
         if isinstance(explanation, Explanation)
         else explanation.as_json()
     )
-    return msgspec.json.encode(told | more).decode()
+    return msgspec.json.encode(told | more, enc_hook=_exactly).decode()
+
+
+def _exactly(number: ExactFloat) -> msgspec.Raw:
+    return msgspec.Raw(number.text.encode())

@@ -490,8 +490,11 @@ def _version(value: Any) -> Version | None:
     """Read a version: a number, or an instant in ISO 8601. Nothing else has an order."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, int | float):
+    if isinstance(value, int):
         return "number", value
+    if isinstance(value, float):
+        # Of an ExactFloat the nearest double: versions that round alike are one, and both go.
+        return "number", float(value)
     if not isinstance(value, str) or not _INSTANT.match(value):
         return None
     try:

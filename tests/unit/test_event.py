@@ -112,6 +112,9 @@ BAD = {
     "100,000 levels": (b'{"detail":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "too-deep"),
     "100,000 levels, never closed": (b'{"detail":' + b'{"a":' * 100_000, "too-deep"),
     "5,000 digits": (b'{"detail":{"a":' + b"7" * 5000 + b"}}", "number-too-long"),
+    "an exponent of 19 digits": (b'{"detail":{"a":1e-' + b"9" * 19 + b"}}", "number-too-long"),
+    "an exponent of 5,000 digits": (b'{"detail":{"a":1e-' + b"9" * 5000 + b"}}", "number-too-long"),
+    "a large exponent": (b'{"detail":{"a":1e999999999}}', "not-finite"),
     "too large": (b'{"detail":{"a":"' + b"x" * (2 * 1024 * 1024) + b'"}}', "too-large"),
 }
 
@@ -332,6 +335,14 @@ def test_an_empty_detail_is_an_event():
     assert parse(b"{}", bare=True).canonical == b"{}"
 
 
+def test_an_object_that_was_read_here_keeps_its_decimals():
+    raw = b'{"detail":{"b":[1.000000000000000001,{"c":1e-400}],"a":0.5},"id":"x"}'
+    event = parse(raw)
+    again = from_object(event.envelope)
+    assert again.detail == event.detail
+    assert again.canonical == event.canonical != from_object(json.loads(raw)).canonical
+
+
 def test_integers_keep_all_their_digits():
     digits = "9" * 4300
     for text in ("123456789012345678901234567890", "-18446744073709551617", digits):
@@ -342,7 +353,7 @@ def test_integers_keep_all_their_digits():
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1.0", 1), ("1e5", 100000), ("-0.0", 0), ("1.5E3", 1500), ("1e-400", 0), ("1e20", 1e20)],
+    [("1.0", 1), ("1e5", 100000), ("-0.0", 0), ("1.5E3", 1500), ("0e-400", 0), ("1e20", 1e20)],
 )
 def test_numbers_are_read_the_same_way_on_every_path(text, number):
     for raw in (f'{{"detail":{{"n":{text}}}}}', f'{{"detail":{{"n":{text},"o":1e-9}}}}'):

@@ -328,7 +328,12 @@ def _change(change: Change) -> str:
 def _value(value: Any) -> str:
     if value is UNSET:
         return "(not there)"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, float):
+        text = repr(value)  # json would round an ExactFloat
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 1]}…"
 
 
