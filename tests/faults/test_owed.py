@@ -5,6 +5,7 @@ Only this worker knows that it was delivered, until the store answers again.
 """
 
 import asyncio
+from datetime import timedelta
 
 from oncebridge import Settings, Unknown, Verdict, Yes
 from oncebridge.store import Fate
@@ -143,7 +144,8 @@ async def test_a_conflict_that_was_sent_unprotected_is_not_sent_again():
 
 @virtual
 async def test_a_debt_whose_window_is_over_does_not_end_the_claim_of_the_next_event():
-    async with Bench(rule(**BY_ID), sink=ScriptedSink()) as bench:
+    settings = Settings(give_up_after=timedelta(hours=10))
+    async with Bench(rule(**BY_ID), settings=settings) as bench:
         first = await owing(bench, event(), for_s=3700)
         await asyncio.sleep(3650)  # the window is over, and the store still takes no commits
         bench.sink.otherwise = Unknown("reset")
