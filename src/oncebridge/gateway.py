@@ -451,7 +451,7 @@ class Gateway:
                 event = read(arrival, limits=limits, bare=bare, apart=apart)
             else:
                 event = arrival
-            plan = self._plan_of(event)
+            plan = self.rules.plan_arrival(event, shadow=self._is_shadow)
             flight = Flight(batch, index, event, plan, plan.parts, plan.entity, now)
             if self._tracer is not None:
                 flight.trace = follow(self._tracer, self.route, event)
@@ -462,15 +462,6 @@ class Gateway:
                 batch.doomed.append(flight)
         if self._turns is not None:
             batch.turns = self._turns.stand([f.entity for f in batch.flights if f.entity])
-
-    def _plan_of(self, event: Event | Unreadable) -> Plan:
-        if isinstance(event, Unreadable):
-            return self.rules.plan_unreadable(event)
-        plan = self.rules.plan(event)
-        # In shadow mode it is forwarded, unless its sender is not let in.
-        if plan.action != "dead" or (self._is_shadow and not plan.refused):
-            return plan
-        return self.rules.buried(event.raw, plan.message, plan)
 
     # --- admit -------------------------------------------------------------------------
 
