@@ -85,6 +85,28 @@ def test_what_an_api_destination_sends_is_taken(door, desk):
     assert "content-range" not in answer.headers
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("spool", [{}, {"spool": "spool.db"}], ids=["", "spool"])
+def test_a_body_without_a_length_is_refused_and_nothing_is_taken(tmp_path, version, spool):
+    flags = {name: f"{tmp_path}/{file}" for name, file in spool.items()}
+    with live(tmp_path, source__oauth="shop:chalk", **flags) as running:
+        for path, status in ((PATH, 401), ("/oauth/token", 411)):
+            assert _without_length(running, path, version).status == status
+    with live(tmp_path, **flags) as running:
+        answer = _without_length(running, PATH, version)
+        assert answer.status == 411
+        assert "Content-Length" in answer.json["error"]
+        assert running.counts["arrived"] == 0
+        assert running.buried() == []
+        assert running.ask("POST", body=b"").status == (202 if spool else 200)
+
+
+def _without_length(running, path, version):
+    with running.line() as line:
+        line.sendall(f"POST {path} HTTP/{version}\r\nHost: a\r\n\r\n".encode() + event(1))
+        return read_answer(line)
+
+
 def test_what_is_no_event_is_kept_as_it_came_and_answered_with_200(door):
     answer = door.post(b"{not json\xff")
     assert (answer.status, answer.json["verdict"]) == (200, "dead")
@@ -322,18 +344,40 @@ def test_headers_beyond_the_limit_are_refused(tmp_path):
         assert running.post(event(1), X_Long="x" * 500).verdicts == ["delivered"]
 
 
-def test_one_connection_too_many_is_told_to_come_again(tmp_path):
-    with live(tmp_path, source__max_connections="2") as running, ExitStack() as lines:
-        for _ in range(2):
-            lines.enter_context(running.line())
-        running.until(
-            lambda: running.do(lambda: running.service.sources[0]._server.connections) == 2
-        )
-        answer = running.post(event(1))
+def test_one_connection_too_many_is_told_to_come_again(tmp_path, desk):
+    desk.hold()
+    with live(tmp_path, desk, source__max_connections="2") as running:
+        waiting = [
+            in_background(running, "POST", body=event(n), headers={}, timeout=20) for n in (1, 2)
+        ]
+        running.until(lambda: desk.begun == 2)
+        answer = running.post(event(3))
         assert is_later(answer)
         assert "error" in answer.json
-        lines.close()
-        running.until(lambda: running.post(event(1)).status == 200)
+        for path in ("/healthz", "/readyz"):
+            assert running.get(path).status == 200
+        desk.let_go()
+        assert [answer.result().status for answer in waiting] == [200, 200]
+        running.until(lambda: running.post(event(3)).status == 200)
+
+
+def test_idle_connections_keep_nobody_out(tmp_path):
+    with (
+        live(tmp_path, source__max_connections="20", source__max_connections_per_peer="20") as door,
+        ExitStack() as lines,
+    ):
+        for _ in range(60):
+            lines.enter_context(door.line())
+        assert door.passes(1)
+        assert door.get("/readyz").status == 200
+
+
+def test_one_address_has_no_more_connections_than_the_setting_says(tmp_path):
+    with live(tmp_path, source__max_connections_per_peer="3") as door, ExitStack() as lines:
+        for _ in range(10):
+            lines.enter_context(door.line())
+        assert door.passes(1)
+        assert door.do(lambda: door.service.sources[0]._server.connections) <= 3
 
 
 # --- paths and methods --------------------------------------------------------------------

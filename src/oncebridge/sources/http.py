@@ -70,6 +70,14 @@ class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
         timedelta, Doc("How long a connection stays open between requests.", "75s")
     ] = timedelta(seconds=75)
     max_connections: Annotated[int, Doc("How many connections at once.", at_least=1)] = 1000
+    max_connections_per_peer: Annotated[
+        int,
+        Doc(
+            "How many connections one address may have; raise it to `max_connections` behind a "
+            "proxy.",
+            at_least=1,
+        ),
+    ] = 500
     tls_cert: Annotated[str | None, Doc("Certificate chain (PEM), for https.", "cert.pem")] = None
     tls_key: Annotated[str | None, Doc("Its private key (PEM).", "key.pem")] = None
 
@@ -145,6 +153,7 @@ class HttpSource:
             body_time=options.body_time,
             idle_time=options.idle_time,
             max_connections=options.max_connections,
+            max_connections_per_peer=options.max_connections_per_peer,
         )
         name, port = self._address
         self._server = Server(
@@ -154,6 +163,7 @@ class HttpSource:
             screen=self._screen,
             bounds=bounds,
             tls=_tls(options),
+            spare=_HEALTH,
         )
         await self._server.open()
         self._sweep()
@@ -280,7 +290,8 @@ class HttpSource:
 
 _TOKEN = "/oauth/token"  # noqa: S105 - a path
 _GET = {"GET", "HEAD"}
-_BESIDE = {"/healthz": _GET, "/readyz": _GET, "/openapi.json": _GET, _TOKEN: {"POST"}}
+_HEALTH = ("/healthz", "/readyz")
+_BESIDE = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST"}}
 _GZIP = (b"gzip", b"x-gzip")
 _ENCODINGS = (*_GZIP, b"identity", b"")
 _SMALL = 4096
