@@ -348,7 +348,7 @@ def test_a_signed_request_that_is_sent_again_as_it_was_is_let_in(body):
         assert admits(known, *signature("cedar-secret", body), PLAIN, body=body)
 
 
-def test_a_token_ends_after_an_hour(): -------------------------------------------------------------------------------
+# --- tokens ------------------------------------------------------------------------------
 
 
 def test_a_token_ends_after_an_hour():

@@ -8,6 +8,7 @@ import ssl
 import struct
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 
 import httptools
@@ -1093,7 +1094,7 @@ async def test_one_connection_too_many_is_told_to_come_back():
     async with serving(handler, max_connections=2) as server:
         async with contextlib.AsyncExitStack() as stack:
             asked = await under_way(server, handler, 2, stack)
-            async with connected(server) as (reader, writer):
+            async with connected(server) as (reader, _):
                 answer = await read_answer(reader)  # without a request
                 assert answer.status == 503
                 assert answer.headers["Retry-After"] == "1"
@@ -1536,6 +1537,10 @@ UNFINISHED = {
 }
 
 
+def has_bodies(server, least):
+    return server._body_bytes >= least
+
+
 @pytest.mark.parametrize("unfinished", UNFINISHED.values(), ids=UNFINISHED)
 @on_both_loops
 async def test_unfinished_bodies_have_a_limit_together_and_the_first_begun_goes(unfinished):
@@ -1549,7 +1554,7 @@ async def test_unfinished_bodies_have_a_limit_together_and_the_first_begun_goes(
             reader, writer = await stack.enter_async_context(connected(server))
             writer.write(unfinished(size))
             lines.append((reader, writer))
-            await settled(lambda least=min(number, 2): server._body_bytes >= least * size)
+            await settled(partial(has_bodies, server, min(number, 2) * size))
         answer = await read_answer(lines[0][0])
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         assert await still_serves(server)

@@ -302,6 +302,10 @@ class Server:
     def _all(self) -> "list[_Connection]":
         return [*self._served, *self._spare, *self._turned_away]
 
+    def _accepted(self) -> int:
+        connected = len(self._served) + len(self._spare) + len(self._turned_away)
+        return connected + len(self._greeting)
+
     def _make_room(self, connections: "Iterable[_Connection]") -> bool:
         """Close the one that has waited longest for a request; False if none is waiting."""
         waiting = [one for one in connections if one.is_waiting]
@@ -360,8 +364,7 @@ class Server:
                 self._deaf = True
                 loop.remove_reader(listening)
                 return
-            places = (self._served, self._spare, self._turned_away, self._greeting)
-            if sum(map(len, places)) >= most and not self._cut_off_oldest():
+            if self._accepted() >= most and not self._cut_off_oldest():
                 client.close()
                 continue
             client.setblocking(False)
