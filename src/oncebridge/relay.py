@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.costly import SMALL
 from oncebridge.flight import Arrival
 from oncebridge.router import Answer, Router
 from oncebridge.verdict import Verdict
@@ -305,7 +306,10 @@ class Relay:
                 is_told[at] = True
                 self._note(owners[at], arrivals[at], answer)
 
-        answers = await self._router.process(arrivals, patience=_PATIENCE, answered=answered)
+        read = arrivals
+        if sum([entry.size for entry in entries]) > SMALL:
+            read = await self._router.read_all(arrivals)
+        answers = await self._router.process(read, patience=_PATIENCE, answered=answered)
         for at, answer in enumerate(answers):
             answered(at, answer)
 

@@ -525,10 +525,15 @@ def test_too_much_at_once_has_to_come_again_and_then_passes(tmp_path, desk):
     desk.hold()
     with live(tmp_path, desk, source__answer_within=PROMPT) as running:
         running.service._intake._at_most = 50
-        lines = b"\n".join([event(number) for number in range(80)])
-        answer = running.post(lines, kind=NDJSON)
+        few, many = [b"\n".join([event(n) for n in range(count)]) for count in (30, 80)]
+        full = ["too much under way"]
+        answer = running.post(many, kind=NDJSON)  # too large for what is left to such requests
         assert is_later(answer)
-        assert [r["reason"] for r in answer.results].count("too much under way") == 30
+        assert [r["reason"] for r in answer.results] == full * 80
+        for expected in (0, 10):
+            answer = running.post(few, kind=NDJSON)
+            assert is_later(answer)
+            assert [r["reason"] for r in answer.results].count(*full) == expected
         desk.let_go()
         running.until(lambda: running.counts["in_flight"] == 0)
         assert [running.post(event(number)).status for number in range(80)] == [200] * 80
