@@ -3,7 +3,7 @@ Costly work on the loop, with room for everything else in between.
 
 A few kilobytes can take a hundred milliseconds to unpack, to take apart or to read, and a
 thread would not help: Python runs one at a time, and a call into C is not interrupted. So
-costly work is done in turns, one at a time in the order of asking, and after each turn the
+costly work is done in turns, one at a time in the order of asking, and after a long turn the
 loop is free for at least as long as the turn took. Work that is known to be small needs
 no turn, and waits for one turn of others at most.
 """
@@ -15,7 +15,7 @@ from typing import Final
 SMALL: Final = 16 * 1024
 """Bytes that need no turn: 7 ms at worst, 0.1 ms as a rule."""
 TURN_S: Final = 0.01
-"""When to end a turn if the work can be divided."""
+"""From here on a turn is long, and ends if the work can be divided."""
 
 
 class Costly:
@@ -35,9 +35,9 @@ class Costly:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        took_s = self.used_s
+        used_s = self.used_s
         try:
-            await asyncio.sleep(took_s)
+            await asyncio.sleep(used_s if used_s >= TURN_S else 0)
         finally:
             self._lock.release()
 

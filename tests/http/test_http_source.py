@@ -236,6 +236,108 @@ def test_a_body_of_a_million_records_costs_next_to_nothing(door):
     assert door.passes(1)
 
 
+def test_small_and_large_events_of_one_entity_stay_in_order(tmp_path, desk):
+    file = tmp_path / "oncebridge.toml"
+    file.write_text('[[rules]]\nname = "all"\nentity = "detail.who"\n')
+    running = prepare(tmp_path, desk, batch="2")
+    route = running.setup.routes[0]
+    rules = config.load(file, environment={}).routes[0].rules
+    settings = _with(route.settings, order="entity")
+    route = _with(route, rules=rules, settings=settings)
+    running.setup = _with(running.setup, routes=(route,))
+    running.start()
+    try:
+        sizes = [1, 100_000, 1, 50_000, 1]
+        details = [{"who": "a", "pad": "x" * size} for size in sizes]
+        events = [event(number, detail=detail) for number, detail in enumerate(details)]
+        answer = running.post(b"[" + b",".join(events) + b"]")
+        assert answer.verdicts == ["delivered"] * 5
+        assert desk.bodies == events
+    finally:
+        running.stop()
+
+
+# --- costly bodies ------------------------------------------------------------------------
+
+OBJECTS = b'{"detail":{"a":[' + b"{}," * 690_000 + b"{}]}}"
+LARGE = event(1, detail={"pad": "x" * 100_000})
+
+
+@pytest.fixture
+def busy(door):
+    """Hold the turn for costly work, as another body would."""
+    turn = door.service.router.costly
+    door.do(turn._lock.acquire)
+    yield turn
+    door.do(lambda: turn._lock.locked() and turn._lock.release())
+
+
+def test_a_body_of_many_small_objects_is_kept_whole_and_acknowledged(door):
+    answer = door.post(OBJECTS)
+    assert (answer.status, answer.verdicts) == (200, ["dead"])
+    assert answer.json["reason"].startswith("too-many-values")
+    packed = gzip.compress(OBJECTS)
+    answer = door.post(packed, Content_Encoding="gzip")
+    assert (answer.status, answer.verdicts) == (200, ["dead"])
+    assert "gzip" in answer.json["reason"]
+    assert [letter.raw for letter in door.buried()] == [OBJECTS, packed]
+    assert door.passes(1)
+
+
+@pytest.mark.usefixtures("busy")
+def test_small_bodies_do_not_wait_for_large_ones(door):
+    large = in_background(door, "POST", body=LARGE, headers={})
+    door.until(lambda: door.service.sources[0]._queued == len(LARGE))
+    assert door.passes(2)
+    assert door.post(b"[" + event(3) + b"," + event(4) + b"]").verdicts == ["delivered"] * 2
+    assert door.post(gzip.compress(event(5)), Content_Encoding="gzip").verdicts == ["delivered"]
+    assert not large.done()
+
+
+def test_a_large_body_is_taken_when_its_turn_comes(door, busy, desk):
+    large = in_background(door, "POST", body=LARGE, headers={})
+    door.until(lambda: door.service.sources[0]._queued == len(LARGE))
+    door.do(busy._lock.release)
+    assert large.result(20).verdicts == ["delivered"]
+    assert desk.bodies == [LARGE]
+    assert door.service.sources[0]._queued == 0
+
+
+def test_a_large_body_whose_turn_comes_too_late_has_to_come_again(tmp_path, desk):
+    with live(tmp_path, desk, source__answer_within=PROMPT) as door:
+        turn = door.service.router.costly
+        door.do(turn._lock.acquire)
+        assert is_later(door.post(LARGE))
+        door.do(turn._lock.release)
+        door.until(lambda: door.service.sources[0]._queued == 0)
+        assert door.counts["arrived"] == 0
+        assert desk.begun == 0
+        assert door.post(LARGE).verdicts == ["delivered"]
+
+
+@pytest.mark.usefixtures("busy")
+def test_large_bodies_that_wait_have_a_limit_together(door, monkeypatch):
+    monkeypatch.setattr("oncebridge.sources.http._MOST_QUEUED", 150_000)
+    in_background(door, "POST", body=LARGE, headers={})
+    door.until(lambda: door.service.sources[0]._queued == len(LARGE))
+    answer = door.post(LARGE)
+    assert is_later(answer)
+    assert "too many" in answer.json["error"]
+    assert door.passes(2)
+
+
+def test_a_large_body_that_fails_unforeseen_has_to_come_again(door, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise ZeroDivisionError("payload")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("oncebridge.sources.http.split", broken)
+        assert is_later(door.post(LARGE))
+    assert [r.error for r in caplog.records if r.name == "oncebridge"] == ["ZeroDivisionError"]
+    assert "payload" not in caplog.text
+    assert door.post(LARGE).verdicts == ["delivered"]
+
+
 # --- gzip ---------------------------------------------------------------------------------
 
 

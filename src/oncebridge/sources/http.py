@@ -16,6 +16,7 @@ busy or done. A client that hangs up changes nothing.
 """
 
 import asyncio
+import logging
 import math
 import ssl
 from collections import deque
@@ -40,9 +41,9 @@ from oncebridge.source import Context, Done, Host
 from oncebridge.sources.openapi import describe
 from oncebridge.trace_context import NAME, XRAY_HEADER, Carried
 
+_log = logging.getLogger("oncebridge")
 _TRACEPARENT = NAME.encode()
 _SWEEP_S = 0.1
-_MOST_QUEUED = 64 * 1024 * 1024
 _STILL_UNDER_WAY = "still under way"
 _encode = msgspec.json.Encoder().encode
 
@@ -252,15 +253,15 @@ class HttpSource:
         pending = _Pending(respond)
         self._waiting.append((self._now() + self._answer_s, pending))
         size = len(request.body)
-        if size <= (_SMALL if _encoding(request) in _GZIP else SMALL):
+        if size <= (_SMALL_PACKED if _encoding(request) in _GZIP else SMALL):
             self._bring(request, pending)
         elif self._queued + size > _MOST_QUEUED:
-            pending.give_up()
+            pending.answer(_TOO_MUCH)
         else:
             task = asyncio.get_running_loop().create_task(self._bring_in_turn(request, pending))
             self._queued += size
             self._tasks.add(task)
-            task.add_done_callback(lambda task: self._brought(task, size))
+            task.add_done_callback(lambda task: self._brought(task, size, pending))
 
     async def _bring_in_turn(self, request: Request, pending: "_Pending") -> None:
         assert self._host is not None  # noqa: S101 - open before it serves
@@ -268,9 +269,13 @@ class HttpSource:
             if not pending.is_answered:  # else it has to come again, and nothing has begun
                 self._bring(request, pending)
 
-    def _brought(self, task: asyncio.Task[None], size: int) -> None:
+    def _brought(self, task: asyncio.Task[None], size: int, pending: "_Pending") -> None:
         self._queued -= size
         self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its type only: the text of an exception may quote the event.
+            _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
+            pending.give_up()
 
     def _bring(self, request: Request, pending: "_Pending") -> None:
         """Take the body of *request* apart, and put its events into the inbox."""
@@ -281,10 +286,10 @@ class HttpSource:
                 body = inflate(body, self._options.max_body, cheap=True)
             records = split(body, content_type=content_type, most=most)
         except TooLarge:
-            pending.refuse(Response(413, b'{"error":"the body is too large once unpacked"}'))
+            pending.answer(Response(413, b'{"error":"the body is too large once unpacked"}'))
             return
         except TooMany:
-            pending.refuse(Response(413, b'{"error":"too many events in one body"}'))
+            pending.answer(Response(413, b'{"error":"too many events in one body"}'))
             return
         except BadGzip:
             records = [body]  # as it came: it ends in the dead letters
@@ -317,6 +322,11 @@ _BESIDE = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST
 _GZIP = (b"gzip", b"x-gzip")
 _ENCODINGS = (*_GZIP, b"identity", b"")
 _SMALL = 4096
+_SMALL_PACKED = 4096  # unpacked and taken apart within some milliseconds
+_MOST_QUEUED = 64 * 1024 * 1024  # bytes of large bodies that wait for their turn
+_TOO_MUCH = Response(
+    503, b'{"error":"too many large bodies at once"}', headers=(("Retry-After", "1"),)
+)
 
 
 def _encoding(request: Request) -> bytes:
@@ -371,12 +381,14 @@ class _Pending:
 
     def give_up(self) -> None:
         """Answer with what is known; the rest goes on, and its retry will find it."""
-        self.refuse(None)
+        if not self.is_answered:
+            self.answer(_response(self._answers, is_one=self._is_one))
 
-    def refuse(self, response: Response | None) -> None:
+    def answer(self, response: Response) -> None:
+        """Answer with *response*, unless the request was answered before."""
         if not self.is_answered:
             self.is_answered = True
-            self._respond(response or _response(self._answers, is_one=self._is_one))
+            self._respond(response)
 
 
 def _response(answers: list[Answer | None], *, is_one: bool) -> Response:
