@@ -419,7 +419,11 @@ def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
     try:
         value = _decode_any(raw)
         again = _encode(value)
-    except (ValueError, RecursionError):
+    except ValueError:
+        is_whole = False
+    except RecursionError:
+        if len(raw) > _LARGE:  # the exact way would take too long to find out the same
+            _refuse("too-deep")
         is_whole = False
     else:
         is_whole = len(again) == len(raw) or _same_colons(raw, again)

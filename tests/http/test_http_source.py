@@ -248,8 +248,8 @@ def test_small_and_large_events_of_one_entity_stay_in_order(tmp_path, desk):
     running.start()
     try:
         sizes = [1, 100_000, 1, 50_000, 1]
-        details = [{"who": "a", "pad": "x" * size} for size in sizes]
-        events = [event(number, detail=detail) for number, detail in enumerate(details)]
+        details = [{"who": "a", "n": n, "pad": "x" * size} for n, size in enumerate(sizes)]
+        events = [event(detail["n"], detail=detail) for detail in details]
         answer = running.post(b"[" + b",".join(events) + b"]")
         assert answer.verdicts == ["delivered"] * 5
         assert desk.bodies == events

@@ -7,6 +7,7 @@ Events by HTTP: one, an array, or one per line.
 | 202    | each event is on disk, to be forwarded (with a spool)                          |
 | 503    | at least one has to come again; `Retry-After` says when, and is never below 1  |
 | 401    | not authenticated                                                              |
+| 411    | neither a length nor a chunked body                                            |
 | 413    | larger than the limit, or more events than one request may bring               |
 
 EventBridge drops what is refused with 400, 403, 404, 413 or 422, so what cannot be read is
