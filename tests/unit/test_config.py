@@ -595,7 +595,7 @@ def test_a_mistake_of_the_environment_or_a_flag_is_named_by_it():
         ("ONCEBRIDGE_LEASE__X", "ONCEBRIDGE_LEASE__X: there is nothing to set below 'lease'"),
         ("ONCEBRIDGE_RULES__0__NAME", "ONCEBRIDGE_RULES__0__NAME: there is nothing to set below"),
         ("ONCEBRIDGE_RULES", "ONCEBRIDGE_RULES: must be a table with name, match, "),
-        ("ONCEBRIDGE_LIMITS", "ONCEBRIDGE_LIMITS: must be a table with max_bytes, max_depth"),
+        ("ONCEBRIDGE_LIMITS", "ONCEBRIDGE_LIMITS: must be a table with max_bytes, max_"),
         ("ONCEBRIDGE_LIMITS__MAX_DEPHT", "ONCEBRIDGE_LIMITS__MAX_DEPHT: no such setting; did you"),
         ("ONCEBRIDGE_SOURCE__MAX_BODY", "ONCEBRIDGE_SOURCE__MAX_BODY: 'x': is not a size"),
         ("ONCEBRIDGE_CONFIG__X", "ONCEBRIDGE_CONFIG__X: no such setting"),
