@@ -28,7 +28,17 @@ from oncebridge.once import once
 from oncebridge.pattern import Pattern
 from oncebridge.rules import Latest, Quiet, Rule, Tier
 from oncebridge.settings import Settings
-from oncebridge.sink import Closed, Delivery, Never, No, Sink, SinkAnswer, Unknown, Yes
+from oncebridge.sink import (
+    Closed,
+    Delivery,
+    Never,
+    No,
+    Sink,
+    SinkAnswer,
+    Throttled,
+    Unknown,
+    Yes,
+)
 from oncebridge.store import Store
 from oncebridge.verdict import First, Outcome, Verdict
 
@@ -69,6 +79,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreUnavailable",
+    "Throttled",
     "Tier",
     "Trace",
     "Tracer",

@@ -26,6 +26,8 @@ class Books:
         """Claims of an event that was tried before."""
         self.ambiguous = 0
         """Sends that ended without a clear answer."""
+        self.throttled = 0
+        """Sends that the sink refused because there were too many."""
         self.late_commits = 0
         """Commits recorded after their lease had ended."""
         self.acked_uncommitted = 0

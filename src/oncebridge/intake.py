@@ -9,6 +9,8 @@ little more than one event.
 import asyncio
 import logging
 
+from msgspec.structs import replace
+
 from oncebridge.router import Answer, Router
 from oncebridge.source import Done
 from oncebridge.verdict import Verdict
@@ -17,6 +19,9 @@ _log = logging.getLogger("oncebridge")
 
 _FULL = Answer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="too much under way"
+)
+_CROWDED = Answer(
+    acknowledge=False, verdict=Verdict.FAILED, reason="too many events wait for the sink"
 )
 _BROKEN_OFF = Answer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unforeseen error"
@@ -85,6 +90,12 @@ class Intake:
         task.add_done_callback(lambda task: self._end(task, dones, size))
 
     async def _run(self, raws: list[bytes], dones: list[Done | None]) -> None:
+        if crowded_s := self._router.crowded_s():
+            # Whoever waits for an answer is told now, and not when its time is over.
+            answer = replace(_CROWDED, retry_after_ms=int(crowded_s * 1000) + 1)
+            for at in range(len(dones)):
+                self._answer(dones, at, answer)
+            return
         await self._router.process(
             raws, answered=lambda at, answer: self._answer(dones, at, answer)
         )

@@ -6,15 +6,16 @@ the bytes that were received (`delivery.event.raw`), says honestly what it knows
 never tries a second time on its own: the retry is a new claim after a release, so that
 every worker sees the back-off.
 
-The five answers differ in what may have happened:
+The answers differ in what may have happened:
 
-| answer    | what happened                              | what follows                          |
-| --------- | ------------------------------------------ | ------------------------------------- |
-| `Yes`     | it was taken                               | commit, acknowledge                   |
-| `No`      | nothing was sent (refused, no name, no TLS)| release, again later; not counted     |
-| `Unknown` | sent, then no clear answer                 | release, again later; maybe delivered |
-| `Closed`  | our access is at fault, not the event      | release, again later; not counted     |
-| `Never`   | this event will never be taken             | dead letters                          |
+| answer      | what happened                               | what follows                          |
+| ----------- | ------------------------------------------- | ------------------------------------- |
+| `Yes`       | it was taken                                | commit, acknowledge                   |
+| `No`        | nothing was sent (refused, no name, no TLS) | release, again later; not counted     |
+| `Unknown`   | sent, then no clear answer                  | release, again later; maybe delivered |
+| `Throttled` | too many events at once                     | release, the sink is sent fewer; not counted |
+| `Closed`    | our access is at fault, not the event       | release, again later; not counted     |
+| `Never`     | this event will never be taken              | dead letters                          |
 
 A sink that raises has said nothing: `SinkRejected` counts as `Never`, anything else as
 `Unknown`. The gateway bounds every call with its *sink_timeout*; a call that is still
@@ -79,6 +80,16 @@ class Unknown(Struct, frozen=True, gc=False):
     retry_after_ms: int = 0
 
 
+class Throttled(Struct, frozen=True, gc=False):
+    """The sink is well and wants fewer events a second; the event is not at fault."""
+
+    reason: str
+    retry_after_ms: int = 0
+    """How long to send nothing at all; 0 if the sink does not say."""
+    maybe: bool = False
+    """The event may have been taken all the same."""
+
+
 class Closed(Struct, frozen=True, gc=False):
     """The door is shut to us, whatever the event; somebody has to look."""
 
@@ -94,7 +105,7 @@ class Never(Struct, frozen=True, gc=False):
     """It was not even tried, and nothing is known about the sink."""
 
 
-SinkAnswer = Yes | No | Unknown | Closed | Never
+SinkAnswer = Yes | No | Unknown | Throttled | Closed | Never
 """What a sink says of one delivery."""
 
 

@@ -9,7 +9,7 @@ from oncebridge.clock import SystemDice
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.key import make_key
 from oncebridge.store import Fate, Memory, Part, Want
-from oncebridge.stores.cell import Cell
+from oncebridge.stores.cell import Cell, CellBusy
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite import SQLiteStore
 
@@ -125,7 +125,7 @@ async def test_patience_ends_with_an_error_while_the_store_does_not_answer():
 async def test_patience_ends_with_an_error_while_another_worker_keeps_the_cell():
     store, counter = on_virtual_time(patience_s=2)
     await store.claim([Want((Part(KEY),), b"d" * 16, b"g" * 16, 60_000, KEEP_MS)])
-    with pytest.raises(StoreUnavailable, match="another worker is editing"):
+    with pytest.raises(CellBusy, match="another worker is editing"):
         await counter.edit(add_one)
 
 

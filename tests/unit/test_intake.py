@@ -18,6 +18,11 @@ class Recorder:
         self.go = asyncio.Event()
         self.go.set()
 
+    crowded = 0.0
+
+    def crowded_s(self) -> float:
+        return self.crowded
+
     async def process(self, arrivals, *, answered=None, **_):
         self.batches.append(list(arrivals))
         await self.go.wait()
@@ -215,3 +220,15 @@ async def test_a_gateway_that_drains_hands_back_what_is_put_meanwhile():
         await intake.aclose()
         assert [answer.acknowledge for answer in heard] == [False, True]
         assert len(bench.sink.seen) == 1
+
+
+async def test_while_enough_wait_for_the_sink_more_are_refused_at_once_with_a_time():
+    router, told = Recorder(), []
+    intake = Intake(router)
+    router.crowded = 3.2
+    intake.put(b"1", told.append)
+    await intake.aclose()
+    assert router.batches == []
+    assert [(answer.acknowledge, answer.verdict) for answer in told] == [(False, Verdict.FAILED)]
+    assert told[0].retry_after_ms == 3201
+    assert told[0].reason == "too many events wait for the sink"

@@ -28,6 +28,10 @@ _PAUSES_S: Final = (0.02, 0.04, 0.08, 0.16, 0.3)
 """An edit takes two round trips, so another worker is done soon, unless it died."""
 
 
+class CellBusy(StoreUnavailable):
+    """Other workers kept editing the cell; the store itself answers."""
+
+
 class Cell:
     """
     The value under *key* in *store*.
@@ -59,7 +63,8 @@ class Cell:
         Apply *change* and return the new value.
 
         *change* may be called more than once. Raise `StoreUnavailable` if the value could not
-        be written in time; `StoreError` if the record under the key is not a cell.
+        be written in time (`CellBusy` if other workers were the reason); `StoreError` if the
+        record under the key is not a cell.
         """
         now_s = asyncio.get_running_loop().time
         ends = now_s() + self._patience_s
@@ -114,7 +119,7 @@ class Cell:
                 await self._undo(token)
                 raise StoreUnavailable(answer.reason)
             case Busy():
-                raise StoreUnavailable("another worker is editing the cell")
+                raise CellBusy("another worker is editing the cell")
             case _:
                 raise StoreError(
                     f"the record {self._key.hex()} is an event's and not a cell; "
