@@ -13,6 +13,7 @@ there is nothing to send. While the store does not answer, a worker keeps the sh
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -20,9 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.clock import Clock, Dice
+from oncebridge.errors import StoreError
 from oncebridge.key import make_key
 from oncebridge.store import Claims
 from oncebridge.stores.cell import Cell, CellBusy
+
+_log = logging.getLogger("oncebridge")
 
 _RENEW_MS: Final = 1000
 _SOON_MS: Final = 250
@@ -74,7 +78,7 @@ class RateShare:
         changed: Callable[[], None],
         is_open: bool,
     ) -> None:
-        self._rate = rate
+        self._rate = float(rate)  # what the settings have is a type of its own
         self._clock = clock
         self._dice = dice
         self._changed = changed
@@ -141,7 +145,9 @@ class RateShare:
             memo = await self._cell.edit(divide)
         except CellBusy:
             self._due_ms = _SOON_MS
-        except Exception:  # noqa: BLE001 - also a store with a fault: sending goes on
+        except Exception as error:  # noqa: BLE001 - also a store with a fault: sending goes on
+            if not isinstance(error, StoreError):
+                _log.exception("oncebridge.rate_not_shared")
             if self._is_open and not self._has_share:
                 self._share = self._rate
             self._from_ms, self._due_ms = self._clock(), _RENEW_MS

@@ -9,6 +9,7 @@ import pytest
 from tests.faults.doubles import Bench, CountingDice, FaultyStore, event, now, now_ms, virtual
 
 from oncebridge import Settings, Yes
+from oncebridge.options import Rate
 from oncebridge.rate_share import RateShare, key_of
 from oncebridge.stores.memory import MemoryStore
 
@@ -45,8 +46,8 @@ def most_within(at: list[float], seconds: float) -> int:
     return most
 
 
-def worker(store: FaultyStore, sink: StampingSink, rate: float = 40.0) -> Bench:
-    return Bench(store=store, sink=sink, settings=Settings(rate=rate))
+def worker(store: FaultyStore, sink: StampingSink) -> Bench:
+    return Bench(store=store, sink=sink, settings=Settings(rate=Rate(40)))
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
