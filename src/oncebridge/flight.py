@@ -323,7 +323,7 @@ class Flight(Struct, eq=False):
     """How often the sink had taken something when this was sent."""
     tries_sink: bool = False
     """It is to find out whether a sink that was down is available again."""
-    send_at: float | None = None
+    turn: float | None = None
     """Its turn under a rate limit, once it has one."""
     on_yes: Verdict = Verdict.DELIVERED
     clashed: bool = False

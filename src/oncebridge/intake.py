@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from oncebridge.costly import SMALL
 from oncebridge.flight import Arrival
 from oncebridge.router import Answer, Router
@@ -26,6 +28,9 @@ _log = logging.getLogger("oncebridge")
 
 _FULL = Answer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="too much under way"
+)
+_CROWDED = Answer(
+    acknowledge=False, verdict=Verdict.FAILED, reason="too many events wait for the sink"
 )
 _BROKEN_OFF = Answer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unforeseen error"
@@ -135,6 +140,12 @@ class Intake:
             self._start(self._run(arrivals, waiting), part, waiting)
 
     async def _run(self, arrivals: Sequence[Arrival], dones: list[Done | None]) -> None:
+        if crowded_s := self._router.crowded_s():
+            # Whoever waits for an answer is told now, and not when its time is over.
+            answer = replace(_CROWDED, retry_after_ms=int(crowded_s * 1000) + 1)
+            for at in range(len(dones)):
+                self._answer(dones, at, answer)
+            return
         await self._router.process(
             arrivals, answered=lambda at, answer: self._answer(dones, at, answer)
         )

@@ -106,6 +106,10 @@ class Router:
         """Tell how many seconds there is no point in bringing events: no route takes any."""
         return min(gateway.away_s() for gateway in self.gateways)
 
+    def crowded_s(self) -> float:
+        """Return for how many seconds all routes have enough that waits for its turn."""
+        return min(gateway.crowded_s() for gateway in self.gateways)
+
     def read(self, raw: bytes, *, bare: bool | None = None) -> Event | Unreadable:
         """Read one event as the routes will; *bare* says otherwise than the settings."""
         settings = self._settings

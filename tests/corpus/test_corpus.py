@@ -11,7 +11,7 @@ import itertools
 import time
 
 import pytest
-from tests.corpus.bad_input import CASES, DAMAGED, DELIVERED, REFUSED
+from tests.corpus.bad_input import CASES, DAMAGED, REFUSED
 from tests.http.live import PATH, event, live, prepare, read_answer
 
 from oncebridge.errors import OncebridgeError

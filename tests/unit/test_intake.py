@@ -27,6 +27,11 @@ class Recorder:
         await self.may_read.wait()
         return [(raw, "read") for raw in arrivals]
 
+    crowded = 0.0
+
+    def crowded_s(self) -> float:
+        return self.crowded
+
     async def process(self, arrivals, *, answered=None, **_):
         self.batches.append(list(arrivals))
         await self.go.wait()
@@ -328,3 +333,16 @@ async def test_a_close_whose_time_is_over_answers_what_is_being_read():
     callers.put_all(*range(5), size=SMALL)
     await intake.aclose(1)
     assert callers.refused == list(range(5))
+
+
+@virtual
+async def test_while_enough_wait_for_the_sink_more_are_refused_at_once_with_a_time():
+    router, told = Recorder(), []
+    intake = Intake(router)
+    router.crowded = 3.2
+    intake.put(b"1", told.append)
+    await intake.aclose()
+    assert router.batches == []
+    assert [(answer.acknowledge, answer.verdict) for answer in told] == [(False, Verdict.FAILED)]
+    assert told[0].retry_after_ms == 3201
+    assert told[0].reason == "too many events wait for the sink"
