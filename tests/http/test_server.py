@@ -1580,20 +1580,19 @@ async def test_the_room_of_a_body_is_free_again_when_its_client_is_gone():
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-@pytest.mark.parametrize("method", [b"POST", b"PUT", b"PATCH", b"QUERY"])
 @on_both_loops
-async def test_a_body_without_a_length_is_refused(method, version):
+async def test_a_body_without_a_length_is_refused(version):
     handler = Desk()
-    head = method + b" /events HTTP/" + version + b"\r\n" + HOST
+    head = b"POST /events HTTP/" + version + b"\r\n" + HOST
     async with serving(handler) as server:
         assert await refused(server, head + b'\r\n{"detail": {}}') == 411
         assert await refused(server, head + b"\r\n") == 411
         assert not handler.requests
         answer = await ask(server, head + b"Content-Length: 0\r\n\r\n")
-        assert (answer.status, answer.body) == (200, method + b" /events ")
+        assert (answer.status, answer.body) == (200, b"POST /events ")
 
 
-@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"DELETE", b"OPTIONS"])
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS"])
 @on_both_loops
 async def test_a_method_that_needs_no_body_needs_no_length(method):
     async with serving() as server:

@@ -128,7 +128,6 @@ _METHODS = {
     name.encode(): name
     for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
 }
-_WITH_BODY = frozenset(["POST", "PUT", "PATCH", "QUERY"])
 _VERSIONS = {b"HTTP/1.1": True, b"HTTP/1.0": False}
 _FRAMING = frozenset([b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"])
 _HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+;=%:[]"
@@ -696,7 +695,7 @@ class _Connection(asyncio.Protocol):
                 refused = _failed(error)
             if refused is not None:
                 return refused
-        if declared is None and not is_chunked and self._asked[0] in _WITH_BODY:
+        if declared is None and not is_chunked and self._asked[0] == "POST":
             # Without a length the body would be read as empty, and its events lost.
             return _NO_LENGTH
         length = int(declared or 0)
