@@ -424,7 +424,7 @@ def test_letters_are_listed_without_what_they_hold(run, call, three):
     listed = run("dead", "list", *C)
     assert "secret" not in listed.out
     heading, *rows = listed.out.splitlines()
-    assert heading.split() == ["number", "died", "reason", "route", "copies", "message"]
+    assert heading.split() == ["number", "died", "reason", "route", "message"]
     assert len(rows) == 3
     told = call("dead", "list", "--json", *C).objects()
     assert sorted(one["reason"] for one in told) == ["not-json", "rejected", "rejected"]

@@ -276,9 +276,10 @@ _KEY = "01a0d404808fc367806ceee197f4537533e6c47fd7bee6a36b12695c579a13f353"
 
 
 def _letters(world: World) -> None:
-    """Deliver an event, and bury seventeen lines that are none."""
+    """Deliver an event, and bury seventeen lines that are not events."""
     (world.folder / "event.json").write_text(json.dumps(_EVENT))
-    (world.folder / "few.ndjson").write_text("\n".join([json.dumps(_EVENT), *["no event"] * 17]))
+    lines = [json.dumps(_EVENT), *[f"no event {number}" for number in range(17)]]
+    (world.folder / "few.ndjson").write_text("\n".join(lines))
     invoke(
         *("run", "--source", f"file:{world.folder}/few.ndjson", "--sink", "-"),
         *("--store", f"sqlite:{world.folder}/oncebridge.db"),

@@ -80,7 +80,6 @@ def list_(setup: Setup, *, reason: str, route: str | None, limit: int, as_json: 
 
 
 async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> None:
-    rows: list[list[str]] = [["number", "died", "reason", "route", "copies", "message"]]
     letters: list[DeadLetter] = []
     async with _letters(setup) as dead:
         async for letter in select(dead, choice):
@@ -90,16 +89,19 @@ async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> N
     if len(letters) > limit:
         note("there are more; --limit shows them")
         letters = letters[:limit]
-    for letter, copies in zip(letters, await _copies(setup, letters), strict=True):
-        if as_json:
-            click.echo(json.dumps(_as_json(letter, copies)))
-        else:
-            died = instant(letter.buried_ms)[:19].replace("T", " ")
-            again = f"{copies.count:,}" if copies.count else "-"
-            route = letter.route or "-"
-            rows.append([str(letter.number), died, letter.reason, route, again, letter.message])
+    counts = await _copies(setup, letters)
     if as_json:
+        for letter, copies in zip(letters, counts, strict=True):
+            click.echo(json.dumps(_as_json(letter, copies)))
         return
+    rows = [["number", "died", "reason", "route", "copies", "message"]]
+    for letter, copies in zip(letters, counts, strict=True):
+        died = instant(letter.buried_ms)[:19].replace("T", " ")
+        again = f"{copies.count:,}" if copies.count else "-"
+        route = letter.route or "-"
+        rows.append([str(letter.number), died, letter.reason, route, again, letter.message])
+    if not any(copies.count for copies in counts):
+        rows = [[*row[:4], row[5]] for row in rows]
     if len(rows) == 1:
         note("there are none")
         return
@@ -115,7 +117,7 @@ async def _copies(setup: Setup, letters: Sequence[DeadLetter]) -> list[Copies]:
     found = {letter.key: Copies() for letter in letters}
     counted = [letter.key for letter in letters if letter.key and not letter.is_keyed]
     if counted:
-        async with store_to_look(setup, "copies were not counted") as store:
+        async with store_to_look(setup, "") as store:
             if store is not None:
                 found |= dict(zip(counted, await copies_of(store, counted), strict=True))
     return [found[letter.key] for letter in letters]

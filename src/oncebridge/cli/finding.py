@@ -305,18 +305,25 @@ async def opened_store(setup: Setup, what: str) -> AsyncIterator[Store | None]:
 
 @asynccontextmanager
 async def store_to_look(setup: Setup, otherwise: str) -> AsyncIterator[Store | None]:
-    """Open the store if nothing has to be made for that; if not, note *otherwise* and why."""
+    """
+    Open the store if nothing has to be made for that; if not, note *otherwise* and why.
+
+    Without *otherwise*, nothing is noted.
+    """
     place = setup.config.store
     store: Store | None = None
+    problem = ""
     if is_out_of_reach(place):
-        note(f"{otherwise}: the store {place} lives in another process")
+        problem = f"the store {place} lives in another process"
     elif is_missing(place) or is_not_ours(place):
-        note(f"{otherwise}: the store {place} is not there yet")
+        problem = f"the store {place} is not there yet"
     else:
         try:
             store = await opened_to_look(place)
         except (StoreError, ConfigError) as error:
-            note(f"{otherwise}: {error}")
+            problem = str(error)
+    if problem and otherwise:
+        note(f"{otherwise}: {problem}")
     try:
         yield store
     finally:
