@@ -155,7 +155,7 @@ class RenewedRegisters(Registers):
 class BlindToDebts(Gateway):
     """What the store does not know was not delivered."""
 
-    async def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:  # noqa: ARG002
+    async def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
         return flights
 
 
@@ -200,7 +200,7 @@ class FixedBlame(Blame):
         super().__init__(*args)
         self._is_blamed = is_blamed
 
-    def is_of(self, event: bytes, passed_before: int) -> bool:  # noqa: ARG002
+    def is_of(self, event: bytes, passed_before: int) -> bool:
         return self._is_blamed
 
 
