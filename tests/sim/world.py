@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from oncebridge import Gateway, Never, No, Outcome, Rule, Settings, Unknown, Yes
+from oncebridge import Gateway, Never, No, Outcome, Rule, Settings, Unknown, Verdict, Yes
 from oncebridge import record as table
 from oncebridge.dead import DeadLetter
 from oncebridge.errors import DeadLetterError, StoreUnavailable
@@ -38,7 +38,7 @@ from oncebridge.sink import (
     SinkAnswer,
     Unwell,
 )
-from oncebridge.store import Claim, Commit, NoAnswer, Record, Reply, Store
+from oncebridge.store import Claim, Commit, Mismatch, NoAnswer, Record, Reply, Store
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite import SQLiteStore
 
@@ -272,6 +272,7 @@ class World:
         )
         self.calm = False
         self.phase = 0
+        self.phase_began_ms = 0
         self.outage_until = 0.0
         self.commit_outage_until = 0.0
         self.sink_outage_until = 0.0
@@ -283,8 +284,8 @@ class World:
         self.attempts = Attempts(self.swarm.max_attempts, shares_keys=self.swarm.rule == "clash")
         self.first_seen: dict[Content, float] = {}
         self.rejected: set[Content] = set()
-        self.acknowledged: dict[Node, set[Content]] = defaultdict(set)
-        """By worker: what it delivered and acknowledged."""
+        self.acknowledged: dict[Node, dict[Content, bytes]] = defaultdict(dict)
+        """By worker: what it delivered and acknowledged, and under which key."""
         self.unrecorded: dict[Node, set[Content]] = defaultdict(set)
         """By worker: of what the store said that it is not to be recorded."""
         self.recorded: dict[Node, set[Content]] = defaultdict(set)
@@ -294,6 +295,8 @@ class World:
         self.events_of: dict[bytes, set[int]] = defaultdict(set)
         self.released: set[bytes] = set()
         """The tokens of claims that were given back."""
+        self.seen: Counter[str] = Counter()
+        """How often it came to what the rules are for."""
         self.trace: list[str] = []
 
     def note(self, text: str) -> None:
@@ -341,10 +344,12 @@ class World:
         event = self.swarm.wild_event % 2 - 2 * number
         self.messages.append(Message(event, self._raw(event, f"{event}"), self.loop.time()))
         self._more.set()
+        self.seen["older versions"] += 1
 
     def _send_all(self) -> None:
         swarm, random = self.swarm, self.random
         self.calm = False
+        self.phase_began_ms = self.clock()
         now = self.loop.time()
         self.outage_until = now + swarm.outage_s * random.random()
         self.commit_outage_until = now + swarm.commit_outage_s * random.random()
@@ -437,12 +442,18 @@ class World:
             for (message, receipt), outcome in zip(got, outcomes, strict=True):
                 await asyncio.sleep(0)
                 self.note(f"{node} e{message.event} {outcome.verdict} {outcome.reason}")
+                self.seen["copies of what is owed"] += self._is_owed_copy(node, message, outcome)
                 if outcome.forwarded:
-                    self.acknowledged[node].add((message.event, self.phase))
+                    self.acknowledged[node][message.event, self.phase] = outcome.key
                 if self._acknowledges(outcome):
                     message.deleted = True
                 elif message.receipt == receipt:
                     message.visible_at = self.loop.time() + outcome.retry_after_ms / 1000
+
+    def _is_owed_copy(self, node: Node, message: Message, outcome: Outcome) -> bool:
+        content = (message.event, self.phase)
+        is_owed = content in self.acknowledged[node] and content not in self.recorded[node]
+        return is_owed and outcome.verdict is Verdict.DUPLICATE
 
     async def _wait_for_messages(self) -> None:
         visible = [m.visible_at for m in self.messages if not m.deleted]
@@ -573,9 +584,11 @@ class World:
     def judge_send(self, node: Node, delivery: Delivery) -> None:
         """Hold a send against what its worker knows."""
         content = (delivery.event.detail["number"], self.phase)
-        known = self.acknowledged[node] - self.unrecorded[node]
-        # Without the store, its worker knows only of what it has still to record there.
-        if content in (known - self.recorded[node] if delivery.unprotected else known):
+        not_owed = self.unrecorded[node]
+        if delivery.unprotected:
+            not_owed = not_owed | self.recorded[node]  # the store would know of it
+        is_known = self.acknowledged[node].get(content) == delivery.key
+        if is_known and content not in not_owed:
             raise Violation(f"{node} delivered event {content[0]}, and sends it again")
         if not delivery.unprotected and self.attempts.must_be_over(content):
             raise Violation(f"event {content[0]} is sent although its attempts are used up")
@@ -603,6 +616,7 @@ class World:
         if self._was_delivered(content) and not letter.maybe_delivered:
             raise Violation(f"the dead letter of event {event} says it was never delivered")
         self.buried.add(content)
+        self.seen[f"dead {letter.reason}"] += 1
 
 
 class SeededDice:
@@ -721,29 +735,41 @@ class StoreClient:
         answers: Sequence[Any],
         before: Sequence[Record | None],
     ) -> None:
-        """Keep book of who holds what, for the excuses."""
+        """Keep book of who holds what, for the excuses, and of what was recorded."""
         world = self._world
         held, sending = world.held[self._node], world.sending[self._node]
         for key, answer, old in zip(keys, answers, before, strict=True):
             events = world.events_of[key]
+            self._follow_attempts(events, answer, old)
             if isinstance(answer, Claim):
                 held |= events
-                if old is not None and old.fate is None and old.token not in (b"", answer.token):
-                    world.attempts.lapse(world.contents(events))
+            elif answer is Reply.RELEASED:
+                held -= events
             elif answer in (Reply.COMMITTED, Reply.ALREADY):
                 held -= events
                 sending -= events
+            if answer in (Reply.COMMITTED, Reply.ALREADY, Reply.REMEMBERED):
                 world.recorded[self._node] |= world.contents(events)
-            elif answer is Reply.RELEASED:
-                held -= events
-                # A claim that lands twice may be released twice, and counts twice then.
-                if old is not None and old.token in world.released:
-                    world.attempts.lapse(world.contents(events))
-                world.released |= {old.token} if old is not None else set()
-            elif answer is Reply.REMEMBERED:
-                world.recorded[self._node] |= world.contents(events)
-            elif name == "commit" or answer is Reply.KNOWN:
+            elif name in ("commit", "remember"):
                 world.unrecorded[self._node] |= world.contents(events)
+
+    def _follow_attempts(self, events: set[int], answer: Any, old: Record | None) -> None:
+        """Keep book of the attempts that no answer of the sink accounts for."""
+        world = self._world
+        if old is None:
+            return
+        if isinstance(answer, Claim):
+            if old.fate is None and old.token not in (b"", answer.token):
+                world.attempts.lapse(world.contents(events))
+        elif answer is Reply.RELEASED:
+            # A claim that lands twice may be released twice, and counts twice then.
+            if old.token in world.released:
+                world.attempts.lapse(world.contents(events))
+            world.released.add(old.token)
+        elif isinstance(answer, Mismatch):
+            done_ms = old.until_ms - int(world.swarm.window_s * 1000)
+            if done_ms < world.phase_began_ms:
+                world.excuse(events, "its key is known with other content, for less time")
 
 
 class SinkClient:
@@ -796,6 +822,7 @@ class SinkClient:
         world.sending[self._node] |= mine
         if delivery.unprotected:
             world.excuse(mine, "it was sent without the store")
+            world.seen["unprotected"] += 1
         if is_slow:
             world.excuse(mine, "the sink answered too late")
             world.attempts.time_out((event, world.phase))
@@ -808,6 +835,7 @@ class SinkClient:
         if refusal is not None:
             world.sending[self._node] -= mine
             # It may have been taken all the same.
+            world.seen[type(refusal).__name__] += 1
             if isinstance(refusal, Unknown | Unwell) and world.random.random() < 0.5:
                 world.excuse(mine, "the sink took it, and did not say so")
                 self._land(delivery, event, 0.0)
