@@ -5,6 +5,7 @@ import cold
 import decisions
 import keys
 import latency
+import neighbours
 import queues
 import scaling
 import service
@@ -28,6 +29,7 @@ TOPICS: dict[str, Topic] = {
         weights.TOPIC,
         service.TOPIC,
         latency.TOPIC,
+        neighbours.TOPIC,
         queues.TOPIC,
         watch_path.TOPIC,
         cold.TOPIC,

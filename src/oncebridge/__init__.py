@@ -28,7 +28,18 @@ from oncebridge.once import once
 from oncebridge.pattern import Pattern
 from oncebridge.rules import Latest, Quiet, Rule, Tier
 from oncebridge.settings import Settings
-from oncebridge.sink import Closed, Delivery, Never, No, Sink, SinkAnswer, Unknown, Unwell, Yes
+from oncebridge.sink import (
+    Closed,
+    Delivery,
+    Never,
+    No,
+    Sink,
+    SinkAnswer,
+    Throttled,
+    Unknown,
+    Unwell,
+    Yes,
+)
 from oncebridge.store import Store
 from oncebridge.verdict import First, Outcome, Verdict
 
@@ -69,6 +80,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreUnavailable",
+    "Throttled",
     "Tier",
     "Trace",
     "Tracer",

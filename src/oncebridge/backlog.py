@@ -50,17 +50,23 @@ class Debt(Struct, frozen=True, eq=False, gc=False):
     def key(self) -> bytes:
         return self.asked.key
 
-    def due(self, now: float) -> Commit | Memory | Release:
-        """Return what to ask for now: the window counts from the delivery."""
+    def due(self, now: float) -> Commit | Memory | Release | None:
+        """
+        Return what to ask for now: the window counts from the delivery.
+
+        None once it is over: a commit that late could end the claim of the next event.
+        """
         asked = self.asked
         if self.delivered is None or isinstance(asked, Release):
             return asked
         gone_ms = int((now - self.delivered.since) * 1000)
-        window_ms = max(asked.window_ms - gone_ms, 1)
+        window_ms = asked.window_ms - gone_ms
+        if window_ms <= 0:
+            return None
         if isinstance(asked, Memory):
             return replace(asked, window_ms=window_ms)
         return replace(
-            asked, window_ms=window_ms, hard_ms=asked.hard_ms and max(asked.hard_ms - gone_ms, 1)
+            asked, window_ms=window_ms, hard_ms=asked.hard_ms and asked.hard_ms - gone_ms
         )
 
 
@@ -90,10 +96,7 @@ class Backlog:
     def delivered(self, key: bytes, now: float) -> Delivered | None:
         """Return what was delivered under an identifying *key*, if its record is owed."""
         debt = self._delivered.get(key)
-        if debt is None or debt.delivered is None or isinstance(debt.asked, Release):
-            return None
-        lasts = (now - debt.delivered.since) * 1000 < debt.asked.window_ms
-        return debt.delivered if lasts else None
+        return debt.delivered if debt is not None and debt.due(now) is not None else None
 
     def owe(self, debts: Iterable[Debt]) -> None:
         """Take over *debts*."""
@@ -145,6 +148,7 @@ class Backlog:
         """Send what is owed, and return False if the store does not answer at all."""
         now = asyncio.get_running_loop().time()
         due = [(debt, debt.due(now)) for debt in debts]
+        self._remove([debt for debt, asked in due if asked is None])
         try:
             await self._ask(self._store.commit, [p for p in due if isinstance(p[1], Commit)])
             # Before memories: one is refused while the claim of its own key stands.

@@ -28,6 +28,8 @@ class Books:
         """Sends that ended without a clear answer."""
         self.unwell = 0
         """Sends that the sink answered with its own trouble (HTTP 502, 503, 504)."""
+        self.throttled = 0
+        """Sends that the sink refused because there were too many."""
         self.late_commits = 0
         """Commits recorded after their lease had ended."""
         self.acked_uncommitted = 0

@@ -7,7 +7,8 @@ names, the blanks between them, or the way a number or a character was written.
 There is one deviation from the RFC, and it is on purpose. The RFC reads every number
 as a double, so that 9223372036854775807 and 9223372036854775806 become one text, and
 two events would become one. Here a Python integer of any size is written digit by
-digit. A float is written as ECMAScript writes it, so 1, 1.0 and 1e0 agree.
+digit, and a decimal that a double would round (an `ExactFloat`) with its own digits and
+exponent. A float is written as ECMAScript writes it, so 1, 1.0 and 1e0 agree.
 """
 
 import math
@@ -17,9 +18,13 @@ from typing import Any
 import msgspec
 
 from oncebridge.errors import EventError
+from oncebridge.exact_float import ExactFloat, lay_out, read_decimal, significant_digits
 
 # Sorts names by code point, and writes strings exactly as the RFC asks.
 _encode = msgspec.json.Encoder(order="sorted").encode
+
+decode_canonical = msgspec.json.Decoder(float_hook=read_decimal).decode
+"""Read a text that `canonical` wrote, with its numbers as exact as they were."""
 
 _EXACT_BELOW = 2.0**53
 """The first double whose neighbours are not all integers; from here on digits are lost."""
@@ -90,29 +95,7 @@ def number_text(value: float) -> str:
     if value == 0:
         return "0"
     sign = "-" if value < 0 else ""
-    digits, point = _shortest_digits(abs(value))
-    return sign + _lay_out(digits, point)
-
-
-def _shortest_digits(value: float) -> tuple[str, int]:
-    """Split into digits and the place of the point: 0.DIGITS times ten to the *point*."""
-    mantissa, _, exponent = repr(value).partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0")
-    leading = len(whole + fraction) - len(digits)
-    return digits.rstrip("0"), len(whole) - leading + int(exponent or 0)
-
-
-def _lay_out(digits: str, point: int) -> str:
-    count = len(digits)
-    if count <= point <= 21:
-        return digits + "0" * (point - count)
-    if 0 < point <= 21:
-        return f"{digits[:point]}.{digits[point:]}"
-    if -6 < point <= 0:
-        return f"0.{'0' * -point}{digits}"
-    fraction = f".{digits[1:]}" if count > 1 else ""
-    return f"{digits[0]}{fraction}e{point - 1:+d}"
+    return sign + lay_out(*significant_digits(repr(value)))
 
 
 def _is_plain(value: Any) -> bool:
@@ -154,6 +137,8 @@ def _write(value: Any) -> str:
     kind = type(value)
     if kind is float:
         return number_text(value)
+    if kind is ExactFloat:
+        return str(value.text)
     if kind is dict:
         members = (f"{_encode(name).decode()}:{_write(value[name])}" for name in _in_order(value))
         return f"{{{','.join(members)}}}"

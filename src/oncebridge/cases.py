@@ -20,10 +20,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.canonical import decode_canonical
 from oncebridge.clock import ms, system_clock
 from oncebridge.config import Route, Setup
 from oncebridge.dead_letters.memory import MemoryDeadLetters
@@ -422,12 +422,12 @@ def _counted(named: _Named, kind: str) -> Any:
     """Give what counts of the content where it is compared beside a key of this *kind*."""
     rule = named.identity.plan.rule
     tiers = [tier for tier in rule.tiers if tier.key.kind.decode() == kind] or list(rule.tiers)
-    return msgspec.json.decode(rule.content_of(tiers[0]).body(named.event))
+    return decode_canonical(rule.content_of(tiers[0]).body(named.event))
 
 
 def _values(known: Known) -> Mapping[str, Any]:
     if known.kind == "content":
-        return {"detail": msgspec.json.decode(known.canonical)}
+        return {"detail": decode_canonical(known.canonical)}
     return known.values
 
 

@@ -32,6 +32,7 @@ from oncebridge.backends import (
 from oncebridge.clock import Clock, system_clock
 from oncebridge.dashboard_safety import exposure, mistakes
 from oncebridge.errors import ConfigError, ConfigErrors
+from oncebridge.exact_float import read_decimal
 from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.options import (
@@ -370,6 +371,9 @@ def _load(
     return Setup(Config(**values), routes, named, verifier, rules)
 
 
+_TOO_LONG = "has a whole number of more than 64 bits, or an exponent of more than 18 digits"
+
+
 def _file(named: str, problems: Problems) -> dict[str, Any]:
     text = ""
     with problems.caught():
@@ -377,14 +381,14 @@ def _file(named: str, problems: Problems) -> dict[str, Any]:
     problems.check()
     table: dict[str, Any] = {}
     try:
-        table = tomllib.loads(text)
+        table = tomllib.loads(text, parse_float=read_decimal)  # a pattern refuses what is rounded
         _check_bounds(table)
     except tomllib.TOMLDecodeError as error:
         problems.add("", f"is not TOML: {error}")
     except RecursionError:
         problems.add("", f"is nested more than {_DEEPEST} deep")
     except ValueError:  # Python reads no number of more than 4,300 digits
-        problems.add("", "has a whole number of more than 64 bits")
+        problems.add("", _TOO_LONG)
     problems.check()
     return table
 

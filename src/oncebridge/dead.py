@@ -7,9 +7,13 @@ The same event may be put twice (a worker died in between); it then has the same
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
+
+from oncebridge.event import REASONS
+
+_UNKEYED: Final = frozenset({*REASONS, "unkeyable", "not-allowed"})
 
 
 class DeadLetter(Struct, frozen=True, gc=False):
@@ -17,14 +21,14 @@ class DeadLetter(Struct, frozen=True, gc=False):
 
     raw: bytes
     reason: str
-    """One word: why (`rejected`, `attempts`, `conflict`, `unkeyable`, `not-allowed`, or a reason
-    of `event`)."""
+    """One word: why (`rejected`, `attempts`, `too-old`, `conflict`, `version`, `unkeyable`,
+    `not-allowed`, `unrouted`, or a reason of `event`)."""
     message: str
     """What went wrong, in words; never part of the payload."""
     route: str
     rule: str
     key: bytes
-    """Empty for input that is not an event."""
+    """For what has none by its rule, it stands for the bytes and the reason (`is_keyed`)."""
     attempts: int
     maybe_delivered: bool
     """An earlier attempt ended without a clear answer."""
@@ -32,6 +36,11 @@ class DeadLetter(Struct, frozen=True, gc=False):
     """When it was put here, by this host's clock."""
     number: int = 0
     """Its number in the dead letters, given when it is put."""
+
+    @property
+    def is_keyed(self) -> bool:
+        """True if it is an event with a key by its rule: only such were ever sent."""
+        return bool(self.key) and self.reason not in _UNKEYED
 
 
 class DeadLetters(Protocol):

@@ -22,6 +22,7 @@ from msgspec.structs import astuple, fields, force_setattr
 
 from oncebridge.canonical import canonical, canonical_plain, plain_number
 from oncebridge.errors import EventError
+from oncebridge.exact_float import SURE, counts_as_double, holds_exact_float, read_decimal
 from oncebridge.options import Doc, Size
 from oncebridge.trace_context import Carried
 
@@ -34,7 +35,8 @@ REASONS: Final[Mapping[str, str]] = {
     "lone-surrogate": "a string holds half a surrogate pair, which UTF-8 cannot carry",
     "too-deep": "the event is nested more deeply than the limit",
     "too-large": "the event is larger than the limit",
-    "number-too-long": "an integer has more digits than Python reads",
+    "too-many-values": "the event holds more values than the limit",
+    "number-too-long": "a number has more digits than are read",
 }
 """Why an event is refused: the word for counting, and the sentence for people."""
 
@@ -42,6 +44,15 @@ _Object = dict[str, Any]
 
 # One byte is found much faster as a number than as a text of one byte.
 _BACKSLASH, _BRACE, _BRACKET, _COLON = b"\\{[:"
+_GZIP: Final = b"\x1f\x8b"
+
+_LARGE: Final = 32 * 1024
+"""What is not larger is read within a few milliseconds, whatever it is."""
+_EXACT_COST: Final = 4
+"""How many times as long the exact way takes for a value, compared to the short way at its worst."""
+_DIGITS: Final = bytes.maketrans(b"0123456789", b"0" * 10)
+_LONG_NUMBER: Final = b"0" * 1001
+"""The time for an integer grows with the square of its digits."""
 
 
 class Limits(Struct, frozen=True):
@@ -49,7 +60,9 @@ class Limits(Struct, frozen=True):
     How large an event may be.
 
     *max_bytes* counts the bytes as received; EventBridge sends at most 1 MiB, SQS the
-    same. *max_depth* counts the envelope as one level.
+    same. *max_depth* counts the envelope as one level. *max_values* counts objects, arrays
+    and what they hold; an empty one counts twice. They bound the time that reading takes,
+    whatever the bytes are.
     """
 
     max_bytes: Annotated[Size, Doc("The largest event that is read.", example="2MiB")] = Size(
@@ -58,6 +71,9 @@ class Limits(Struct, frozen=True):
     max_depth: Annotated[
         int, Doc("How many levels an event may be nested.", "100", at_least=2, at_most=1000)
     ] = 100
+    max_values: Annotated[
+        int, Doc("How many values an event may hold.", "150000", at_least=100)
+    ] = 150_000
 
 
 class Unreadable(Struct, frozen=True):
@@ -102,7 +118,8 @@ class Event(Struct, frozen=True, eq=False, gc=False):
 
     *raw* is what was received, byte for byte. *detail* and `envelope` are parsed, and
     read-only by convention; in them a whole number is an integer, also when it was
-    spelt ``1.0``. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
+    spelt ``1.0``, and a decimal that a double would round is an `ExactFloat`: a float that
+    compares by its exact value. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
     and *detail_type* are empty, and *resources* has no items, where the envelope has no
     such field or has something other than a string (a list of strings) there: an id of
     ``7`` or ``null`` is no id. `envelope` still shows what stood there.
@@ -186,6 +203,8 @@ def parse(
     """
     if len(raw) > limits.max_bytes:
         raise EventError("too-large", f"{len(raw)} bytes, and the limit is {limits.max_bytes}")
+    if len(raw) > _LARGE or len(raw) > limits.max_values:
+        _check_cost(raw, limits.max_values)
     try:
         top = _decode_envelope(raw)
         detail = remaining = top.detail
@@ -269,14 +288,18 @@ def from_object(
     """
     Make an event for a caller that only has the parsed object, such as a Lambda.
 
-    The bytes as they were received are gone; *raw* becomes a compact encoding.
+    The bytes as they were received are gone; *raw* becomes a compact encoding, and a
+    number counts as the double that the caller's parser made of it.
     """
+    whole = dict(mapping)
     try:
-        # NaN is let through here, so that `parse` refuses it like any other
-        text = json.dumps(
-            dict(mapping), ensure_ascii=False, check_circular=False, separators=(",", ":")
-        )
-        raw = text.encode()
+        if holds_exact_float(whole):
+            raw = canonical(whole)
+        else:
+            # NaN is let through here, so that `parse` refuses it like any other
+            raw = json.dumps(
+                whole, ensure_ascii=False, check_circular=False, separators=(",", ":")
+            ).encode()
     except UnicodeEncodeError:
         _refuse("lone-surrogate")
     except RecursionError:
@@ -289,17 +312,25 @@ def from_object(
 
 
 def _read_plain_float(text: str) -> int | float:
-    number = plain_number(float(text))
+    # Much faster than float(). It is exact for a short text, and a longer one is checked below.
+    double = _decode_float(text)
+    number = plain_number(double)
     # The comparison of lengths in `parse` needs that nothing grows, as 1e5 would.
     # Without an exponent nothing can: the digits written are the fewest that will do.
-    if number is None or (("e" in text or "E" in text) and len(repr(number)) > len(text)):
+    if number is None or (
+        ("e" in text or "E" in text) and (not number or len(repr(number)) > len(text))
+    ):
+        raise ValueError
+    # A double keeps all digits of a short text. A longer text is mostly its shortest form.
+    if len(text) > SURE and _encode(number) != text.encode() and not counts_as_double(text, double):
         raise ValueError
     return number
 
 
+_decode_float = msgspec.json.Decoder(float).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope, float_hook=_read_plain_float).decode
 _decode_any = msgspec.json.Decoder(float_hook=_read_plain_float).decode
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=float).encode  # the hook is for an ExactFloat
 
 
 def _same_colons(raw: bytes, again: bytes) -> bool:
@@ -320,6 +351,34 @@ def _may_be_deep(text: bytes, limit: int) -> bool:
     # Most have a few. To look for one too many takes half the time of counting them.
     flat = text.replace(b"{", b"[", limit)
     return _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", limit)
+
+
+def _check_cost(text: bytes, most_values: int) -> None:
+    """Refuse what would take too long to read, before anything is read."""
+    if not _excess(text, most_values):  # with what is in strings: there is no more
+        return
+    plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    # A string is a value or its name, so there are at most two for each value.
+    is_beyond = plain.count(b'"') > 4 * most_values
+    excess = "too-many-values" if is_beyond else _excess(_outside(plain), most_values)
+    if excess:
+        raise EventError(excess, f"{REASONS[excess]} (at most {most_values} values)")
+
+
+def _outside(text: bytes) -> bytes:
+    """Return a *text* without escapes as it is outside of strings."""
+    return b'"'.join(text.split(b'"')[::2])
+
+
+def _excess(text: bytes, most_values: int) -> str:
+    if _count_values(text) > most_values:
+        return "too-many-values"
+    return "number-too-long" if _LONG_NUMBER in text.translate(_DIGITS) else ""
+
+
+def _count_values(text: bytes) -> int:
+    """Count what begins with a comma or a bracket; outside of strings, every value but one."""
+    return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _check_depth(value: Any, limit: int) -> None:
@@ -374,7 +433,11 @@ def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
     try:
         value = _decode_any(raw)
         again = _encode(value)
-    except (ValueError, RecursionError):
+    except ValueError:
+        is_whole = False
+    except RecursionError:
+        if len(raw) > _LARGE:  # the exact way would take too long to find out the same
+            _refuse("too-deep")
         is_whole = False
     else:
         is_whole = len(again) == len(raw) or _same_colons(raw, again)
@@ -387,8 +450,11 @@ def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
 
 def _read_inner(text: str, limits: Limits) -> tuple[Any, bool]:
     """Read a detail that was sent as a string of JSON."""
+    inner = text.encode()
+    if len(inner) > _LARGE or len(inner) > limits.max_values:
+        _check_cost(inner, limits.max_values)
     try:
-        return _read(text.encode(), limits)
+        return _read(inner, limits)
     except EventError as error:
         if error.reason == "not-json":
             _refuse("no-detail")
@@ -400,7 +466,15 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
+        if raw.startswith(_GZIP):
+            raise EventError(
+                "not-json",
+                "the bytes are gzip that was not unpacked: sent without Content-Encoding, damaged, "
+                "of too many members, or packed too tightly",
+            ) from None
         _refuse("lone-surrogate" if _is_surrogate(raw, error.start) else "not-json")
+    if len(raw) > _LARGE:
+        _check_cost(raw, limits.max_values // _EXACT_COST)
     if text.startswith("\ufeff"):
         raise EventError("not-json", "the text begins with a byte order mark; send it without")
     try:
@@ -438,10 +512,13 @@ def _read_int(text: str) -> int:
 
 
 def _read_float(text: str) -> int | float:
-    value = float(text)
+    try:
+        value = read_decimal(text)
+    except ValueError:
+        _refuse("number-too-long")
     if not math.isfinite(value):
         _refuse("not-finite")
-    number = plain_number(value)
+    number = plain_number(value) if type(value) is float else None
     return value if number is None else number
 
 

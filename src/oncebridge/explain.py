@@ -138,6 +138,7 @@ class _Explainer:
             scope=plan.rule.scope,
             why=_why(plan, event, way.keys),
             keys=way.keys,
+            sent_as=plan.sent_as if plan.action == "deduplicate" else b"",
             entity_by=entity,
             entity=compile_field(entity)(event) if entity and self._values else None,
             entity_key=plan.entity,

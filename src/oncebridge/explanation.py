@@ -16,6 +16,7 @@ from oncebridge.dead import DeadLetter
 from oncebridge.differences import Change
 from oncebridge.duration import format_duration
 from oncebridge.event import Event
+from oncebridge.exact_float import ExactFloat
 from oncebridge.flight import first_arrival
 from oncebridge.identity import Known
 from oncebridge.judging import Judged, Standing
@@ -41,6 +42,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """What its rule takes for one source."""
     why: str = ""
     keys: tuple[Known, ...] = ()
+    sent_as: bytes = b""
+    """The `Idempotency-Key` that a receiver is sent."""
     entity_by: str = ""
     """The expression by which its entity is found, where it has one."""
     entity: Any = None
@@ -106,6 +109,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         if canonical:
             told["canonical"] = self.keys[-1].canonical if self.keys else None
         told |= _filled(
+            idempotency_key=self.sent_as.hex() or None,
             reason=self.reason or None,
             why=self.why or None,
             entity_by=self.entity_by or None,
@@ -292,4 +296,8 @@ def dumps(
         if isinstance(explanation, Explanation)
         else explanation.as_json()
     )
-    return msgspec.json.encode(told | more).decode()
+    return msgspec.json.encode(told | more, enc_hook=_exactly).decode()
+
+
+def _exactly(number: ExactFloat) -> msgspec.Raw:
+    return msgspec.Raw(number.text.encode())

@@ -318,11 +318,13 @@ class Flight(Struct, eq=False):
     repeats: "list[Flight] | tuple[()]" = ()
     is_sent: bool = False
     """It was handed to the sink, whatever came of that."""
+    sent_as: bytes = b""
+    """The key it was sent with, where that is not its own."""
     passed_before: int = 0
     """How often the sink had taken something when this was sent."""
     tries_sink: bool = False
     """It is to find out whether a sink that was down is available again."""
-    send_at: float | None = None
+    turn: float | None = None
     """Its turn under a rate limit, once it has one."""
     on_yes: Verdict = Verdict.DELIVERED
     clashed: bool = False
@@ -462,6 +464,8 @@ class Flight(Struct, eq=False):
     def delivery(self, route: str, ends: float) -> Delivery:
         assert isinstance(self.event, Event)  # noqa: S101 - what is unreadable is never sent
         plan, claim = self.plan, self.claim
+        if plan.sent_as != plan.key:
+            self.sent_as = plan.sent_as
         return Delivery(
             self.event,
             self.key,
@@ -473,7 +477,7 @@ class Flight(Struct, eq=False):
             plan.about,
             ends,
             sending(self.trace) if self.trace is not None else "",
-            plan.sent_as,
+            self.sent_as,
         )
 
     def letter(self, reason: str, route: str, now_ms: int) -> DeadLetter:

@@ -28,6 +28,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -62,7 +63,8 @@ from oncebridge.flight import (
 from oncebridge.holds import Hold, Holds
 from oncebridge.hooks import Decision, Hook, RoundTrip, Tracer, TripHook, ended, follow, tell
 from oncebridge.ledger import Ledger
-from oncebridge.pace import Pace
+from oncebridge.rate_limit import RateLimit
+from oncebridge.rate_share import RateShare
 from oncebridge.registers import Registers
 from oncebridge.rules import Plan, Rule, RuleSet
 from oncebridge.sender import Answered, Sends, Slots
@@ -75,6 +77,7 @@ from oncebridge.sink import (
     Never,
     No,
     Sink,
+    Throttled,
     Unknown,
     Unwell,
     Yes,
@@ -103,6 +106,9 @@ from oncebridge.verdict import HANDED_BACK, Outcome, Verdict
 _DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 _PAUSED_S = 5.0
 _LOOK_AGAIN_S = 0.25  # most holds end well before their lease
+_CROWDED_S = 2.0  # so long a sink is kept busy by what waits for its turn already
+_LEAST_AWAY_S = 0.1  # it is not worth asking again sooner
+_RENEW_S = 0.5  # a share of the rate has to be renewed while it is waited for
 _DROPPED = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
 _FATES = {**_DROPPED, Verdict.DEAD: Fate.DEAD}
 _NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
@@ -166,13 +172,15 @@ class Gateway:
         self._registers = Registers(self._ledger, self._holds, self.books, self._dice, settings)
         self._joint = joint(self._sink, store)
         self._slots = Slots(self._sink.concurrency, self._tell_send if trip_hooks else None)
-        self._sends: dict[Sends, None] = {}
+        self._sends: dict[Sends, deque[list[Flight]]] = {}
+        """What is sent, and what still waits to be."""
         self._is_shadow = settings.mode == "shadow"
         self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
         self.sink_breaker = Breaker(settings.breaker, self._dice)
         self.store_breaker = Breaker(settings.breaker, self._dice)
         self._blame = Blame(self.sink_breaker)
-        self._pace = Pace(settings.rate) if settings.rate else None
+        self._rate_limit = RateLimit(settings.rate or inf)
+        self._rate_share = self._shared_rate(settings.rate, store) if settings.rate else None
         self._turns = Turns() if settings.order == "entity" else None
         self._paused = False
         self._opened = False
@@ -355,12 +363,23 @@ class Gateway:
         return [why for why, is_so in found.items() if is_so]
 
     def away_s(self) -> float:
-        """Tell how many seconds there is no point in bringing events; none: bring them."""
+        """Return for how many seconds there is no point in bringing more events; 0: bring them."""
         if self._paused or self._draining:
             return _PAUSED_S
         now = now_s()
         store_s = 0.0 if self._fails_open else self.store_breaker.left_s(now)
-        return max(self._sink_away_s(now), store_s)
+        return max(self._sink_away_s(now), store_s, self.crowded_s())
+
+    def crowded_s(self) -> float:
+        """Return for how many seconds the rate limit keeps busy those that wait for their turn."""
+        limit = self._rate_limit
+        if not limit.is_active:
+            return 0.0
+        now = now_s()
+        waiting = sum([len(flights) for queue in self._sends.values() for flights in queue])
+        rate = limit.rate(now)
+        busy_s = limit.pause_s(now) + (waiting / rate if rate else 0.0)
+        return max(busy_s - _CROWDED_S, _LEAST_AWAY_S) if busy_s > _CROWDED_S else 0.0
 
     def _sink_away_s(self, now: float) -> float:
         # While only one event has failed, any other is welcome to show who is at fault.
@@ -373,8 +392,7 @@ class Gateway:
         Tells whether all was finished within *grace*. A graceful stop costs no duplicate.
         """
         self._draining = True
-        for sends in self._sends:
-            sends.wake()
+        self._wake_sends()
         ends = now_s() + grace.total_seconds()
         try:
             async with asyncio.timeout_at(ends):
@@ -393,6 +411,8 @@ class Gateway:
         self._draining = True
         await self._holds.aclose()
         await self._ledger.backlog.aclose()
+        if self._rate_share is not None:
+            await self._rate_share.aclose()
         await self._sink.aclose()
         if self._dead is not None:
             await self._dead.aclose()
@@ -451,7 +471,7 @@ class Gateway:
                 event = read(arrival, limits=limits, bare=bare, apart=apart)
             else:
                 event = arrival
-            plan = self._plan_of(event)
+            plan = self.rules.plan_arrival(event, shadow=self._is_shadow)
             flight = Flight(batch, index, event, plan, plan.parts, plan.entity, now)
             if self._tracer is not None:
                 flight.trace = follow(self._tracer, self.route, event)
@@ -462,15 +482,6 @@ class Gateway:
                 batch.doomed.append(flight)
         if self._turns is not None:
             batch.turns = self._turns.stand([f.entity for f in batch.flights if f.entity])
-
-    def _plan_of(self, event: Event | Unreadable) -> Plan:
-        if isinstance(event, Unreadable):
-            return self.rules.plan_unreadable(event)
-        plan = self.rules.plan(event)
-        # In shadow mode it is forwarded, unless its sender is not let in.
-        if plan.action != "dead" or (self._is_shadow and not plan.refused):
-            return plan
-        return self.rules.buried(event.raw, plan.message, plan)
 
     # --- admit -------------------------------------------------------------------------
 
@@ -633,7 +644,9 @@ class Gateway:
         rest: list[Flight] = []
         for flight in flights:
             part = flight.parts[-1]
-            found = backlog.delivered(part.key, now)
+            # What was delivered as a conflict stands under the key that it was sent with.
+            found = backlog.delivered(flight.plan.sent_as, now)
+            found = found or backlog.delivered(part.key, now)
             if found is None:
                 rest.append(flight)
             elif found.hash and part.hash and found.hash != part.hash:
@@ -796,7 +809,7 @@ class Gateway:
         size = self._sink.batch
         waiting = deque([flights[at : at + size] for at in range(0, len(flights), size)])
         sends = Sends(self._slots, flights[0].batch.loop)
-        self._sends[sends] = None
+        self._sends[sends] = waiting
         dealing: list[asyncio.Task[None]] = []
         try:
             while waiting or sends.are_under_way:
@@ -834,14 +847,16 @@ class Gateway:
 
     async def _start(self, waiting: deque[list[Flight]], sends: Sends) -> None:
         """Start what may be sent now: it is its time, there is a slot, and it is ours."""
+        if waiting:
+            self._rate_limit.note(waiting[0][0].batch.now())
         while waiting:
             if back := self._pointless(waiting):
                 waiting.clear()
                 await self._hand_back(back)
                 sends.wish_no_more()
                 return
-            if self._pace is not None and (pause := self._turn_in(waiting[0], self._pace)) > 0:
-                sends.wake_in(pause)
+            if self._rate_limit.is_active and (pause := self._turn_in(waiting)) > 0:
+                sends.wake_in(pause if self._rate_share is None else min(pause, _RENEW_S))
                 return
             if not sends.take_slot():
                 return
@@ -855,14 +870,38 @@ class Gateway:
                 sends.return_slot()
                 raise
 
-    @staticmethod
-    def _turn_in(flights: list[Flight], pace: Pace) -> float:
-        """Tell in how many seconds it is the turn of *flights*, which get one if they have none."""
-        now = flights[0].batch.now()
-        at = flights[0].send_at
-        if at is None or pace.is_past(at, now):
-            at = flights[0].send_at = now + pace.take(len(flights), now)
-        return at - now
+    def _turn_in(self, waiting: deque[list[Flight]]) -> float:
+        """Return in how many seconds it is the turn of the first in *waiting*; give it a turn."""
+        limit, first = self._rate_limit, waiting[0][0]
+        now = first.batch.now()
+        if self._rate_share is not None:
+            is_short = limit.left_s(now) > 0
+            limit.allow(self._rate_share.current(limit.reserved, is_short=is_short), now)
+        if first.turn is None or limit.is_missed(first.turn, now):
+            flights = waiting[0]
+            if len(flights) > (most := limit.most(now)):
+                waiting[0] = flights[:most]
+                waiting.insert(1, flights[most:])
+            turn = limit.reserve(len(waiting[0]), now)
+            for flight in waiting[0]:
+                flight.turn = turn
+        assert first.turn is not None  # noqa: S101 - set just now
+        return limit.wait_s(first.turn, now)
+
+    def _shared_rate(self, rate: float, store: Store) -> RateShare:
+        return RateShare(
+            store,
+            self.route,
+            rate,
+            clock=self._clock,
+            dice=self._dice,
+            changed=self._wake_sends,
+            is_open=self._fails_open,
+        )
+
+    def _wake_sends(self) -> None:
+        for sends in self._sends:
+            sends.wake()
 
     def _pointless(self, waiting: deque[list[Flight]]) -> "list[_Back]":
         """Give all that waits to be handed back if it can't be sent in time, or nobody takes it."""
@@ -874,10 +913,10 @@ class Gateway:
             # It went down after these were claimed.
             why, back_after_ms = "the sink is down", int(self.away_s() * 1000) + 1
         elif (
-            self._pace is not None
-            and first.send_at is None
-            and self._pace.left_s(now_s()) >= self._send_time([first])
-            and first.batch.ends is not None
+            first.batch.ends is not None
+            and first.turn is None
+            and self._rate_limit.is_active
+            and self._rate_limit.left_s(first.batch.now()) >= self._send_time([first])
         ):
             why = "no time left to send"
         else:
@@ -906,10 +945,11 @@ class Gateway:
                     found.refused.append(flight)
                 case _:
                     back = self._later(flight, answer)
-                    if isinstance(answer, No) or not self._is_too_old(flight):
+                    if isinstance(answer, No | Throttled) or not self._is_too_old(flight):
                         found.back.append(back)
                     else:
                         found.aged.append(flight)
+        self._rate_limit.delivered += len(found.taken)
         return found
 
     def _is_too_old(self, flight: Flight) -> bool:
@@ -1030,9 +1070,11 @@ class Gateway:
             return 0.0
         return min(1.25 * self._slots.slowest_s, self._sink_timeout_s)
 
-    def _later(self, flight: Flight, answer: Unknown | No | Unwell | Closed) -> "_Back":
+    def _later(self, flight: Flight, answer: Unknown | No | Throttled | Unwell | Closed) -> "_Back":
         """Decide when to retry what the sink did not take, and whether the attempt counts."""
         asked = min(max(answer.retry_after_ms, 0), ms(self._settings.max_backoff))
+        if isinstance(answer, Throttled):
+            return self._throttled(flight, answer, asked)
         if isinstance(answer, No) and answer.too_early:
             return _Back(flight, answer.reason, max(self._backoff(1), asked), unsent=True)
         is_blamed = False
@@ -1057,6 +1099,19 @@ class Gateway:
         # The sink's fault: the attempt does not count, and the pause grows with its refusals.
         left_s = self.sink_breaker.left_s(now_s(), flight.key)
         wait = max(self._backoff(self.sink_breaker.level), asked, int(left_s * 1000))
+        return _Back(flight, answer.reason, wait, unsent=True)
+
+    def _throttled(self, flight: Flight, answer: Throttled, asked_ms: int) -> "_Back":
+        """Slow down, and try again when the sink takes events again."""
+        now, limit = now_s(), self._rate_limit
+        self.sink_breaker.succeeded()  # it answers
+        self.books.throttled += 1
+        if answer.maybe:
+            self.books.ambiguous += 1
+            flight.maybe = True
+            flight.error = answer.reason
+        limit.throttled(flight.turn, asked_ms / 1000, now)
+        wait = max(asked_ms, int(limit.left_s(now) * 1000)) + 1
         return _Back(flight, answer.reason, wait, unsent=True)
 
     def _backoff(self, times: int) -> int:
@@ -1287,6 +1342,7 @@ class Gateway:
                 flight.unprotected,
                 flight.known,
                 blamed,
+                flight.sent_as,
             )
             for flight in flights
         ]

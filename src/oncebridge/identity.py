@@ -72,14 +72,19 @@ class Identity(Struct, frozen=True):
     route: Route
     plan: Plan
     keys: tuple[Known, ...]
-    """In the order of the plan: the identifying one last."""
+    """In the order of the plan: the identifying one last. None for what can never be sent."""
+
+    def sent_as_of(self, key: bytes) -> bytes:
+        """Return the `Idempotency-Key` of this event if it is known by *key*, else nothing."""
+        sent_as = self.plan.sent_as if self.keys else b""
+        return sent_as if key in (self.plan.key, sent_as) else b""
 
     def all_keys(self) -> list[bytes]:
         """List every key under which the store may have a record of this event."""
         conflicts = [
             conflict_key(known.key, known.part.hash) for known in self.keys if known.part.hash
         ]
-        return [*(known.key for known in self.keys), *conflicts]
+        return [*(part.key for part in self.plan.parts), *conflicts]
 
 
 class Identities:
@@ -125,7 +130,9 @@ class Identities:
         return None
 
     def _on(self, route: Route, rules: RuleSet, event: Event) -> Identity:
-        plan = rules.plan(event)
+        plan = rules.plan_arrival(event, shadow=route.settings.mode == "shadow")
+        if plan.action == "dead":
+            return Identity(route, plan, ())
         made = {key: (how, parts) for key, how, parts in _made(route, plan, event)}
         asked = [tier.key.kind for tier in plan.rule.tiers]
         keys = []

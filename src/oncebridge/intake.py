@@ -4,12 +4,22 @@ Single arrivals, in batches.
 Whatever is put within one turn of the event loop goes through the router together. At low
 load nobody waits for anybody; at high load batches grow by themselves, and a batch costs
 little more than one event.
+
+The records of a large request are read first, in turns (see `costly`), so that others are
+not held up by what is in it. They may take up three quarters of the room; the rest is for
+single records.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
 
+from msgspec.structs import replace
+
+from oncebridge.costly import SMALL
+from oncebridge.flight import Arrival
 from oncebridge.router import Answer, Router
 from oncebridge.source import Done
 from oncebridge.verdict import Verdict
@@ -18,6 +28,9 @@ _log = logging.getLogger("oncebridge")
 
 _FULL = Answer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="too much under way"
+)
+_CROWDED = Answer(
+    acknowledge=False, verdict=Verdict.FAILED, reason="too many events wait for the sink"
 )
 _BROKEN_OFF = Answer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unforeseen error"
@@ -74,6 +87,25 @@ class Intake:
         elif len(self._raws) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
+    def put_all(self, raws: Sequence[bytes], dones: Sequence[Done]) -> None:
+        size = sum(map(len, raws))
+        if size <= SMALL:
+            for raw, done in zip(raws, dones, strict=True):
+                self.put(raw, done)
+            return
+        if (
+            self._under_way + len(raws) > self._at_most * 3 // 4
+            or self._bytes + size > self._at_most_bytes * 3 // 4
+        ):
+            for done in dones:
+                done(_FULL)
+            return
+        self._under_way += len(raws)
+        self._bytes += size
+        unread: list[bytes] = [*raws]
+        waiting: list[Done | None] = [*dones]
+        self._start(self._read(unread, waiting), unread, waiting)
+
     def not_ready(self, *, named: bool = True) -> list[str]:
         """Return what keeps records from being taken right now, with the routes' names or not."""
         reasons = [] if self._is_open() else ["the store is not there yet"]
@@ -89,14 +121,33 @@ class Intake:
             return
         raws, dones = self._raws, self._dones
         self._raws, self._dones = [], []
-        task = asyncio.get_running_loop().create_task(self._run(raws, dones))
-        self._tasks.add(task)
-        size = sum(map(len, raws))
-        task.add_done_callback(lambda task: self._end(task, dones, size))
+        self._start(self._run(raws, dones), raws, dones)
 
-    async def _run(self, raws: list[bytes], dones: list[Done | None]) -> None:
+    def _start(
+        self, work: Coroutine[Any, Any, None], raws: list[bytes], dones: list[Done | None]
+    ) -> None:
+        """Start *work* on records; those that are left in *raws* and *dones* end with it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._end(task, raws, dones))
+
+    async def _read(self, raws: list[bytes], dones: list[Done | None]) -> None:
+        """Read the records of a large request, and begin each part when it is read."""
+        while raws:
+            arrivals = await self._router.read_all(raws[: self._batch])
+            part, waiting = raws[: self._batch], dones[: self._batch]
+            del raws[: self._batch], dones[: self._batch]
+            self._start(self._run(arrivals, waiting), part, waiting)
+
+    async def _run(self, arrivals: Sequence[Arrival], dones: list[Done | None]) -> None:
+        if crowded_s := self._router.crowded_s():
+            # Whoever waits for an answer is told now, and not when its time is over.
+            answer = replace(_CROWDED, retry_after_ms=int(crowded_s * 1000) + 1)
+            for at in range(len(dones)):
+                self._answer(dones, at, answer)
+            return
         await self._router.process(
-            raws, answered=lambda at, answer: self._answer(dones, at, answer)
+            arrivals, answered=lambda at, answer: self._answer(dones, at, answer)
         )
 
     def _answer(self, dones: list[Done | None], at: int, answer: Answer) -> None:
@@ -106,10 +157,10 @@ class Intake:
         self._under_way -= 1
         tell(done, answer)
 
-    def _end(self, task: asyncio.Task[None], dones: list[Done | None], size: int) -> None:
+    def _end(self, task: asyncio.Task[None], raws: list[bytes], dones: list[Done | None]) -> None:
         """Hand back what a batch that was broken off has left unanswered."""
         self._tasks.discard(task)
-        self._bytes -= size
+        self._bytes -= sum(map(len, raws))
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
         for at in range(len(dones)):
@@ -118,8 +169,10 @@ class Intake:
     async def aclose(self, within_s: float | None = None) -> None:
         """Wait for what is under way, and break off what is not through *within_s*."""
         self._flush()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=within_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

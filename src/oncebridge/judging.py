@@ -50,7 +50,7 @@ _OUTDATED: Final = {
 
 def contents(way: Identity) -> dict[bytes, bytes]:
     """List every key that may have a record of an event, with the content that it has there."""
-    own = {known.key: known.part.hash for known in way.keys}
+    own = {part.key: part.hash for part in way.plan.parts}
     return own | {conflict_key(key, hashed): hashed for key, hashed in own.items() if hashed}
 
 
@@ -214,12 +214,12 @@ class Look:
 
     async def _judge(self, plan: Plan, settings: Settings) -> Judged:
         match plan.action:
-            case "dead":
-                return Judged(Verdict.DEAD, plan.message)
             case "discard":
                 return Judged(Verdict.DISCARDED)
             case "bypass":
                 return Judged(Verdict.BYPASSED)
+            case "dead" if not plan.parts:
+                return Judged(Verdict.DEAD, plan.message)
         clash: Mismatch | None = None
         while True:
             await self._fetch(part.key for part in plan.parts)
@@ -240,6 +240,8 @@ class Look:
                     standing = self.standing(answer.key)
                     first = first_arrival(standing.record.memo) if standing.record else None
                     return Judged(Verdict.BUSY, held(standing), first, key=answer.key)
+                case _ if plan.action == "dead":
+                    return Judged(Verdict.DEAD, plan.message)
                 case _:
                     assert isinstance(answer, Claim)  # noqa: S101 - the table knows no other
                     return self._claimed(plan, settings, answer, clash)

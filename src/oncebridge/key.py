@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 import jmespath
 from jmespath.exceptions import JMESPathError
-from jmespath.functions import Functions
+from jmespath.functions import Functions, signature
 
 from oncebridge.canonical import canonical, canonical_plain
 from oncebridge.errors import ConfigError, EventError
 from oncebridge.event import Event
+from oncebridge.exact_float import holds_exact_float, read_decimal
 
 Scope = Literal["source", "organisation"]
 
@@ -371,12 +372,36 @@ def _compile(expression: str, where: str) -> _Finder:
 
     def search(envelope: Any) -> Any:
         try:
-            return compiled.search(envelope)
+            return compiled.search(envelope, _EXACT)
         except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError):
             # a function was given what it cannot take, often the null of a missing field
             return None
 
     return _Finder(search, lambda event: search(event.envelope))
+
+
+class ExactFunctions(Functions):
+    """
+    The functions of JMESPath, without those that would round a number.
+
+    Functions that calculate refuse an `ExactFloat` themselves: they check the name of its type.
+    """
+
+    @signature({"types": []})
+    def _func_to_string(self, value: Any) -> Any:
+        if holds_exact_float(value):
+            raise ValueError("json would round the number")
+        return super()._func_to_string(value)  # type: ignore[misc]  # not in its stubs
+
+    @signature({"types": []})
+    def _func_to_number(self, value: Any) -> Any:
+        if isinstance(value, str) and _DECIMAL.fullmatch(value):
+            return read_decimal(value)
+        return super()._func_to_number(value)  # type: ignore[misc]
+
+
+_EXACT: Final = jmespath.Options(custom_functions=ExactFunctions())
+_DECIMAL: Final = re.compile(r"-?[0-9]+(?=[.eE])(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:

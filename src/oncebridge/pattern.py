@@ -18,6 +18,8 @@ The meaning is that of AWS's open-source engine, event-ruler. What surprises peo
 - Two names below one array must be found in the same item of it.
 - A dot in a name is a step: ``{"a.b": …}`` and ``{"a": {"b": …}}`` are one path, in
   patterns and in events alike.
+- A plain string that is an IP address matches that address in any spelling: ``"::1"``
+  matches ``"0:0:0:0:0:0:0:1"``.
 
 Patterns that EventBridge refuses are refused here. So is a path that ``$or`` gives a
 second time in the same branch: EventBridge would keep only the last without a word.
@@ -28,6 +30,7 @@ import ipaddress
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,6 +46,9 @@ _NOTHING: dict[str, Any] = {}
 
 # How many combinations the $or of one pattern may unfold into.
 _MOST_BRANCHES = 1000
+
+# How many combinations of array items are tried where an event spells one path in several ways.
+_MOST_COMBINATIONS = 50_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,16 +119,20 @@ class _Node:
     The fields one object must have, in the order of their dotted paths.
 
     *may_lack* says that some leaf below accepts absence. *dotted* are the names by
-    which an event could give several steps at once.
+    which an event could give several steps at once. *leaves* are all leaves below, by
+    their dotted paths.
     """
 
     children: "tuple[tuple[str, _Leaf | _Node], ...]"
     may_lack: bool
     dotted: frozenset[str]
+    leaves: tuple[tuple[str, _Leaf], ...]
 
     def matches(self, value: object) -> bool:
         if isinstance(value, dict):
             return self.matches_object(value)
+        if isinstance(value, _Several):
+            return _matches_several(self.leaves, value)
         if isinstance(value, list):
             return self._matches_array(value)
         return self.matches_object(_NOTHING)
@@ -178,6 +188,15 @@ def _items(array: list[Any]) -> Iterator[Any]:
                 yield item
 
 
+class _Several(list[Any]):
+    """
+    The values that an event gives one path under several names.
+
+    As in an array, the leaves of all of them count. But only an item of an array excludes
+    the other items: each of these values can be combined with each other one.
+    """
+
+
 def _unfolded(value: Mapping[str, Any], dotted: frozenset[str]) -> Mapping[str, Any]:
     """Read *value* with its *dotted* names as objects: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
     if value.keys().isdisjoint(dotted):
@@ -185,12 +204,100 @@ def _unfolded(value: Mapping[str, Any], dotted: frozenset[str]) -> Mapping[str, 
     plain = {name: value[name] for name in value if name not in dotted}
     for name in sorted(dotted.intersection(value)):
         head, _, rest = name.partition(".")
-        old = plain.get(head, _NOTHING)
-        if isinstance(old, dict) and rest not in old:
-            plain[head] = {**old, rest: value[name]}
+        old, new = plain.get(head, _NOTHING), {rest: value[name]}
+        if isinstance(old, _Several):
+            old.append(new)
+        elif isinstance(old, dict) and rest not in old:
+            plain[head] = {**old, **new}
         else:
-            plain[head] = [old, {rest: value[name]}]  # both count, as items of an array do
+            plain[head] = _Several((old, new))
     return plain
+
+
+_Slot = tuple[object, ...]
+_Found = tuple[object, dict[_Slot, int]]
+
+
+def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) -> bool:
+    """
+    Return True if there is a leaf for every path, and no array is used at two of its places.
+
+    This is event-ruler's own procedure: it takes the paths in sorted order and keeps, for
+    every choice of leaves, the items of arrays that the choice has settled on.
+    """
+    found = _found_leaves(values, [path for path, _ in wanted])
+    slots = [{slot for _, items in found[path] for slot in items} for path, _ in wanted]
+    choices: set[frozenset[tuple[_Slot, int]]] = {frozenset()}
+    tried = 0
+    for at, (path, leaf) in enumerate(wanted):
+        near_of = _index(found[path])
+        later = set().union(*slots[at + 1 :])
+        following = set()
+        for choice in choices:
+            near = near_of(dict(choice))
+            if not near and leaf.absent:
+                following.add(choice)
+            tried += len(near) + 1
+            if tried > _MOST_COMBINATIONS:
+                return False  # only an event that is made to take up time needs more
+            for value, items in near:
+                if leaf.matches(value):
+                    settled = choice.union(items.items())
+                    following.add(frozenset(item for item in settled if item[0] in later))
+        choices = following
+    return bool(choices)
+
+
+def _found_leaves(values: _Several, paths: list[str]) -> dict[str, list[_Found]]:
+    """
+    Return the leaves of *values* by path, each with the items of arrays that it is in.
+
+    A slot stands for an array wherever it is found, and an item for its place in it.
+    """
+    found: dict[str, list[_Found]] = {path: [] for path in paths}
+    steps = {path[:end] for path in paths for end in _ends_of_steps(path)}
+    pending: list[tuple[Any, str | None, _Slot, dict[_Slot, int]]]
+    pending = [(value, None, (which,), {}) for which, value in enumerate(values)]
+    while pending:
+        value, path, slot, items = pending.pop()
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                below = name if path is None else f"{path}.{name}"
+                if below in steps:
+                    pending.append((inner, below, (*slot, name), items))
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                inside = {**items, slot: index} if isinstance(inner, (dict, list)) else items
+                pending.append((inner, path, (*slot, None), inside))
+        elif path in found:
+            found[path].append((value, items))
+    return found
+
+
+def _ends_of_steps(path: str) -> list[int]:
+    return [index for index, each in enumerate(path) if each == "."] + [len(path)]
+
+
+def _index(leaves: list[_Found]) -> Callable[[dict[_Slot, int]], list[_Found]]:
+    """Return a function that finds the leaves which a choice of items does not exclude."""
+    by_slots: dict[frozenset[_Slot], list[_Found]] = {}
+    for leaf in leaves:
+        by_slots.setdefault(frozenset(leaf[1]), []).append(leaf)
+    tables: dict[tuple[frozenset[_Slot], _Slot], dict[_Slot, list[_Found]]] = {}
+
+    def near(chosen: dict[_Slot, int]) -> list[_Found]:
+        fitting: list[_Found] = []
+        for slots, same in by_slots.items():
+            shared = tuple(slot for slot in slots if slot in chosen)
+            table = tables.get((slots, shared))
+            if table is None:
+                table = tables[slots, shared] = {}
+                for leaf in same:
+                    table.setdefault(tuple(leaf[1][slot] for slot in shared), []).append(leaf)
+            fitting += table.get(tuple(chosen[slot] for slot in shared), ())
+        return fitting
+
+    return near
 
 
 # Compiling: structure -----------------------------------------------------------------
@@ -262,6 +369,7 @@ def _tree(branch: _Branch) -> _Node:
         children=tuple(children[key] for key in sorted(children)),
         may_lack=any(leaf.absent for leaf in branch.values()),
         dotted=frozenset(".".join(path[:n]) for path in branch for n in range(2, len(path) + 1)),
+        leaves=tuple((".".join(path), branch[path]) for path in sorted(branch, key=".".join)),
     )
 
 
@@ -280,8 +388,10 @@ def _compile_leaf(values: object, where: str) -> _Leaf:
         raise ConfigError(where, "an empty array is not allowed; give at least one value")
     places = [(value, f"{where}[{index}]") for index, value in enumerate(values)]
     strings = frozenset(value for value in values if isinstance(value, str))
+    addresses = frozenset(map(_address, strings)) - {None}
     leaves = [_compile_value(*each) for each in places if not isinstance(each[0], str)]
     leaves += [_Leaf(text=strings.__contains__)] if strings else []
+    leaves += [_Leaf(text=lambda text: _address(text) in addresses)] if addresses else []
     return _Leaf(
         text=_any_of([leaf.text for leaf in leaves]),
         other=_any_of([leaf.other for leaf in leaves]),
@@ -367,6 +477,13 @@ def _found(search: Callable[[str], re.Match[str] | None]) -> _Test:
     return lambda text: search(text) is not None
 
 
+def _ends_in_any_case(value: str) -> _Test:
+    """Inspect only as much of the end as the longest spelling of *value* takes."""
+    longest = sum(max(len(each.lower()), len(each.upper())) for each in value)
+    search = re.compile(_any_case(value) + r"\Z").search
+    return lambda text: search(text, max(len(text) - longest, 0)) is not None
+
+
 def _like(value: str, where: str) -> _Test:
     """Compare piece by piece: a regular expression could backtrack for ever on a hostile event."""
     head, *rest = _pieces(value, where)
@@ -416,7 +533,7 @@ _TEXT_TESTS: dict[str, Callable[[str, str], _Test]] = {
 }
 _ANY_CASE_TESTS: dict[str, Callable[[str], _Test]] = {
     "prefix": lambda value: _found(re.compile(_any_case(value)).match),
-    "suffix": lambda value: _found(re.compile(_any_case(value) + r"\Z").search),
+    "suffix": _ends_in_any_case,
 }
 _NEGATED = ("prefix", "suffix", "equals-ignore-case", "wildcard")
 
@@ -485,24 +602,42 @@ def _comparison(sign: object, where: str, allowed: Collection[str]) -> Callable[
     return _COMPARISONS[sign]
 
 
-def _compile_cidr(spec: object, where: str) -> _Leaf:
-    text = _text(spec, where)
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# What event-ruler takes for an address; leading zeros mean nothing to it.
+_ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}|[0-9a-fA-F:]*:[0-9a-fA-F:]*")
+_LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
+_LONGEST_ADDRESS = 64
+
+
+def _address(text: str) -> _Address | None:
+    """Return the IP address that *text* spells, or None; an IPv4 address within IPv6 is IPv4."""
+    if len(text) > _LONGEST_ADDRESS or not _ADDRESS.fullmatch(text):
+        return None
     try:
-        network = ipaddress.ip_network(text, strict=False)
+        address = ipaddress.ip_address(_LEADING_ZEROS.sub("", text))
     except ValueError:
-        network = None
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _compile_cidr(spec: object, where: str) -> _Leaf:
+    start, _, bits = _text(spec, where).partition("/")
+    address = _address(start)
+    network = None
     # ipaddress also reads "10.0.0.0" and "10.0.0.0/255.0.0.0"; EventBridge does not.
-    if network is None or not text.partition("/")[2].isdecimal():
+    if address is not None and bits.isdecimal():
+        with suppress(ValueError):
+            network = ipaddress.ip_network((address, int(bits)), strict=False)
+    if network is None:
         raise _unexpected(where, "an address block such as '10.0.0.0/24'", spec)
     if network.num_addresses == 1:
         hint = f"write the plain value {str(network.network_address)!r} instead"
         raise ConfigError(where, f"EventBridge takes no block of a single address; {hint}")
 
     def test(found: str) -> bool:
-        try:
-            return ipaddress.ip_address(found) in network
-        except ValueError:
-            return False
+        its = _address(found)
+        return its is not None and its in network
 
     return _Leaf(text=test)
 

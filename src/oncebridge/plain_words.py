@@ -288,7 +288,7 @@ def _standing(told: KeyExplanation) -> str:
         return "There is no store to ask."
     record = standing.record
     if record is None:
-        return f"The store does not know this key: {_AS_FAR}. {_OTHER_TIERS}"
+        return f"The store does not know this key: {_AS_FAR}. {_OTHER_TIERS} {_HEADER}"
     if told.is_trail:
         return "This is what was done by hand to an event or a route, and no event itself."
     arrived = _arrived(told.first)
@@ -315,6 +315,10 @@ def _standing(told: KeyExplanation) -> str:
 
 _AS_FAR: Final = "as far as this key goes, an event that has it would be delivered"
 _OTHER_TIERS: Final = "A rule with tiers may know the event by another."
+_HEADER: Final = (
+    "It may also be an Idempotency-Key, which is made of key and content where the rule compares "
+    "contents."
+)
 
 
 # --- one record ---------------------------------------------------------------------------

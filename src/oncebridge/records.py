@@ -21,7 +21,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from itertools import accumulate, chain
+from itertools import accumulate, chain, takewhile
 from operator import attrgetter
 from typing import BinaryIO, Final
 
@@ -33,10 +33,17 @@ from oncebridge.errors import OncebridgeError
 _BLANKS: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _GZIP: Final = b"\x1f\x8b"
+_MEMBER: Final = b"\x1f\x8b\x08"  # how each begins; in packed data it is rare
 _LINE_TYPES: Final = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl"})
 
 _UNZIP_IN: Final = 16 * 1024  # small, as what follows a member in it is copied once per member
 _UNZIP_OUT: Final = 256 * 1024
+# Of a body, so that a few bytes cannot cost much time, or much room in the dead letters. JSON of
+# many like events is packed by 10 to 50 to 1; what is small is cheap whatever its ratio.
+_MOST_RATIO: Final = 200
+_ANY_RATIO: Final = 64 * 1024
+_MOST_MEMBERS: Final = 1000
+_CHEAP_COMMAS: Final = 250_000  # at most so many elements are made before they are counted
 _KEPT: Final = 64 * 1024
 _MOST_BLANKS: Final = 1024 * 1024
 
@@ -60,29 +67,30 @@ class TooLarge(OncebridgeError):
     """Unpacked, the data is larger than the limit; it was not unpacked further."""
 
 
+class TooMany(OncebridgeError):
+    """The body holds more records than the limit; it was not taken apart."""
+
+
 # --- one body --------------------------------------------------------------------------
 
 
-def split(body: bytes, *, content_type: str = "") -> list[bytes]:
+def split(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> list[bytes]:
     """
     Take a body apart into records: one event, a JSON array of events, or NDJSON.
 
-    It never fails. A body that is none of the three is one record as it came, and so is
-    an empty one; an array or an NDJSON body without content (announced as NDJSON by its
-    *content_type*) has no records.
+    It fails only with `TooMany`, if there are more than *most*. A body that is none of the
+    three is one record as it came, and so is an empty one; an array or an NDJSON body
+    without content (announced as NDJSON by its *content_type*) has no records.
     """
     if is_lines(content_type):
-        return _filled_lines(body)
+        return _at_most(most, _filled_lines(body))
     start = body.lstrip(_BLANKS)[:1]
     if start == b"[":
-        try:
-            return [bytes(element) for element in _read_elements(body)]
-        except (msgspec.DecodeError, RecursionError):
-            return [body]
+        return _elements(body, most)
     if start == b"{" and b"\n" in body:
         # no JSON has a line that ends with } before one that begins with {
-        lines = _filled_lines(body)
-        if len(lines) > 1 and all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+        lines = _at_most(most, takewhile(_is_object, _filled_lines(body)))
+        if len(lines) > 1 and all(map(_is_object, _filled_lines(body))):
             return lines
     return [body]
 
@@ -101,13 +109,17 @@ def as_line(raw: bytes) -> bytes:
     return raw.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
 
 
-def inflate(body: bytes, limit: int) -> bytes:
+def inflate(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
     """
     Unpack a gzip body, also one of several members, to at most *limit* bytes.
 
     Raises `TooLarge` as soon as there would be more, and `BadGzip` for what is not gzip,
-    is cut short or damaged, or is followed by something else.
+    is cut short or damaged, or is followed by something else. With *cheap*, `BadGzip` is
+    also raised for what costs far more than its size says: more than 64 KiB packed by more
+    than 200 to 1, or more than 1000 members.
     """
+    if cheap and body.count(_MEMBER) > _MOST_MEMBERS:
+        raise BadGzip(f"the gzip data has more than {_MOST_MEMBERS} members", 0)
     pieces = (body[at : at + _UNZIP_IN] for at in range(0, len(body), _UNZIP_IN))
     unpacked, size = [], 0
     for piece in _unzip(pieces):
@@ -115,12 +127,60 @@ def inflate(body: bytes, limit: int) -> bytes:
         if size > limit:
             raise TooLarge(f"the body unpacks to more than {limit} bytes")
         unpacked.append(piece)
+    if cheap and size > max(_MOST_RATIO * len(body), _ANY_RATIO):
+        raise BadGzip(f"the gzip data is packed by more than {_MOST_RATIO} to 1", size)
     return b"".join(unpacked)
 
 
-def _filled_lines(body: bytes) -> list[bytes]:
-    lines = (line.strip(_BLANKS) for line in body.split(b"\n"))
-    return [line for line in lines if line]
+_filled = re.compile(rb"[^ \t\r\n][^\n]*+")
+
+
+def _filled_lines(body: bytes) -> Iterator[bytes]:
+    """Find the lines that are not blank, one by one, without the blanks around them."""
+    for found in _filled.finditer(body):
+        yield found[0].rstrip(_BLANKS)
+
+
+def _is_object(line: bytes) -> bool:
+    return line[:1] == b"{" and line[-1:] == b"}"
+
+
+def _too_many(most: int) -> TooMany:
+    return TooMany(f"the body holds more than {most} records")
+
+
+def _at_most(most: int, records: Iterable[bytes]) -> list[bytes]:
+    taken: list[bytes] = []
+    for record in records:
+        if len(taken) == most:
+            raise _too_many(most)
+        taken.append(record)
+    return taken
+
+
+def _elements(body: bytes, most: int) -> list[bytes]:
+    """Take an array apart; what is not JSON is one record."""
+    try:
+        if body.count(b",") > _CHEAP_COMMAS:
+            _read_any(body)
+            _at_most(most, _found_elements(body))
+        elements = _read_elements(body)
+    except (msgspec.DecodeError, RecursionError):
+        return [body]
+    if len(elements) > most:
+        raise _too_many(most)
+    return [bytes(element) for element in elements]
+
+
+def _found_elements(body: bytes) -> Iterator[bytes]:
+    """Find the elements of a JSON array one by one, which is slower than all of them at once."""
+    finder = _Finder(_Shape.ARRAY)
+    at = finder.skip_gap(body, body.index(b"[") + 1)
+    while at < len(body):
+        finder.begin(body[at])
+        end = finder.find_end(body, at)
+        yield body[at:end]
+        at = finder.skip_gap(body, end)
 
 
 # --- gzip ------------------------------------------------------------------------------

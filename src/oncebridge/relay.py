@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.costly import SMALL
 from oncebridge.flight import Arrival
 from oncebridge.router import Answer, Router
 from oncebridge.verdict import Verdict
@@ -305,9 +306,12 @@ class Relay:
                 is_told[at] = True
                 self._note(owners[at], arrivals[at], answer)
 
+        read = arrivals
+        if sum([entry.size for entry in entries]) > SMALL:
+            read = await self._router.read_all(arrivals)
         in_lanes = any([entry.item.lane is not None for entry in entries])  # noqa: C419 - quicker
         answers = await self._router.process(
-            arrivals,
+            read,
             patience=_PATIENCE,
             answered=answered,
             in_place=in_lanes or self._hand_back is None,

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from oncebridge.books import Books
 from oncebridge.clock import Clock, system_clock
+from oncebridge.costly import TURN_S, Costly
 from oncebridge.dead import DeadLetter, DeadLetters
 from oncebridge.errors import DeadLetterError, OncebridgeError
 from oncebridge.event import Event, Unreadable, read
@@ -90,6 +91,7 @@ class Router:
         self._clock = clock
         self._apart = ways[0].gateway.rules.apart
         self._only = ways[0] if len(ways) == 1 and ways[0].match is None else None
+        self.costly = Costly()
 
     @property
     def gateways(self) -> list[Gateway]:
@@ -104,6 +106,10 @@ class Router:
         """Tell how many seconds there is no point in bringing events: no route takes any."""
         return min(gateway.away_s() for gateway in self.gateways)
 
+    def crowded_s(self) -> float:
+        """Return for how many seconds all routes have enough that waits for its turn."""
+        return min(gateway.crowded_s() for gateway in self.gateways)
+
     def read(self, raw: bytes, *, bare: bool | None = None) -> Event | Unreadable:
         """Read one event as the routes will; *bare* says otherwise than the settings."""
         settings = self._settings
@@ -113,6 +119,18 @@ class Router:
     def unwrap(self, raw: bytes) -> tuple[Event | Unreadable, ...]:
         """Read what is wrapped in what a queue or a stream holds: one event, rarely several."""
         return unwrap(raw, self.read)
+
+    async def read_all(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Read what is bytes in turns, however costly it is to read; see `costly`."""
+        found: list[Arrival] = []
+        while len(found) < len(arrivals):
+            async with self.costly:
+                while len(found) < len(arrivals) and self.costly.used_s < TURN_S:
+                    found.append(self._read_if_bytes(arrivals[len(found)]))
+        return found
+
+    def _read_if_bytes(self, arrival: Arrival) -> Event | Unreadable:
+        return self.read(arrival) if isinstance(arrival, bytes) else arrival
 
     async def process(
         self,
@@ -167,7 +185,7 @@ class Router:
             return
         batches: list[_Batch] = [[] for _ in self.ways]
         for at, arrival in enumerate(arrivals):
-            event = self.read(arrival) if isinstance(arrival, bytes) else arrival
+            event = self._read_if_bytes(arrival)
             if isinstance(event, Unreadable):
                 batches[0].append((at, event))
                 continue

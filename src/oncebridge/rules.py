@@ -286,18 +286,22 @@ class RuleSet:
         plan = self._found.get((event.source, event.detail_type))
         return self._planner(event)(event) if plan is None else plan(event)
 
-    def plan_unreadable(self, found: Unreadable) -> Plan:
-        """Decide about a record that is not an event: it goes to the dead letters."""
-        return self.buried(found.raw, found.reason, Plan(_UNREADABLE, "dead"))
-
-    def buried(self, raw: bytes, reason: str, plan: Plan) -> Plan:
+    def plan_arrival(self, arrival: Event | Unreadable, *, shadow: bool = False) -> Plan:
         """
-        Complete a *plan* for the dead letters.
+        Decide about any arrival, with a key for what goes to the dead letters.
 
-        What has no other key is recognised by its bytes and the *reason*: a copy of it is a
-        duplicate, and not a second dead letter.
+        Such an arrival is recognised by its bytes and the reason: a copy of it is a duplicate,
+        and not a second dead letter. In *shadow* mode an event is forwarded instead, unless its
+        sender is not let in.
         """
-        key = make_key(self.namespace, b"dead", "", reason, (raw,))
+        if isinstance(arrival, Unreadable):
+            plan, reason = Plan(_UNREADABLE, "dead"), arrival.reason
+        else:
+            plan = self.plan(arrival)
+            reason = plan.message
+            if plan.action != "dead" or (shadow and not plan.refused):
+                return plan
+        key = make_key(self.namespace, b"dead", "", reason, (arrival.raw,))
         return replace(plan, parts=(Part(key),), spans=self._default.spans)
 
     def discard_plan(self, event: Event) -> Plan | None:
@@ -490,8 +494,11 @@ def _version(value: Any) -> Version | None:
     """Read a version: a number, or an instant in ISO 8601. Nothing else has an order."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, int | float):
+    if isinstance(value, int):
         return "number", value
+    if isinstance(value, float):
+        # Of an ExactFloat the nearest double: versions that round alike are one, and both go.
+        return "number", float(value)
     if not isinstance(value, str) or not _INSTANT.match(value):
         return None
     try:

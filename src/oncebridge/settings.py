@@ -86,7 +86,12 @@ class Settings(Struct, frozen=True, kw_only=True):
         ),
     ] = 5
     rate: Annotated[
-        Rate | None, Doc("How many events a sink is sent at most.", example="100/s")
+        Rate | None,
+        Doc(
+            "How many events the sink of a route is sent at most, by all workers together: they "
+            "share the rate through the store. Without it, a sink that throttles sets the rate.",
+            example="100/s",
+        ),
     ] = None
     order: Annotated[
         Literal["none", "entity"],

@@ -8,15 +8,15 @@ every worker sees the back-off.
 
 The answers differ in what may have happened:
 
-| answer    | what happened                              | what follows                          |
-| --------- | ------------------------------------------ | ------------------------------------- |
-| `Yes`     | it was taken                               | commit, acknowledge                   |
-| `No`      | nothing was sent (refused, no name, no TLS)| release, again later; not counted     |
-| `Unknown` | sent, then no clear answer                 | release, again later; maybe delivered |
-| `Unwell`  | the sink says that it is in trouble        | as `Closed`; maybe delivered          |
-| `Closed`  | access was refused                         | release, again later; counted only if |
-|           |                                            | other events pass meanwhile           |
-| `Never`   | this event will never be taken             | dead letters                          |
+| answer      | what happened                               | what follows                          |
+| ----------- | ------------------------------------------- | ------------------------------------- |
+| `Yes`       | it was taken                                | commit, acknowledge                   |
+| `No`        | nothing was sent (refused, no name, no TLS) | release, again later; not counted     |
+| `Unknown`   | sent, then no clear answer                  | release, again later; maybe delivered |
+| `Throttled` | too many events at once                     | release, the sink is sent fewer; not counted |
+| `Unwell`    | the sink says that it is in trouble         | as `Closed`; maybe delivered          |
+| `Closed`    | access was refused                          | release, again later; counted only if other events pass meanwhile |
+| `Never`     | this event will never be taken              | dead letters                          |
 
 A sink that raises has said nothing: `SinkRejected` counts as `Never`, anything else as
 `Unknown`. The gateway bounds every call with its *sink_timeout*; a call that is still
@@ -83,6 +83,16 @@ class Unknown(Struct, frozen=True, gc=False):
     retry_after_ms: int = 0
 
 
+class Throttled(Struct, frozen=True, gc=False):
+    """The sink is well and wants fewer events a second; the event is not at fault."""
+
+    reason: str
+    retry_after_ms: int = 0
+    """How long to send nothing at all; 0 if the sink does not say."""
+    maybe: bool = False
+    """The event may have been taken all the same."""
+
+
 class Unwell(Struct, frozen=True, gc=False):
     """The sink, or a proxy before it, says that it is in trouble (HTTP 502, 503, 504)."""
 
@@ -105,7 +115,7 @@ class Never(Struct, frozen=True, gc=False):
     """It was not even tried, and nothing is known about the sink."""
 
 
-SinkAnswer = Yes | No | Unknown | Unwell | Closed | Never
+SinkAnswer = Yes | No | Unknown | Throttled | Unwell | Closed | Never
 """What a sink says of one delivery."""
 
 

@@ -7,7 +7,7 @@ has to come again. A source that reads (a file, a queue) brings batches to the r
 that is called (HTTP) puts single records into the inbox, which makes batches of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -26,6 +26,10 @@ class Inbox(Protocol):
 
     def put(self, raw: bytes, done: Done) -> None:
         """Take one record; *done* is called once, now or later, on the same loop."""
+        ...
+
+    def put_all(self, raws: Sequence[bytes], dones: Sequence[Done]) -> None:
+        """Take the records of one request, in order, as `put` does each."""
         ...
 
     def not_ready(self) -> list[str]:

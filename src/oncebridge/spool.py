@@ -136,6 +136,10 @@ class Spool:
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
+    def put_all(self, raws: Sequence[bytes], dones: Sequence[Done]) -> None:
+        for raw, done in zip(raws, dones, strict=True):
+            self.put(raw, done)
+
     def not_ready(self) -> list[str]:
         return [self._trouble.what] if self._trouble else []
 

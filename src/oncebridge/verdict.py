@@ -75,3 +75,5 @@ class Outcome(Struct, frozen=True, gc=False):
     When failed: it was tried, and may be the cause itself. Otherwise the sink, the store or the
     route is, and a source that can wait need not give it back.
     """
+    sent_as: bytes = b""
+    """The `Idempotency-Key` it was sent with, where that is not *key*: made of key and content."""

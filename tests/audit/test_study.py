@@ -10,6 +10,7 @@ from oncebridge.audit.report import FieldStudy
 from oncebridge.audit.study import study
 from oncebridge.audit.suggest import suggest
 from oncebridge.canonical import canonical
+from oncebridge.exact_float import ExactFloat
 from oncebridge.key import ContentKey, FieldsKey
 from oncebridge.rules import Rule
 
@@ -24,6 +25,12 @@ def test_a_field_is_noise_if_it_is_about_the_sending_and_alone_differs():
     )
     assert found.volatile == ("detail.attempt", "detail.sentAt")
     assert (found.identifying, found.sampled, found.would_merge) == (None, 6, 3)
+
+
+def test_decimals_that_a_double_rounds_alike_differ():
+    prices = ["1.000000000000000001", "1.000000000000000002", "1.000000000000000003"]
+    found = studied(*({"price": ExactFloat(price)} for price in prices))
+    assert (found.sampled, found.would_merge) == (3, 0)
 
 
 def test_a_time_that_may_be_the_events_own_is_no_noise():

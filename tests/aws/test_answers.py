@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncebridge import Closed, ConfigError, Never, No, Unknown, Yes
+from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Yes
 from oncebridge.aws.answers import answer_to, answer_to_code, is_denied, is_missing
 from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
@@ -28,16 +28,16 @@ def test_what_was_sent_without_an_answer_is_unknown():
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (400, "ThrottlingException", No),
-        (400, "Throttling", No),
-        (400, "Throttled", No),
-        (403, "RequestThrottled", No),
-        (503, "ThrottlingException", No),
-        (429, "TooManyRequestsException", No),
-        (400, "ProvisionedThroughputExceededException", No),
-        (400, "LimitExceededException", No),
-        (400, "KMSThrottlingException", No),
-        (400, "KmsThrottled", No),
+        (400, "ThrottlingException", Throttled),
+        (400, "Throttling", Throttled),
+        (400, "Throttled", Throttled),
+        (403, "RequestThrottled", Throttled),
+        (503, "ThrottlingException", Throttled),
+        (429, "TooManyRequestsException", Throttled),
+        (400, "ProvisionedThroughputExceededException", Throttled),
+        (400, "LimitExceededException", Throttled),
+        (400, "KMSThrottlingException", Throttled),
+        (400, "KmsThrottled", Throttled),
         (400, "ResourceInUseException", No),
         (500, "InternalFailure", Unknown),
         (400, "InternalFailure", Unknown),
@@ -98,8 +98,8 @@ def test_what_the_service_says_has_one_meaning(status, code, kind):
     [
         ("InternalFailure", Unknown),
         ("InternalError", Unknown),
-        ("ThrottlingException", No),
-        ("ProvisionedThroughputExceededException", No),
+        ("ThrottlingException", Throttled),
+        ("ProvisionedThroughputExceededException", Throttled),
         ("MalformedDetail", Never),
         ("InvalidArgument", Never),
         ("InvalidParameter", Never),
@@ -208,7 +208,7 @@ def test_one_bad_entry_does_not_spoil_its_neighbours(sizes, bad, in_order):
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [("ThrottlingException", No), ("AccessDeniedException", Closed), ("What", Unknown)],
+    [("ThrottlingException", Throttled), ("AccessDeniedException", Closed), ("What", Unknown)],
 )
 async def test_only_a_call_refused_for_its_content_is_sent_in_parts(code, kind):
     service = Service(bad=[2], code=code)

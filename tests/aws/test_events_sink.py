@@ -11,7 +11,7 @@ from tests.servers.aws import fresh
 from tests.servers.meddler import failing, hang, meddling, saying, swallow, vanish
 from tests.servers.process import free_port
 
-from oncebridge import Closed, ConfigError, Never, No, Unknown, Verdict, Yes, parse
+from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Verdict, Yes, parse
 from oncebridge.sinks import events
 from oncebridge.sinks.events import EventsSink, EventsSinkOptions
 from oncebridge.sinks.events_detail import detail_with_passage
@@ -435,7 +435,7 @@ async def test_a_detail_type_that_aws_would_drop_in_silence_is_never_sent(bus):
     ("code", "kind"),
     [
         ("InternalFailure", Unknown),
-        ("ThrottlingException", No),
+        ("ThrottlingException", Throttled),
         ("MalformedDetail", Never),
         ("InvalidArgument", Never),
         ("AccessDeniedException", Closed),
@@ -454,7 +454,7 @@ async def test_only_the_entries_that_failed_are_answered_so(bus, code, kind):
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
-        (failing("ThrottlingException"), No),
+        (failing("ThrottlingException"), Throttled),
         (failing("InternalException", 500), Unknown),
         (failing("ServiceUnavailable", 503), Unknown),
         (failing("AccessDeniedException"), Closed),

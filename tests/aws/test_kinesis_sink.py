@@ -8,7 +8,7 @@ from tests.servers.aws import fresh
 from tests.servers.meddler import failing, hang, meddling, saying, swallow, vanish
 from tests.servers.process import free_port
 
-from oncebridge import Closed, ConfigError, Never, No, Unknown, Yes
+from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Yes
 from oncebridge.sinks.kinesis import KinesisSink, KinesisSinkOptions
 
 pytestmark = pytest.mark.usefixtures("aws_identity")
@@ -195,7 +195,7 @@ async def test_a_call_refused_for_one_record_goes_without_it(stream):
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [("ProvisionedThroughputExceededException", No), ("InternalFailure", Unknown)],
+    [("ProvisionedThroughputExceededException", Throttled), ("InternalFailure", Unknown)],
 )
 async def test_only_the_records_that_failed_are_answered_so(stream, code, kind):
     async with meddling(stream.server) as between, opened(stream.sink(between)) as sink:
@@ -208,8 +208,8 @@ async def test_only_the_records_that_failed_are_answered_so(stream, code, kind):
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
-        (failing("ProvisionedThroughputExceededException"), No),
-        (failing("KMSThrottlingException"), No),
+        (failing("ProvisionedThroughputExceededException"), Throttled),
+        (failing("KMSThrottlingException"), Throttled),
         (failing("InternalFailureException", 500), Unknown),
         (failing("AccessDeniedException"), Closed),
         (failing("ResourceNotFoundException"), Closed),
@@ -251,12 +251,12 @@ async def test_a_failed_record_comes_again_and_its_neighbours_do_not(stream):
     async with meddling(stream.server) as between, Town(stream.sink(between)) as town:
         between.next(
             "PutRecords",
-            failing_records("ProvisionedThroughputExceededException", is_unlucky),
             failing_records("InternalFailure", is_unlucky),
+            failing_records("ProvisionedThroughputExceededException", is_unlucky),
         )
         told = await town.until_acknowledged(*texts)
         assert await town.dead.list() == []
-        assert between.count("PutRecords") == 3
+        assert between.count("PutRecords") in (3, 4), "once throttled, perhaps one by one"
     again = ["failed", "failed", "delivered"]
     assert told == [again if at in (2, 4) else ["delivered"] for at in range(6)]
     assert stream.data() == sorted(texts)

@@ -11,7 +11,7 @@ from tests.aws.aws_sinks import GENERATION, KEY, Town, boto, delivery, opened, r
 from tests.servers.aws import fresh
 from tests.servers.process import free_port
 
-from oncebridge import Closed, ConfigError, Never, No, Unknown, Yes
+from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Yes
 from oncebridge.http.server import Response, Server
 from oncebridge.sinks.sns import SnsSink, SnsSinkOptions, _Message
 
@@ -311,8 +311,8 @@ async def test_a_topic_may_take_larger_messages():
     ("code", "kind"),
     [
         ("InternalError", Unknown),
-        ("Throttled", No),
-        ("KMSThrottling", No),
+        ("Throttled", Throttled),
+        ("KMSThrottling", Throttled),
         ("InvalidParameter", Never),
         ("AuthorizationError", Closed),
         ("KMSDisabled", Closed),
@@ -335,7 +335,7 @@ async def test_only_the_entries_that_failed_are_answered_so(code, kind):
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
-        (error(400, "Throttling"), No),
+        (error(400, "Throttling"), Throttled),
         (error(500, "InternalError"), Unknown),
         (error(503, "ServiceUnavailable"), Unknown),
         (error(403, "AuthorizationError"), Closed),

@@ -13,7 +13,7 @@ from tests.servers.meddler import failing, hang, meddling, saying, swallow, vani
 
 from oncebridge import ConfigError, Delivery, Gateway, Settings, Verdict, parse
 from oncebridge.aws.queue import MOST_BYTES, Failure
-from oncebridge.sink import Closed, Never, No, Unknown, Yes
+from oncebridge.sink import Closed, Never, No, Throttled, Unknown, Yes
 from oncebridge.sinks.sqs import SqsSink, SqsSinkOptions, understood
 from oncebridge.stores.memory import MemoryStore
 
@@ -214,9 +214,9 @@ class TestAnswers:
             ("InvalidParameterValue", True, Never),
             ("InternalError", False, Unknown),
             ("ServiceUnavailable", False, Unknown),
-            ("RequestThrottled", True, No),
-            ("ThrottlingException", False, No),
-            ("KmsThrottled", True, No),
+            ("RequestThrottled", True, Throttled),
+            ("ThrottlingException", False, Throttled),
+            ("KmsThrottled", True, Throttled),
             ("AccessDenied", True, Closed),
             ("AWS.SimpleQueueService.NonExistentQueue", True, Closed),
             ("KmsDisabled", True, Closed),
@@ -246,7 +246,7 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("broken", "kind"),
         [
-            (failing("RequestThrottled"), No),
+            (failing("RequestThrottled"), Throttled),
             (failing("InternalError", 500), Unknown),
             (failing("AccessDeniedException", 403), Closed),
             (failing("QueueDoesNotExist"), Closed),

@@ -118,6 +118,15 @@ async def test_a_test_that_fails_says_why(samples, test, parts):
         assert part in told
 
 
+async def test_decimals_that_a_double_would_round_are_told_apart(samples):
+    line = '{"source":"com.example.elsewhere","detail":{"price":%s}}'
+    prices = ("1.000000000000000001", "1.000000000000000002")
+    (samples / "prices.ndjson").write_text("\n".join(line % price for price in prices))
+    assert await failures(samples, 'apart = ["prices.ndjson"]') == []
+    (told,) = await failures(samples, 'same = ["prices.ndjson"]')
+    assert "their content differs in detail.price" in told
+
+
 async def test_samples_are_the_same_through_another_one(samples):
     """The second has the content of the first and the id of the third; the gateway agrees."""
     rules = """

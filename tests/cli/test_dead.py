@@ -424,7 +424,7 @@ def test_letters_are_listed_without_what_they_hold(run, call, three):
     listed = run("dead", "list", *C)
     assert "secret" not in listed.out
     heading, *rows = listed.out.splitlines()
-    assert heading.split() == ["number", "died", "reason", "route", "message"]
+    assert heading.split() == ["number", "died", "reason", "route", "copies", "message"]
     assert len(rows) == 3
     told = call("dead", "list", "--json", *C).objects()
     assert sorted(one["reason"] for one in told) == ["not-json", "rejected", "rejected"]
@@ -434,6 +434,29 @@ def test_letters_are_listed_without_what_they_hold(run, call, three):
     assert len(limited.objects()) == 1
     assert "there are more" in limited.err
     assert "there are none" in call("dead", "list", "--route", "other", *C).err
+
+
+def test_a_line_that_is_no_event_is_one_letter_with_a_count(run, call, three):
+    for _ in range(2):
+        call("run", *C, "--source", "file:events.ndjson")
+    (told,) = call("dead", "list", "--json", "--reason", "not-json", *C).objects()
+    assert told["copies"] == 2
+    assert told["last_copy"] > told["died"]
+    (row,) = [row for row in run("dead", "list", *C).out.splitlines() if "not-json" in row]
+    assert "  2  " in row
+    shown = call("dead", "show", str(told["number"]), "--json", *C).objects()[0]
+    assert (shown["copies"], shown["last_copy"]) == (2, told["last_copy"])
+
+
+def test_a_letter_shows_the_header_that_its_event_is_sent_with(call, write, three):
+    write("pipe.toml", CONFIG + '\n[[rules]]\nname = "by id"\nkey = "id"\n')
+    write("events.ndjson", event(3, id="o-3"))
+    call("run", *C, "--source", "file:events.ndjson")
+    number = number_of(call, "o-3")
+    shown = call("dead", "show", number, "--json", *C).objects()[0]
+    (explained,) = call("explain", "events.ndjson", "--json", *C).objects()
+    assert shown["idempotency_key"] == explained["idempotency_key"] != shown["key"]
+    assert shown["key"] == explained["keys"][0]["key"]
 
 
 def number_of(call, what: str) -> str:

@@ -828,6 +828,26 @@ def test_entity_and_version_are_values_too(call, write):
     assert (said["entity"], said["version"]) == ("Ada", 7)
 
 
+def test_decimals_that_a_double_would_round_are_shown_exactly(call, write):
+    write("rules.toml", RULES)
+    line = '{"id":"x","source":"%s","detail":{"call":%s,"order":%s,"at":%s,"status":"s"}}'
+    one, other = "1.000000000000000001", "1.000000000000000002"
+    write(
+        "events.ndjson",
+        line % ("com.example.calls", one, 1, one),
+        line % ("com.example.dead", 1, one, 1),
+        line % ("com.example.dead", 1, other, 1),
+    )
+    flags = ("explain", "events.ndjson", "--values", "-c", "rules.toml")
+    shown = call(*flags).out
+    assert f"  entity   detail.call = {one}\n  version  detail.at = {one}\n" in shown
+    assert f"detail.order: {one} → {other}" in shown
+    told = call(*flags, "--json").out
+    assert f'"entity":{one}' in told
+    assert f'"version":{one}' in told
+    assert f'{{"path":"detail.order","was":{one},"is":{other}}}' in told
+
+
 def test_an_id_is_found_in_a_recording_in_the_dead_letters_or_in_the_store(call, write, ran):
     (said,) = call("explain", "b1", "--json", *FLAGS).objects()
     assert (said["verdict"], said["first"]["id"]) == ("duplicate", "b1")

@@ -154,7 +154,7 @@ case("a depth of 100,000", deep(100_000), DEAD, reason="too-deep")
 case("arrays to a depth of 100,000", event(f'{{"a": {"[" * 100_000}{"]" * 100_000}}}'), DEAD,
      reason="too-deep")  # fmt: skip
 case("a hundred thousand brackets", b"[" * 100_000, DEAD)
-case("a hundred thousand braces", b"{" * 100_000, DEAD, reason="not-json")
+case("a hundred thousand braces", b"{" * 100_000, DEAD, reason="too-many-values")
 case("a hundred thousand openings", b'{"a":' * 100_000, DEAD)
 case("a string of 1 MB", event(f'{{"a": "{"flour " * 170_000}"}}'), DELIVERED)
 case("a hundred thousand members",

@@ -272,6 +272,16 @@ def test_several_events_are_compared_with_one_another(start):
     assert "It differs in nothing." in result(tried(visitor, array))
 
 
+def test_decimals_that_a_double_would_round_are_compared_and_shown_exactly(start):
+    _, visitor = start('sink = "-"\nroute = "crm"\n[[rules]]\nname = "r"\nignore = ["detail.at"]')
+    line = '{"source":"s","detail":{"n":%s,"at":%s}}'
+    one, other = "1.000000000000000001", "1.000000000000000002"
+    told = result(tried(visitor, "\n".join([line % (one, one), line % (other, one)])))
+    assert "not the same as event 1. What counts and differs: detail.n" in told
+    told = result(tried(visitor, "\n".join([line % (one, one), line % (one, other)])))
+    assert f"detail.at: {one} → {other}" in told
+
+
 def test_the_same_id_with_other_content_is_a_conflict(start):
     _, visitor = start('sink = "-"\nroute = "crm"\n[[rules]]\nname = "by id"\nkey = "id"')
     text = event(1).decode() + "\n" + event(1, detail={"order": 9}).decode()

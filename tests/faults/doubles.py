@@ -66,7 +66,7 @@ def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             runner.get_loop().set_exception_handler(lambda _, context: unheard.append(context))
             runner.run(test(*args, **kwargs))
             gc.collect()
-        assert unheard == []
+        assert unheard == [], unheard
 
     return run
 

@@ -661,7 +661,7 @@ async def test_batches_that_wait_for_a_slot_go_on_when_another_is_cancelled(afte
 async def test_a_slot_is_given_back_when_it_ends_before_the_send(how):
     """While the claim is prolonged, say: else there is one slot less, for ever."""
     sink = ScriptedSink(otherwise=Yes(), concurrency=1)
-    async with Bench(sink=sink, settings=Settings(rate=0.05)) as bench:
+    async with Bench(sink=sink, settings=Settings(rate=1 / 19.8)) as bench:
         for number in range(3):
             # The second one waits for its turn for so long that its claim has to be prolonged.
             bench.store.arm("extend.before", times=1e9, for_s=19)

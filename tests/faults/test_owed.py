@@ -5,8 +5,9 @@ Only this worker knows that it was delivered, until the store answers again.
 """
 
 import asyncio
+from datetime import timedelta
 
-from oncebridge import Settings, Unknown, Verdict
+from oncebridge import Settings, Unknown, Verdict, Yes
 from oncebridge.store import Fate
 
 from .doubles import Bench, ScriptedSink, event, eventually, rule, virtual
@@ -126,3 +127,32 @@ async def test_in_shadow_mode_a_copy_is_forwarded_and_counted_as_a_duplicate():
         await asyncio.sleep(60)
         copy = await bench.one(event())
         assert (copy.verdict, copy.forwarded) == (DUPLICATE, True)
+
+
+@virtual
+async def test_a_conflict_that_was_sent_unprotected_is_not_sent_again():
+    settings = Settings(on_store_outage="deliver")
+    async with Bench(rule(**BY_ID), settings=settings) as bench:
+        await bench.one(event({"n": 1}))
+        bench.store.arm("commit.before", times=1e9, for_s=60)
+        assert (await bench.one(event({"n": 2}))).verdict is Verdict.CONFLICT
+        bench.store.arm("claim.before", times=1e9, for_s=60)
+        copy = await bench.one(event({"n": 2}))
+        assert copy.verdict is DUPLICATE
+        assert len(bench.sink.taken) == 2
+
+
+@virtual
+async def test_a_debt_whose_window_is_over_does_not_end_the_claim_of_the_next_event():
+    settings = Settings(give_up_after=timedelta(hours=10))
+    async with Bench(rule(**BY_ID), settings=settings) as bench:
+        first = await owing(bench, event(), for_s=3700)
+        await asyncio.sleep(3650)  # the window is over, and the store still takes no commits
+        bench.sink.otherwise = Unknown("reset")
+        bench.store.disarm()
+        failed = await bench.one(event())
+        assert failed.verdict is FAILED
+        await asyncio.sleep(60)
+        assert (await bench.record(first.key)).fate is None
+        bench.sink.otherwise = Yes()
+        assert (await bench.one(event())).verdict is DELIVERED

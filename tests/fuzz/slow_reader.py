@@ -7,9 +7,13 @@ detail, or `Refused`.
 
 import json
 import math
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+
+from oncebridge.exact_float import ExactFloat
 
 DEEPEST = 100
 LONGEST_INTEGER = 4300
+LONGEST_EXPONENT = 18
 
 
 class Refused(Exception):
@@ -35,12 +39,6 @@ def _json_slowly(raw):
             raise Refused
         return dict(pairs)
 
-    def number(text):
-        value = float(text)
-        if not math.isfinite(value):
-            raise Refused
-        return value
-
     def whole(text):
         if len(text.lstrip("-")) > LONGEST_INTEGER:
             raise Refused
@@ -53,7 +51,7 @@ def _json_slowly(raw):
         value = json.loads(
             raw.decode(),
             object_pairs_hook=members,
-            parse_float=number,
+            parse_float=decimal_slowly,
             parse_int=whole,
             parse_constant=constant,
         )
@@ -63,6 +61,43 @@ def _json_slowly(raw):
     if raw.startswith(b"\xef\xbb\xbf") or _depth(value) > DEEPEST:
         raise Refused
     return value
+
+
+def decimal_slowly(text):
+    """Read a number that is not written as an integer, in another way than `read_decimal`."""
+    double = float(text)
+    mantissa, _, exponent = text.lower().partition("e")
+    if not math.isfinite(double):
+        raise Refused
+    if not mantissa.strip("-.0"):
+        return double
+    if len(exponent.lstrip("+-0")) > LONGEST_EXPONENT:
+        raise Refused
+    unrounded = Context(prec=len(text), Emin=MIN_EMIN, Emax=MAX_EMAX)
+    exact = Decimal(text).normalize(unrounded)
+    as_precise = Context(prec=len(exact.as_tuple().digits), Emin=MIN_EMIN, Emax=MAX_EMAX)
+    if exact in (Decimal(repr(double)), as_precise.create_decimal(Decimal(double))):
+        return double
+    if exact == exact.to_integral_value() and abs(exact) < 10**21:
+        return int(exact)
+    return ExactFloat(decimal_text(exact))
+
+
+def decimal_text(exact):
+    """Write a normalised decimal as ECMAScript would if it had as many digits."""
+    sign, digits, exponent = exact.as_tuple()
+    text = "".join(map(str, digits))
+    point = len(text) + exponent
+    if point > 21 or point < -5:
+        mantissa = text[0] + ("." + text[1:] if text[1:] else "")
+        body = f"{mantissa}e{'+' if point > 0 else '-'}{abs(point - 1)}"
+    elif point <= 0:
+        body = "0." + "0" * -point + text
+    elif point >= len(text):
+        body = text + "0" * (point - len(text))
+    else:
+        body = text[:point] + "." + text[point:]
+    return "-" * sign + body
 
 
 def _depth(value):

@@ -9,6 +9,32 @@ texts = st.text(characters, max_size=12)
 names = st.sampled_from(["a", "b", "id", "detail", "order", "é", "", "a.b"]) | texts
 integers = st.integers(-(10**40), 10**40) | st.integers(-5, 5)
 floats = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def _as_text(double, digits):
+    """Write a double with a number of digits: enough to name it, or so many that they are its own."""
+    return f"{double:.{digits}e}"
+
+
+_long_mantissas = st.builds(
+    "{}{}.{}".format,
+    st.sampled_from(["", "-"]),
+    st.sampled_from(["0", "1", "9007199254740993", "123456789012345678901234"]) | st.just("7"),
+    st.text("0123456789", min_size=1, max_size=30) | st.sampled_from(["0", "000000000000000001"]),
+)
+decimals = (
+    st.builds(_as_text, floats, st.integers(0, 40))
+    | st.builds(repr, floats).filter(lambda text: "." in text or "e" in text)
+    | _long_mantissas
+    | st.builds(
+        "{}{}{}".format,
+        _long_mantissas,
+        st.sampled_from(["e", "E"]),
+        st.integers(-400, 400) | st.integers(-(10**20), 10**20),
+    )
+    | st.sampled_from(["1e-400", "2E-400", "-0.0", "0e-400", "5e-324", "3e-324", "1e-999999999"])
+)
+"""Numbers as they are written, many of which a double would round."""
 scalars = st.none() | st.booleans() | integers | floats | texts
 values = st.recursive(
     scalars,
@@ -74,6 +100,7 @@ def _spell_text(draw, text):
 
 PIECES = [
     *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u", b"\\ud800", b"\\u0000", b"null"),
+    *(b"1.000000000000000001", b"1e-400", b"9007199254740993.0", b"0.10000000000000000555", b"e-9"),
     *(b"NaN", b"-Infinity", b"1e400", b"-0", b"0.10", b"9" * 30, b"9" * 4301, b"\xff", b"\xed\xa0"),
     *(b"\xef\xbb\xbf", b"\0", b"\n", b"\r", b"\r\n", b"\r\n\r\n", b" ", b"\t", b"\x1f\x8b"),
     *(b'"detail":', b'{"a":1}', b'"a":1', b"[" * 200, b'{"a":' * 150, b"true", b'"id":null'),

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tests.fuzz.for_a_while import for_a_while
 from tests.fuzz.slow_reader import Refused, exactly, read_slowly
 from tests.fuzz.strategies import (
+    decimals,
     details,
     envelopes,
     floats,
@@ -78,6 +79,22 @@ def test_reading_an_event_gives_what_stands_there_or_a_reason():
         tricky | st.binary(max_size=60) | values.map(plain) | st.just(b""),
         st.lists(st.sampled_from(["a", "b", "id", "detail"]), max_size=2, unique=True),
     )
+
+
+def test_reading_a_decimal_keeps_it_or_gives_a_reason():
+    def holds(one, other):
+        raw = f'{{"source":"s","detail":{{"a":{one},"b":[{other}, {one}]}}}}'.encode()
+        found = read(raw)
+        try:
+            expected = read_slowly(raw)
+        except Refused:
+            assert isinstance(found, Unreadable)
+            return
+        assert exactly(found.detail) == exactly(expected)
+        assert found.canonical == read(raw, apart=("b",)).canonical == canonical(expected)
+        RULES.plan(found)
+
+    for_a_while(holds, decimals, decimals, share=0.5)
 
 
 # --- keys ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from oncebridge.genesys.api import (
     Unsaid,
     is_plausible,
 )
-from oncebridge.pace import Pace
+from oncebridge.rate_limit import RateLimit
 from oncebridge.secret import Secret
 
 CALL = "7d1e2f00-0000-4000-8000-000000000001"
@@ -36,7 +36,7 @@ async def asking(genesys, *, url="", secret=CLIENT_SECRET, seconds=5.0, rate=100
         Secret(CLIENT_ID),
         Secret(secret),
         timeout=timedelta(seconds=seconds),
-        pace=Pace(rate),
+        pace=RateLimit(rate),
     )
     try:
         yield api

@@ -295,7 +295,60 @@ def test_a_signature_holds_for_its_own_body_only(body, other):
     assert admits(guard("hmac"), *signed, body=other) is (body == other)
 
 
-# --- tokens -------------------------------------------------------------------------------
+PLAIN = ("Content-Type", "application/json")
+OTHER_READINGS = {
+    "another type": [("Content-Type", "application/x-ndjson")],
+    "no type": [],
+    "packed": [PLAIN, ("Content-Encoding", "gzip")],
+    "identity": [PLAIN, ("Content-Encoding", "identity")],
+    "two types": [PLAIN, ("Content-Type", "application/x-ndjson")],
+}
+
+
+@pytest.mark.parametrize("others", OTHER_READINGS.values(), ids=OTHER_READINGS)
+def test_a_signature_is_bound_to_how_its_body_was_first_read(others):
+    known, body = guard("hmac"), b"[1,\n2]"
+    signed = signature("cedar-secret", body)
+    for _ in range(2):
+        assert admits(known, *signed, PLAIN, body=body)
+        assert not admits(known, *signed, *others, body=body)
+    assert admits(known, *signature("cedar-secret", body, NOW_S + 1), *others, body=body)
+
+
+def test_a_signature_is_bound_for_as_long_as_it_is_valid():
+    clock, body = Clock(), b"{}"
+    known = guard("hmac", clock=clock)
+    assert admits(known, *signature("maple-secret", b"first", NOW_S), body=b"first")
+    clock.now_s += 299
+    signed = signature("maple-secret", body, clock.now_s + 300)
+    assert admits(known, *signed, PLAIN, body=body)
+    for _ in range(6):
+        clock.now_s += 100
+        assert admits(known, *signature("maple-secret", b"x", clock.now_s), body=b"x")
+        assert not admits(known, *signed, body=body)
+        assert admits(known, *signed, PLAIN, body=body)
+    clock.now_s += 1
+    assert not admits(known, *signed, PLAIN, body=body), "it has expired"
+
+
+def test_the_signatures_that_are_kept_have_a_limit(monkeypatch):
+    monkeypatch.setattr("oncebridge.http.auth._MOST_SIGNATURES", 10)
+    known = guard("hmac")
+    for number in range(100):
+        body = b"%d" % number
+        assert admits(known, *signature("cedar-secret", body), body=body)
+        assert not admits(known, *signature("cedar-secret", body), PLAIN, body=body)
+        assert len(known._accepted._newer) + len(known._accepted._older) <= 10
+
+
+@given(st.binary(max_size=20))
+def test_a_signed_request_that_is_sent_again_as_it_was_is_let_in(body):
+    known = guard("hmac")
+    for _ in range(3):
+        assert admits(known, *signature("cedar-secret", body), PLAIN, body=body)
+
+
+# --- tokens ------------------------------------------------------------------------------
 
 
 def test_a_token_ends_after_an_hour():
@@ -475,6 +528,19 @@ def test_a_packed_body_is_signed_as_it_is_sent(gate, clock):
     body = event(200)
     headers = [*signature("cedar-secret", body, clock.now_s), ("Content-Encoding", "gzip")]
     assert gate.ask("POST", body=gzip.compress(body), headers=headers).status == 401
+
+
+def test_a_signed_request_under_another_content_type_or_encoding_buries_nothing(gate, clock):
+    body = b'{"not an event":\n1}\n{"nor":\n2}'
+    signed = signature("cedar-secret", body, clock.now_s)
+    first = gate.ask("POST", body=body, headers=[*signed, PLAIN])
+    assert (first.status, first.verdicts) == (200, ["dead"])
+    buried = len(gate.buried())
+    for others in OTHER_READINGS.values():
+        answer = gate.ask("POST", body=body, headers=[*signed, *others])
+        assert answer.status == 401
+    assert len(gate.buried()) == buried
+    assert gate.ask("POST", body=body, headers=[*signed, PLAIN]).status == 200
 
 
 def test_a_token_is_refused_over_the_wire_when_its_hour_is_over(gate, clock):

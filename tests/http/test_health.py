@@ -98,3 +98,22 @@ async def test_a_service_without_an_http_source_can_be_asked(tmp_path):
         await service.close()
     with pytest.raises(OSError, match="refused"):
         await ask(port, "/healthz")
+
+
+async def test_connections_that_ask_nothing_keep_nobody_out(asked):
+    port, _ = asked
+    lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
+    assert (await ask(port, "/healthz"))[:2] == (200, {"alive": True})
+    assert (await ask(port, "/readyz"))[:2] == (200, {"ready": True})
+    for _, writer in lines:
+        writer.close()
+
+
+async def test_half_requests_keep_nobody_out(asked):
+    port, _ = asked
+    lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(400)]
+    for _, writer in lines:
+        writer.write(b"GET /healthz HT")
+    assert (await ask(port, "/healthz"))[:2] == (200, {"alive": True})
+    for _, writer in lines:
+        writer.close()

@@ -33,6 +33,7 @@ from oncebridge import (
     Never,
     No,
     Settings,
+    Throttled,
     Unknown,
     Verdict,
     Yes,
@@ -374,10 +375,17 @@ async def test_any_2xx_is_a_yes(number):
     assert await answer_to(status(number)) == Yes()
 
 
-@pytest.mark.parametrize("number", [408, 409, 425, 429, 500, 501, 502, 503, 504, 599, 600, 999])
+@pytest.mark.parametrize("number", [408, 409, 425, 500, 501, 502, 504, 599, 600, 999])
 async def test_what_may_have_worked_is_unknown(number):
     answer = await answer_to(status(number, "Retry-After: 7"))
     assert answer == Unknown(f"HTTP {number}", 7000)
+
+
+async def test_throttling_is_told_from_failure():
+    assert await answer_to(status(429)) == Throttled("HTTP 429")
+    assert await answer_to(status(429, "Retry-After: 7")) == Throttled("HTTP 429", 7000)
+    assert await answer_to(status(503, "Retry-After: 7")) == Throttled("HTTP 503", 7000, maybe=True)
+    assert await answer_to(status(503)) == Unknown("HTTP 503")
 
 
 @pytest.mark.parametrize("number", [401, 403, 404, 407, 410])
@@ -443,7 +451,7 @@ async def test_retry_after_is_read_and_bounded(value, asked_ms):
     raw = status(503).replace(
         b"\r\n", b"\r\nRetry-After: " + value.encode(errors="surrogateescape") + b"\r\n", 1
     )
-    assert await answer_to(raw) == Unknown("HTTP 503", asked_ms)
+    assert await answer_to(raw) == Throttled("HTTP 503", asked_ms, maybe=True)
 
 
 async def reset_after_reading(seen, reader, writer):
@@ -749,7 +757,7 @@ async def test_behind_a_gateway_an_event_arrives_once_and_under_one_key():
     ]
     assert len({request["idempotency-key"] for request in seen.requests}) == 1
     attempts = [dict(r.headers).get("X-Oncebridge-Attempt") for r in seen.requests]
-    assert attempts == [None, "2", "3"]
+    assert attempts == [None, "2", "2"], "what is throttled is no attempt"
 
 
 @on_both_loops

@@ -85,6 +85,28 @@ def test_what_an_api_destination_sends_is_taken(door, desk):
     assert "content-range" not in answer.headers
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("spool", [{}, {"spool": "spool.db"}], ids=["", "spool"])
+def test_a_body_without_a_length_is_refused_and_nothing_is_taken(tmp_path, version, spool):
+    flags = {name: f"{tmp_path}/{file}" for name, file in spool.items()}
+    with live(tmp_path, source__oauth="shop:chalk", **flags) as running:
+        for path, status in ((PATH, 401), ("/oauth/token", 411)):
+            assert _without_length(running, path, version).status == status
+    with live(tmp_path, **flags) as running:
+        answer = _without_length(running, PATH, version)
+        assert answer.status == 411
+        assert "Content-Length" in answer.json["error"]
+        assert running.counts["arrived"] == 0
+        assert running.buried() == []
+        assert running.ask("POST", body=b"").status == (202 if spool else 200)
+
+
+def _without_length(running, path, version):
+    with running.line() as line:
+        line.sendall(f"POST {path} HTTP/{version}\r\nHost: a\r\n\r\n".encode() + event(1))
+        return read_answer(line)
+
+
 def test_what_is_no_event_is_kept_as_it_came_and_answered_with_200(door):
     answer = door.post(b"{not json\xff")
     assert (answer.status, answer.json["verdict"]) == (200, "dead")
@@ -214,6 +236,108 @@ def test_a_body_of_a_million_records_costs_next_to_nothing(door):
     assert door.passes(1)
 
 
+def test_small_and_large_events_of_one_entity_stay_in_order(tmp_path, desk):
+    file = tmp_path / "oncebridge.toml"
+    file.write_text('[[rules]]\nname = "all"\nentity = "detail.who"\n')
+    running = prepare(tmp_path, desk, batch="2")
+    route = running.setup.routes[0]
+    rules = config.load(file, environment={}).routes[0].rules
+    settings = _with(route.settings, order="entity")
+    route = _with(route, rules=rules, settings=settings)
+    running.setup = _with(running.setup, routes=(route,))
+    running.start()
+    try:
+        sizes = [1, 100_000, 1, 50_000, 1]
+        details = [{"who": "a", "n": n, "pad": "x" * size} for n, size in enumerate(sizes)]
+        events = [event(detail["n"], detail=detail) for detail in details]
+        answer = running.post(b"[" + b",".join(events) + b"]")
+        assert answer.verdicts == ["delivered"] * 5
+        assert desk.bodies == events
+    finally:
+        running.stop()
+
+
+# --- costly bodies ------------------------------------------------------------------------
+
+OBJECTS = b'{"detail":{"a":[' + b"{}," * 690_000 + b"{}]}}"
+LARGE = event(1, detail={"pad": "x" * 100_000})
+
+
+@pytest.fixture
+def busy(door):
+    """Hold the turn for costly work, as another body would."""
+    turn = door.service.router.costly
+    door.do(turn._lock.acquire)
+    yield turn
+    door.do(lambda: turn._lock.locked() and turn._lock.release())
+
+
+def test_a_body_of_many_small_objects_is_kept_whole_and_acknowledged(door):
+    answer = door.post(OBJECTS)
+    assert (answer.status, answer.verdicts) == (200, ["dead"])
+    assert answer.json["reason"].startswith("too-many-values")
+    packed = gzip.compress(OBJECTS)
+    answer = door.post(packed, Content_Encoding="gzip")
+    assert (answer.status, answer.verdicts) == (200, ["dead"])
+    assert "gzip" in answer.json["reason"]
+    assert [letter.raw for letter in door.buried()] == [OBJECTS, packed]
+    assert door.passes(1)
+
+
+@pytest.mark.usefixtures("busy")
+def test_small_bodies_do_not_wait_for_large_ones(door):
+    large = in_background(door, "POST", body=LARGE, headers={})
+    door.until(lambda: door.service.sources[0]._queued == len(LARGE))
+    assert door.passes(2)
+    assert door.post(b"[" + event(3) + b"," + event(4) + b"]").verdicts == ["delivered"] * 2
+    assert door.post(gzip.compress(event(5)), Content_Encoding="gzip").verdicts == ["delivered"]
+    assert not large.done()
+
+
+def test_a_large_body_is_taken_when_its_turn_comes(door, busy, desk):
+    large = in_background(door, "POST", body=LARGE, headers={})
+    door.until(lambda: door.service.sources[0]._queued == len(LARGE))
+    door.do(busy._lock.release)
+    assert large.result(20).verdicts == ["delivered"]
+    assert desk.bodies == [LARGE]
+    assert door.service.sources[0]._queued == 0
+
+
+def test_a_large_body_whose_turn_comes_too_late_has_to_come_again(tmp_path, desk):
+    with live(tmp_path, desk, source__answer_within=PROMPT) as door:
+        turn = door.service.router.costly
+        door.do(turn._lock.acquire)
+        assert is_later(door.post(LARGE))
+        door.do(turn._lock.release)
+        door.until(lambda: door.service.sources[0]._queued == 0)
+        assert door.counts["arrived"] == 0
+        assert desk.begun == 0
+        assert door.post(LARGE).verdicts == ["delivered"]
+
+
+@pytest.mark.usefixtures("busy")
+def test_large_bodies_that_wait_have_a_limit_together(door, monkeypatch):
+    monkeypatch.setattr("oncebridge.sources.http._MOST_QUEUED", 150_000)
+    in_background(door, "POST", body=LARGE, headers={})
+    door.until(lambda: door.service.sources[0]._queued == len(LARGE))
+    answer = door.post(LARGE)
+    assert is_later(answer)
+    assert "too many" in answer.json["error"]
+    assert door.passes(2)
+
+
+def test_a_large_body_that_fails_unforeseen_has_to_come_again(door, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise ZeroDivisionError("payload")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("oncebridge.sources.http.split", broken)
+        assert is_later(door.post(LARGE))
+    assert [r.error for r in caplog.records if r.name == "oncebridge"] == ["ZeroDivisionError"]
+    assert "payload" not in caplog.text
+    assert door.post(LARGE).verdicts == ["delivered"]
+
+
 # --- gzip ---------------------------------------------------------------------------------
 
 
@@ -322,18 +446,40 @@ def test_headers_beyond_the_limit_are_refused(tmp_path):
         assert running.post(event(1), X_Long="x" * 500).verdicts == ["delivered"]
 
 
-def test_one_connection_too_many_is_told_to_come_again(tmp_path):
-    with live(tmp_path, source__max_connections="2") as running, ExitStack() as lines:
-        for _ in range(2):
-            lines.enter_context(running.line())
-        running.until(
-            lambda: running.do(lambda: running.service.sources[0]._server.connections) == 2
-        )
-        answer = running.post(event(1))
+def test_one_connection_too_many_is_told_to_come_again(tmp_path, desk):
+    desk.hold()
+    with live(tmp_path, desk, source__max_connections="2") as running:
+        waiting = [
+            in_background(running, "POST", body=event(n), headers={}, timeout=20) for n in (1, 2)
+        ]
+        running.until(lambda: desk.begun == 2)
+        answer = running.post(event(3))
         assert is_later(answer)
         assert "error" in answer.json
-        lines.close()
-        running.until(lambda: running.post(event(1)).status == 200)
+        for path in ("/healthz", "/readyz"):
+            assert running.get(path).status == 200
+        desk.let_go()
+        assert [answer.result().status for answer in waiting] == [200, 200]
+        running.until(lambda: running.post(event(3)).status == 200)
+
+
+def test_idle_connections_keep_nobody_out(tmp_path):
+    with (
+        live(tmp_path, source__max_connections="20", source__max_connections_per_peer="20") as door,
+        ExitStack() as lines,
+    ):
+        for _ in range(60):
+            lines.enter_context(door.line())
+        assert door.passes(1)
+        assert door.get("/readyz").status == 200
+
+
+def test_one_address_has_no_more_connections_than_the_setting_says(tmp_path):
+    with live(tmp_path, source__max_connections_per_peer="3") as door, ExitStack() as lines:
+        for _ in range(10):
+            lines.enter_context(door.line())
+        assert door.passes(1)
+        assert door.do(lambda: door.service.sources[0]._server.connections) <= 3
 
 
 # --- paths and methods --------------------------------------------------------------------
@@ -482,10 +628,15 @@ def test_too_much_at_once_has_to_come_again_and_then_passes(tmp_path, desk):
     desk.hold()
     with live(tmp_path, desk, source__answer_within=PROMPT) as running:
         running.service._intake._at_most = 50
-        lines = b"\n".join([event(number) for number in range(80)])
-        answer = running.post(lines, kind=NDJSON)
+        few, many = [b"\n".join([event(n) for n in range(count)]) for count in (30, 80)]
+        full = ["too much under way"]
+        answer = running.post(many, kind=NDJSON)  # too large for what is left to such requests
         assert is_later(answer)
-        assert [r["reason"] for r in answer.results].count("too much under way") == 30
+        assert [r["reason"] for r in answer.results] == full * 80
+        for expected in (0, 10):
+            answer = running.post(few, kind=NDJSON)
+            assert is_later(answer)
+            assert [r["reason"] for r in answer.results].count(*full) == expected
         desk.let_go()
         running.until(lambda: running.counts["in_flight"] == 0)
         assert [running.post(event(number)).status for number in range(80)] == [200] * 80

@@ -8,6 +8,7 @@ import ssl
 import struct
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 
 import httptools
@@ -19,7 +20,14 @@ from msgspec import Struct
 from tests.http.targets import TLS, on_both_loops, server_tls
 
 from oncebridge.errors import ConfigError
-from oncebridge.http.server import Bounds, Request, Response, Server, _check_strictness
+from oncebridge.http.server import (
+    Bounds,
+    Request,
+    Response,
+    Server,
+    _check_strictness,
+    _counted_as,
+)
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 HOST = b"Host: gate.example\r\n"
@@ -1065,34 +1073,135 @@ async def test_a_slow_reader_gets_everything():
 # --- many connections -------------------------------------------------------------------
 
 
+async def under_way(server, handler, count, stack, **how):
+    """Open *count* connections with a request each that is not answered yet."""
+    answers = []
+    for _ in range(count):
+        reader, writer = await stack.enter_async_context(connected(server, **how))
+        writer.write(HELLO)
+        answers.append((reader, await handler.next()))
+    return answers
+
+
+async def holds(server, count):
+    """Wait until *server* has *count* connections that it serves."""
+    await settled(lambda: server.connections == count)
+
+
 @on_both_loops
 async def test_one_connection_too_many_is_told_to_come_back():
-    async with serving(max_connections=2) as server:
-        async with connected(server) as one, connected(server) as two:
-            for reader, writer in (one, two):
-                writer.write(HELLO)
-                assert (await read_answer(reader)).status == 200
-            async with connected(server) as (reader, writer):
+    handler = Waiting()
+    async with serving(handler, max_connections=2) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            asked = await under_way(server, handler, 2, stack)
+            async with connected(server) as (reader, _):
                 answer = await read_answer(reader)  # without a request
                 assert answer.status == 503
                 assert answer.headers["Retry-After"] == "1"
                 assert await read_end(reader) == b""
             assert await refused(server, post(bytes(100_000))) == 503
             assert server.connections == 2
-        await settled(lambda: server.connections == 0)
+            for reader, (request, answer) in asked:
+                answer(echo(request))
+                assert (await read_answer(reader)).status == 200
+        await holds(server, 0)
+        server.handler = Desk()
         assert await still_serves(server)
+
+
+@pytest.mark.parametrize("sent", [b"", HELLO, HELLO[:10]], ids=["silent", "idle", "half a head"])
+@on_both_loops
+async def test_a_new_connection_replaces_the_one_that_has_waited_longest(sent):
+    async with serving(max_connections=2) as server, contextlib.AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(connected(server)) for _ in range(2)]
+        await holds(server, 2)
+        for reader, writer in (second, first):
+            writer.write(sent)
+            if sent == HELLO:
+                assert (await read_answer(reader)).status == 200
+            await asyncio.sleep(0.005)  # the clock of uvloop counts milliseconds
+        oldest, newer = (second, first) if sent == HELLO else (first, second)
+        for _ in range(2):  # the second time it is the one that came last and is idle again
+            assert await still_serves(server)
+        assert await read_end(oldest[0]) == b""
+        newer[1].write(HELLO[10:] if sent == HELLO[:10] else HELLO)
+        assert (await read_answer(newer[0])).status == 200
+
+
+@on_both_loops
+async def test_an_address_with_too_many_connections_loses_its_own():
+    elsewhere = {"local_addr": ("127.0.0.2", 0)}
+    async with (
+        serving(max_connections_per_peer=2) as server,
+        connected(server, **elsewhere) as (other, writer),
+    ):
+        writer.write(HELLO)
+        assert (await read_answer(other)).status == 200
+        async with connected(server) as (first, _), connected(server):
+            await holds(server, 3)
+            assert await still_serves(server)
+            assert await read_end(first) == b""
+        writer.write(HELLO)
+        assert (await read_answer(other)).status == 200
+
+
+@on_both_loops
+async def test_an_address_that_is_busy_on_all_its_connections_keeps_nobody_else_out():
+    handler = Waiting()
+    elsewhere = {"local_addr": ("127.0.0.2", 0)}
+    async with (
+        serving(handler, max_connections_per_peer=2) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await under_way(server, handler, 2, stack)
+        assert await refused(server, HELLO) == 503
+        ((reader, (request, answer)),) = await under_way(server, handler, 1, stack, **elsewhere)
+        answer(echo(request))
+        assert (await read_answer(reader)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_connections_are_counted_by_address_and_by_network_in_ipv6(one, other, is_same):
+    assert (_counted_as(one) == _counted_as(other)) is is_same
+
+
+@on_both_loops
+async def test_a_spare_path_is_answered_when_every_connection_is_busy():
+    handler = Waiting()
+    async with (
+        serving(handler, max_connections=2, spare=["/hello"]) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await under_way(server, handler, 2, stack)
+        # More than there are spare places, and all of them hold theirs.
+        for _ in range(40):
+            await stack.enter_async_context(connected(server))
+        assert await refused(server, post(b"{}")) == 503
+        async with connected(server) as (reader, writer):
+            writer.write(HELLO)
+            request, answer = await handler.next()
+            answer(echo(request))
+            answered = await read_answer(reader)
+            assert (answered.status, answered.headers["Connection"]) == (200, "close")
+            assert await read_end(reader) == b""
+        assert server.connections == 2
 
 
 @on_both_loops
 async def test_who_is_turned_away_and_stays_is_cut_off():
     async with serving(max_connections=0) as server, contextlib.AsyncExitStack() as stack:
-        ended = 0
         for _ in range(300):
             reader, _ = await stack.enter_async_context(connected(server))
-            received = await read_some(reader)
-            ended += received == b""
-        assert ended >= 40
-        assert len(server._turned_away) <= 256
+            assert (await read_some(reader)).startswith(b"HTTP/1.1 503")
+            assert len(server._turned_away) <= 256
         await settled(lambda: not server._turned_away)
 
 
@@ -1376,15 +1485,27 @@ async def test_connections_without_a_handshake_are_counted_too():
 
 @on_both_loops
 async def test_too_many_over_tls_are_told_so():
-    how = trusting()
+    how, handler = trusting(), Waiting()
     async with (
-        serving(tls=server_tls(), max_connections=1) as server,
-        connected(server, **how) as (first, writer),
+        serving(handler, tls=server_tls(), max_connections=1) as server,
+        contextlib.AsyncExitStack() as stack,
     ):
-        writer.write(HELLO)
-        assert (await read_answer(first)).status == 200
+        await under_way(server, handler, 1, stack, **how)
         async with connected(server, **how) as (reader, _):
             assert (await read_answer(reader)).status == 503
+
+
+@on_both_loops
+async def test_handshakes_that_are_never_finished_keep_nobody_out():
+    async with (
+        serving(tls=server_tls(), max_connections=1) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(300):
+            await stack.enter_async_context(connected(server))
+        async with connected(server, **trusting()) as (reader, writer):
+            writer.write(HELLO)
+            assert (await read_answer(reader)).status == 200
 
 
 @on_both_loops
@@ -1407,3 +1528,74 @@ async def test_a_body_that_is_never_finished_holds_no_more_than_was_sent():
         await settled(lambda: any(connection._body for connection in server._served))
         (connection,) = server._served
         assert len(connection._body) + len(connection._data) < 1000
+
+
+CHUNKED = b"POST /events HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+UNFINISHED = {
+    "by length": lambda size: post(bytes(size + 9))[:-9],
+    "chunked": lambda size: CHUNKED + b"%x\r\n" % size + bytes(size) + b"\r\n",
+}
+
+
+def has_bodies(server, least):
+    return server._body_bytes >= least
+
+
+@pytest.mark.parametrize("unfinished", UNFINISHED.values(), ids=UNFINISHED)
+@on_both_loops
+async def test_unfinished_bodies_have_a_limit_together_and_the_first_begun_goes(unfinished):
+    size = 100_000
+    async with (
+        serving(max_bodies=5 * size // 2) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        lines = []
+        for number in range(1, 4):
+            reader, writer = await stack.enter_async_context(connected(server))
+            writer.write(unfinished(size))
+            lines.append((reader, writer))
+            await settled(partial(has_bodies, server, min(number, 2) * size))
+        answer = await read_answer(lines[0][0])
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert await still_serves(server)
+        for reader, writer in lines[1:]:
+            is_chunked = unfinished is UNFINISHED["chunked"]
+            writer.write(b"0\r\n\r\n" if is_chunked else bytes(9))
+            assert (await read_answer(reader)).status == 200
+        assert server._body_bytes == 0
+        assert not server._bodies
+
+
+@on_both_loops
+async def test_the_room_of_a_body_is_free_again_when_its_client_is_gone():
+    async with serving() as server:
+        async with connected(server) as (_, writer):
+            writer.write(post(bytes(1000))[:-500])
+            await settled(lambda: server._body_bytes)
+        await settled(lambda: not server._body_bytes)
+        assert not server._bodies
+
+
+# --- a body without a length ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("method", [b"POST", b"PUT", b"PATCH", b"QUERY"])
+@on_both_loops
+async def test_a_body_without_a_length_is_refused(method, version):
+    handler = Desk()
+    head = method + b" /events HTTP/" + version + b"\r\n" + HOST
+    async with serving(handler) as server:
+        assert await refused(server, head + b'\r\n{"detail": {}}') == 411
+        assert await refused(server, head + b"\r\n") == 411
+        assert not handler.requests
+        answer = await ask(server, head + b"Content-Length: 0\r\n\r\n")
+        assert (answer.status, answer.body) == (200, method + b" /events ")
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"DELETE", b"OPTIONS"])
+@on_both_loops
+async def test_a_method_that_needs_no_body_needs_no_length(method):
+    async with serving() as server:
+        asked = method + b" /hello HTTP/1.1\r\n" + HOST + b"\r\n"
+        assert (await ask(server, asked, bodiless=method == b"HEAD")).status == 200

@@ -332,7 +332,8 @@ async def test_explanations_and_identities_say_the_same(tmp_path):
     setup = load(written(tmp_path), environment={})
     stranger = raw(source="com.example.evil")
     (identity,) = Identities(setup).of(parse(stranger))
-    assert (identity.plan.action, identity.keys, identity.all_keys()) == ("dead", (), [])
+    assert (identity.plan.action, identity.keys) == ("dead", ())
+    assert identity.all_keys() == [identity.plan.key]
     records = [Record(stranger, 1, 0, 1), Record(raw(), 2, 0, 2)]
     refused, known = [told async for told in explain(records, setup, None)]
     assert (refused.rule, refused.action) == ("allow", "dead")

@@ -23,7 +23,7 @@ from oncebridge import Gateway
 from oncebridge.backends import Place, SinkPlace, StorePlace
 from oncebridge.config import Config, Setup, load, route_name, with_sink
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.event import Limits
+from oncebridge.event import Limits, parse
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.options import Rate, Size, schema, settings_of
 from oncebridge.reference import json_schema
@@ -362,16 +362,43 @@ def test_what_is_not_toml_says_in_which_line_and_quotes_no_value(toml):
     assert CANARY not in line
 
 
+TOO_LONG = "has a whole number of more than 64 bits, or an exponent of more than 18 digits"
+
+
+@pytest.mark.parametrize(
+    "number", ["1E-325", "1.000000000000000001", "9007199254740993.0", "-1_0.0000000000000000001"]
+)
+def test_a_pattern_refuses_a_threshold_that_would_be_rounded(number):
+    rule = '[[rules]]\nname = "a"\nmatch = { n = [%s] }'
+    (line,) = mistakes(rule % f'{{ numeric = [">", {number}] }}')
+    assert line.startswith("rules[0].match.n[0].numeric[1]: expected a number that a 64-bit float")
+    (line,) = mistakes(rule % f"{{ anything-but = {number} }}")
+    assert line.startswith("rules[0].match.n[0].anything-but: expected a number that a 64-bit")
+    assert loading(MEMORY + rule % number).routes[0].rules  # equality needs no rounding
+
+
+def test_a_pattern_compares_with_the_exact_value_that_was_written():
+    match = "match = { n = [1.000000000000000001] }"
+    (rule,) = loading(f'{MEMORY}[[rules]]\nname = "a"\n{match}').routes[0].rules
+    for text, fits in [
+        ("1.000000000000000001", True),
+        ("1.000000000000000002", False),
+        ("1", False),
+    ]:
+        assert rule.match.matches(parse(f'{{"n":{text},"detail":{{}}}}'.encode()).envelope) is fits
+
+
 @pytest.mark.parametrize(
     ("toml", "expected"),
     [
-        (f"batch = {'9' * 5000}", "has a whole number of more than 64 bits"),
-        (f"batch = 0x{'f' * 5000}", "has a whole number of more than 64 bits"),
-        (f"lease = 0x{'f' * 17}", "has a whole number of more than 64 bits"),
+        (f"batch = {'9' * 5000}", TOO_LONG),
+        (f"batch = 0x{'f' * 5000}", TOO_LONG),
+        (f"lease = 0x{'f' * 17}", TOO_LONG),
         (f"a = {'[' * 5000}{']' * 5000}", "is nested more than 100 deep"),
         (f"a = {'[' * 200}{']' * 200}", "is nested more than 100 deep"),
         (f"rules = [{{ match.{'.'.join('a' * 2000)} = ['x'] }}]", "is nested more than 100 deep"),
         (f"[{'.'.join('a' * 5000)}]", "is nested more than 100 deep"),
+        (f"batch = 1e-{'9' * 19}", TOO_LONG),
     ],
 )
 def test_what_toml_has_and_nobody_needs_is_refused(toml, expected):
@@ -568,7 +595,7 @@ def test_a_mistake_of_the_environment_or_a_flag_is_named_by_it():
         ("ONCEBRIDGE_LEASE__X", "ONCEBRIDGE_LEASE__X: there is nothing to set below 'lease'"),
         ("ONCEBRIDGE_RULES__0__NAME", "ONCEBRIDGE_RULES__0__NAME: there is nothing to set below"),
         ("ONCEBRIDGE_RULES", "ONCEBRIDGE_RULES: must be a table with name, match, "),
-        ("ONCEBRIDGE_LIMITS", "ONCEBRIDGE_LIMITS: must be a table with max_bytes, max_depth"),
+        ("ONCEBRIDGE_LIMITS", "ONCEBRIDGE_LIMITS: must be a table with max_bytes, max_"),
         ("ONCEBRIDGE_LIMITS__MAX_DEPHT", "ONCEBRIDGE_LIMITS__MAX_DEPHT: no such setting; did you"),
         ("ONCEBRIDGE_SOURCE__MAX_BODY", "ONCEBRIDGE_SOURCE__MAX_BODY: 'x': is not a size"),
         ("ONCEBRIDGE_CONFIG__X", "ONCEBRIDGE_CONFIG__X: no such setting"),

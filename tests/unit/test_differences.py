@@ -1,6 +1,7 @@
 import pytest
 
 from oncebridge.differences import differences
+from oncebridge.exact_float import ExactFloat
 
 
 @pytest.mark.parametrize(
@@ -10,6 +11,9 @@ from oncebridge.differences import differences
         ({"a": 1, "b": {"c": [1, 2]}}, {"b": {"c": [1, 3]}, "a": 1}, ["b.c[1]"]),
         ({"a": 1}, {"a": True}, ["a"]),
         ({"a": 1}, {"a": "1"}, ["a"]),
+        ({"a": ExactFloat("1.000000000000000001")}, {"a": 1.0}, ["a"]),
+        ({"a": ExactFloat("1e-400")}, {"a": ExactFloat("2e-400")}, ["a"]),
+        ({"a": ExactFloat("1e-400")}, {"a": ExactFloat("1e-400")}, []),
         ({"a": None}, {}, ["a"]),
         ({}, {"b": {"deep": 1}}, ["b"]),
         ({"a": [1]}, {"a": [1, 2, 3]}, ["a[1]", "a[2]"]),

@@ -1,4 +1,5 @@
 import base64
+import gzip
 import json
 import math
 from pathlib import Path
@@ -111,7 +112,29 @@ BAD = {
     ),
     "100,000 levels": (b'{"detail":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "too-deep"),
     "100,000 levels, never closed": (b'{"detail":' + b'{"a":' * 100_000, "too-deep"),
+    "700,000 objects": (b'{"detail":{"a":[' + b"{}," * 698_000 + b"{}]}}", "too-many-values"),
+    "a million numbers": (b'{"detail":{"a":[' + b"1," * 1_000_000 + b"1]}}", "too-many-values"),
+    "500,000 strings": (b'{"detail":{"a":[' + b'"",' * 500_000 + b'""]}}', "too-many-values"),
+    "many values in a detail that is a string": (
+        b'{"detail":"{\\"a\\":[' + b"1," * 500_000 + b'1]}"}',
+        "too-many-values",
+    ),
+    "many numbers that are read exactly": (
+        b'{"detail":{"a":[' + b"1e-9," * 40_000 + b"1]}}",
+        "too-many-values",
+    ),
     "5,000 digits": (b'{"detail":{"a":' + b"7" * 5000 + b"}}", "number-too-long"),
+    "an exponent of 19 digits": (b'{"detail":{"a":1e-' + b"9" * 19 + b"}}", "number-too-long"),
+    "an exponent of 5,000 digits": (b'{"detail":{"a":1e-' + b"9" * 5000 + b"}}", "number-too-long"),
+    "a large exponent": (b'{"detail":{"a":1e999999999}}', "not-finite"),
+    "a fraction of two million digits": (
+        b'{"detail":{"a":0.' + b"7" * 2_000_000 + b"}}",
+        "number-too-long",
+    ),
+    "a large event of long integers": (
+        b'{"detail":{"a":[' + (b"7" * 4000 + b",") * 500 + b"1]}}",
+        "number-too-long",
+    ),
     "too large": (b'{"detail":{"a":"' + b"x" * (2 * 1024 * 1024) + b'"}}', "too-large"),
 }
 
@@ -332,6 +355,14 @@ def test_an_empty_detail_is_an_event():
     assert parse(b"{}", bare=True).canonical == b"{}"
 
 
+def test_an_object_that_was_read_here_keeps_its_decimals():
+    raw = b'{"detail":{"b":[1.000000000000000001,{"c":1e-400}],"a":0.5},"id":"x"}'
+    event = parse(raw)
+    again = from_object(event.envelope)
+    assert again.detail == event.detail
+    assert again.canonical == event.canonical != from_object(json.loads(raw)).canonical
+
+
 def test_integers_keep_all_their_digits():
     digits = "9" * 4300
     for text in ("123456789012345678901234567890", "-18446744073709551617", digits):
@@ -342,7 +373,7 @@ def test_integers_keep_all_their_digits():
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1.0", 1), ("1e5", 100000), ("-0.0", 0), ("1.5E3", 1500), ("1e-400", 0), ("1e20", 1e20)],
+    [("1.0", 1), ("1e5", 100000), ("-0.0", 0), ("1.5E3", 1500), ("0e-400", 0), ("1e20", 1e20)],
 )
 def test_numbers_are_read_the_same_way_on_every_path(text, number):
     for raw in (f'{{"detail":{{"n":{text}}}}}', f'{{"detail":{{"n":{text},"o":1e-9}}}}'):
@@ -386,6 +417,29 @@ def test_limits_can_be_set():
     nested = b'{"detail":{"a":[[]]}}'
     assert isinstance(parse(nested, limits=Limits(max_depth=4)), Event)
     assert refusal(nested, limits=Limits(max_depth=3)).reason == "too-deep"
+
+
+@pytest.mark.parametrize(
+    "inner", [b"1", b'"a,[{"', rb'"\",\\"', b'{"a":1}', b"[2]", b"0.5", b"1e-9"]
+)
+def test_values_are_counted_outside_of_strings(inner):
+    each = 2 if inner[:1] in b"{[" else 1
+    for count in (98, 2000):
+        raw = b'{"detail":{"a":[' + b",".join([inner] * count) + b"]}}"
+        values = 3 + each * count
+        limits = Limits(max_values=values)
+        assert isinstance(parse(raw, limits=limits), Event)
+        refused = refusal(raw, limits=Limits(max_values=values - 1))
+        assert (refused.reason, str(values - 1) in str(refused)) == ("too-many-values", True)
+
+
+def test_what_is_gzip_says_so():
+    assert "gzip" in str(refusal(gzip.compress(b"{}")))
+
+
+def test_a_text_of_many_commas_is_one_value():
+    raw = b'{"detail":{"a":"' + b"1,[{" * 200_000 + b"7" * 5000 + b'"}}'
+    assert parse(raw).raw is raw
 
 
 def test_a_megabyte_in_one_string_is_fine():

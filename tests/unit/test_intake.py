@@ -4,6 +4,7 @@ import pytest
 from tests.faults.doubles import After, Bench, ScriptedSink, event, eventually, seconds, virtual
 
 from oncebridge import Verdict, Yes
+from oncebridge.costly import SMALL
 from oncebridge.intake import Intake
 from oncebridge.router import Answer, Router, Way
 
@@ -17,6 +18,19 @@ class Recorder:
         self.answers = answers
         self.go = asyncio.Event()
         self.go.set()
+        self.read = []
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    async def read_all(self, arrivals):
+        self.read.append(list(arrivals))
+        await self.may_read.wait()
+        return [(raw, "read") for raw in arrivals]
+
+    crowded = 0.0
+
+    def crowded_s(self) -> float:
+        return self.crowded
 
     async def process(self, arrivals, *, answered=None, **_):
         self.batches.append(list(arrivals))
@@ -41,6 +55,13 @@ class Callers:
         for name in names:
             self.heard[name] = []
             self.intake.put(str(name).encode(), self.heard[name].append)
+
+    def put_all(self, *names, size):
+        """Put them as one request, each record of *size* bytes."""
+        for name in names:
+            self.heard[name] = []
+        raws = [str(name).encode().ljust(size) for name in names]
+        self.intake.put_all(raws, [self.heard[name].append for name in names])
 
     @property
     def counts(self):
@@ -215,3 +236,113 @@ async def test_a_gateway_that_drains_hands_back_what_is_put_meanwhile():
         await intake.aclose()
         assert [answer.acknowledge for answer in heard] == [False, True]
         assert len(bench.sink.seen) == 1
+
+
+# --- large requests -----------------------------------------------------------------------
+
+
+@virtual
+async def test_a_small_request_goes_with_whatever_else_comes():
+    router = Recorder()
+    callers = Callers(Intake(router))
+    callers.put(1)
+    callers.put_all(2, 3, size=SMALL // 2)
+    callers.put(4)
+    await asyncio.sleep(0.01)
+    assert [len(batch) for batch in router.batches] == [4]
+    assert router.read == []
+    assert callers.counts == {1: 1, 2: 1, 3: 1, 4: 1}
+
+
+@virtual
+async def test_a_large_request_is_read_first_and_part_by_part_while_others_pass():
+    router = Recorder()
+    router.may_read.clear()
+    callers = Callers(Intake(router, batch=2))
+    callers.put_all(*range(5), size=SMALL)
+    callers.put(9)
+    await asyncio.sleep(0.01)
+    assert router.batches == [[b"9"]]
+    assert len(router.read) == 1, "the next part only when this one is read"
+    router.may_read.set()
+    await asyncio.sleep(0.01)
+    assert [[int(raw) for raw in part] for part in router.read] == [[0, 1], [2, 3], [4]]
+    begun = [(int(raw), how) for batch in router.batches[1:] for raw, how in batch]
+    assert begun == [(number, "read") for number in range(5)]
+    assert set(callers.counts.values()) == {1}
+    assert callers.refused == []
+    assert (callers.intake._under_way, callers.intake._bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("bound", [{"at_most": 8}, {"at_most_bytes": 8 * SMALL}])
+@virtual
+async def test_large_requests_leave_room_for_single_records(bound):
+    router = Recorder()
+    router.go.clear()
+    callers = Callers(Intake(router, **bound))
+    callers.put_all(*range(4), size=SMALL)
+    callers.put_all(*range(10, 13), size=SMALL)
+    assert [len(callers.heard[name]) for name in range(10, 13)] == [1] * 3, "as a whole, at once"
+    assert callers.heard[10][0].retry_after_ms > 0
+    callers.put(20, 21, 22, 23)
+    router.go.set()
+    await asyncio.sleep(0.01)
+    assert callers.refused == [10, 11, 12]
+    callers.put_all(*range(30, 36), size=SMALL)
+    await asyncio.sleep(0.01)
+    assert callers.refused == [10, 11, 12]
+    assert set(callers.counts.values()) == {1}
+    assert (callers.intake._under_way, callers.intake._bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("steps", range(6))
+@virtual
+async def test_wherever_the_reading_is_broken_off_everybody_is_answered_once(steps):
+    router = Recorder()
+    router.go.clear()
+    intake = Intake(router, batch=2)
+    callers = Callers(intake)
+    callers.put_all(*range(5), size=SMALL)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    for task in list(intake._tasks):
+        task.cancel()
+    await asyncio.sleep(0.01)
+    assert set(callers.counts.values()) == {1}
+    assert callers.refused == list(range(5))
+    assert (intake._under_way, intake._bytes) == (0, 0)
+
+
+@virtual
+async def test_a_close_waits_for_what_is_being_read():
+    router = Recorder()
+    intake = Intake(router, batch=2)
+    callers = Callers(intake)
+    callers.put_all(*range(5), size=SMALL)
+    await intake.aclose(10)
+    assert set(callers.counts.values()) == {1}
+    assert callers.refused == []
+
+
+@virtual
+async def test_a_close_whose_time_is_over_answers_what_is_being_read():
+    router = Recorder()
+    router.may_read.clear()
+    intake = Intake(router)
+    callers = Callers(intake)
+    callers.put_all(*range(5), size=SMALL)
+    await intake.aclose(1)
+    assert callers.refused == list(range(5))
+
+
+@virtual
+async def test_while_enough_wait_for_the_sink_more_are_refused_at_once_with_a_time():
+    router, told = Recorder(), []
+    intake = Intake(router)
+    router.crowded = 3.2
+    intake.put(b"1", told.append)
+    await intake.aclose()
+    assert router.batches == []
+    assert [(answer.acknowledge, answer.verdict) for answer in told] == [(False, Verdict.FAILED)]
+    assert told[0].retry_after_ms == 3201
+    assert told[0].reason == "too many events wait for the sink"

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oncebridge import OncebridgeError
-from oncebridge.records import BadGzip, Record, Records, TooLarge, as_line, inflate, split
+from oncebridge.records import BadGzip, Record, Records, TooLarge, TooMany, as_line, inflate, split
 
 BOM = b"\xef\xbb\xbf"
 
@@ -164,6 +164,42 @@ def test_an_event_is_one_line_that_says_the_same(raw, line):
     assert json.loads(as_line(raw)) == json.loads(raw)
 
 
+# --- how many -------------------------------------------------------------------------------
+
+MANY = {
+    "array": lambda count: (b" [\n" + b" , ".join([b'{"a": [1, "],["]}'] * count) + b" ]", ""),
+    "dense array": lambda count: (
+        b"[" + b",".join([b"[" + b"1," * 300 + b"1]"] * count) + b"]",
+        "",
+    ),
+    "lines": lambda count: (b"\r\n \n".join([b"{}"] * count), "application/x-ndjson"),
+    "lines by their look": lambda count: (b"\n\n".join([b'{"a":1}'] * count), ""),
+}
+
+
+@pytest.mark.parametrize("made", MANY.values(), ids=MANY)
+def test_a_body_has_at_most_so_many_records(made):
+    body, kind = made(1000)
+    records = split(body, content_type=kind)
+    assert len(records) == 1000
+    assert split(body, content_type=kind, most=1000) == records
+    for most in (1, 999):
+        with pytest.raises(TooMany, match=f"more than {most} records"):
+            split(body, content_type=kind, most=most)
+
+
+@pytest.mark.parametrize("body", [b"[" + b"1," * 300_000, b"[" + b"1," * 300_000 + b"]"])
+def test_many_elements_that_are_no_json_are_one_record(body):
+    assert split(body, most=10) == [body]
+
+
+@given(st.lists(st.sampled_from([b"", b" ", b"\r", b"a\rb", b" {} ", b"{", b"\t1\t\r"])))
+def test_lines_are_found_as_if_each_was_looked_at(lines):
+    body = b"\n".join(lines)
+    expected = [line.strip(b" \t\r\n") for line in lines if line.strip(b" \t\r\n")]
+    assert split(body, content_type="application/x-ndjson") == expected
+
+
 # --- gzip of a body -------------------------------------------------------------------------
 
 
@@ -200,6 +236,27 @@ def test_a_gzip_bomb_costs_little_memory():
         assert tracemalloc.get_traced_memory()[1] < 6_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_what_is_packed_too_tightly_can_be_refused():
+    loose = bytes(64 * 1024)
+    assert inflate(gzip.compress(loose), len(loose), cheap=True) == loose
+    tight = gzip.compress(loose + b"x")
+    assert inflate(tight, 10**6) == loose + b"x"
+    with pytest.raises(BadGzip, match="200 to 1"):
+        inflate(tight, 10**6, cheap=True)
+    with pytest.raises(TooLarge):
+        inflate(tight, len(loose), cheap=True)
+    like = json.dumps([{"id": n, "detail": {"order": n * 7919}} for n in range(20_000)]).encode()
+    assert inflate(gzip.compress(like), len(like), cheap=True) == like
+
+
+def test_too_many_members_can_be_refused():
+    member = gzip.compress(b"x")
+    assert inflate(member * 1000, 1000, cheap=True) == b"x" * 1000
+    assert inflate(member * 1001, 1001) == b"x" * 1001
+    with pytest.raises(BadGzip, match="1000 members"):
+        inflate(member * 1001, 1001, cheap=True)
 
 
 def test_what_is_not_gzip_is_told_apart_from_what_is_too_large():

@@ -606,6 +606,25 @@ def test_versions(value, version):
     assert plan(rule(latest=LATEST), event({"e": 1, "v": value})).version == version
 
 
+def test_versions_that_a_double_rounds_alike_are_one_so_that_neither_is_stale():
+    made = rule(latest=LATEST)
+    texts = ("1700000000.12345678901", "1700000000.12345678902")
+    raws = [f'{{"id":"1","detail":{{"e":1,"v":{text}}}}}'.encode() for text in texts]
+    versions = [plan(made, parse(raw)).version for raw in raws]
+    assert versions == [("number", 1700000000.123456789)] * 2
+    assert type(versions[0][1]) is float  # which every store can keep
+    whole = plan(made, parse(b'{"id":"1","detail":{"e":1,"v":9007199254740993.0}}'))
+    assert whole.version == ("number", 9007199254740993)
+
+
+def test_states_that_a_double_rounds_alike_are_two():
+    made = rule(quiet=QUIET)
+    texts = ("1.000000000000000001", "1.000000000000000002", "1.0000000000000000010")
+    raws = [f'{{"id":"1","detail":{{"e":1,"s":{text}}}}}'.encode() for text in texts]
+    one, other, again = (plan(made, parse(raw)).state for raw in raws)
+    assert one == again != other
+
+
 @pytest.mark.parametrize("value", [True, False, "x", "", [], {}, "12:30", "2025-13-01"])
 def test_what_has_no_order_is_no_version(value):
     found = plan(rule(latest=LATEST, on_missing="dead"), event({"e": 1, "v": value}))

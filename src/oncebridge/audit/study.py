@@ -15,9 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from oncebridge.audit.report import FieldStudy
+from oncebridge.canonical import canonical, decode_canonical
 
 _Leaves = dict[str, Any]
 Samples = Mapping[tuple[str, str], Sequence[bytes]]
@@ -74,7 +73,7 @@ def study_all(samples: Iterable[Samples]) -> tuple[FieldStudy, ...]:
 def study(source: str, detail_type: str, details: Sequence[bytes]) -> FieldStudy:
     """Study events of one kind by their details, in canonical form."""
     different = list(dict.fromkeys(details))
-    events = [_leaves(msgspec.json.decode(detail)) for detail in different]
+    events = [_leaves(decode_canonical(detail)) for detail in different]
     identifying, noise = _identifying(events)
     if identifying is None:
         noise = _noise(events)
@@ -97,15 +96,12 @@ def _leaves(detail: Mapping[str, Any]) -> _Leaves:
     while pending and len(found) < _MOST_LEAVES:
         path, members, depth = pending.pop()
         for name, value in members.items():
-            below = f"{path}.{name if _NAME.fullmatch(name) else _encode(name).decode()}"
+            below = f"{path}.{name if _NAME.fullmatch(name) else canonical(name).decode()}"
             if isinstance(value, dict) and value and depth < _DEEPEST:
                 pending.append((below, value, depth + 1))
             else:
-                found[below] = value if isinstance(value, str | int) else _encode(value)
+                found[below] = value if isinstance(value, str | int) else canonical(value)
     return found
-
-
-_encode = msgspec.json.Encoder().encode
 
 
 def _last(path: str) -> str:

@@ -1,14 +1,16 @@
 """
 What an AWS service said, as a sink's answer.
 
-| what it said                                             | answer    |
-| -------------------------------------------------------- | --------- |
-| nothing, because nothing was sent                        | `No`      |
-| not now: throttled, or being changed; nothing was done   | `No`      |
-| nothing, though it was sent; an error of its own; a 5xx  | `Unknown` |
-| who are you, you may not, no such target, no such key    | `Closed`  |
-| this content cannot be taken                             | `Never`   |
-| anything else                                            | `Unknown` |
+| what it said                                             | answer      |
+| -------------------------------------------------------- | ----------- |
+| nothing, because nothing was sent                        | `No`        |
+| it is being changed; nothing was done                    | `No`        |
+| too many requests; nothing was done                      | `Throttled` |
+| 502, 503, 504                                            | `Unwell`    |
+| nothing, though it was sent; an error of its own         | `Unknown`   |
+| who are you, you may not, no such target, no such key    | `Closed`    |
+| this content cannot be taken                             | `Never`     |
+| anything else                                            | `Unknown`   |
 
 What is not known here may be the event's fault or not. `Unknown` counts as an attempt, so such
 an event ends in the dead letters rather than nowhere or in everybody's way.
@@ -20,18 +22,19 @@ entries at once has to send them in parts (`oncebridge.aws.batches`).
 import re
 
 from oncebridge.aws.client import AwsError, NotSent, Unclear
-from oncebridge.sink import Closed, Never, No, Unknown
+from oncebridge.sink import Closed, Never, No, Throttled, Unknown, Unwell
 
 __all__ = ["Refusal", "answer_to", "answer_to_code", "is_denied", "is_missing"]
 
-Refusal = No | Unknown | Closed | Never
+Refusal = No | Unknown | Throttled | Unwell | Closed | Never
 
 # Codes are compared as `_plain` gives them: services spell one in two to four ways.
 
 _FAILED = frozenset(
     {"internal", "internalerror", "internalfailure", "internalserver", "internalservererror"}
 )
-_NOT_NOW = frozenset({"kmsthrottled", "kmsthrottling", "resourceinuse", "throttled"})
+_THROTTLED = frozenset({"kmsthrottled", "kmsthrottling", "throttled"})
+_CHANGING = frozenset({"resourceinuse"})
 _DENIED = frozenset({"accessdenied", "authorizationerror", "notauthorized"})
 _STRANGER = frozenset(
     {
@@ -64,6 +67,7 @@ _CONTENT = frozenset(
         *("validation", "validationerror"),
     }
 )
+_UNWELL = frozenset({502, 503, 504})
 _SHUT = frozenset({401, 403, 404, 407, 410})
 _TOO_LARGE = 413
 # SNS says in words only that it is the topic which it does not like.
@@ -88,8 +92,12 @@ def answer_to_code(code: str, message: str = "", *, status: int = 400) -> Refusa
     """
     plain = _plain(code)
     told = f"{code}: {message}" if message else code
-    if plain in _NOT_NOW or AwsError(status, code, message).is_throttling:
+    if plain in _THROTTLED or AwsError(status, code, message).is_throttling:
+        return Throttled(told)
+    if plain in _CHANGING:
         return No(told)
+    if status in _UNWELL:
+        return Unwell(code)
     if status >= 500 or plain in _FAILED:
         return Unknown(code)
     if plain in _CONTENT and not _NOT_THE_CONTENT.match(message):

@@ -10,22 +10,24 @@ from typing import Any, Final
 import jmespath
 import msgspec
 from jmespath.exceptions import JMESPathError
-from jmespath.functions import Functions, signature
+from jmespath.functions import signature
 
 from oncebridge.canonical import canonical
 from oncebridge.errors import ConfigError, EventError
+from oncebridge.exact_float import read_decimal
+from oncebridge.key import ExactFunctions
 from oncebridge.records import inflate
 
 _UNPACKED: Final = 16 << 20
 """So many bytes may come out of a packed payload: it is a stranger who packed it."""
 
 
-class _PowertoolsFunctions(Functions):
+class _PowertoolsFunctions(ExactFunctions):
     """The functions that Powertools adds to JMESPath."""
 
     @signature({"types": ["string"]})
     def _func_powertools_json(self, value: str) -> Any:
-        return json.loads(value)
+        return json.loads(value, parse_float=read_decimal)
 
     @signature({"types": ["string"]})
     def _func_powertools_base64(self, value: str) -> str:
@@ -70,8 +72,11 @@ def is_missing(key: Any) -> bool:
 
 def digest(value: Any) -> str:
     """Hash *value* as JSON, alike however it is written; raises where it is none."""
-    text = json.dumps(value, default=_instead)
-    return sha256(canonical(json.loads(text))).hexdigest()
+    try:
+        text = canonical(value)
+    except EventError:  # it is not made of JSON values alone
+        text = canonical(json.loads(json.dumps(value, default=_instead)))
+    return sha256(text).hexdigest()
 
 
 def encoded(value: Any) -> bytes:

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import click
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from oncebridge.audit_trail import instant
-from oncebridge.cli.finding import because_option
+from oncebridge.cli.finding import because_option, store_to_look
 from oncebridge.cli.manners import (
     as_json_option,
     audited,
@@ -29,7 +30,9 @@ from oncebridge.cli.screen import STYLES
 from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
 from oncebridge.config import Setup
 from oncebridge.dead import DeadLetter, DeadLetters
+from oncebridge.dead_copies import Copies, copies_of
 from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.event import Event
 from oncebridge.identity import Identities
 from oncebridge.reach import is_missing, is_out_of_reach, refuse_memory
 from oncebridge.redrive import Choice, Doomed, Redrive, Replayed, select, write_replay
@@ -77,23 +80,24 @@ def list_(setup: Setup, *, reason: str, route: str | None, limit: int, as_json: 
 
 
 async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> None:
-    rows: list[list[str]] = [["number", "died", "reason", "route", "message"]]
-    more = False
+    rows: list[list[str]] = [["number", "died", "reason", "route", "copies", "message"]]
+    letters: list[DeadLetter] = []
     async with _letters(setup) as dead:
         async for letter in select(dead, choice):
-            if limit == 0:
-                more = True
+            letters.append(replace(letter, raw=b"") if not as_json else letter)
+            if len(letters) > limit:
                 break
-            limit -= 1
-            if as_json:
-                click.echo(json.dumps(_as_json(letter)))
-            else:
-                died = instant(letter.buried_ms)[:19].replace("T", " ")
-                rows.append(
-                    [str(letter.number), died, letter.reason, letter.route or "-", letter.message]
-                )
-    if more:
+    if len(letters) > limit:
         note("there are more; --limit shows them")
+        letters = letters[:limit]
+    for letter, copies in zip(letters, await _copies(setup, letters), strict=True):
+        if as_json:
+            click.echo(json.dumps(_as_json(letter, copies)))
+        else:
+            died = instant(letter.buried_ms)[:19].replace("T", " ")
+            again = f"{copies.count:,}" if copies.count else "-"
+            route = letter.route or "-"
+            rows.append([str(letter.number), died, letter.reason, route, again, letter.message])
     if as_json:
         return
     if len(rows) == 1:
@@ -106,7 +110,19 @@ async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> N
         console.print(line, markup=False)
 
 
-def _as_json(letter: DeadLetter) -> dict[str, Any]:
+async def _copies(setup: Setup, letters: Sequence[DeadLetter]) -> list[Copies]:
+    """Look up how often letters arrived again that were never sent; others have no count."""
+    found = {letter.key: Copies() for letter in letters}
+    counted = [letter.key for letter in letters if letter.key and not letter.is_keyed]
+    if counted:
+        async with store_to_look(setup, "copies were not counted") as store:
+            if store is not None:
+                found |= dict(zip(counted, await copies_of(store, counted), strict=True))
+    return [found[letter.key] for letter in letters]
+
+
+def _as_json(letter: DeadLetter, copies: Copies) -> dict[str, Any]:
+    more = {"copies": copies.count, "last_copy": instant(copies.last_ms)} if copies.count else {}
     return {
         "number": letter.number,
         "died": instant(letter.buried_ms),
@@ -118,6 +134,7 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "maybe_delivered": letter.maybe_delivered,
         "bytes": len(letter.raw),
+        **more,
     }
 
 
@@ -130,22 +147,35 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
 @click.option("--raw", is_flag=True, help="Only the event, byte for byte as it was received.")
 def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
     """Show one dead letter with the event that it holds."""
-    letter = run_loop(_find(setup, number))
+    letter, copies = run_loop(_find(setup, number))
     if letter is None:
         note(f"there is no letter {number}")
         sys.exit(NEEDS_YOU)
     if raw:
         sys.stdout.buffer.write(letter.raw)
-    elif as_json:
-        click.echo(json.dumps({**_as_json(letter), **_body_as_json(letter.raw)}))
+        return
+    told = _as_json(letter, copies) | _header_as_json(setup, letter)
+    if as_json:
+        click.echo(json.dumps({**told, **_body_as_json(letter.raw)}))
     else:
-        _print(letter)
+        _print(told, letter.raw)
 
 
-async def _find(setup: Setup, number: int) -> DeadLetter | None:
+async def _find(setup: Setup, number: int) -> tuple[DeadLetter | None, Copies]:
     async with _letters(setup) as dead:
         found = [letter async for letter in select(dead, Choice((number,)))]
-        return found[0] if found else None
+    if not found:
+        return None, Copies()
+    return found[0], (await _copies(setup, found))[0]
+
+
+def _header_as_json(setup: Setup, letter: DeadLetter) -> dict[str, str]:
+    """Give the header that the event was sent with, by the rules of now."""
+    identities = Identities(setup)
+    event = identities.read(letter.raw)
+    way = identities.on(letter.route, event) if isinstance(event, Event) else None
+    sent_as = way.sent_as_of(letter.key) if way is not None else b""
+    return {"idempotency_key": sent_as.hex()} if sent_as else {}
 
 
 def _body_as_json(raw: bytes) -> dict[str, str]:
@@ -155,17 +185,16 @@ def _body_as_json(raw: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(raw).decode()}
 
 
-def _print(letter: DeadLetter) -> None:
+def _print(told: dict[str, Any], raw: bytes) -> None:
     console = screen()
-    told = _as_json(letter)
     console.print(f"letter {told.pop('number')}", style="bold")
     if told.pop("maybe_delivered"):
         told["maybe"] = "an earlier attempt may have arrived"
     for name, value in told.items():
         if value != "":
-            console.print(field(name, value, "red" if name == "reason" else "", wide=10))
+            console.print(field(name, value, "red" if name == "reason" else "", wide=16))
     console.print()
-    for line in _body(letter.raw).split("\n"):
+    for line in _body(raw).split("\n"):
         console.print(printable(line), markup=False)
 
 

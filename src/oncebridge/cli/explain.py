@@ -4,8 +4,8 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -22,6 +22,7 @@ from oncebridge.cli.finding import (
     in_option,
     not_found,
     scan_option,
+    store_to_look,
 )
 from oncebridge.cli.manners import (
     as_json_option,
@@ -37,13 +38,11 @@ from oncebridge.cli.setup import NEEDS_YOU, run_loop
 from oncebridge.config import Setup
 from oncebridge.dead import DeadLetter
 from oncebridge.differences import Change
-from oncebridge.errors import ConfigError, StoreError
 from oncebridge.explain import Wanted, explain_key
 from oncebridge.explain import explain as explain_records
 from oncebridge.explanation import Explanation, KeyExplanation, dumps, window
-from oncebridge.lookup import Named, is_not_ours, opened_to_look
+from oncebridge.lookup import Named
 from oncebridge.plain_words import moment, state, summary, summary_of_key
-from oncebridge.reach import is_missing, is_out_of_reach
 from oncebridge.records import BadGzip, Record, Records
 from oncebridge.store import Store
 from oncebridge.trail import Acts
@@ -106,32 +105,11 @@ def explain(
 async def _explain(setup: Setup, what: str, asked: _Asked, *, scan: bool) -> int:
     async with finding(setup, recording=asked.recording, scan=scan) as finder:
         named = finder.named(what)
-        async with _store_to_look(setup) as store:
+        async with store_to_look(setup, "no verdicts") as store:
             teller = _Teller(setup, finder, store, asked)
             if named.kind == "file":
                 return await teller.file(named.text)
             return await teller.named(named)
-
-
-@asynccontextmanager
-async def _store_to_look(setup: Setup) -> AsyncIterator[Store | None]:
-    """Open the store if that can be done without making anything; else say why not."""
-    place = setup.config.store
-    store: Store | None = None
-    if is_out_of_reach(place):
-        note(f"no verdicts: the store {place} lives in another process")
-    elif is_missing(place) or is_not_ours(place):
-        note(f"no verdicts: the store {place} is not there yet")
-    else:
-        try:
-            store = await opened_to_look(place)
-        except (StoreError, ConfigError) as error:
-            note(f"no verdicts: {error}")
-    try:
-        yield store
-    finally:
-        if store is not None:
-            await store.aclose()
 
 
 class _Teller:
@@ -303,6 +281,9 @@ def _print_keys(console: Console, told: Explanation, *, canonical: bool) -> None
             _field(console, "", state(standing))
         if canonical:
             console.print(field("", known.canonical, "dim"))
+    if told.keys and told.sent_as != told.keys[-1].key:
+        console.print(field("header", "Idempotency-Key, made of the key and the content"))
+        console.print(field("", told.sent_as.hex()))
 
 
 def _print_verdict(console: Console, told: Explanation) -> None:
@@ -347,7 +328,12 @@ def _change(change: Change) -> str:
 def _value(value: Any) -> str:
     if value is UNSET:
         return "(not there)"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, float):
+        text = repr(value)  # json would round an ExactFloat
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _MOST_VALUE else f"{text[: _MOST_VALUE - 1]}…"
 
 

@@ -14,7 +14,7 @@ from oncebridge.cli.manners import note, open_file, opened, printable
 from oncebridge.config import Setup
 from oncebridge.copying import is_portable
 from oncebridge.dead import DeadLetter, DeadLetters
-from oncebridge.errors import OncebridgeError
+from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.event import Event, Unreadable
 from oncebridge.identity import Identities, Identity
 from oncebridge.judging import contents
@@ -23,6 +23,7 @@ from oncebridge.lookup import (
     Named,
     events_in,
     is_not_ours,
+    opened_to_look,
     recognised,
     records_with_id,
     scan_costs,
@@ -273,6 +274,14 @@ def tell_of_other_keys() -> None:
     note("as far as this key goes: a rule with tiers may know the event by another")
 
 
+def tell_of_headers() -> None:
+    """Explain what a text may be that has the form of a key and is not found."""
+    note(
+        "an Idempotency-Key is not always a key: where the rule compares contents it is made of "
+        "both; use the event itself, its id, or --in FILE"
+    )
+
+
 # --- asking and showing -------------------------------------------------------------------
 
 
@@ -292,6 +301,27 @@ async def opened_store(setup: Setup, what: str) -> AsyncIterator[Store | None]:
         return
     async with opened(place.opened) as store:
         yield store
+
+
+@asynccontextmanager
+async def store_to_look(setup: Setup, otherwise: str) -> AsyncIterator[Store | None]:
+    """Open the store if nothing has to be made for that; if not, note *otherwise* and why."""
+    place = setup.config.store
+    store: Store | None = None
+    if is_out_of_reach(place):
+        note(f"{otherwise}: the store {place} lives in another process")
+    elif is_missing(place) or is_not_ours(place):
+        note(f"{otherwise}: the store {place} is not there yet")
+    else:
+        try:
+            store = await opened_to_look(place)
+        except (StoreError, ConfigError) as error:
+            note(f"{otherwise}: {error}")
+    try:
+        yield store
+    finally:
+        if store is not None:
+            await store.aclose()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from oncebridge.cli.finding import (
     reason_option,
     route_option,
     scan_option,
+    tell_of_headers,
     tell_of_other_keys,
 )
 from oncebridge.cli.manners import (
@@ -91,7 +92,7 @@ async def _forget(
     as_json: bool,
 ) -> int:
     audit = audited(setup)
-    code, is_bare = 0, False
+    code, is_bare, is_unknown = 0, False, False
     async with (
         finding(setup, recording=recording, scan=scan) as finder,
         opened_store(setup, "forget") as store,
@@ -104,9 +105,12 @@ async def _forget(
             if not _is_done(done):
                 code = NEEDS_YOU
             is_bare = is_bare or (each.is_bare and any(one.gone for one in done))
+            is_unknown = is_unknown or (each.is_bare and all(one.was == "absent" for one in done))
             _tell(each, done, several=len(setup.routes) > 1, as_json=as_json)
     if is_bare:
         tell_of_other_keys()
+    if is_unknown:
+        tell_of_headers()
     return code
 
 

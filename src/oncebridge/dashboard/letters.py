@@ -41,6 +41,8 @@ _LOOKED_INTO: Final = 4 * 1024 * 1024
 MEANINGS: Final = {
     "rejected": "the sink refused it for good",
     "attempts": "it was tried as often as allowed, without a clear answer",
+    "too-old": "it failed for as long as give_up_after allows",
+    "version": "its version cannot be compared with that of its entity; its rule keeps such",
     "conflict": "the same identity as another event, with other content; its rule keeps such",
     "unkeyable": "a field that its key needs is missing, and its rule keeps such",
     "not-allowed": "its sender is not among those that are let in",

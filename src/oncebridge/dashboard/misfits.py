@@ -119,6 +119,8 @@ def shown(value: Any) -> str:
     """Write a value as JSON, or the beginning of a long one: no more of it is encoded."""
     if value is UNSET:
         return "(not there)"
+    if isinstance(value, float):
+        return cut(repr(value))  # json would round an ExactFloat
     text = ""
     for piece in _encoder.iterencode(value):
         text += piece

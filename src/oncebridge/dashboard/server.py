@@ -34,6 +34,7 @@ _BOUNDS: Final = Bounds(
     max_body=7 * 1024 * 1024,  # an event of 2 MiB, of which a form makes up to three times as much
     idle_time=timedelta(seconds=30),
     max_connections=256,
+    max_connections_per_peer=128,
 )
 _AT_ONCE: Final = 16
 _LARGE: Final = 64 * 1024

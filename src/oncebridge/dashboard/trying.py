@@ -7,7 +7,6 @@ the loop, and what is told of it is bounded.
 """
 
 import io
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.canonical import decode_canonical
 from oncebridge.config import Setup
 from oncebridge.dashboard.aside import beside
 from oncebridge.dashboard.misfits import Misfits, Passed, cut, shown
@@ -327,7 +327,7 @@ def _differing(one: Event, its: Identity, other: Event, way: Identity) -> list[s
 def _inside(one: str, other: str) -> list[str]:
     """Name the places where two canonical details differ."""
     try:
-        return differences(json.loads(one), json.loads(other), "detail")
+        return differences(decode_canonical(one), decode_canonical(other), "detail")
     except (ValueError, RecursionError):
         return ["detail"]
 

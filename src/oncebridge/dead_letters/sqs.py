@@ -188,7 +188,7 @@ class SqsDeadLetters:
             entry, size = _fitting(name, raw, told)
             if entry is not None:
                 return entry
-            if letter.key:
+            if letter.is_keyed:
                 raise DeadLetterRefused(
                     f"the queue {self._queue.name} takes {MOST_BYTES} bytes, and the letter has "
                     f"{size}, even when packed"

@@ -34,7 +34,7 @@ from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear
 from oncebridge.options import did_you_mean
-from oncebridge.pace import Pace
+from oncebridge.rate_limit import RateLimit
 from oncebridge.secret import Secret
 
 PERMISSION: Final = "conversation:communication:view"
@@ -170,7 +170,7 @@ class Api:
         client_secret: Secret,
         *,
         timeout: timedelta,
-        pace: Pace,
+        pace: RateLimit,
     ) -> None:
         self._hosts = hosts
         self._id = client_id

@@ -18,7 +18,7 @@ from oncebridge.breaker import Breaker
 from oncebridge.clock import Dice
 from oncebridge.genesys.api import Api, Exists, Finding, Hidden, Missing, Refused, Unsaid
 from oncebridge.genesys.options import GenesysOptions
-from oncebridge.pace import Pace
+from oncebridge.rate_limit import RateLimit
 
 _MOST: Final = 50_000
 """How many conversations are remembered."""
@@ -48,11 +48,11 @@ class Lookups:
     """Ask *api*, at *pace*; requests are counted as `lookups` in *counts*."""
 
     def __init__(
-        self, api: Api, pace: Pace, options: GenesysOptions, counts: Counter[str], dice: Dice
+        self, api: Api, pace: RateLimit, options: GenesysOptions, counts: Counter[str], dice: Dice
     ) -> None:
         self._api = api
         self._pace = pace
-        self._returns = Pace(options.lookups)
+        self._returns = RateLimit(options.lookups)
         """When those come again who got no turn."""
         self._options = options
         self._counts = counts

@@ -52,7 +52,7 @@ from oncebridge.genesys.lookups import BRIEFLY_S, Later, Lookups
 from oncebridge.genesys.options import GenesysOptions
 from oncebridge.key import compile_field
 from oncebridge.options import Problems, written
-from oncebridge.pace import Pace
+from oncebridge.rate_limit import RateLimit
 from oncebridge.secret import Secret
 from oncebridge.settings import Settings
 from oncebridge.sink import (
@@ -101,7 +101,7 @@ class Verifier:
     def __init__(self, options: GenesysOptions, *, dice: Dice | None = None) -> None:
         self.options = options
         self.counts: Counter[str] = Counter()
-        pace = Pace(options.lookups)
+        pace = RateLimit(options.lookups)
         self._api, self.conversation = _made(options, pace)
         self.lookups = Lookups(self._api, pace, options, self.counts, dice or SystemDice())
         self._untold: Counter[str] = Counter()
@@ -411,7 +411,7 @@ def check(options: GenesysOptions, settings: Settings) -> None:
         )
 
 
-def _made(options: GenesysOptions, pace: Pace) -> tuple[Api, Callable[[Event], Any]]:
+def _made(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Event], Any]]:
     """Make who is asked, and what finds the conversation; or raise all that is wrong."""
     problems = Problems()
     for name in ("region", "client_id", "client_secret"):

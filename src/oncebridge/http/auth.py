@@ -5,6 +5,9 @@ The kinds are those that EventBridge connections send (an API key in a header, B
 OAuth bearer token) and, for other senders, an HMAC over time and body. Of each kind several
 secrets may be valid at once, so that one can be replaced without a gap. Every secret is
 compared in constant time, and all of them are compared, whichever matches.
+
+A signature covers the time and the body. The content type and the content encoding say how
+the body is read, so a signature is bound to those it was first accepted with.
 """
 
 import base64
@@ -25,6 +28,8 @@ from oncebridge.options import Doc
 from oncebridge.secret import Secret
 
 _SKEW_S: Final = 300
+_VALID_S: Final = 2 * _SKEW_S  # with a timestamp as far ahead as may be
+_MOST_SIGNATURES: Final = 200_000  # about 30 MB
 _TOKEN_S: Final = 3600
 _TIMESTAMP, _SIGNATURE = b"x-oncebridge-timestamp", b"x-oncebridge-signature"
 _SIGNED = re.compile(rb"v1=[0-9a-f]{64}")
@@ -76,6 +81,7 @@ class Guard:
         self._bearer = _bytes(options.bearer)
         self._clients = _bytes(options.oauth)
         self._hmac = _bytes(options.hmac)
+        self._accepted = _Accepted()
         self.is_needed = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
         self.has_tokens = bool(self._clients)
 
@@ -143,7 +149,39 @@ class Guard:
     def _by_signature(self, request: Request) -> bool:
         (time,), (signature,) = request.values(_TIMESTAMP), request.values(_SIGNATURE)
         signed = time + b"." + request.body
-        return _is_one_of(signature, [b"v1=" + _sign(key, signed) for key in self._hmac])
+        if not _is_one_of(signature, [b"v1=" + _sign(key, signed) for key in self._hmac]):
+            return False
+        return self._accepted.admits(signature, _reading(request), self._clock() // 1000)
+
+
+class _Accepted:
+    """
+    The signatures that were accepted while they are valid, and how their body was read.
+
+    They are kept in two generations, each for as long as a signature can be valid, and the
+    older one is dropped as a whole. A generation that is full ends early.
+    """
+
+    def __init__(self) -> None:
+        self._newer: dict[bytes, bytes] = {}
+        self._older: dict[bytes, bytes] = {}
+        self._began_s = 0
+
+    def admits(self, signature: bytes, reading: bytes, now_s: int) -> bool:
+        """Return False if *signature* was accepted before with another *reading*."""
+        if now_s - self._began_s > _VALID_S or len(self._newer) >= _MOST_SIGNATURES // 2:
+            self._older, self._newer, self._began_s = self._newer, {}, now_s
+        key = bytes.fromhex(signature[-32:].decode())  # half of it, which is 128 bits
+        known = self._newer.get(key) or self._older.get(key)
+        if known is None:
+            self._newer[key] = reading
+        return known in (None, reading)
+
+
+def _reading(request: Request) -> bytes:
+    """Return a digest of the headers that say how the body is read."""
+    said = [request.values(name) for name in (b"content-type", b"content-encoding")]
+    return sha256(repr(said).encode()).digest()[:16]
 
 
 _BASIC_CHALLENGE: Final = (("WWW-Authenticate", 'Basic realm="oncebridge"'),)

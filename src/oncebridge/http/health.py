@@ -32,7 +32,11 @@ _METHOD = Response(
 _FAILED = Response(500, b'{"error":"internal error"}')
 _encode = msgspec.json.Encoder().encode
 _BOUNDS = Bounds(
-    max_body=0, head_time=timedelta(seconds=2), idle_time=timedelta(seconds=10), max_connections=256
+    max_body=0,
+    head_time=timedelta(seconds=2),
+    idle_time=timedelta(seconds=10),
+    max_connections=256,
+    max_connections_per_peer=128,
 )
 _SMALL: Final = 1024
 _LEVEL: Final = 3
@@ -86,7 +90,7 @@ class Health:
         if report is not None:
             self._pages["/metrics"] = MetricsPage(report)
         self._nothing = _nothing(list(self._pages))
-        self._server = Server(self._handle, host=host, port=port, bounds=_BOUNDS)
+        self._server = Server(self._handle, host=host, port=port, bounds=_BOUNDS, spare=self._pages)
 
     @property
     def port(self) -> int:

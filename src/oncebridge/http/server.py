@@ -26,12 +26,14 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from math import inf
+from operator import attrgetter
 from typing import Any, cast
 
 from httptools import (
@@ -98,6 +100,10 @@ class Bounds(Struct, frozen=True, kw_only=True):
     idle_time: timedelta = timedelta(seconds=75)
     """How long a connection stays open between two requests."""
     max_connections: int = 1000
+    max_connections_per_peer: int = 500
+    """Of one address; IPv6 addresses of the same /64 count as one."""
+    max_bodies: int = 64 * 1024 * 1024
+    """Bytes of unfinished bodies, over all connections."""
 
 
 Handler = Callable[[Request, Callable[[Response], None]], None]
@@ -112,7 +118,8 @@ _SIZE, _END_OF_CHUNK, _TRAILER = range(3)
 _LAST_CALL_S = 0.02  # for a request that has arrived, and was not read yet, at a stop
 _LINGER_S = 1.0
 _LINGER_BYTES = 16 * 1024 * 1024
-_TURNED_AWAY = 256  # so many at once are told that there is no room; more are cut off
+_TURNED_AWAY = 240  # so many at once are told that there is no room; more are cut off
+_SPARE = 16  # connections beyond the limit that may ask a spare path, such as /healthz
 _ACCEPTED_AT_ONCE = 64
 _MAX_LINE = 256  # a chunk's size and extensions
 _FRAMING_BYTES = 64 * 1024  # what chunking may add to the largest body
@@ -121,6 +128,7 @@ _METHODS = {
     name.encode(): name
     for name in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
 }
+_WITH_BODY = frozenset(["POST", "PUT", "PATCH", "QUERY"])
 _VERSIONS = {b"HTTP/1.1": True, b"HTTP/1.0": False}
 _FRAMING = frozenset([b"host", b"content-length", b"transfer-encoding", b"connection", b"expect"])
 _HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~!$&'()*+;=%:[]"
@@ -144,6 +152,7 @@ def _refusal(status: int, why: str, *headers: tuple[str, str]) -> Response:
 
 _BAD_REQUEST = _refusal(400, "not a request that can be read safely")
 _TOO_SLOW = _refusal(408, "the request took too long to arrive")
+_NO_LENGTH = _refusal(411, "send Content-Length, or a chunked body")
 _BODY_TOO_LARGE = _refusal(413, "the body is too large")
 _NO_SUCH_EXPECTATION = _refusal(417, "only 100-continue can be expected")
 _HEAD_TOO_LARGE = _refusal(431, "the request line and headers are too large")
@@ -151,6 +160,7 @@ _FAILED = _refusal(500, "internal error")
 _NO_SUCH_METHOD = _refusal(501, "no such method")
 _NO_SUCH_CODING = _refusal(501, "the only transfer coding is chunked")
 _NO_ROOM = _refusal(503, "too many connections", ("Retry-After", "1"))
+_NO_MEMORY = _refusal(503, "too many unfinished bodies", ("Retry-After", "1"))
 _NO_SUCH_VERSION = _refusal(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
 
 
@@ -161,6 +171,10 @@ class Server:
     *screen* sees each request when its headers are complete, and may refuse it before
     the body is read; the connection closes after that. Both are called on the loop and
     must be quick. If one raises, the client gets a 500 and the log the kind of error.
+
+    When all connections are taken, a new one replaces the one that has waited longest for
+    a request. If every connection has a request under way, the new one may still ask for
+    one of the *spare* paths (health checks), and gets a 503 for any other.
     """
 
     def __init__(
@@ -172,19 +186,25 @@ class Server:
         screen: Screen | None = None,
         bounds: Bounds = Bounds(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
+        spare: Collection[str] = (),
     ) -> None:
         self.handler = handler
         self.screen = screen
         self.bounds = bounds
         self.stopping = False
+        self._spare_paths = frozenset(spare)
         self._tls = tls
         self._host = host
         self._port = port
         self._listening: list[socket.socket] = []
         self._deaf = False  # out of file descriptors, until the next sweep
-        self._greeting: set[asyncio.Task[None]] = set()
-        self._served: set[_Connection] = set()
-        self._turned_away: set[_Connection] = set()
+        self._greeting: dict[asyncio.Task[None], None] = {}
+        self._served: dict[_Connection, None] = {}
+        self._per_peer: Counter[str] = Counter()  # of those served
+        self._spare: dict[_Connection, None] = {}
+        self._turned_away: dict[_Connection, None] = {}
+        self._bodies: dict[_Connection, int] = {}  # bytes of unfinished ones, the first begun first
+        self._body_bytes = 0
         self._nobody = asyncio.Event()
         self._nobody.set()
         self._next_sweep: asyncio.TimerHandle | None = None
@@ -224,7 +244,7 @@ class Server:
             async with asyncio.timeout(grace.total_seconds()):
                 await self._nobody.wait()
         await asyncio.gather(*self._greeting, return_exceptions=True)
-        for connection in [*self._served, *self._turned_away]:
+        for connection in self._all():
             connection.cut_off()
         await self._nobody.wait()
         if self._next_sweep is not None:
@@ -236,17 +256,88 @@ class Server:
     def welcome(self, connection: "_Connection") -> bool:
         """Count *connection* in; False if there is no room for it."""
         self._nobody.clear()
-        has_room = len(self._served) < self.bounds.max_connections
-        (self._served if has_room else self._turned_away).add(connection)
+        bounds, peer = self.bounds, connection.address
+        is_crowded = self._per_peer[peer] >= bounds.max_connections_per_peer
+        if is_crowded:
+            has_room = self._make_room([one for one in self._served if one.address == peer])
+        else:
+            has_room = len(self._served) < bounds.max_connections or self._make_room(self._served)
+        if has_room:
+            self._served[connection] = None
+            self._per_peer[peer] += 1
+        elif self._spare_paths and (len(self._spare) < _SPARE or self._make_room(self._spare)):
+            has_room = connection.is_spare = True
+            self._spare[connection] = None
+        else:
+            self._turned_away[connection] = None
         return has_room
 
+    def is_spare_for(self, path: str) -> bool:
+        """Return True if a connection beyond the limit may ask for *path*."""
+        return path in self._spare_paths
+
     def farewell(self, connection: "_Connection") -> None:
-        self._served.discard(connection)
-        self._turned_away.discard(connection)
-        if not self._served and not self._turned_away:
+        self._release_place(connection)
+        self._turned_away.pop(connection, None)
+        if not (self._served or self._spare or self._turned_away):
             self._nobody.set()
 
+    def hold(self, connection: "_Connection", size: int) -> None:
+        """
+        Note that *connection* holds *size* bytes of an unfinished body; 0 when it is over.
+
+        Beyond the limit, the body that began first is refused: a sender that finishes what
+        it begins is the last to suffer from those that do not.
+        """
+        self._body_bytes += size - self._bodies.get(connection, 0)
+        if not size:
+            self._bodies.pop(connection, None)
+            return
+        self._bodies[connection] = size
+        while self._body_bytes > self.bounds.max_bodies:
+            next(iter(self._bodies)).refuse_body()
+
     # --- inside --------------------------------------------------------------------------
+
+    def _all(self) -> "list[_Connection]":
+        return [*self._served, *self._spare, *self._turned_away]
+
+    def _accepted(self) -> int:
+        connected = len(self._served) + len(self._spare) + len(self._turned_away)
+        return connected + len(self._greeting)
+
+    def _make_room(self, connections: "Iterable[_Connection]") -> bool:
+        """Close the one that has waited longest for a request; False if none is waiting."""
+        waiting = [one for one in connections if one.is_waiting]
+        if not waiting:
+            return False
+        oldest = min(waiting, key=_waiting_since)
+        self._release_place(oldest)
+        self._turned_away[oldest] = None
+        oldest.make_room()
+        return True
+
+    def _release_place(self, connection: "_Connection") -> None:
+        self._spare.pop(connection, None)
+        if connection in self._served:
+            del self._served[connection]
+            self._per_peer[connection.address] -= 1
+            if not self._per_peer[connection.address]:
+                del self._per_peer[connection.address]
+
+    def _cut_off_oldest(self) -> bool:
+        """Cut off a client that was turned away, or else one that is still in its handshake."""
+        if self._turned_away:
+            connection = next(iter(self._turned_away))
+            del self._turned_away[connection]
+            connection.cut_off()
+            return True
+        if self._tls is None or not self._greeting:
+            return False
+        task = next(iter(self._greeting))
+        del self._greeting[task]
+        task.cancel()
+        return True
 
     def _hear(self) -> None:
         loop = asyncio.get_running_loop()
@@ -256,13 +347,13 @@ class Server:
     def _send_home(self) -> None:
         for task in self._greeting:
             task.cancel()
-        for connection in list(self._served):
+        for connection in [*self._served, *self._spare]:
             connection.leave_if_idle()
 
     # We accept on our own, as a loop's server counts no connection before its TLS handshake.
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        most = self.bounds.max_connections + _TURNED_AWAY
+        most = self.bounds.max_connections + _SPARE + _TURNED_AWAY
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 client, _ = listening.accept()
@@ -273,13 +364,16 @@ class Server:
                 self._deaf = True
                 loop.remove_reader(listening)
                 return
-            if len(self._served) + len(self._turned_away) + len(self._greeting) >= most:
+            if self._accepted() >= most and not self._cut_off_oldest():
                 client.close()
                 continue
             client.setblocking(False)
             task = loop.create_task(self._greet(client))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+            self._greeting[task] = None
+            task.add_done_callback(self._greeted)
+
+    def _greeted(self, task: asyncio.Task[None]) -> None:
+        self._greeting.pop(task, None)
 
     async def _greet(self, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -299,12 +393,15 @@ class Server:
         shortest = min(bounds.head_time, bounds.body_time, bounds.idle_time).total_seconds()
         self._next_sweep = loop.call_later(min(1.0, shortest / 4), self._sweep)
         now = loop.time()
-        for connection in [*self._served, *self._turned_away]:
+        for connection in self._all():
             if connection.deadline <= now:
                 connection.run_out()
         if self._deaf:
             self._deaf = False
             self._hear()
+
+
+_waiting_since = attrgetter("waiting_since")
 
 
 class _Connection(asyncio.Protocol):
@@ -341,7 +438,10 @@ class _Connection(asyncio.Protocol):
         "_state",
         "_time",
         "_transport",
+        "address",
         "deadline",
+        "is_spare",
+        "waiting_since",
     )
 
     def __init__(
@@ -360,7 +460,10 @@ class _Connection(asyncio.Protocol):
         self._idle_s = bounds.idle_time.total_seconds()
         self._transport: asyncio.Transport
         self._peer = ""
+        self.address = ""  # of the peer, as connections are counted by it
+        self.is_spare = False
         self._state = _IDLE
+        self.waiting_since = 0.0  # for a request, while it is idle or sends a head
         self.deadline = inf
         self._data = b""  # what has come and was not read yet, from _at on
         self._at = 0
@@ -387,7 +490,9 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if peer else ""
-        self.deadline = self._time() + self._head_s
+        self.address = _counted_as(self._peer)
+        self.waiting_since = self._time()
+        self.deadline = self.waiting_since + self._head_s
         has_room = self._server.welcome(self)
         if self._server.stopping:
             self.cut_off()
@@ -436,6 +541,19 @@ class _Connection(asyncio.Protocol):
         if self._state in (_IDLE, _BLOCKED):
             self._shut()
 
+    @property
+    def is_waiting(self) -> bool:
+        """True if no request is under way, so that nothing is lost when it is closed."""
+        return self._state <= _HEAD or self._state >= _LINGERING
+
+    def make_room(self) -> None:
+        """Leave for another connection; one that is leaving already does so in its own time."""
+        if self._state <= _HEAD:
+            self.cut_off()
+
+    def refuse_body(self) -> None:
+        self._refuse(_NO_MEMORY)
+
     def cut_off(self) -> None:
         self._state = _CLOSED
         self._transport.abort()
@@ -471,6 +589,8 @@ class _Connection(asyncio.Protocol):
             self._advancing = False
         self._data = self._data[self._at :]
         self._at = 0
+        if self._state in (_BODY, _CHUNKS):
+            self._server.hold(self, len(self._body))
 
     def _read_head(self) -> bool:
         data, at = self._data, self._at
@@ -551,11 +671,11 @@ class _Connection(asyncio.Protocol):
                 return _BAD_REQUEST
             if coding != b"chunked":
                 return _NO_SUCH_CODING
-        length = said.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 19:
+        length = said.get(b"content-length")
+        if length is not None and (not length.isdigit() or len(length) > 19):
             return _BAD_REQUEST
         expected = said.get(b"expect", b"").lower() if self._modern else b""
-        return self._admit(int(length), expected, is_chunked=coding is not None)
+        return self._admit(length, expected, is_chunked=coding is not None)
 
     def _heed(self, wishes: bytes) -> None:
         said = [wish.strip() for wish in wishes.lower().split(b",")]
@@ -564,7 +684,11 @@ class _Connection(asyncio.Protocol):
         elif b"keep-alive" in said and not self._modern:
             self._keeps = True
 
-    def _admit(self, length: int, expected: bytes, *, is_chunked: bool) -> Response | None:
+    def _admit(
+        self, declared: bytes | None, expected: bytes, *, is_chunked: bool
+    ) -> Response | None:
+        if self.is_spare and not self._server.is_spare_for(self._asked[1]):
+            return _NO_ROOM
         if self._screen is not None:
             try:
                 refused = self._screen(Request(*self._asked, b"", self._peer))
@@ -572,6 +696,10 @@ class _Connection(asyncio.Protocol):
                 refused = _failed(error)
             if refused is not None:
                 return refused
+        if declared is None and not is_chunked and self._asked[0] in _WITH_BODY:
+            # Without a length the body would be read as empty, and its events lost.
+            return _NO_LENGTH
+        length = int(declared or 0)
         if length > self._max_body:
             return _BODY_TOO_LARGE
         if expected and expected != b"100-continue":
@@ -670,7 +798,7 @@ class _Connection(asyncio.Protocol):
         self.deadline = inf
         self._number += 1
         if self._body:
-            self._body = bytearray()
+            self._drop_body()
         request = Request(*self._asked, body, self._peer)
         try:
             self._handler(request, partial(self._answer, self._number))
@@ -684,7 +812,7 @@ class _Connection(asyncio.Protocol):
     def _answer(self, number: int, response: Response) -> None:
         if number != self._number or self._state != _BUSY:
             return
-        wants_more = self._keeps
+        wants_more = self._keeps and not self.is_spare
         keeps = self._write(response, keeps=wants_more and not self._server.stopping)
         if not keeps:
             if wants_more or self._at < len(self._data):
@@ -700,7 +828,8 @@ class _Connection(asyncio.Protocol):
     def _rest(self) -> None:
         """Be ready for the next request, which may be here already."""
         self._state = _IDLE
-        self.deadline = self._time() + self._idle_s
+        self.waiting_since = self._time()
+        self.deadline = self.waiting_since + self._idle_s
         if self._advancing:
             return
         if self._data:
@@ -753,7 +882,11 @@ class _Connection(asyncio.Protocol):
     def _forget(self) -> None:
         self._data, self._at = b"", 0
         self._headers = []
+        self._drop_body()
+
+    def _drop_body(self) -> None:
         self._body = bytearray()
+        self._server.hold(self, 0)
 
 
 # What llhttp must refuse, as we rely on it; older versions let some of this pass.
@@ -779,6 +912,13 @@ def _check_strictness() -> None:
             raise ConfigError(
                 "", "the installed httptools reads requests too leniently; install 0.6.4 or later"
             )
+
+
+def _counted_as(peer: str) -> str:
+    """Return what the connections of *peer* are counted by: its address, or its /64 in IPv6."""
+    if ":" not in peer:
+        return peer
+    return socket.inet_pton(socket.AF_INET6, peer.partition("%")[0])[:8].hex()
 
 
 def _failed(error: Exception) -> Response:

@@ -12,13 +12,14 @@ list of what it went through, and ends in the dead letters instead of going roun
 AWS takes events for a bus that does not exist, and drops them: so we look for it, at the start
 and once a minute.
 
-| what came of it                                    | answer    |
-| -------------------------------------------------- | --------- |
-| it has an id                                       | `Yes`     |
-| `ThrottlingException`, nothing could be sent       | `No`      |
-| `InternalFailure`, no answer                       | `Unknown` |
-| access denied, no such bus                         | `Closed`  |
-| malformed, too large, our own output that came back| `Never`   |
+| what came of it                                    | answer      |
+| -------------------------------------------------- | ----------- |
+| it has an id                                       | `Yes`       |
+| nothing could be sent                              | `No`        |
+| `ThrottlingException`                              | `Throttled` |
+| `InternalFailure`, no answer                       | `Unknown`   |
+| access denied, no such bus                         | `Closed`    |
+| malformed, too large, our own output that came back| `Never`     |
 """
 
 import asyncio

@@ -17,14 +17,15 @@ What goes along in headers:
 
 How the target's answers are understood:
 
-| what came back                              | answer    |
-| ------------------------------------------- | --------- |
-| 2xx                                         | `Yes`     |
-| nothing was sent: no name, refused, no TLS  | `No`      |
-| 502, 503, 504                               | `Unwell`  |
-| other 5xx, 408, 409, 425, 429; no answer    | `Unknown` |
-| 401, 403, 404, 407, 410                     | `Closed`  |
-| any other 4xx; 3xx (never followed)         | `Never`   |
+| what came back                              | answer      |
+| ------------------------------------------- | ----------- |
+| 2xx                                         | `Yes`       |
+| nothing was sent: no name, refused, no TLS  | `No`        |
+| 429; 503 with `Retry-After`                 | `Throttled` |
+| 502, 504, 503 without `Retry-After`         | `Unwell`    |
+| other 5xx, 408, 409, 425; no (whole) answer | `Unknown`   |
+| 401, 403, 404, 407, 410                     | `Closed`    |
+| any other 4xx; 3xx (never followed)         | `Never`     |
 
 409 is what a receiver says that is still busy with the same `Idempotency-Key`. A
 `Retry-After` is passed on, up to a day. A CloudEvent's data are the received bytes too, so
@@ -51,11 +52,21 @@ from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear, check_header
 from oncebridge.options import Doc
 from oncebridge.secret import Secret
-from oncebridge.sink import Closed, Delivery, Never, No, SinkAnswer, Unknown, Unwell, Yes
+from oncebridge.sink import (
+    Closed,
+    Delivery,
+    Never,
+    No,
+    SinkAnswer,
+    Throttled,
+    Unknown,
+    Unwell,
+    Yes,
+)
 from oncebridge.trace_context import NAME
 
 _DAY_MS = 86_400_000
-_AGAIN = frozenset({408, 409, 425, 429})
+_AGAIN = frozenset({408, 409, 425})
 _UNWELL = frozenset({502, 503, 504})
 _SHUT = frozenset({401, 403, 404, 407, 410})
 _OURS = re.compile(r"idempotency-key|x-oncebridge.*", re.IGNORECASE)
@@ -216,6 +227,9 @@ class HttpSink:
     def _understood(self, answer: Answer) -> SinkAnswer:
         status = answer.status
         reason = f"HTTP {status}"  # and nothing of the body: it may quote the event
+        if status == 429 or (status == 503 and b"retry-after" in answer.headers):
+            # A 503 may come from a proxy after the target has taken the event.
+            return Throttled(reason, self._retry_after_ms(answer), maybe=status == 503)
         if status in _SHUT:
             return Closed(reason, self._retry_after_ms(answer))
         if status in _UNWELL:

@@ -8,13 +8,14 @@ retention ends.
 one shard and in order if the gateway sends them in order (`order = "entity"`); else the key; for
 events without one, by chance.
 
-| what came of it                                    | answer    |
-| -------------------------------------------------- | --------- |
-| it has a sequence number                           | `Yes`     |
-| `ProvisionedThroughputExceededException`, not sent | `No`      |
-| `InternalFailure`, no answer                       | `Unknown` |
-| access denied, no such stream, its key is disabled | `Closed`  |
-| the record is too large                            | `Never`   |
+| what came of it                                    | answer      |
+| -------------------------------------------------- | ----------- |
+| it has a sequence number                           | `Yes`       |
+| nothing could be sent                              | `No`        |
+| `ProvisionedThroughputExceededException`           | `Throttled` |
+| `InternalFailure`, no answer                       | `Unknown`   |
+| access denied, no such stream, its key is disabled | `Closed`    |
+| the record is too large                            | `Never`     |
 """
 
 from collections.abc import Sequence

@@ -11,13 +11,14 @@ with its generation: a repeat of one delivery is swallowed, the next delivery of
 after its window, is not. The group is the entity of the event, else the option `group`, else the
 key; what has neither is its own group.
 
-| what came of it                                  | answer    |
-| ------------------------------------------------ | --------- |
-| it has an id                                     | `Yes`     |
-| throttled, nothing could be sent                 | `No`      |
-| `InternalError`, no answer                       | `Unknown` |
-| access denied, no such topic, its key is disabled| `Closed`  |
-| the message is invalid or too large              | `Never`   |
+| what came of it                                  | answer      |
+| ------------------------------------------------ | ----------- |
+| it has an id                                     | `Yes`       |
+| nothing could be sent                            | `No`        |
+| throttled                                        | `Throttled` |
+| `InternalError`, no answer                       | `Unknown`   |
+| access denied, no such topic, its key is disabled| `Closed`    |
+| the message is invalid or too large              | `Never`     |
 """
 
 import re

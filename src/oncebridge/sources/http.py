@@ -7,6 +7,7 @@ Events by HTTP: one, an array, or one per line.
 | 202    | each event is on disk, to be forwarded (with a spool)                          |
 | 503    | at least one has to come again; `Retry-After` says when, and is never below 1  |
 | 401    | not authenticated                                                              |
+| 411    | neither a length nor a chunked body                                            |
 | 413    | larger than the limit, or more events than one request may bring               |
 
 EventBridge drops what is refused with 400, 403, 404, 413 or 422, so what cannot be read is
@@ -16,6 +17,7 @@ busy or done. A client that hangs up changes nothing.
 """
 
 import asyncio
+import logging
 import math
 import ssl
 from collections import deque
@@ -27,18 +29,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from oncebridge.costly import SMALL
 from oncebridge.errors import ConfigError
 from oncebridge.http.auth import AuthOptions, Guard
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.options import Doc, Size
-from oncebridge.records import BadGzip, TooLarge, inflate, split
+from oncebridge.records import BadGzip, TooLarge, TooMany, inflate, split
 from oncebridge.router import Answer
 from oncebridge.secret import Address
-from oncebridge.source import Context, Host
+from oncebridge.source import Context, Done, Host
 from oncebridge.sources.openapi import describe
 from oncebridge.trace_context import NAME, XRAY_HEADER, Carried
 
+_log = logging.getLogger("oncebridge")
 _TRACEPARENT = NAME.encode()
 _SWEEP_S = 0.1
 _STILL_UNDER_WAY = "still under way"
@@ -70,6 +74,14 @@ class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
         timedelta, Doc("How long a connection stays open between requests.", "75s")
     ] = timedelta(seconds=75)
     max_connections: Annotated[int, Doc("How many connections at once.", at_least=1)] = 1000
+    max_connections_per_peer: Annotated[
+        int,
+        Doc(
+            "How many connections one address may have; raise it to `max_connections` behind a "
+            "proxy.",
+            at_least=1,
+        ),
+    ] = 500
     tls_cert: Annotated[str | None, Doc("Certificate chain (PEM), for https.", "cert.pem")] = None
     tls_key: Annotated[str | None, Doc("Its private key (PEM).", "key.pem")] = None
 
@@ -93,6 +105,8 @@ class HttpSource:
         self._now: Callable[[], float] = lambda: 0.0  # the loop's, once it is open
         self._waiting: deque[tuple[float, _Pending]] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queued = 0  # bytes of bodies that wait for their turn
         self._stopped = asyncio.Event()
 
     @classmethod
@@ -145,6 +159,7 @@ class HttpSource:
             body_time=options.body_time,
             idle_time=options.idle_time,
             max_connections=options.max_connections,
+            max_connections_per_peer=options.max_connections_per_peer,
         )
         name, port = self._address
         self._server = Server(
@@ -154,6 +169,7 @@ class HttpSource:
             screen=self._screen,
             bounds=bounds,
             tls=_tls(options),
+            spare=_HEALTH,
         )
         await self._server.open()
         self._sweep()
@@ -187,6 +203,7 @@ class HttpSource:
         self.stop()
         while self._waiting:  # what is not answered by now will not be
             self._waiting.popleft()[1].give_up()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.aclose(self._options.answer_within)
         if self._sweeper is not None:
@@ -234,33 +251,54 @@ class HttpSource:
         if not self._guard.admits(request, with_body=True):
             respond(self._guard.refusal())
             return
+        pending = _Pending(respond)
+        self._waiting.append((self._now() + self._answer_s, pending))
+        size = len(request.body)
+        if size <= (_SMALL_PACKED if _encoding(request) in _GZIP else SMALL):
+            self._bring(request, pending)
+        elif self._queued + size > _MOST_QUEUED:
+            pending.answer(_TOO_MUCH)
+        else:
+            task = asyncio.get_running_loop().create_task(self._bring_in_turn(request, pending))
+            self._queued += size
+            self._tasks.add(task)
+            task.add_done_callback(lambda task: self._brought(task, size, pending))
+
+    async def _bring_in_turn(self, request: Request, pending: "_Pending") -> None:
+        assert self._host is not None  # noqa: S101 - open before it serves
+        async with self._host.router.costly:
+            if not pending.is_answered:  # else it has to come again, and nothing has begun
+                self._bring(request, pending)
+
+    def _brought(self, task: asyncio.Task[None], size: int, pending: "_Pending") -> None:
+        self._queued -= size
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its type only: the text of an exception may quote the event.
+            _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
+            pending.give_up()
+
+    def _bring(self, request: Request, pending: "_Pending") -> None:
+        """Take the body of *request* apart, and put its events into the inbox."""
         content_type = (request.header(b"content-type") or b"").decode("latin-1")
-        body, records = request.body, None
-        if _encoding(request) in _GZIP:
-            try:
-                body = inflate(body, self._options.max_body)
-            except TooLarge:
-                respond(Response(413, b'{"error":"the body is too large once unpacked"}'))
-                return
-            except BadGzip:
-                records = [body]  # as it came: it ends in the dead letters
-        if records is None:
-            records = split(body, content_type=content_type)
-        if len(records) > self._options.max_events:
-            respond(Response(413, b'{"error":"too many events in one body"}'))
+        body, records, most = request.body, None, self._options.max_events
+        try:
+            if _encoding(request) in _GZIP:
+                body = inflate(body, self._options.max_body, cheap=True)
+            records = split(body, content_type=content_type, most=most)
+        except TooLarge:
+            pending.answer(Response(413, b'{"error":"the body is too large once unpacked"}'))
             return
+        except TooMany:
+            pending.answer(Response(413, b'{"error":"too many events in one body"}'))
+            return
+        except BadGzip:
+            records = [body]  # as it came: it ends in the dead letters
         is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
-        if not records:
-            respond(_response([], is_one=False))
-            return
         if self._context is not None and (context := _context(request, self._context)):
             records = [Carried.of(raw, context) for raw in records]
-        pending = _Pending(respond, len(records), is_one=is_one)
-        self._waiting.append((self._now() + self._answer_s, pending))
         assert self._host is not None  # noqa: S101 - open before it serves
-        put = self._host.inbox.put
-        for at, raw in enumerate(records):
-            put(raw, pending.done(at))
+        self._host.inbox.put_all(records, pending.expect(len(records), is_one=is_one))
 
     def _readiness(self) -> Response:
         assert self._host is not None  # noqa: S101
@@ -280,10 +318,16 @@ class HttpSource:
 
 _TOKEN = "/oauth/token"  # noqa: S105 - a path
 _GET = {"GET", "HEAD"}
-_BESIDE = {"/healthz": _GET, "/readyz": _GET, "/openapi.json": _GET, _TOKEN: {"POST"}}
+_HEALTH = ("/healthz", "/readyz")
+_BESIDE = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST"}}
 _GZIP = (b"gzip", b"x-gzip")
 _ENCODINGS = (*_GZIP, b"identity", b"")
 _SMALL = 4096
+_SMALL_PACKED = 4096  # unpacked and taken apart within some milliseconds
+_MOST_QUEUED = 64 * 1024 * 1024  # bytes of large bodies that wait for their turn
+_TOO_MUCH = Response(
+    503, b'{"error":"too many large bodies at once"}', headers=(("Retry-After", "1"),)
+)
 
 
 def _encoding(request: Request) -> bytes:
@@ -311,31 +355,41 @@ class _Pending:
 
     __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
 
-    def __init__(self, respond: Callable[[Response], None], count: int, *, is_one: bool) -> None:
+    def __init__(self, respond: Callable[[Response], None]) -> None:
         self._respond = respond
-        self._answers: list[Answer | None] = [None] * count
-        self._left = count
-        self._is_one = is_one
+        self._answers: list[Answer | None] = [None]
+        self._left = 0
+        self._is_one = True
         self.is_answered = False
 
-    def done(self, at: int) -> Callable[[Answer], None]:
+    def expect(self, count: int, *, is_one: bool) -> list[Done]:
+        """Wait for *count* answers; return what takes each of them, in order."""
+        self._answers = [None] * count
+        self._left = count
+        self._is_one = is_one
+        if not count:
+            self.give_up()
+        return [self._done(at) for at in range(count)]
+
+    def _done(self, at: int) -> Done:
         def done(answer: Answer) -> None:
             self._answers[at] = answer
             self._left -= 1
             if not self._left:
-                self._finish()
+                self.give_up()
 
         return done
 
     def give_up(self) -> None:
         """Answer with what is known; the rest goes on, and its retry will find it."""
         if not self.is_answered:
-            self._finish()
+            self.answer(_response(self._answers, is_one=self._is_one))
 
-    def _finish(self) -> None:
+    def answer(self, response: Response) -> None:
+        """Answer with *response*, unless the request was answered before."""
         if not self.is_answered:
             self.is_answered = True
-            self._respond(_response(self._answers, is_one=self._is_one))
+            self._respond(response)
 
 
 def _response(answers: list[Answer | None], *, is_one: bool) -> Response:

@@ -88,6 +88,7 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
     common = {
         "400": _json("Not a request that can be read safely.", error),
         "408": _json("The request took too long to arrive.", error),
+        "411": _json("The request has no Content-Length and is not chunked.", error),
         "413": _json("The body is larger than the limit.", error),
         "417": _json("Only 100-continue can be expected.", error),
         "431": _json("The headers are larger than the limit.", error),
@@ -95,7 +96,6 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         "503": _json("Too many connections.", error, headers=_RETRY),
         "505": _json("Only HTTP/1.0 and HTTP/1.1 are spoken here.", error),
     }
-    beside = {**common, "411": _json("The length of the body is not said.", error)}
     post: dict[str, Any] = {
         "summary": "Send one event, an array of events, or one event per line.",
         "description": (
@@ -133,21 +133,21 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
     not_ready = {"anyOf": [_READY, error]}
     paths: dict[str, Any] = {
         path: {"post": post},
-        "/healthz": _get("Is the process alive?", {**beside, "200": _json("Alive.", _ALIVE)}),
+        "/healthz": _get("Is the process alive?", {**common, "200": _json("Alive.", _ALIVE)}),
         "/readyz": _get(
             "Can it take events now?",
             {
-                **beside,
+                **common,
                 "200": _json("Ready.", _READY),
                 "503": _json("Not now; the reasons are named.", not_ready, headers=_RETRY),
             },
         ),
         "/openapi.json": _get(
-            "What is here?", {**beside, "200": _json("This.", {"type": "object"})}
+            "What is here?", {**common, "200": _json("This.", {"type": "object"})}
         ),
     }
     if auth.oauth:
-        paths["/oauth/token"] = {"post": _token(beside, error)}
+        paths["/oauth/token"] = {"post": _token(common, error)}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -167,7 +167,7 @@ def _get(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
     return {"get": {"summary": summary, "responses": responses}}
 
 
-def _token(beside: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+def _token(common: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
     return {
         "summary": "Get a bearer token (OAuth 2.0, client credentials).",
         "description": "The client is named in the form, or with Basic, and not in both.",
@@ -177,7 +177,7 @@ def _token(beside: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
             "content": {"application/x-www-form-urlencoded": {"schema": _FORM}},
         },
         "responses": {
-            **beside,
+            **common,
             "200": _json("A token, for an hour.", _TOKEN),
             "401": _json("No such client, or another secret.", error, headers=_CHALLENGE),
         },

@@ -32,6 +32,7 @@ COUNTED: Final[Mapping[str, str]] = {
     "forwarded": "Events that the sink said yes to.",
     "retried": "Claims of events that were tried before.",
     "ambiguous": "Sends without a clear answer: the event may have been taken.",
+    "throttled": "Sends that the sink refused because there were too many.",
     "unwell": "Sends that the sink answered with its own trouble (HTTP 502, 503, 504).",
     "late_commits": "Deliveries recorded after their lease had ended: they may have repeated.",
     "acked_uncommitted": "Deliveries acknowledged to the source before they could be recorded.",

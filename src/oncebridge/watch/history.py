@@ -65,6 +65,8 @@ class Row(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """The event, with fields masked; empty unless that was allowed."""
     bare: bool = False
     """Its payload is not kept, as too many came at the time."""
+    sent_as: bytes = b""
+    """The `Idempotency-Key` it was sent with, where that is not the key."""
 
 
 class Sheet(Struct, frozen=True, array_like=True, gc=False):

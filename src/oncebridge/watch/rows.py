@@ -47,6 +47,7 @@ def row_of(
         decision.attempt,
         outcome.forwarded,
         outcome.unprotected,
+        sent_as=outcome.sent_as,
     )
 
 

@@ -20,6 +20,7 @@ from oncebridge.dashboard.desk import Desk
 from oncebridge.dashboard.page import Answer, Ask, Elsewhere, NotFound, Route, Shown
 from oncebridge.dashboard.rulebook import anchor
 from oncebridge.dead import DeadLetter, DeadLetters
+from oncebridge.dead_copies import Copies, copies_of
 from oncebridge.errors import OncebridgeError
 from oncebridge.event import Event
 from oncebridge.identity import Identities, Identity
@@ -128,7 +129,9 @@ async def _show(desk: Desk, ask: Ask) -> Answer:
     if letter is None:
         raise NotFound("there is no such letter: it was replayed or dropped, or never there")
     config = desk.setup.config
-    in_store, acts, trouble = await _known(desk, letter)
+    way = await asyncio.to_thread(_identity, desk, letter)
+    in_store, acts, copies, trouble = await _known(desk, letter, way)
+    sent_as = way.sent_as_of(letter.key).hex() if way is not None else ""
     # It may be large; here, all of it is read.
     headline = await asyncio.to_thread(letters.Headlines(config).of, letter)
     body = await asyncio.to_thread(mask_of(config).masked_text, letter.raw)
@@ -142,7 +145,9 @@ async def _show(desk: Desk, ask: Ask) -> Answer:
             "has_values": config.dashboard_payloads,
             "known": in_store,
             "acts": acts,
-            "acts_of_route": not letter.key,
+            "acts_of_route": not letter.is_keyed,
+            "copies": copies,
+            "sent_as": sent_as,
             "store_trouble": trouble,
             "is_route": _is_known_route(desk, letter),
             "anchor": anchor(letter.rule),
@@ -150,9 +155,11 @@ async def _show(desk: Desk, ask: Ask) -> Answer:
     )
 
 
-async def _known(desk: Desk, letter: DeadLetter) -> tuple[str, Acts, str]:
-    """Tell what the store knows of a letter's event, and who did what to it."""
-    way = await asyncio.to_thread(_identity, desk, letter)
+async def _known(
+    desk: Desk, letter: DeadLetter, way: Identity | None
+) -> tuple[str, Acts, Copies, str]:
+    """Return what the store knows of a letter's event, operator actions, and its copies."""
+    copies = Copies()
     try:
         told = await known(desk, letter.key) if letter.key else None
         acts = told.acts if told else Acts()
@@ -160,9 +167,11 @@ async def _known(desk: Desk, letter: DeadLetter) -> tuple[str, Acts, str]:
             look = Look(desk.store)
             await look.prepare([way])
             acts = look.acts_on(way)
+        if letter.key and not letter.is_keyed:
+            (copies,) = await copies_of(desk.store, [letter.key])
     except OncebridgeError as error:
-        return "", Acts(), str(error)
-    return summary_of_key(told) if told else "", acts, ""
+        return "", Acts(), copies, str(error)
+    return summary_of_key(told) if told else "", acts, copies, ""
 
 
 def _identity(desk: Desk, letter: DeadLetter) -> Identity | None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.faults.doubles import now, virtual
 
-from oncebridge.pace import Pace
+from oncebridge.rate_limit import RateLimit
 
 
 async def wait(pace, count):
@@ -15,7 +15,7 @@ async def wait(pace, count):
 @pytest.mark.parametrize("rate", [0.5, 1.0, 7.0, 100.0, 5000.0])
 @virtual
 async def test_so_many_events_at_such_a_rate_take_their_time(rate):
-    pace, began = Pace(rate), now()
+    pace, began = RateLimit(rate), now()
     count = min(int(rate * 20), 2000)
     for _ in range(count):
         await wait(pace, 1)
@@ -24,7 +24,7 @@ async def test_so_many_events_at_such_a_rate_take_their_time(rate):
 
 @virtual
 async def test_many_who_ask_at_once_are_served_in_the_order_of_asking():
-    pace, served = Pace(10), []
+    pace, served = RateLimit(10), []
 
     async def ask(name):
         await wait(pace, 1)
@@ -40,7 +40,7 @@ async def test_many_who_ask_at_once_are_served_in_the_order_of_asking():
 
 @virtual
 async def test_a_pause_saves_up_a_tenth_of_a_second_and_no_more():
-    pace = Pace(100)
+    pace = RateLimit(100)
     await wait(pace, 1)
     await asyncio.sleep(3600)
     began = now()
@@ -53,7 +53,7 @@ async def test_a_pause_saves_up_a_tenth_of_a_second_and_no_more():
 
 @virtual
 async def test_a_batch_passes_whole_and_the_next_one_waits_for_all_of_it():
-    pace, began = Pace(10), now()
+    pace, began = RateLimit(10), now()
     await wait(pace, 50)
     assert now() == began
     await wait(pace, 1)
@@ -62,7 +62,7 @@ async def test_a_batch_passes_whole_and_the_next_one_waits_for_all_of_it():
 
 @virtual
 async def test_one_who_stops_waiting_does_not_let_the_others_go_too_early():
-    pace, began, served = Pace(1), now(), []
+    pace, began, served = RateLimit(1), now(), []
 
     async def ask():
         await wait(pace, 1)
@@ -77,7 +77,7 @@ async def test_one_who_stops_waiting_does_not_let_the_others_go_too_early():
 
 @virtual
 async def test_asking_how_long_it_would_take_reserves_nothing():
-    pace = Pace(10)
+    pace = RateLimit(10)
     assert pace.left_s(now()) == 0
     await wait(pace, 21)
     for _ in range(5):
@@ -91,7 +91,7 @@ async def test_asking_how_long_it_would_take_reserves_nothing():
     st.lists(st.tuples(st.floats(0, 2), st.integers(1, 20)), min_size=1, max_size=60),
 )
 def test_no_stretch_of_time_sees_more_than_the_rate_and_one_burst(rate, asked):
-    pace, at, sent = Pace(rate), 50.0, []
+    pace, at, sent = RateLimit(rate), 50.0, []
     for passes, count in asked:
         at += passes
         sent.append((at + pace.take(count, at), count))
