@@ -6,12 +6,13 @@ A simulation that lets one of these pass would let our own mistakes pass too.
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from oncebridge import Gateway, Verdict, Yes
+from oncebridge import Gateway, Rule, Verdict, Yes
 from oncebridge.backlog import Backlog, Debt, Delivered
 from oncebridge.breaker import Blame
 from oncebridge.flight import Flight
@@ -152,6 +153,14 @@ class RenewedRegisters(Registers):
         return super().give_back(flight, verdict)
 
 
+class FarAheadIsNewest(Gateway):
+    """An instant may be as far ahead of the clock as it likes."""
+
+    def __init__(self, *, rules: Sequence[Rule], **parts: Any) -> None:
+        latest = rules[0].latest and replace(rules[0].latest, ahead=timedelta(days=100_000))
+        super().__init__(rules=[replace(rules[0], latest=latest)], **parts)
+
+
 class BlindToDebts(Gateway):
     """What the store does not know was not delivered."""
 
@@ -245,6 +254,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "joint sink that is not": {"make_joint_sink": CommitApart},
     "header without content": {"make_gateway": BareHeader},
     "stale renews the register": {"make_gateway": StaleRenews},
+    "far ahead is newest": {"make_gateway": FarAheadIsNewest},
     "debts not looked at": {"make_gateway": BlindToDebts},
     "owed release is a delivery": {"make_gateway": ReleaseIsDelivery},
     "refusals always counted": {"make_gateway": EventIsToBlame},
