@@ -31,7 +31,7 @@ class Attempts:
         self._refused: dict[tuple[Node, int], tuple[float, int]] = {}
         """By worker and event: when it was last refused there, and in which phase."""
         self._disturbed: set[Content] = set()
-        """What a stalled worker had: whose attempt an answer belongs to is not known here."""
+        """What a stalled worker had, or began anew: an answer may belong to another attempt."""
 
     def lapse(self, contents: Iterable[Content]) -> None:
         """Record that a claim was taken over whose worker left no word."""
@@ -42,6 +42,10 @@ class Attempts:
         contents = set(contents)
         self._at_most.update(contents)
         self._disturbed |= contents
+
+    def begin_anew(self, contents: Iterable[Content]) -> None:
+        """Record that the key was taken with other content, which ends the count of the old."""
+        self._disturbed.update(contents)
 
     def time_out(self, content: Content) -> None:
         """Record that a send had no answer in its time."""

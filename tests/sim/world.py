@@ -759,7 +759,9 @@ class StoreClient:
         if old is None:
             return
         if isinstance(answer, Claim):
-            if old.fate is None and old.token not in (b"", answer.token):
+            if old.fate is None and old.generation != answer.held[-1].generation:
+                world.attempts.begin_anew(world.contents(events))
+            elif old.fate is None and old.token not in (b"", answer.token):
                 world.attempts.lapse(world.contents(events))
         elif answer is Reply.RELEASED:
             # A claim that lands twice may be released twice, and counts twice then.
