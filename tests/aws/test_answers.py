@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Yes
+from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Unwell, Yes
 from oncebridge.aws.answers import answer_to, answer_to_code, is_denied, is_missing
 from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
@@ -43,8 +43,8 @@ def test_what_was_sent_without_an_answer_is_unknown():
         (400, "InternalFailure", Unknown),
         (500, "InternalException", Unknown),
         (500, "HTTP 500", Unknown),
-        (503, "ServiceUnavailable", Unknown),
-        (502, "HTTP 502", Unknown),
+        (503, "ServiceUnavailable", Unwell),
+        (502, "HTTP 502", Unwell),
         (408, "RequestTimeout", Unknown),
         (400, "RedactionFailure", Unknown),
         (400, "SomethingNewException", Unknown),

@@ -35,6 +35,7 @@ from oncebridge import (
     Settings,
     Throttled,
     Unknown,
+    Unwell,
     Verdict,
     Yes,
     parse,
@@ -176,7 +177,7 @@ async def test_a_batch_gets_one_answer_for_each_in_order():
     script = answering(OK, status(503), status(422), OK)
     async with serving(script) as seen, sink_of(seen.url) as sink:
         answers = await sink.deliver([delivery() for _ in range(4)])
-    assert answers == [Yes(), Unknown("HTTP 503"), Never("HTTP 422"), Yes()]
+    assert answers == [Yes(), Unwell("HTTP 503"), Never("HTTP 422"), Yes()]
     assert (seen.connections, len(seen.requests)) == (1, 4)
 
 
@@ -375,17 +376,23 @@ async def test_any_2xx_is_a_yes(number):
     assert await answer_to(status(number)) == Yes()
 
 
-@pytest.mark.parametrize("number", [408, 409, 425, 500, 501, 502, 504, 599, 600, 999])
+@pytest.mark.parametrize("number", [408, 409, 425, 500, 501, 505, 599, 600, 999])
 async def test_what_may_have_worked_is_unknown(number):
     answer = await answer_to(status(number, "Retry-After: 7"))
     assert answer == Unknown(f"HTTP {number}", 7000)
+
+
+@pytest.mark.parametrize("number", [502, 504])
+async def test_a_sink_in_trouble_says_so(number):
+    assert await answer_to(status(number)) == Unwell(f"HTTP {number}")
+    assert await answer_to(status(number, "Retry-After: 7")) == Unwell(f"HTTP {number}", 7000)
 
 
 async def test_throttling_is_told_from_failure():
     assert await answer_to(status(429)) == Throttled("HTTP 429")
     assert await answer_to(status(429, "Retry-After: 7")) == Throttled("HTTP 429", 7000)
     assert await answer_to(status(503, "Retry-After: 7")) == Throttled("HTTP 503", 7000, maybe=True)
-    assert await answer_to(status(503)) == Unknown("HTTP 503")
+    assert await answer_to(status(503)) == Unwell("HTTP 503")
 
 
 @pytest.mark.parametrize("number", [401, 403, 404, 407, 410])
@@ -739,7 +746,7 @@ async def test_closing_twice_and_using_again_is_harmless():
 
 @on_both_loops
 async def test_behind_a_gateway_an_event_arrives_once_and_under_one_key():
-    script = answering(status(503), status(429, "Retry-After: 0"), OK)
+    script = answering(status(500), status(429, "Retry-After: 0"), OK)
     settings = Settings(backoff=timedelta(milliseconds=1), max_backoff=timedelta(milliseconds=1))
     async with serving(script) as seen:
         gateway = Gateway(store=MemoryStore(), sink=HttpSink(seen.url), settings=settings)

@@ -23,7 +23,7 @@ CODES: Final = frozenset(
         *("directory-missing", "not-writable", "file-readable", "disk-space", "sqlite-network"),
         *("sqlite-one-host", "sqlite-layout", "sqlite-journal", "sqlite-damaged"),
         # servers
-        *("store-unreachable", "sink-unreachable", "clock-skew"),
+        *("store-unreachable", "sink-unreachable", "clock-skew", "stale-runs"),
         *("redis-version", "redis-cluster", "redis-replica", "redis-eviction", "redis-memory"),
         *("redis-disk", "redis-persistence", "redis-fsync", "redis-replicas", "redis-failover"),
         *("redis-cluster-state", "redis-sentinel"),

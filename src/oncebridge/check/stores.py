@@ -9,6 +9,7 @@ import re
 
 from oncebridge.backends import Place, scheme_of
 from oncebridge.check.finding import Checkup, Severity
+from oncebridge.check.workers import check_workers
 from oncebridge.clock import Clock
 from oncebridge.config import Setup
 from oncebridge.errors import OncebridgeError
@@ -31,6 +32,8 @@ async def check_store(setup: Setup, checkup: Checkup, *, clock: Clock) -> None:
         checkup.fine(subject, "its clock is this host's own")
     elif scheme not in _ELSEWHERE:
         checkup.could_not(subject, "the store", "a check that knows this kind of store")
+    if scheme not in _ELSEWHERE:
+        await check_workers(setup, checkup)
 
 
 async def check_sinks(setup: Setup, checkup: Checkup, *, clock: Clock) -> None:

@@ -1,0 +1,47 @@
+"""What `check` learns from the reports of workers."""
+
+from oncebridge import Books
+from oncebridge.check.finding import Checkup
+from oncebridge.check.stores import check_store
+from oncebridge.clock import SystemDice, system_clock
+from oncebridge.config import load
+from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.watch.counts import Counts, RouteCounts
+from oncebridge.watch.fleet import Member
+from oncebridge.watch.report import Report, State
+
+
+def setup_of(tmp_path):
+    file = tmp_path / "oncebridge.toml"
+    file.write_text(
+        f'source = "-"\nstore = "sqlite:{tmp_path}/seen.db"\nsink = "-"\n'
+        f'dead = "sqlite:{tmp_path}/dead.db"\n'
+    )
+    return load(file, environment={})
+
+
+async def report(tmp_path, books):
+    store = SQLiteStore(tmp_path / "seen.db")
+    await store.open()
+    now_ms = system_clock()
+    state = State(name="w1", host="h", pid=1, version="1", started_ms=now_ms, at_ms=now_ms)
+    counts = Counts(routes={"crm": RouteCounts(books=books.counts())})
+    await Member(store, dice=SystemDice()).tell(Report(state, counts))
+    await store.aclose()
+
+
+async def found(tmp_path):
+    checkup = Checkup()
+    await check_store(setup_of(tmp_path), checkup, clock=system_clock)
+    return [(one.code, one.subject) for one in checkup.findings]
+
+
+async def test_long_runs_of_stale_events_are_found_in_the_reports(tmp_path):
+    assert await found(tmp_path) == []
+    assert not (tmp_path / "seen.db").exists(), "nothing is made to be looked at"
+    books = Books()
+    await report(tmp_path, books)
+    assert await found(tmp_path) == []
+    books.stale_runs = 2
+    await report(tmp_path, books)
+    assert await found(tmp_path) == [("stale-runs", "route crm")]
