@@ -302,6 +302,7 @@ class Flight(Struct, eq=False):
     arrived_ms: int
     claim: Claim | None = None
     claimed_at: float = 0.0
+    """When the claim was answered, by the running loop's time."""
     attempt: int = 1
     since_ms: int = 0
     """When it was first claimed, by the store's clock; 0 where that is not known."""
@@ -392,10 +393,10 @@ class Flight(Struct, eq=False):
 
     # --- what the claim says -----------------------------------------------------------
 
-    def take(self, claim: Claim, hold: Hold, asked_at: float, generation: bytes) -> None:
+    def take(self, claim: Claim, hold: Hold, heard_at: float, generation: bytes) -> None:
         """Hold the event's keys; *generation* is the one that a new record was to get."""
         self.claim = claim
-        self.claimed_at = asked_at
+        self.claimed_at = heard_at
         self.hold = hold
         if len(claim.held) > 1 or claim.held[0].attempts > 1:
             self.attempt = max([held.attempts for held in claim.held])

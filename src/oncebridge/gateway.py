@@ -597,12 +597,13 @@ class Gateway:
             wants = self._wants(flights, lease_ms)
             sent = batch.now()
             answers = await self._ask(wants)
+            heard = batch.now()
             ends, gives_up, latest = sent + lease_ms / 1000, sent + self._max_hold_s, batch.latest()
             for flight, want, answer in zip(flights, wants, answers, strict=True):
                 match answer:
                     case Claim():
                         hold = Hold(answer, ends, gives_up, latest)
-                        flight.take(answer, hold, sent, want.generation)
+                        flight.take(answer, hold, heard, want.generation)
                         if flight.attempt > 1:
                             self.books.retried += 1
                         held.append(hold)

@@ -56,9 +56,12 @@ class Registers:
         entered = Entered([], [], [])
         sent = asyncio.get_running_loop().time()
         answers = await self._ledger.claim(self._wants(flights, lease_ms))
+        heard = asyncio.get_running_loop().time()
         for flight, answer in zip(flights, answers, strict=True):
             match answer:
                 case Claim():
+                    # From when it was heard: a slow claim must not move the store's time on.
+                    flight.register_offset_ms = answer.now_ms - heard * 1000
                     verdict = self._compare(flight, answer, sent, lease_ms)
                     if verdict is not None:
                         entered.outdated.append((flight, verdict))
@@ -79,7 +82,6 @@ class Registers:
         gives_up = sent + self._settings.max_hold.total_seconds()
         register = Hold(claim, sent + lease_ms / 1000, gives_up, flight.batch.latest())
         flight.register = register
-        flight.register_offset_ms = claim.now_ms - sent * 1000
         self._holds.add([register])
         flight.state_before = Register.read(claim.held[0].memo)
         verdict = flight.state_before.judge(flight.plan, claim.now_ms)

@@ -200,6 +200,31 @@ class UnsentIgnored(Faulty):
         return await super().release([replace(asked, unsent=False) for asked in releases])
 
 
+class UnsentForgotten(Faulty):
+    """What was never counted leaves nothing behind, not even that it may have been delivered."""
+
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        answers = await super().release(releases)
+        for asked, answer in zip(releases, answers, strict=True):
+            record = await self.look(asked.key)
+            if answer is Reply.RELEASED and record is not None and not record.attempts:
+                self.put(replace(record, generation=asked.token, memo=b""))
+        return answers
+
+
+class KeepingNeverShortened(Faulty):
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        held = [await self.look(asked.key) for asked in releases]
+        answers = await super().release(releases)
+        for old, answer in zip(held, answers, strict=True):
+            if answer is Reply.RELEASED and old is not None:
+                record = await self.look(old.key)
+                assert record is not None
+                longest = max(old.keep_until_ms, record.keep_until_ms)
+                self.put(replace(record, keep_until_ms=longest))
+        return answers
+
+
 class PartsOneByOne(Faulty):
     async def claim_one(self, want: Want) -> ClaimAnswer:
         held = []
@@ -498,6 +523,15 @@ FAULTS = [
     _fault(
         UnsentIgnored,
         "test_unsent_gives_the_attempt_back",
+    ),
+    _fault(
+        UnsentForgotten,
+        "test_an_unsent_release_hands_its_memo_to_the_same_generation",
+    ),
+    _fault(
+        KeepingNeverShortened,
+        "test_a_register_may_be_given_back_for_less_time_than_it_was_claimed_for",
+        seen_by_machine=False,  # to which a record past keeping may stay
     ),
     _fault(
         PartsOneByOne,

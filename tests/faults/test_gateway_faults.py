@@ -1226,6 +1226,19 @@ async def test_waiting_for_an_entity_ends_with_the_callers_time():
 
 
 @virtual
+async def test_a_slow_claim_of_an_entity_does_not_prolong_its_memory():
+    async with Bench(rule(**LATEST, window="1h")) as bench:
+        bench.store.takes_s = 5
+        ends = now() + 10 + 3600  # two claims go before the delivery
+        assert (await bench.one(versioned(5))).verdict is Verdict.DELIVERED
+        bench.store.takes_s = 0
+        await asyncio.sleep(ends - now() - 1)
+        assert (await bench.one(versioned(3))).verdict is Verdict.STALE
+        await asyncio.sleep(1)
+        assert (await bench.one(versioned(4))).verdict is Verdict.DELIVERED
+
+
+@virtual
 async def test_a_register_taken_over_during_the_send_is_raised_all_the_same():
     async with (
         Bench(rule(**LATEST), sink=ScriptedSink(Deaf(5, Yes()))) as slow,

@@ -174,6 +174,17 @@ async def test_a_sink_that_cannot_be_reached_costs_no_event_however_old():
 
 
 @virtual
+async def test_a_slow_claim_makes_an_event_no_older_than_it_is():
+    sink = ScriptedSink(otherwise=Closed("HTTP 403"))
+    async with Bench(sink=sink, settings=Settings(give_up_after=timedelta(seconds=85))) as bench:
+        assert (await bench.one(numbered(1))).verdict is Verdict.FAILED
+        await asyncio.sleep(60)
+        bench.store.takes_s = 15
+        assert (await bench.one(numbered(1))).verdict is Verdict.FAILED
+        assert await bench.letters() == []
+
+
+@virtual
 async def test_age_counts_from_the_first_claim_of_this_life_of_the_key():
     settings = Settings(give_up_after=timedelta(hours=1), breaker=1000)
     async with Bench(rule(window="2h"), sink=ScriptedSink(), settings=settings) as bench:

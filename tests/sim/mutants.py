@@ -6,14 +6,18 @@ A simulation that lets one of these pass would let our own mistakes pass too.
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from oncebridge import Gateway, Verdict, Yes
+from oncebridge import Gateway, Rule, Verdict, Yes
+from oncebridge.backlog import Backlog, Debt, Delivered
+from oncebridge.breaker import Blame
 from oncebridge.flight import Flight
-from oncebridge.sink import Joint, JointAnswer
+from oncebridge.registers import Registers
+from oncebridge.sink import Delivery, Joint, JointAnswer, SinkAnswer, Unwell
 from oncebridge.store import (
     Claim,
     ClaimAnswer,
@@ -30,9 +34,10 @@ from oncebridge.store import (
     Want,
 )
 from oncebridge.stores.memory import _name
+from oncebridge.verdict import First
 
 from ..contract.broken_stores import CommitByKeyAlone, Faulty, NoExpiryCondition
-from .world import JointSinkClient, Violation, World
+from .world import JointSinkClient, SinkClient, Violation, World
 
 _FOR_EVER_MS = 10**12
 
@@ -121,6 +126,104 @@ class CommitBeforeDeliver(Gateway):
         return await super()._still_ours(flights)
 
 
+class BareHeader(Gateway):
+    """The receiver is sent the key alone, whatever the content."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        assert isinstance(self._sink, SinkClient)
+        self._deliver_as_asked, self._sink.deliver = self._sink.deliver, self._deliver_bare  # type: ignore[method-assign]
+
+    async def _deliver_bare(self, deliveries: Sequence[Delivery]) -> list[SinkAnswer]:
+        return await self._deliver_as_asked([replace(one, sent_as=b"") for one in deliveries])
+
+
+class StaleRenews(Gateway):
+    """A stale event proves that the entity lives, and so its newest version is kept longer."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._registers.__class__ = RenewedRegisters
+
+
+class RenewedRegisters(Registers):
+    def give_back(self, flight: Flight, verdict: Verdict | None = None) -> list[Release]:
+        if verdict is Verdict.STALE:
+            flight.state_before = replace(flight.state_before, noted_ms=self._now_ms(flight))
+        return super().give_back(flight, verdict)
+
+
+class FarAheadIsNewest(Gateway):
+    """An instant may be as far ahead of the clock as it likes."""
+
+    def __init__(self, *, rules: Sequence[Rule], **parts: Any) -> None:
+        latest = rules[0].latest and replace(rules[0].latest, ahead=timedelta(days=100_000))
+        super().__init__(rules=[replace(rules[0], latest=latest)], **parts)
+
+
+class BlindToDebts(Gateway):
+    """What the store does not know was not delivered."""
+
+    async def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
+        return flights
+
+
+class ReleaseIsDelivery(Gateway):
+    """Whatever is owed to the store is about an event that was delivered."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._ledger.backlog.__class__ = CredulousBacklog
+
+
+class CredulousBacklog(Backlog):
+    def delivered(self, key: bytes, now: float) -> Delivered | None:
+        released = [d for d in self._owed.values() if d.key == key and _is_release(d)]
+        if released:
+            return Delivered(b"", First(None, 0), now, identifies=True)
+        return super().delivered(key, now)
+
+
+def _is_release(debt: Debt) -> bool:
+    return isinstance(debt.asked, Release)
+
+
+class EventIsToBlame(Gateway):
+    """Each refusal counts as an attempt, also while the sink takes nothing at all."""
+
+    is_blamed = True
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._blame = FixedBlame(self.sink_breaker, is_blamed=self.is_blamed)
+
+
+class SinkIsToBlame(EventIsToBlame):
+    """No refusal counts, also while the sink takes all other events."""
+
+    is_blamed = False
+
+
+class FixedBlame(Blame):
+    def __init__(self, *args: Any, is_blamed: bool) -> None:
+        super().__init__(*args)
+        self._is_blamed = is_blamed
+
+    def is_of(self, event: bytes, passed_before: int) -> bool:
+        return self._is_blamed
+
+
+class UnwellTookNothing(Gateway):
+    """A sink in trouble has taken nothing, so the event was never delivered."""
+
+    def _later(self, flight: Flight, answer: Any) -> Any:
+        maybe = flight.maybe
+        back = super()._later(flight, answer)
+        if isinstance(answer, Unwell):
+            flight.maybe = maybe
+        return back
+
+
 class CommitApart(JointSinkClient):
     """The event is written with the store's leave, and the commit a moment later."""
 
@@ -149,6 +252,14 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "release unfenced": {"make_store": UnfencedRelease},
     "commit unfenced": {"make_store": CommitByKeyAlone},
     "joint sink that is not": {"make_joint_sink": CommitApart},
+    "header without content": {"make_gateway": BareHeader},
+    "stale renews the register": {"make_gateway": StaleRenews},
+    "far ahead is newest": {"make_gateway": FarAheadIsNewest},
+    "debts not looked at": {"make_gateway": BlindToDebts},
+    "owed release is a delivery": {"make_gateway": ReleaseIsDelivery},
+    "refusals always counted": {"make_gateway": EventIsToBlame},
+    "refusals never counted": {"make_gateway": SinkIsToBlame},
+    "unwell took nothing": {"make_gateway": UnwellTookNothing},
 }
 """One more, a worker's name as token, is convicted by a directed test of the store suite."""
 

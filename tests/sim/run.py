@@ -42,6 +42,7 @@ def run_seeds(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str
             seen["excuses"] += world.excuses.total()
             seen["joint"] += world.is_joint
             seen[f"rule {world.swarm.rule}"] += 1
+            seen += world.seen
     return seen, broken
 
 

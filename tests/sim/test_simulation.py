@@ -10,6 +10,16 @@ from .world import World
 
 SEEDS = 2_000
 PARTS = 8
+SEEN = (
+    "Unwell",
+    "Closed",
+    "dead rejected",
+    "dead attempts",
+    "dead too-old",
+    "copies of what is owed",
+    "unprotected",
+    "older versions",
+)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -22,6 +32,7 @@ def test_nothing_is_lost_and_every_repeat_has_an_excuse(part):
     assert seen["deliveries"] > count
     assert seen["excuses"] > count
     assert seen["joint"] > count // 20
+    assert all(seen[what] > count // 20 for what in SEEN), seen
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path):

@@ -27,3 +27,18 @@ class RegisterCases(Harness):
         assert await release(store, self.back(new, memo=b"v2")) is Reply.RELEASED
         assert await release(store, self.back(old, memo=b"v1")) is Reply.FENCED
         assert (await hold(store, self.want(entity))).held[0].memo == b"v2"
+
+    async def test_a_register_may_be_given_back_for_less_time_than_it_was_claimed_for(
+        self, store: Store
+    ) -> None:
+        """A stale event must not prolong what its entity is remembered for."""
+        entity = self.key()
+        first = await hold(store, self.want(entity))
+        assert await release(store, self.back(first, memo=b"v1", unsent=True)) is Reply.RELEASED
+        second = await hold(store, self.want(entity, keep_ms=2 * self.long))
+        now = await store.now_ms()
+        asked = self.back(second, keep_ms=self.long // 2, unsent=True)
+        assert await release(store, asked) is Reply.RELEASED
+        record = await see(store, entity)
+        assert self.near(record.keep_until_ms, now + self.long // 2)
+        assert record.memo == b"v1"

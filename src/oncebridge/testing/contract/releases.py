@@ -11,9 +11,12 @@ from oncebridge.store import (
     Want,
 )
 from oncebridge.testing.contract.harness import (
+    CONTENT,
+    OTHER,
     Harness,
     _fresh,
     ask,
+    commit,
     extend,
     hold,
     look,
@@ -120,6 +123,30 @@ class ReleaseCases(Harness):
             assert await release(store, self.back(claim, unsent=True)) is Reply.RELEASED
             assert await release(store, self.back(claim, unsent=True)) is Reply.FENCED
             assert (await see(store, key)).attempts == 0
+
+    async def test_an_unsent_release_hands_its_memo_to_the_same_generation(
+        self, store: Store
+    ) -> None:
+        """An attempt that does not count may have been delivered, and its memo says so."""
+        first = await hold(store, self.want(self.key(), content=CONTENT, memo=b"first"))
+        key, generation = first.held[0].key, first.held[0].generation
+        held = first
+        for memo in (b"maybe", b"maybe again"):
+            assert await release(store, self.back(held, memo=memo, unsent=True)) is Reply.RELEASED
+            held = await hold(store, self.want(key, content=CONTENT, memo=b"new"))
+            assert held.held[0] == Held(key, generation, 1, memo)
+
+    async def test_after_an_unsent_release_other_content_starts_a_new_generation(
+        self, store: Store
+    ) -> None:
+        old = await hold(store, self.want(self.key(), content=CONTENT))
+        asked = self.back(old, memo=b"old", unsent=True)
+        assert await release(store, asked) is Reply.RELEASED
+        want = self.want(old.held[0].key, content=OTHER, memo=b"new")
+        assert (await hold(store, want)).held[0] == Held(
+            old.held[0].key, want.generation, 1, b"new"
+        )
+        assert await commit(store, self.done(old)) is Reply.FENCED
 
     async def test_a_release_keeps_the_memo_or_replaces_it_when_given(self, store: Store) -> None:
         for given, kept in ((None, b"first"), (b"second", b"second"), (b"", b"")):
