@@ -32,6 +32,10 @@ class Inbox:
     def put(self, raw, done):
         done(LATER if len(raw) % 2 else DELIVERED)
 
+    def put_all(self, raws, dones):
+        for raw, done in zip(raws, dones, strict=True):
+            self.put(raw, done)
+
     def not_ready(self) -> list[str]:
         return []
 
