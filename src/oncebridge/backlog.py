@@ -28,22 +28,25 @@ _CHUNK = 500
 _FIRST_S, _LONGEST_S = 0.25, 30.0
 
 
-class Delivered(Struct, frozen=True, gc=False):
-    """What was delivered under a key, and since when."""
+class Decided(Struct, frozen=True, gc=False):
+    """What was decided about an event, and when."""
 
     hash: bytes
     first: First
     since: float
-    """When the sink said yes, by the running loop's time."""
-    identifies: bool
-    """The key is the one that identifies the event, and not a further tier's."""
+    """When the sink said yes, or the event was given up, by the running loop's time."""
+    proves: bool
+    """
+    A copy is a duplicate: the event was delivered, and the key is the one that identifies it. An
+    event in the dead letters may be replayed, and must not be taken for a duplicate then.
+    """
 
 
 class Debt(Struct, frozen=True, eq=False, gc=False):
     """One operation that the store has not answered."""
 
     asked: Commit | Memory | Release
-    delivered: Delivered | None = None
+    decided: Decided | None = None
     """None for a release."""
 
     @property
@@ -57,9 +60,9 @@ class Debt(Struct, frozen=True, eq=False, gc=False):
         None once it is over: a commit that late could end the claim of the next event.
         """
         asked = self.asked
-        if self.delivered is None or isinstance(asked, Release):
+        if self.decided is None or isinstance(asked, Release):
             return asked
-        gone_ms = int((now - self.delivered.since) * 1000)
+        gone_ms = int((now - self.decided.since) * 1000)
         window_ms = asked.window_ms - gone_ms
         if window_ms <= 0:
             return None
@@ -83,7 +86,7 @@ class Backlog:
         """By the identifying key."""
         self._working: asyncio.Task[None] | None = None
         self._paying = asyncio.Lock()
-        self._is_paid = asyncio.Event()
+        self._has_more = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._owed)
@@ -91,37 +94,43 @@ class Backlog:
     @property
     def deliveries(self) -> int:
         """How much of it is about what was delivered, and not only claimed."""
-        return sum([debt.delivered is not None for debt in self._owed.values()])
+        return sum([debt.decided is not None for debt in self._owed.values()])
 
-    def delivered(self, key: bytes, now: float) -> Delivered | None:
+    def delivered(self, key: bytes, now: float) -> Decided | None:
         """Return what was delivered under an identifying *key*, if its record is owed."""
         debt = self._delivered.get(key)
-        return debt.delivered if debt is not None and debt.due(now) is not None else None
+        return debt.decided if debt is not None and debt.due(now) is not None else None
 
     def owe(self, debts: Iterable[Debt]) -> None:
         """Take over *debts*."""
         for debt in debts:
             self._owed[id(debt)] = debt
-            if debt.delivered is not None and debt.delivered.identifies:
+            if debt.decided is not None and debt.decided.proves:
                 self._delivered[debt.key] = debt
         excess = len(self._owed) - _MOST
         if excess > 0:
             # The oldest go: theirs is the shortest rest of a window.
             self._remove([*islice(self._owed.values(), excess)])
             self._books.forgotten += excess
+        self._has_more.set()
         if self._owed and (self._working is None or self._working.done()):
             self._working = asyncio.get_running_loop().create_task(self._work())
 
-    async def pay(self) -> None:
-        """Try everything once, now: the store may be available again."""
+    async def pay(self) -> bool:
+        """
+        Try everything once, now, and return False if the store does not answer.
+
+        While it is being paid already, nothing is waited for.
+        """
+        if self._paying.locked():
+            return True
         async with self._paying:
             owed = list(self._owed.values())
             for at in range(0, len(owed), _CHUNK):
                 for chunk in rounds(owed[at : at + _CHUNK], lambda debt: debt.key):
                     if not await self._pay(chunk):
-                        return
-        if not self._owed:
-            self._is_paid.set()
+                        return False
+        return True
 
     async def settle(self, within_s: float) -> None:
         """Wait up to *within_s* for everything to land."""
@@ -138,10 +147,16 @@ class Backlog:
     async def _work(self) -> None:
         pause = _FIRST_S
         while self._owed:
-            self._is_paid.clear()
+            self._has_more.clear()
+            before = len(self._owed)
             await self.pay()
+            if len(self._owed) < before:
+                pause = _FIRST_S
             if self._owed:
-                await happens_within(self._is_paid, pause * (0.5 + self._dice.fraction()))
+                jitter = 0.5 + self._dice.fraction()
+                if await happens_within(self._has_more, pause * jitter):
+                    pause = _FIRST_S  # one that cannot be paid must not delay new ones
+                    await asyncio.sleep(pause * jitter)
                 pause = min(2 * pause, _LONGEST_S)
 
     async def _pay(self, debts: list[Debt]) -> bool:

@@ -73,6 +73,11 @@ class Breaker:
             self._wait_s = _SHORTEST_S
             self.level = 1
 
+    def answered(self) -> None:
+        """Record an answer that is neither: it may be tried, but nothing went through."""
+        self.is_open = False
+        self._trying_since_s = None
+
     def failed(self, now_s: float, *, at_once: bool = False, event: bytes = b"") -> None:
         """Record a failure, perhaps that of one *event*; *at_once* opens whatever came before."""
         self.failures += 1

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.backlog import Debt, Delivered
+from oncebridge.backlog import Debt, Decided
 from oncebridge.clock import Dice, ms
 from oncebridge.dead import DeadLetter
 from oncebridge.duration import format_duration
@@ -454,10 +454,18 @@ class Flight(Struct, eq=False):
         ]
 
     def debts(self, asked: Sequence[Commit | Memory], since: float) -> list[Debt]:
-        """Owe the store what it is to record of this event, which ended at *since*."""
+        """Owe the store what it is to record of this event, which was decided at *since*."""
         hashes = {part.key: part.hash for part in self.parts}
         return [
-            Debt(one, Delivered(hashes[one.key], self.first, since, one.key == self.key))
+            Debt(
+                one,
+                Decided(
+                    hashes[one.key],
+                    self.first,
+                    since,
+                    one.key == self.key and one.fate is Fate.DELIVERED,
+                ),
+            )
             for one in asked
         ]
 

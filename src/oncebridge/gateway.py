@@ -16,8 +16,8 @@ What must never happen, and where it is prevented:
 * acknowledged while busy, failed or before the yes: `_settle` takes the acknowledgement
   from the verdict, which is given after its step, or from the sink's yes.
 * committed before the yes: `_commit` is called by `_took`, by `_bury` (after the dead
-  letters are safe) and by `_drop` (there is nothing to send), by nobody else; `_owe` is
-  for what was taken. A sink in the store's own database gets the commits with the events
+  letters are safe) and by `_drop` (there is nothing to send), by nobody else; `_owe` is for
+  commits of these that could not be recorded. A sink in the store's own database gets the commits with the events
   (`_with_commit`) and writes both or neither.
 * sent without a live claim: `_still_ours` stands before every send.
 * an error swallowed into an acknowledgement: what is unforeseen raises out of
@@ -111,6 +111,7 @@ _LEAST_AWAY_S = 0.1  # it is not worth asking again sooner
 _RENEW_S = 0.5  # a share of the rate has to be renewed while it is waited for
 _DROPPED = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
 _FATES = {**_DROPPED, Verdict.DEAD: Fate.DEAD}
+_ANY_OTHER = b"any"  # a key that no event has
 _NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
 _UNKEYED = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
 
@@ -383,7 +384,7 @@ class Gateway:
 
     def _sink_away_s(self, now: float) -> float:
         # While only one event has failed, any other is welcome to show who is at fault.
-        return 0.0 if self.sink_breaker.doubts() else self.sink_breaker.left_s(now)
+        return self.sink_breaker.left_s(now, _ANY_OTHER)
 
     async def drain(self, grace: timedelta = timedelta(seconds=25)) -> bool:
         """
@@ -588,7 +589,7 @@ class Gateway:
         ready: list[Flight] = []
         waiting: list[Flight] = []
         memories: list[Memory] = []
-        while flights := await self._not_owed(flights, ready):
+        while flights := self._not_owed(flights, ready):
             again: list[Flight] = []
             known: list[Flight] = []
             held: list[Hold] = []
@@ -628,18 +629,16 @@ class Gateway:
         await self._ledger.remember(memories)
         return await self._worth_sending(ready), waiting
 
-    async def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
+    def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
         """
         End copies of what was delivered and is not recorded yet; return the rest.
 
-        Only this process knows of it. The store is told first, if it may be available again.
-        Other content under the same key waits until the store can tell the two apart.
+        Only this process knows of it. Other content under the same key waits until the store
+        can tell the two apart.
         """
         backlog = self._ledger.backlog
         if not len(backlog):
             return flights
-        if self.store_breaker.failures and not self.store_breaker.left_s(now_s()):
-            await backlog.pay()
         now = now_s()
         rest: list[Flight] = []
         for flight in flights:
@@ -692,6 +691,10 @@ class Gateway:
         if self.store_breaker.is_open and not self.store_breaker.admits(now_s()):
             return [NoAnswer("it is down")] * len(wants)
         try:
+            # Debts first: what was delivered is then known to other workers too.
+            if self.store_breaker.failures and not await self._ledger.backlog.pay():
+                self.store_breaker.failed(now_s())
+                return [NoAnswer("what is owed to it could not be recorded")] * len(wants)
             answers = await self._ledger.claim(wants)
         except BaseException:
             self.store_breaker.abandoned()
@@ -856,7 +859,8 @@ class Gateway:
                 sends.wish_no_more()
                 return
             if self._rate_limit.is_active and (pause := self._turn_in(waiting)) > 0:
-                sends.wake_in(pause if self._rate_share is None else min(pause, _RENEW_S))
+                longest_s = _RENEW_S if self._rate_share is not None else self._sink_timeout_s
+                sends.wake_in(min(pause, longest_s))
                 return
             if not sends.take_slot():
                 return
@@ -912,12 +916,7 @@ class Gateway:
         elif self.sink_breaker.is_open and not first.tries_sink:
             # It went down after these were claimed.
             why, back_after_ms = "the sink is down", int(self.away_s() * 1000) + 1
-        elif (
-            first.batch.ends is not None
-            and first.turn is None
-            and self._rate_limit.is_active
-            and self._rate_limit.left_s(first.batch.now()) >= self._send_time([first])
-        ):
+        elif first.batch.ends is not None and self._comes_too_late(first):
             why = "no time left to send"
         else:
             return []
@@ -926,6 +925,16 @@ class Gateway:
             for flights in waiting
             for flight in flights
         ]
+
+    def _comes_too_late(self, flight: Flight) -> bool:
+        """Return True if the rate limit lets the event pass only after its caller's time."""
+        limit, now = self._rate_limit, flight.batch.now()
+        if not limit.is_active:
+            return False
+        if not limit.rate(now):  # this worker has no share yet, and may get one any moment
+            return self._send_time([flight]) <= 0
+        wait_s = limit.left_s(now) if flight.turn is None else limit.wait_s(flight.turn, now)
+        return wait_s >= self._send_time([flight])
 
     def _sort(self, answers: Sequence[Answered]) -> "_Answers":
         """Separate what was taken from what was refused for good and what has to be retried."""
@@ -1104,10 +1113,10 @@ class Gateway:
     def _throttled(self, flight: Flight, answer: Throttled, asked_ms: int) -> "_Back":
         """Slow down, and try again when the sink takes events again."""
         now, limit = now_s(), self._rate_limit
-        self.sink_breaker.succeeded()  # it answers
+        self.sink_breaker.answered()
         self.books.throttled += 1
         if answer.maybe:
-            self.books.ambiguous += 1
+            self.books.unwell += 1
             flight.maybe = True
             flight.error = answer.reason
         limit.throttled(flight.turn, asked_ms / 1000, now)

@@ -248,7 +248,7 @@ class Look:
 
     def outdated(self, plan: Plan) -> Verdict | None:
         """Return why the entity's register stands against *plan*, whatever its keys say."""
-        return self._register(plan).judge(plan, self.now_ms) if plan.entity else None
+        return self._register(plan).judge(plan, self.now_ms) if plan.entity and plan.parts else None
 
     def _register(self, plan: Plan) -> Register:
         record = self._found.get(plan.entity)

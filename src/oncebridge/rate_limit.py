@@ -108,9 +108,11 @@ class RateLimit:
         """Return the seconds until *turn*; they change with the rate."""
         self._move_on(now_s)
         ahead, rate = turn - self._moved, self.rate(now_s)
+        if not rate:
+            return inf
         if ahead <= _ROUNDING * max(rate, 1.0):
             return self.pause_s(now_s)
-        return self.pause_s(now_s) + (ahead / rate if rate else inf)
+        return self.pause_s(now_s) + ahead / rate
 
     def pause_s(self, now_s: float) -> float:
         """Return for how much longer the sink is left alone."""

@@ -89,7 +89,6 @@ class RateShare:
         )
         self._name = ""
         self._share = 0.0
-        self._has_share = False
         self._from_ms = 0
         """Since when the share counts. By the wall clock, which goes on while a function sleeps."""
         self._due_ms: float = 0
@@ -142,18 +141,18 @@ class RateShare:
             return _write([*others.items(), (self._name, mine)])
 
         try:
-            memo = await self._cell.edit(divide)
+            async with asyncio.timeout(_PATIENCE_S):
+                memo = await self._cell.edit(divide)
         except CellBusy:
             self._due_ms = _SOON_MS
         except Exception as error:  # noqa: BLE001 - also a store with a fault: sending goes on
-            if not isinstance(error, StoreError):
+            if not isinstance(error, StoreError | TimeoutError):
                 _log.exception("oncebridge.rate_not_shared")
-            if self._is_open and not self._has_share:
+            if self._is_open and not self._share:
                 self._share = self._rate
             self._from_ms, self._due_ms = self._clock(), _RENEW_MS
         else:
             self._share = dict(_read(memo))[self._name].share
-            self._has_share = True
             self._from_ms = from_ms
             self._due_ms = _RENEW_MS if self._share > 0.9 * fair else _SOON_MS
         # Not all in step.

@@ -33,7 +33,7 @@ class Entered(Struct):
     """How taking hold of the entities went."""
 
     outdated: list[tuple[Flight, Verdict]]
-    """Stale or unchanged: not to be sent."""
+    """Stale or unchanged: not to be sent. In conflict: the version cannot be compared."""
     busy: list[tuple[Flight, int]]
     """Another worker holds the entity, for so many more milliseconds."""
     unanswered: list[Flight]

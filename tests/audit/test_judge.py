@@ -20,7 +20,7 @@ from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing import ManualClock
 
 MINUTE = 60_000
-START_MS = 1_700_000_000_000
+START_MS = 1_790_000_000_000
 
 # Gaps hit windows of 7 and 14 minutes to the millisecond. A register is kept for 60, and when
 # a store forgets it after that is its own affair: no sum of gaps lies there.

@@ -7,10 +7,10 @@ Only this worker knows that it was delivered, until the store answers again.
 import asyncio
 from datetime import timedelta
 
-from oncebridge import Settings, Unknown, Verdict, Yes
+from oncebridge import Never, Settings, Unknown, Verdict, Yes
 from oncebridge.store import Fate
 
-from .doubles import Bench, ScriptedSink, event, eventually, rule, virtual
+from .doubles import Bench, ScriptedSink, event, eventually, now, rule, virtual
 
 DELIVERED, DUPLICATE, FAILED = Verdict.DELIVERED, Verdict.DUPLICATE, Verdict.FAILED
 BY_ID = {"key": "id", "window": "1h"}
@@ -156,3 +156,38 @@ async def test_a_debt_whose_window_is_over_does_not_end_the_claim_of_the_next_ev
         assert (await bench.record(first.key)).fate is None
         bench.sink.otherwise = Yes()
         assert (await bench.one(event())).verdict is DELIVERED
+
+
+@virtual
+async def test_an_owed_death_is_no_delivery_a_replay_is_sent():
+    async with Bench(rule(**BY_ID), sink=ScriptedSink(Never("422"))) as bench:
+        bench.store.arm("commit.before", times=1e9, for_s=120)
+        dead = await bench.one(event())
+        assert dead.verdict is Verdict.DEAD
+        await asyncio.sleep(60)
+        assert await bench.store.forget([dead.key]) == [True]
+        assert (await bench.one(event())).verdict is DELIVERED
+        assert len(bench.sink.taken) == 1
+
+
+@virtual
+async def test_a_store_that_hangs_holds_up_no_more_than_one_payment():
+    async with Bench(rule(**BY_ID), settings=Settings(on_store_outage="deliver")) as bench:
+        bench.store.takes_s = 5.0
+        bench.store.arm("claim.before", times=1e9, for_s=300)
+        bench.store.arm("release.before", times=1e9, for_s=300)
+        bench.store.arm("remember.before", times=1e9, for_s=300)
+        waits = []
+
+        async def bring(number):
+            began = now()
+            await bench.one(event(id=f"h{number}"))
+            waits.append(now() - began)
+
+        tasks = []
+        for number in range(100):
+            tasks.append(asyncio.create_task(bring(number)))
+            await asyncio.sleep(0.1)
+        await asyncio.gather(*tasks)
+        assert max(waits) < 60
+        assert len(bench.sink.taken) == 100

@@ -8,10 +8,12 @@ trouble, however long it lasts, and only the age of an event ends it.
 import asyncio
 import json
 from datetime import timedelta
+from itertools import cycle
 
 import pytest
 
-from oncebridge import Closed, No, Settings, Unknown, Unwell, Verdict, Yes
+from oncebridge import Closed, No, Settings, Throttled, Unknown, Unwell, Verdict, Yes
+from oncebridge.options import Rate
 from oncebridge.relay import Item, Relay
 from oncebridge.router import Router, Way
 from oncebridge.store import Fate
@@ -193,3 +195,28 @@ async def test_age_counts_from_the_first_claim_of_this_life_of_the_key():
         bench.sink.otherwise = Closed("HTTP 403")
         outcome = await bench.one(numbered(1))
         assert outcome.verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize("refusal", [Closed("HTTP 401"), Unwell("HTTP 502")])
+@virtual
+async def test_throttling_in_between_does_not_show_that_others_pass(refusal):
+    answers = cycle([refusal] * 4 + [Throttled("HTTP 429", 1000)])
+    async with Bench(settings=Settings(max_attempts=2)) as bench:
+        ends = now() + 3600
+        bench.sink.otherwise = lambda _: next(answers) if now() < ends else Yes()
+        await relay(bench, 20).run()
+        assert await bench.letters() == []
+        assert len(bench.sink.taken) == 20
+        assert bench.gateway.sink_breaker.opened > 0
+
+
+@pytest.mark.parametrize("rate", [None, Rate(5)])
+@virtual
+async def test_throttling_does_not_outlast_the_time_of_the_caller(rate):
+    sink = ScriptedSink(Throttled("HTTP 429", 120_000))
+    async with Bench(sink=sink, settings=Settings(rate=rate)) as bench:
+        began = now()
+        arrivals = [numbered(n) for n in range(40)]
+        outcomes = await bench.process(*arrivals, within=timedelta(seconds=30))
+        assert now() - began < 31
+        assert not outcomes[0].acknowledge

@@ -4,7 +4,7 @@ import pytest
 from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
 
 from oncebridge import Books, StoreError, backlog
-from oncebridge.backlog import Backlog, Debt, Delivered
+from oncebridge.backlog import Backlog, Debt, Decided
 from oncebridge.store import Commit, Fate, Memory, NoAnswer, Part, Release, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.verdict import First
@@ -37,7 +37,7 @@ class Owing:
         return self.delivered(Memory(key(n), self.dice.tokens(1)[0], Fate.DELIVERED, DAY_MS))
 
     def delivered(self, asked, content=b"a"):
-        return Debt(asked, Delivered(content, First("id", 0), now(), identifies=True))
+        return Debt(asked, Decided(content, First("id", 0), now(), proves=True))
 
     async def fate(self, n):
         (record,) = await self.store.inner.peek([key(n)])
@@ -238,11 +238,11 @@ async def test_what_is_owed_is_known_by_its_identifying_key_until_its_window_is_
     debt = owing.commit(1, generation)
     other = Debt(
         Commit(key(2), generation, Fate.DELIVERED, DAY_MS),
-        Delivered(b"a", First("id", 0), now(), identifies=False),
+        Decided(b"a", First("id", 0), now(), proves=False),
     )
     owing.backlog.owe([debt, other, Debt(Release(key(3), generation))])
     ends = now() + DAY_MS / 1000
-    assert owing.backlog.delivered(key(1), ends - 1) is debt.delivered
+    assert owing.backlog.delivered(key(1), ends - 1) is debt.decided
     assert owing.backlog.delivered(key(1), ends) is None
     assert owing.backlog.delivered(key(2), now()) is None, "a further tier proves nothing"
     assert owing.backlog.delivered(key(3), now()) is None, "a release proves nothing"
@@ -269,8 +269,33 @@ async def test_debts_are_paid_at_once_when_asked_and_one_that_cannot_be_keeps_no
     await asyncio.sleep(101)  # the next try is many seconds away
     owing.store.silence("remember", lambda asked: asked.key == key(1), times=1e9)
     calls, began = owing.store.calls["remember"], now()
-    await owing.backlog.pay()
+    assert await owing.backlog.pay()
     assert (owing.store.calls["remember"], now()) == (calls + 1, began)
     assert [await owing.fate(n) for n in range(3)] == [Fate.DELIVERED, None, Fate.DELIVERED]
     assert len(owing.backlog) == 1
+    await owing.backlog.aclose()
+
+
+@virtual
+async def test_nobody_waits_for_a_payment_that_is_under_way():
+    owing = Owing()
+    owing.store.takes_s = 5
+    owing.store.arm("remember.before", times=1e9)
+    owing.backlog.owe([owing.memory(1)])
+    await asyncio.sleep(1)
+    began = now()
+    await asyncio.gather(*[owing.backlog.pay() for _ in range(50)])
+    assert now() == began
+    await owing.backlog.aclose()
+
+
+@virtual
+async def test_a_debt_that_cannot_be_paid_does_not_delay_new_ones():
+    owing = Owing()
+    owing.store.silence("remember", lambda asked: asked.key == key(1), times=1e9)
+    owing.backlog.owe([owing.memory(1)])
+    await asyncio.sleep(300)  # by now it is tried twice a minute
+    owing.backlog.owe([owing.memory(2)])
+    await asyncio.sleep(1)
+    assert await owing.fate(2) is Fate.DELIVERED
     await owing.backlog.aclose()
