@@ -183,7 +183,7 @@ async def test_what_may_have_been_taken_is_remembered_as_such(maybe):
         assert outcome.verdict is Verdict.DEAD
         (letter,) = await bench.letters()
         assert letter.maybe_delivered is maybe
-        assert bench.books.ambiguous == maybe
+        assert bench.books.unwell == maybe
 
 
 @virtual

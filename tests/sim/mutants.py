@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from oncebridge import Gateway, Rule, Verdict, Yes
-from oncebridge.backlog import Backlog, Debt, Delivered
+from oncebridge.backlog import Backlog, Debt, Decided
 from oncebridge.breaker import Blame
 from oncebridge.flight import Flight
 from oncebridge.registers import Registers
@@ -164,7 +164,7 @@ class FarAheadIsNewest(Gateway):
 class BlindToDebts(Gateway):
     """What the store does not know was not delivered."""
 
-    async def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
+    def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
         return flights
 
 
@@ -177,10 +177,10 @@ class ReleaseIsDelivery(Gateway):
 
 
 class CredulousBacklog(Backlog):
-    def delivered(self, key: bytes, now: float) -> Delivered | None:
+    def delivered(self, key: bytes, now: float) -> Decided | None:
         released = [d for d in self._owed.values() if d.key == key and _is_release(d)]
         if released:
-            return Delivered(b"", First(None, 0), now, identifies=True)
+            return Decided(b"", First(None, 0), now, proves=True)
         return super().delivered(key, now)
 
 
