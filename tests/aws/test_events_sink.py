@@ -11,7 +11,18 @@ from tests.servers.aws import fresh
 from tests.servers.meddler import failing, hang, meddling, saying, swallow, vanish
 from tests.servers.process import free_port
 
-from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Verdict, Yes, parse
+from oncebridge import (
+    Closed,
+    ConfigError,
+    Never,
+    No,
+    Throttled,
+    Unknown,
+    Unwell,
+    Verdict,
+    Yes,
+    parse,
+)
 from oncebridge.sinks import events
 from oncebridge.sinks.events import EventsSink, EventsSinkOptions
 from oncebridge.sinks.events_detail import detail_with_passage
@@ -456,7 +467,7 @@ async def test_only_the_entries_that_failed_are_answered_so(bus, code, kind):
     [
         (failing("ThrottlingException"), Throttled),
         (failing("InternalException", 500), Unknown),
-        (failing("ServiceUnavailable", 503), Unknown),
+        (failing("ServiceUnavailable", 503), Unwell),
         (failing("AccessDeniedException"), Closed),
         (failing("ExpiredTokenException"), Closed),
         (swallow, Unknown),

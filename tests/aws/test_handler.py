@@ -190,8 +190,9 @@ def test_what_goes_back_is_said_once_a_call_and_without_a_payload(made, names, c
 
 
 def test_it_is_said_too_where_the_whole_call_fails(caplog):
+    settings = Settings(margin=QUICK.margin, breaker=1)
     with (
-        function(ScriptedSink(otherwise=Closed("401"))) as (handler, _),
+        function(ScriptedSink(otherwise=Closed("401")), settings=settings) as (handler, _),
         pytest.raises(HandedBack),
     ):
         handler(sqs(event(1)), Context())
@@ -274,7 +275,7 @@ def test_what_is_no_event_is_kept_and_done_with(poison):
         assert handler(sqs(poison, event(1)), Context()) == OK
         assert handler(kinesis(("p", poison), ("p", event(2))), Context()) == OK
         assert numbers(sink) == [1, 2]
-    assert len(asyncio.run(dead.list())) == 2
+    assert len(asyncio.run(dead.list())) == 1, "equal bytes are one letter"
 
 
 @pytest.mark.parametrize("odd", [{"x": 1}, 7, {"Records": [{}]}])
@@ -311,7 +312,7 @@ def test_dead_letters_that_cannot_be_written_keep_nothing():
     with function(dead=dead) as (handler, _):
         assert handler(sqs("hello", event(1)), Context()) == back("m0")
         dead.broken = False
-        assert handler(sqs("hello", event(1)), Context()) == OK
+        _again(lambda: handler(sqs("hello", event(1)), Context()))
 
 
 # --- busy -----------------------------------------------------------------------------------
@@ -737,7 +738,8 @@ def test_what_no_route_is_for_is_kept_or_comes_again():
 
 @pytest.mark.parametrize("down", [0, 1])
 def test_one_route_that_is_down_is_enough_to_fetch_less(down):
-    with two_routes() as (handler, *sinks):
+    settings = [Settings(margin=QUICK.margin, breaker=1)] * 2
+    with two_routes(settings=settings) as (handler, *sinks):
         sinks[down].otherwise = Closed("401")
         with pytest.raises(HandedBack, match="401"):
             handler(sqs(event(1)), Context())
@@ -953,8 +955,9 @@ def test_with_the_sink_down_the_whole_call_fails_so_that_less_is_fetched():
 
 
 def test_where_some_went_well_it_is_told_which_did_not():
-    sink = failing(2, answer=Closed("401"))  # which counts as down at once
-    with function(sink) as (handler, _):
+    sink = failing(2, answer=Closed("401"))
+    settings = Settings(margin=QUICK.margin, breaker=1)
+    with function(sink, settings=settings) as (handler, _):
         batch = fifo(("a", event(1)), ("a", event(2)), ("a", event(3)))
         assert handler(batch, Context()) == back("m1", "m2")
         assert handler.router.gateways[0].down() == ["the sink"]
@@ -1161,7 +1164,7 @@ def test_the_samples_are_taken_through(name):
         for _ in range(2):
             assert not (handler(sample(name), Context()) or OK)["batchItemFailures"]
         letters = asyncio.run(dead.list())
-        assert len(letters) == (2 if name in DEAD else 0)
+        assert len(letters) == (1 if name in DEAD else 0)
         assert len(sink.taken) == (0 if name in DEAD else 1)
 
 

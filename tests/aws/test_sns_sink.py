@@ -11,7 +11,7 @@ from tests.aws.aws_sinks import GENERATION, KEY, Town, boto, delivery, opened, r
 from tests.servers.aws import fresh
 from tests.servers.process import free_port
 
-from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Yes
+from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Unwell, Yes
 from oncebridge.http.server import Response, Server
 from oncebridge.sinks.sns import SnsSink, SnsSinkOptions, _Message
 
@@ -337,7 +337,7 @@ async def test_only_the_entries_that_failed_are_answered_so(code, kind):
     [
         (error(400, "Throttling"), Throttled),
         (error(500, "InternalError"), Unknown),
-        (error(503, "ServiceUnavailable"), Unknown),
+        (error(503, "ServiceUnavailable"), Unwell),
         (error(403, "AuthorizationError"), Closed),
         (error(404, "NotFound"), Closed),
         (error(400, "KMSDisabled"), Closed),

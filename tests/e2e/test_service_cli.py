@@ -237,7 +237,7 @@ def test_a_file_goes_to_a_file_and_the_counts_are_told(tmp_path, is_packed):
     assert message.startswith("line 4: ")
     with file_run(tmp_path, "--source", "file:in.ndjson", "--sink", "file:out.ndjson") as run:
         assert run.ended() == 0
-        assert b"duplicate              4" in run.printed
+        assert b"duplicate              5" in run.printed
     assert (tmp_path / "out.ndjson").read_bytes() == ndjson(event(1), event(2), event(3))
 
 
