@@ -32,6 +32,7 @@ async def check_store(setup: Setup, checkup: Checkup, *, clock: Clock) -> None:
         checkup.fine(subject, "its clock is this host's own")
     elif scheme not in _ELSEWHERE:
         checkup.could_not(subject, "the store", "a check that knows this kind of store")
+        return
     if scheme not in _ELSEWHERE:
         await check_workers(setup, checkup)
 
