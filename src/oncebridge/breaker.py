@@ -28,7 +28,7 @@ class Breaker:
         self.passed = 0
         """How often something went through."""
         self._failed: set[bytes] = set()
-        """The events that have failed in a row; empty stands for what is no event's fault."""
+        """The events that have failed in a row; empty stands for a failure of the sink itself."""
         self._wait_s = _SHORTEST_S
         self._until_s = 0.0
         self.level = 1

@@ -16,7 +16,7 @@ What must never happen, and where it is prevented:
 * acknowledged while busy, failed or before the yes: `_settle` takes the acknowledgement
   from the verdict, which is given after its step, or from the sink's yes.
 * committed before the yes: `_commit` is called by `_took`, by `_bury` (after the dead
-  letters are safe) and by `_drop` (there is nothing to send), by nobody else; `_owe` is for
+  letters are safe) and by `_drop` (there is nothing to send), and by no other; `_owe` is for
   commits of these that could not be recorded. A sink in the store's own database gets the commits with the events
   (`_with_commit`) and writes both or neither.
 * sent without a live claim: `_still_ours` stands before every send.
