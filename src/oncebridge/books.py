@@ -41,9 +41,9 @@ class Books:
         self.stale_runs = 0
         """Entities of which many events in a row were stale: their newest version may be wrong."""
         self.lease_lost = 0
-        """Holds that another worker took over."""
+        """Holds that another worker took over: both may have delivered the event."""
         self.unprotected = 0
-        """Sent while the store was down."""
+        """Sent while the store was down, or after it had lost its records."""
         self.store_errors = 0
         """Calls that the store did not answer."""
         self.forgotten = 0

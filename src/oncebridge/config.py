@@ -261,8 +261,9 @@ class Config(Settings, frozen=True, kw_only=True):
     share_counts: Annotated[
         bool,
         Doc(
-            "Writes the counts of this worker into the store every ten seconds, so that those of "
-            "all workers add up on the dashboard and outlast a restart."
+            "Writes the counts of this worker into the store, so that those of all workers add "
+            "up on the dashboard and outlast a restart: every second in which there was work, "
+            "and on DynamoDB and S3 every ten seconds."
         ),
     ] = True
     audit: Annotated[

@@ -393,8 +393,16 @@ class Flight(Struct, eq=False):
 
     # --- what the claim says -----------------------------------------------------------
 
-    def take(self, claim: Claim, hold: Hold, heard_at: float, generation: bytes) -> None:
-        """Hold the event's keys; *generation* is the one that a new record was to get."""
+    def take(
+        self, claim: Claim, hold: Hold, heard_at: float, generation: bytes, lost_ms: int
+    ) -> None:
+        """
+        Hold the event's keys; *generation* is the one that a new record was to get.
+
+        Where the store lost its records, at *lost_ms*, the event may have been delivered before.
+        """
+        if lost_ms:
+            self.unprotected = claim.now_ms - lost_ms < self.keep_ms
         self.claim = claim
         self.claimed_at = heard_at
         self.hold = hold

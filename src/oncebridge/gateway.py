@@ -26,7 +26,7 @@ What must never happen, and where it is prevented:
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import timedelta
 from math import inf
 from pathlib import Path
@@ -96,6 +96,7 @@ from oncebridge.store import (
     Mismatch,
     NoAnswer,
     Release,
+    Reply,
     Store,
     Want,
 )
@@ -184,6 +185,8 @@ class Gateway:
         self._rate_share = self._shared_rate(settings.rate, store) if settings.rate else None
         self._turns = Turns() if settings.order == "entity" else None
         self._paused = False
+        self.records_lost_ms = 0
+        """When the store lost its records, by its clock (see `Epoch`); 0: it did not."""
         self._opened = False
         self._draining = False
         self._idle = asyncio.Event()
@@ -600,11 +603,12 @@ class Gateway:
             answers = await self._ask(wants)
             heard = batch.now()
             ends, gives_up, latest = sent + lease_ms / 1000, sent + self._max_hold_s, batch.latest()
+            lost_ms = self.records_lost_ms
             for flight, want, answer in zip(flights, wants, answers, strict=True):
                 match answer:
                     case Claim():
                         hold = Hold(answer, ends, gives_up, latest)
-                        flight.take(answer, hold, heard, want.generation)
+                        flight.take(answer, hold, heard, want.generation, lost_ms)
                         if flight.attempt > 1:
                             self.books.retried += 1
                         held.append(hold)
@@ -991,14 +995,11 @@ class Gateway:
             [r for flight in known for r in self._registers.give_back(flight)]
         )
         self._settle(known, Verdict.DUPLICATE)
-        await self._hand_back(
-            [
-                _Back(flight, "another worker took over", self._backoff(1), unsent=True)
-                for flight, answer in beaten
-                if isinstance(answer, Lost)
-            ],
-            verdict=Verdict.BUSY,
-        )
+        lost = [flight for flight, answer in beaten if isinstance(answer, Lost)]
+        for flight in lost:
+            if flight.hold is not None:
+                self._holds.lose(flight.hold)
+        await self._hand_back_unsent(lost, "another worker took over")
 
     async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
         """Keep what may be sent now: there is time, and the claim outlasts the send."""
@@ -1139,8 +1140,9 @@ class Gateway:
         self.books.forwarded += len(flights)
         for flight in [flight for flight in flights if flight.unprotected]:
             self.books.unprotected += 1
-            memories = flight.memories(flight.parts, Fate.DELIVERED, self._dice)
-            self._ledger.backlog.owe(flight.debts(memories, flight.batch.now()))
+            if flight.claim is None:
+                memories = flight.memories(flight.parts, Fate.DELIVERED, self._dice)
+                self._ledger.backlog.owe(flight.debts(memories, flight.batch.now()))
         if self._joint is None:
             await self._raise_registers(flights)
             await self._commit(flights, Fate.DELIVERED)
@@ -1188,13 +1190,30 @@ class Gateway:
         batch = claimed[0].batch
         since = batch.now()
         ends = since + self._commit_budget_s
-        late = await self._ledger.commit(
+        late, before = await self._ledger.commit(
             commits_of(claimed, fate), ends if batch.ends is None else min(ends, batch.ends)
         )
         if late:
             self._owe(claimed, late, since)
+        if before:
+            self._count_lost(claimed, {commit.key for commit in before})
         now = batch.now()
         self.books.late_commits += sum([f.hold is not None and now > f.hold.ends for f in claimed])
+
+    def _count_lost(self, flights: Iterable[Flight], keys: Container[bytes]) -> None:
+        """
+        Count the events that another worker took over or had taken over, if the store ended *keys*.
+
+        A store that repeats our own request says the same. So the lease has to be over, or the
+        claim must have been a second one.
+        """
+        now = now_s()
+        for flight in flights:
+            hold = flight.hold
+            if hold is None or not (flight.attempt > 1 or now > hold.ends):
+                continue
+            if any(key in keys for key in hold.keys):
+                self._holds.lose(hold)
 
     async def _drop(self, outdated: list[tuple[Flight, Verdict]]) -> None:
         """Commit what is not to be sent: stale, unchanged, or a conflict to be dropped."""
@@ -1258,7 +1277,10 @@ class Gateway:
             releases += one.releases()
             if one.flight.hold is not None:
                 one.flight.hold.ending = True
-        await self._ledger.release(releases)
+        answers = await self._ledger.release(releases)
+        fenced = {r.key for r, a in zip(releases, answers, strict=True) if a is Reply.FENCED}
+        if fenced:
+            self._count_lost([one.flight for one in back], fenced)
         for one in back:
             if one.flight.is_lost:
                 self._settle(

@@ -93,7 +93,7 @@ class Holds:
         unanswered = set()
         for (hold, _), answer in zip(asked, answers, strict=True):
             if answer is Reply.FENCED and not hold.ending:
-                self._lose(hold)
+                self.lose(hold)
             elif answer is not Reply.EXTENDED:
                 unanswered.add(hold)
         for hold, _ in asked:
@@ -105,7 +105,8 @@ class Holds:
             return self._lease_ms
         return max(min(self._lease_ms, int((hold.latest - now) * 1000)), 1)
 
-    def _lose(self, hold: Hold) -> None:
+    def lose(self, hold: Hold) -> None:
+        """Count *hold* as taken over by another worker, once, and break off its send."""
         if hold.lost:
             return
         hold.lost = True

@@ -32,6 +32,7 @@ from oncebridge.store import (
 
 _CLAIM_PAUSES_S = (0.05, 0.2)
 _COMMITTED: Final = Reply.COMMITTED  # an enum's members are slow to find
+_ALREADY: Final = Reply.ALREADY
 _COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
 
 
@@ -112,13 +113,18 @@ class Ledger:
             for part in want.parts
         )
 
-    async def commit(self, commits: Sequence[Commit], until_s: float) -> Sequence[Commit]:
+    async def commit(
+        self, commits: Sequence[Commit], until_s: float
+    ) -> tuple[Sequence[Commit], Sequence[Commit]]:
         """
-        Commit, trying until *until_s*; return the commits that could not be recorded by then.
+        Commit, trying until *until_s*.
 
-        Each record decides for itself: one that is fenced never cancels the others.
+        Return the commits that could not be recorded by then, and those that the store had
+        before it was first asked. Each record decides for itself: one that is fenced never
+        cancels the others.
         """
         pause = _COMMIT_PAUSE_S
+        before: Sequence[Commit] | None = None
         while commits:
             answers: Sequence[CommitAnswer]
             try:
@@ -127,14 +133,16 @@ class Ledger:
                 self._books.store_errors += 1
                 answers = [NoAnswer(str(error))] * len(commits)
             if answers.count(_COMMITTED) == len(commits):
-                return ()
+                return (), before or ()
             self._books.fenced_commits += answers.count(Reply.FENCED)
+            if before is None:
+                before = [c for c, a in zip(commits, answers, strict=True) if a is _ALREADY]
             commits = [c for c, a in zip(commits, answers, strict=True) if type(a) is NoAnswer]
             if not commits or asyncio.get_running_loop().time() >= until_s:
                 break
             await self.pause(pause)
             pause = min(2 * pause, _LONGEST_COMMIT_PAUSE_S)
-        return commits
+        return commits, before or ()
 
     async def release(
         self, releases: Sequence[Release], *, owe: bool = True

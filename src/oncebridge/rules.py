@@ -277,6 +277,9 @@ class RuleSet:
         self._found: dict[tuple[str, str], _Planner] = {}
         self.apart = _apart(rules)
         """What to tell `oncebridge.event.parse`, which then spares most keys some work."""
+        compiled = [*self._compiled, self._default]
+        self.longest_ms = max(span.window_ms for each in compiled for span in each.spans)
+        """The longest time for which any event is remembered."""
 
     def plan(self, event: Event) -> Plan:
         """Decide what *event* is the same as. Raises nothing, whatever the event holds."""

@@ -17,11 +17,15 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from oncebridge import __version__, control
 from oncebridge.books import Books
 from oncebridge.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.config import Setup
+from oncebridge.epoch import Epoch
 from oncebridge.errors import ConfigError, OncebridgeError, StoreUnavailable
+from oncebridge.figures import instant
 from oncebridge.gateway import Gateway
 from oncebridge.hooks import Decision, Hook, Tracer, TripHook
 from oncebridge.intake import Intake
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("oncebridge")
 _PURGE_S, _LOOK_S, _LEAVE_S = 10.0, 1.0, 5.0
 _PURGE_MOST = 5000
-_RECORD_S, _SHARE_S = 2.0, 10.0
+_RECORD_S, _MEASURE_S, _SHARE_S = 2.0, 10.0, 1.0
 _PUT_UP_S = 30.0
 
 
@@ -117,6 +121,7 @@ class Service:
             clock=clock,
             dice=dice,
         )
+        self._epoch = Epoch(self.store, clock=clock, dice=dice)
         debug = [_log_decision] if _log.isEnabledFor(logging.DEBUG) else []
         self.router = make_router(
             setup,
@@ -192,7 +197,7 @@ class Service:
                 )
                 for gateway, route in zip(self.router.gateways, self._setup.routes, strict=True)
             },
-            store=watch.vitals,
+            store=replace(watch.vitals, records_lost_ms=self._records_lost_ms()),
             spooled=self.spool.depth if self.spool is not None else None,
             not_ready=tuple(self._not_ready()),
             history=watch.recorder.pages if watch.recorder is not None else 0,
@@ -260,9 +265,11 @@ class Service:
                 (_LOOK_S, self._open_late),
                 (_PURGE_S, self._purge),
                 (_LOOK_S, self._look_for_pauses),
+                (_MEASURE_S if self.watch.is_charged else _LOOK_S, self._look_at_epoch),
                 (_LOOK_S, self._look_for_gone),
                 (_LOOK_S, self._tell),
                 (_RECORD_S, self._record),
+                (_MEASURE_S, self._measure),
                 (_SHARE_S, self._share),
             )
         ]
@@ -386,10 +393,35 @@ class Service:
         if self._is_open:
             await self.watch.record()
 
-    async def _share(self) -> None:
+    async def _measure(self) -> None:
         await self.watch.measure(is_open=self._is_open)
+
+    async def _share(self) -> None:
         if self._is_open:
             await self.watch.share()
+
+    async def _look_at_epoch(self) -> None:
+        """Notice that the store has lost its records, and count what is sent from then on."""
+        if not self._is_open:
+            return
+        before_ms = self._epoch.lost_ms
+        await self._epoch.look()
+        for gateway in self.router.gateways:
+            gateway.records_lost_ms = self._epoch.lost_ms
+        lost_ms = self._records_lost_ms()
+        if lost_ms and lost_ms != before_ms:
+            what = (
+                "events that were delivered before may be delivered once more; deliveries count "
+                "as unprotected until the windows of their rules are over"
+            )
+            extra = {"noticed": instant(lost_ms), "what": what}
+            _log.warning("oncebridge.store_lost_its_records", extra=extra)
+
+    def _records_lost_ms(self) -> int:
+        """Return when the store lost its records, if a window that began before still lasts."""
+        lost_ms = self._epoch.lost_ms
+        longest_ms = max(gateway.rules.longest_ms for gateway in self.router.gateways)
+        return lost_ms if self._clock() - lost_ms < longest_ms else 0
 
     async def _look_for_pauses(self) -> None:
         if not self._is_open:

@@ -8,7 +8,7 @@ from oncebridge.config import load
 from oncebridge.stores.sqlite import SQLiteStore
 from oncebridge.watch.counts import Counts, RouteCounts
 from oncebridge.watch.fleet import Member
-from oncebridge.watch.report import Report, State
+from oncebridge.watch.report import Report, State, Vitals
 
 
 def setup_of(tmp_path):
@@ -20,11 +20,11 @@ def setup_of(tmp_path):
     return load(file, environment={})
 
 
-async def report(tmp_path, books):
+async def report(tmp_path, books, **more):
     store = SQLiteStore(tmp_path / "seen.db")
     await store.open()
     now_ms = system_clock()
-    state = State(name="w1", host="h", pid=1, version="1", started_ms=now_ms, at_ms=now_ms)
+    state = State("w1", "h", 1, "1", started_ms=now_ms, at_ms=now_ms, **more)
     counts = Counts(routes={"crm": RouteCounts(books=books.counts())})
     await Member(store, dice=SystemDice()).tell(Report(state, counts))
     await store.aclose()
@@ -45,3 +45,8 @@ async def test_long_runs_of_stale_events_are_found_in_the_reports(tmp_path):
     books.stale_runs = 2
     await report(tmp_path, books)
     assert await found(tmp_path) == [("stale-runs", "route crm")]
+
+
+async def test_a_store_that_lost_its_records_is_found_in_the_reports(tmp_path):
+    await report(tmp_path, Books(), store=Vitals(records_lost_ms=1_700_000_000_000))
+    assert await found(tmp_path) == [("records-lost", "store")]

@@ -21,11 +21,11 @@ def receiver():
         yield there
 
 
-def http_run(folder, receiver, *more, **environment):
+def http_run(folder, receiver, *more, store="sqlite:seen.db", **environment):
     """Run from HTTP to HTTP, with everything else in *folder*."""
     return Command(
         folder,
-        *("run", "--source", "http://127.0.0.1:0/events", "--store", "sqlite:seen.db"),
+        *("run", "--source", "http://127.0.0.1:0/events", "--store", store),
         *("--dead", "sqlite:dead.db", "--sink", receiver.url, "--route", "post"),
         *("--set", "sink.allow_private=true", "--backoff", "50ms"),
         *more,
@@ -408,3 +408,47 @@ def test_nothing_in_is_nothing_out(tmp_path):
     with file_run(tmp_path, "--source", "-", "--sink", "-") as run:
         assert run.ended() == 0
         assert run.printed == b""
+
+
+# --- what operators are told ---------------------------------------------------------------
+
+
+def test_a_redis_that_was_wiped_is_noticed(tmp_path, receiver, redis_server):
+    with http_run(tmp_path, receiver, "--json", store=redis_server.url) as command:
+        url = command.ready()
+        send(url, event(1))
+        wait_for(lambda: redis_server.ask("DBSIZE"))
+        time.sleep(2)  # it has looked at least once
+        redis_server.ask("FLUSHALL")
+        command.until(lambda: "oncebridge.store_lost_its_records" in command.said.decode())
+        assert send(url, event(1))[1]["verdict"] == "delivered"  # nobody can know
+        assert send(url, event(1))[1]["verdict"] == "duplicate"
+        command.signal()
+        assert command.ended() == 0
+    counts = json.loads(command.printed)
+    assert (counts["delivered"], counts["unprotected"]) == (2, 1)
+
+
+def test_an_event_that_a_frozen_worker_and_another_delivered_is_counted(tmp_path, receiver):
+    short = ("--sink-timeout", "2s", "--commit-budget", "500ms", "--lease", "4s", "--json")
+    receiver.open.clear()
+    with (
+        http_run(tmp_path, receiver, *short) as frozen,
+        http_run(tmp_path, receiver, *short) as other,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        url, first_url = other.ready(), frozen.ready()
+        first = threads.submit(send, first_url, event(1), timeout=30)
+        wait_for(lambda: receiver.begun == 1)
+        frozen.signal(signal.SIGSTOP)
+        receiver.open.set()  # the CRM has it, and nobody listens
+        wait_for(lambda: send(url, event(1))[1].get("verdict") == "delivered")
+        frozen.signal(signal.SIGCONT)
+        assert first.result()[0] in (200, 503)  # its own time for the send may be over, too
+        frozen.signal()
+        other.signal()
+        assert (frozen.ended(), other.ended()) == (0, 0)
+    assert len(receiver.bodies) == 2
+    assert len(set(receiver.keys)) == 1
+    lost = [json.loads(one.printed).get("lease_lost", 0) for one in (frozen, other)]
+    assert sum(lost) == 1

@@ -664,6 +664,55 @@ async def test_a_yes_after_a_take_over_still_counts():
         assert outcome.acknowledge
         assert other.books.fenced_commits == 0
         assert (await slow.record(slow.key(event()))).fate is Fate.DELIVERED
+        # Both delivered it, and whoever recorded it second knows.
+        assert (slow.books.lease_lost, other.books.lease_lost) == (0, 1)
+
+
+@virtual
+async def test_a_worker_that_wakes_after_another_has_delivered_counts_the_take_over():
+    async with (
+        Bench(sink=ScriptedSink(After(3, Yes()))) as frozen,
+        Bench(store=frozen.store) as other,
+    ):
+        first = asyncio.create_task(frozen.one(event()))
+        await asyncio.sleep(1)
+        frozen.skew_ms += 40_000
+        assert (await other.one(event())).verdict is Verdict.DELIVERED
+        # Its clock stood still too, so the lease has to be ended for it.
+        for hold in frozen.gateway._holds._holds:
+            hold.ends = 0.0
+        assert (await first).acknowledge
+        assert (frozen.books.lease_lost, other.books.lease_lost) == (1, 0)
+        assert frozen.books.late_commits == 1
+
+
+@virtual
+async def test_what_cannot_be_released_after_a_take_over_counts_as_one():
+    async with (
+        Bench(sink=ScriptedSink(After(3, Unknown("reset")))) as frozen,
+        Bench(store=frozen.store) as other,
+    ):
+        first = asyncio.create_task(frozen.one(event()))
+        await asyncio.sleep(1)
+        frozen.skew_ms += 40_000
+        assert (await other.one(event())).verdict is Verdict.DELIVERED
+        for hold in frozen.gateway._holds._holds:
+            hold.ends = 0.0
+        outcome = await first
+        assert (outcome.verdict, outcome.reason) == (Verdict.BUSY, "another worker took over")
+        assert frozen.books.lease_lost == 1
+
+
+@virtual
+async def test_a_store_that_repeats_a_commit_by_itself_is_no_take_over():
+    class Twice(MemoryStore):
+        async def commit(self, commits):
+            await super().commit(commits)
+            return await super().commit(commits)
+
+    async with Bench(store=Twice()) as bench:
+        assert (await bench.one(event())).verdict is Verdict.DELIVERED
+        assert bench.books.lease_lost == 0
 
 
 @virtual

@@ -32,6 +32,7 @@ from oncebridge.secret import Address
 from oncebridge.service import Service
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.watch import fleet
 
 
 class Stream:
@@ -670,9 +671,9 @@ async def test_what_is_past_keeping_is_purged_in_time_and_in_full():
     stream = Stream(events(10), ends=False)
     async with running(stream, window="60s", share_counts="false") as parts:
         await asyncio.sleep(1)
-        assert parts.store.inner._count == 10
+        assert parts.store.inner._count == 10 + 1  # the epoch stays
         await asyncio.sleep(200)
-        assert parts.store.inner._count == 0
+        assert parts.store.inner._count == 1
 
 
 @virtual
@@ -756,3 +757,52 @@ async def test_hooks_are_told_of_every_decision():
     await service.run()
     assert await service.close(timedelta(seconds=5))
     assert [decision.outcome.verdict for decision in seen] == [Verdict.DELIVERED] * 3
+
+
+# --- what others learn of it ---------------------------------------------------------------------
+
+
+@virtual
+async def test_a_worker_that_is_killed_has_told_all_but_its_last_second():
+    stream = Stream(events(10), ends=False)
+    async with running(stream) as parts:
+        await eventually(lambda: len(parts.numbers) == 10)
+        await asyncio.sleep(1.5)
+        told = (await fleet.read(parts.store)).total.routes["crm"]
+        assert told.books["delivered"] == 10
+        quiet = parts.store.calls["claim"]
+        await asyncio.sleep(8)
+        assert parts.store.calls["claim"] == quiet, "nothing is written while nothing happens"
+
+
+@virtual
+async def test_where_writes_cost_money_counts_are_told_every_ten_seconds():
+    stream = Stream(*[events(1, n) for n in range(5)], ends=False)
+    async with running(stream) as parts:
+        parts.service.watch.is_charged = True
+        await asyncio.sleep(1)
+        writes = parts.store.calls["release"]
+        for _ in range(30):
+            parts.service.router.gateways[0].books.arrive(1)
+            parts.service.router.gateways[0].books.settle(Verdict.DELIVERED)
+            await asyncio.sleep(1)
+        assert parts.store.calls["release"] - writes <= 4
+
+
+@virtual
+async def test_a_store_that_lost_its_records_is_told_and_counted(caplog):
+    caller = Caller()
+    async with running(caller) as parts:
+        caller.put(*events(2))
+        await eventually(lambda: len(parts.numbers) == 2)
+        await asyncio.sleep(2)
+        assert parts.service.watch.report().state.store.records_lost_ms == 0
+        parts.store.inner = MemoryStore(clock=now_ms)
+        await asyncio.sleep(3)
+        caller.put(*events(2))
+        await eventually(lambda: len(parts.numbers) == 4)
+        assert parts.service.counts()["unprotected"] == 2
+        assert parts.service.watch.report().state.store.records_lost_ms
+    said = [one for one in caplog.records if one.message == "oncebridge.store_lost_its_records"]
+    assert len(said) == 1
+    assert "delivered once more" in said[0].what

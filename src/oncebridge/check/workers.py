@@ -3,6 +3,7 @@
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.config import Setup
 from oncebridge.errors import ConfigError, StoreError
+from oncebridge.figures import instant
 from oncebridge.lookup import is_not_ours, opened_to_look
 from oncebridge.reach import is_missing, is_out_of_reach
 from oncebridge.watch import fleet
@@ -18,12 +19,24 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
     except (StoreError, ConfigError):
         return  # the check of the store reports it
     try:
-        counts = (await fleet.read(store)).total
+        view = await fleet.read(store)
     except StoreError:
         return
     finally:
         await store.aclose()
-    for name, route in sorted(counts.routes.items()):
+    lost_ms = max((report.state.store.records_lost_ms for report in view.reports), default=0)
+    if lost_ms:
+        checkup.find(
+            "records-lost",
+            Severity.WARNING,
+            "store",
+            seen=f"a worker noticed at {instant(lost_ms)} UTC that the store had lost its records",
+            why="The store was wiped, or replaced by an empty one. Events that were delivered "
+            "before may be delivered once more.",
+            fix="Find out who or what emptied it (FLUSHALL, a restart without persistence, "
+            "eviction), and let receivers check the Idempotency-Key meanwhile.",
+        )
+    for name, route in sorted(view.total.routes.items()):
         runs = route.books.get("stale_runs", 0)
         if runs:
             checkup.find(

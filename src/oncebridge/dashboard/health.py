@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from oncebridge.dashboard.paper import rate
 from oncebridge.dashboard.pulse import Pulse, Sums, here_ms
-from oncebridge.figures import HOUR, MINUTE, SECOND, elapsed, listed, many, spelt
+from oncebridge.figures import HOUR, MINUTE, SECOND, elapsed, instant, listed, many, spelt
 from oncebridge.verdict import Verdict
 from oncebridge.watch.counts import added
 from oncebridge.watch.fleet import View
@@ -375,6 +375,16 @@ def _stores(view: View, pulse: Pulse) -> Iterator[Finding]:
             "#store",
             "Store",
         )
+    lost_ms = max((state.store.records_lost_ms for state in here), default=0)
+    if lost_ms:
+        yield Finding(
+            "warn",
+            f"The store lost its records; this was noticed at {instant(lost_ms)} UTC.",
+            "Events that were delivered before may be delivered once more. Deliveries count as "
+            "unprotected until the windows of their rules are over.",
+            "#store",
+            "Store",
+        )
     evicted = max((state.store.evicted or 0 for state in here), default=0)
     finding = Finding(
         "bad",
@@ -412,9 +422,27 @@ COUNTERS: Final[Mapping[str, tuple[Kind, str, str, str]]] = {
     ),
     "unprotected": (
         "warn",
-        "event was passed on while the store was down",
-        "events were passed on while the store was down",
-        'They are not deduplicated: on_store_outage = "deliver" says so.',
+        "event was delivered unprotected",
+        "events were delivered unprotected",
+        'on_store_outage = "deliver", or the store lost its records. They may have gone twice.',
+    ),
+    "ambiguous": (
+        "warn",
+        "send ended without a clear answer",
+        "sends ended without a clear answer",
+        "A timeout, a broken connection or an error. What may have arrived was sent again.",
+    ),
+    "unwell": (
+        "note",
+        "send was answered with 502, 503 or 504",
+        "sends were answered with 502, 503 or 504",
+        "The event may have arrived, and was sent again.",
+    ),
+    "retried": (
+        "note",
+        "event was claimed again after an earlier attempt",
+        "events were claimed again after an earlier attempt",
+        "The attempt before failed, or its worker was killed and may have delivered it already.",
     ),
     "acked_uncommitted": (
         "warn",
@@ -444,7 +472,7 @@ COUNTERS: Final[Mapping[str, tuple[Kind, str, str, str]]] = {
         "warn",
         "event was taken over by another worker",
         "events were taken over by another worker",
-        "A worker was frozen or cut off for longer than its lease.",
+        "A worker was frozen or cut off for longer than its lease. Both may have delivered it.",
     ),
 }
 """By the name in the books: how bad it is while it rises, one, several, and what it means."""

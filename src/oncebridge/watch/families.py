@@ -30,7 +30,7 @@ NO_RULE: Final = "none"
 
 COUNTED: Final[Mapping[str, str]] = {
     "forwarded": "Events that the sink said yes to.",
-    "retried": "Claims of events that were tried before.",
+    "retried": "Claims of events that were tried before: an earlier attempt may have arrived.",
     "ambiguous": "Sends without a clear answer: the event may have been taken.",
     "throttled": "Sends that the sink refused because there were too many.",
     "unwell": "Sends that the sink answered with its own trouble (HTTP 502, 503, 504).",
@@ -39,8 +39,8 @@ COUNTED: Final[Mapping[str, str]] = {
     "fenced_commits": "Records refused because somebody else had started the event anew.",
     "registers_behind": "Newest states that could not be recorded: an older one may pass later.",
     "stale_runs": "Entities with many stale events in a row: their newest version may be wrong.",
-    "lease_lost": "Events that another worker took over while this one held them.",
-    "unprotected": "Events sent while the store was down: they may repeat.",
+    "lease_lost": "Events that two workers held, as a lease ended too early: both may have sent them.",
+    "unprotected": "Events sent while the store was down or after it lost its records: may repeat.",
     "store_errors": "Calls that the store did not answer.",
     "forgotten": "Deliveries whose record was given up, as too many waited for the store.",
 }
@@ -262,6 +262,8 @@ def _states(states: Mapping[str, RouteState]) -> Iterable[Family]:
 def _store(vitals: Vitals) -> Iterable[Family]:
     meaning = "1: the store answered when it was last asked how it is."
     yield Family("store_answers", "gauge", meaning, numbers=[((), vitals.answers)])
+    meaning = "1: the store lost its records within the longest window, so events may repeat."
+    yield Family("store_records_lost", "gauge", meaning, numbers=[((), vitals.records_lost_ms > 0)])
     if vitals.records is not None:
         meaning = "Records in the store, or about how many."
         yield Family("store_records", "gauge", meaning, numbers=[((), vitals.records)])

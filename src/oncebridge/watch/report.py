@@ -38,6 +38,8 @@ class Vitals(Struct, omit_defaults=True):
     """Records that the server threw out for want of room; any is one too many."""
     clock_offset_ms: int | None = None
     """The store's clock less this host's."""
+    records_lost_ms: int = 0
+    """When it lost its records, by its clock, while that can still lead to repeats; else 0."""
 
 
 class State(Struct, omit_defaults=True):

@@ -27,8 +27,10 @@ from oncebridge.watch.telemetry import from_environment
 from oncebridge.watch.vitals import vitals
 
 _CHARGED: Final = ("dynamodb", "s3")
-"""Where each write costs money, history may come late."""
+"""Where each write costs money, history and counts may come late."""
 _LAG: Final = timedelta(seconds=10)
+_IDLE_MS: Final = 10_000
+"""A worker without work writes its counts this often."""
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9.-]+")
 
 
@@ -85,6 +87,9 @@ class Watch:
         self._repeats = Repeats(rules)
         self._member = Member(store, dice=dice)
         self._is_sharing = config.share_counts
+        self.is_charged = scheme_of(config.store.url) in _CHARGED
+        self._shared: tuple[int, ...] = ()
+        self._shared_ms = 0
         mode = mode_of(config)
         self.recorder: Recorder | None = None
         if mode != "off":
@@ -97,7 +102,7 @@ class Watch:
                 clock=clock,
                 dice=dice,
                 mask=mask_of(config),
-                lag=_LAG if scheme_of(config.store.url) in _CHARGED else timedelta(0),
+                lag=_LAG if self.is_charged else timedelta(0),
             )
         self._telemetry = from_environment(os.environ, self.report, self.name)
         self.tracer = self._telemetry.tracer if self._telemetry else None
@@ -133,8 +138,21 @@ class Watch:
             self.vitals = Vitals(kind=scheme_of(place.url), answers=False)
 
     async def share(self) -> None:
-        """Write counts into the store, where others can read them."""
-        if self._is_sharing:
+        """
+        Write counts into the store, where others can read them.
+
+        Called once a second, and does so if there was work, or after ten seconds. What was
+        counted since is lost if this worker is killed. Where writes cost money, ten seconds
+        always pass.
+        """
+        if not self._is_sharing:
+            return
+        now_ms = self._clock()
+        books = self._books().values()
+        counted = tuple(number for book in books for number in (book.arrived, book.in_flight))
+        has_worked = counted != self._shared and not self.is_charged
+        if has_worked or not 0 <= now_ms - self._shared_ms < _IDLE_MS:
+            self._shared, self._shared_ms = counted, now_ms
             await self._member.tell(self.report())
 
     async def record(self) -> None:
