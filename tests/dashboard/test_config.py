@@ -102,6 +102,11 @@ def test_a_header_that_cannot_name_anybody_is_refused(header):
         loading(dashboard_user_header=header)
 
 
+def test_a_header_that_no_proxy_may_send_is_refused():
+    with pytest.raises(ConfigError, match="set dashboard_proxies to the address of yours"):
+        loading(dashboard="127.0.0.1:8081", dashboard_user_header="X-User")
+
+
 @pytest.mark.parametrize("network", ["10.0.0.0/33", "proxy.example.com", "0.0.0.0/0", "::/0"])
 def test_a_proxy_is_an_address_or_a_network_and_not_everybody(network):
     with pytest.raises(ConfigError, match="dashboard-proxies"):
