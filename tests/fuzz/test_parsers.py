@@ -290,20 +290,21 @@ def test_unpacking_gives_what_was_packed_or_says_what_is_wrong():
 
 EVENT = event(1)
 REQUESTS = [
-    b"POST /events HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(EVENT), EVENT),
-    b"POST /events HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-ndjson\r\n"
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(EVENT), EVENT),
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     b"Content-Length: %d\r\n\r\n%b\n%b" % (2 * len(EVENT) + 1, EVENT, EVENT),
-    b"POST /events HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"%x;x=y\r\n%b\r\n0\r\nX-T: 1\r\n\r\n" % (len(EVENT), EVENT),
-    b"POST /events HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
     % (len(gzip.compress(EVENT, mtime=0)), gzip.compress(EVENT, mtime=0)),
-    b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"HEAD /openapi.json HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     (
-        b"POST /oauth/token HTTP/1.1\r\nHost: a\r\nAuthorization: Basic c2hvcDpjaGFsaw==\r\n"
+        b"POST /oauth/token HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic c2hvcDpjaGFsaw==\r\n"
         b"Content-Length: 29\r\n\r\ngrant_type=client_credentials"
     ),
-    b"OPTIONS * HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
 ]
 WORDS = [
     *(b"\r\n", b"\r\n\r\n", b"\n", b"\r", b" ", b"\t", b":", b"\0", b"\x80", b"/", b"?", b"%00"),
@@ -313,9 +314,10 @@ WORDS = [
     *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"),
     *(b"5\r\nhello\r\n", b"FFFFFFFFFFFFFFFF\r\n", b"-1\r\n", b"Connection: close\r\n"),
     *(b"Expect: 100-continue\r\n", b"Expect: rain\r\n", b"Upgrade: h2c\r\n", b"Host: b\r\n"),
+    *(b"Origin: http://localhost\r\n", b"Sec-Fetch-Site: cross-site\r\n"),
     *(b"X: " + b"y" * 40_000 + b"\r\n", b"Content-Encoding: gzip\r\n", b"\x16\x03\x01\x02\x00"),
 ]
-STATUSES = {100, 200, 202, 400, 401, 404, 405, 408, 411, 413, 415, 417, 431, 501, 503, 505}
+STATUSES = {100, 200, 202, 400, 401, 403, 404, 405, 408, 411, 413, 415, 417, 431, 501, 503, 505}
 
 
 @pytest.fixture(scope="module")
