@@ -240,6 +240,18 @@ def test_while_the_store_is_away_only_those_who_are_known_are_let_in(serve, tmp_
     assert again.get("/").status == 200
 
 
+def test_a_log_out_holds_after_many_others(serve, monkeypatch):
+    monkeypatch.setattr("oncebridge.dashboard.sessions._MOST", 2)
+    visitor = serve(views(WHO), dashboard_token=TOKEN)
+    visitor.log_in()
+    _, thief = log_out(visitor)
+    for _ in range(5):
+        Visitor(visitor.url).log_in()
+    assert thief.get("/").status == 303
+    # a program that has the token is let in all the same
+    assert thief.get("/", Authorization=f"Bearer {TOKEN}").status == 200
+
+
 def test_a_log_out_that_cannot_be_stored_holds_here_and_says_so(serve, tmp_path, caplog):
     store = Away(tmp_path / "seen.db")
     visitor = serve(views(WHO), dashboard_token=TOKEN, store=store)
