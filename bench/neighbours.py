@@ -52,7 +52,7 @@ BODIES = {
 
 async def send_again(port: int, bodies: Sequence[bytes], answers: list[int]) -> None:
     """Send *bodies* in turn over one connection, as fast as they are answered."""
-    head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Encoding: %b\r\n"
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Encoding: %b\r\n"
     for body in itertools.cycle(bodies):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         encoding = b"gzip" if body.startswith(b"\x1f\x8b") else b"identity"

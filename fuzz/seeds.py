@@ -23,26 +23,26 @@ def records():
 
 def requests():
     for body in (sack(1), b"[" + sack(1) + b"," + sack(2) + b"]", sack(1) + b"\n" + sack(2)):
-        head = b"POST /e HTTP/1.1\r\nHost: a\r\nx-api-key: apple\r\n"
+        head = b"POST /e HTTP/1.1\r\nHost: localhost\r\nx-api-key: apple-key-of-a-mill\r\n"
         yield head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         yield head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks
-    yield b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n" * 2
+    yield b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2
     yield b"HEAD /openapi.json HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
-    form = b"grant_type=client_credentials&client_id=a&client_secret=b"
-    yield b"POST /oauth/token HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (
+    form = b"grant_type=client_credentials&client_id=a&client_secret=chalk-on-the-board"
+    yield b"POST /oauth/token HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
         len(form),
         form,
     )
     yield (
-        b"POST /e HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nX-Oncebridge-Timestamp: 1790000000"
+        b"POST /e HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nX-Oncebridge-Timestamp: 1790000000"
         b"\r\nX-Oncebridge-Signature: v1=" + b"0" * 64 + b"\r\n\r\n{}"
     )
 
 
 def configurations():
     yield b'STORE=memory:\nsink=-\n[[rules]]\nname = "a"\nkey = "id"\nwindow = "6d"\n'
-    yield b"SINK__RATE=5/s\nsource.api_keys=a,b\nsource = 'http://127.0.0.1:1/e'\nstore = 'memory:'\n"
+    yield b"SINK__RATE=5/s\nsource.api_keys=apple-key-of-a-mill\nsource = 'http://127.0.0.1:1/e'\nstore = 'memory:'\n"
     yield (
         b"LIMITS__MAX_DEPTH=9\nmode=shadow\n[[routes]]\nname = 'a'\nsink = '-'\n"
         b"match = { detail = { a = [{ numeric = ['>', 1] }, { exists = false }] } }\n"

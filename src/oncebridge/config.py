@@ -230,8 +230,12 @@ class Config(Settings, frozen=True, kw_only=True):
     ] = None
     dashboard_proxies: Annotated[
         tuple[str, ...],
-        Doc("From where the proxy comes: addresses or networks.", example='["10.0.0.0/8"]'),
-    ] = ("127.0.0.1/32", "::1/128")
+        Doc(
+            "Addresses or networks of the proxies whose `X-Forwarded-…` headers and "
+            "`dashboard_user_header` are believed. None by default, not even this machine.",
+            example='["10.0.0.0/8"]',
+        ),
+    ] = ()
     dashboard_hosts: Annotated[
         tuple[str, ...],
         Doc(

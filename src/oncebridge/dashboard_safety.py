@@ -7,20 +7,19 @@ people have to say who they are.
 
 import re
 from collections.abc import Iterator
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Final
 
 from oncebridge.errors import ConfigError
+from oncebridge.http.clients import proxy_mistakes
 from oncebridge.http.listening import Listening
+from oncebridge.http.web_pages import host_mistakes
+from oncebridge.secret import weakness
 
 if TYPE_CHECKING:
     from oncebridge.config import Config
 
-SHORTEST_TOKEN: Final = 16
-_TOKEN: Final = re.compile(r"[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NEVER_A_NAME: Final = {"host", "cookie", "authorization", "origin", "connection", "content-length"}
-_HOST: Final = re.compile(r"([0-9A-Za-z_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 def mistakes(config: "Config") -> Iterator[ConfigError]:
@@ -33,16 +32,12 @@ def mistakes(config: "Config") -> Iterator[ConfigError]:
             yield error
     if address is not None and address.port > 65535:
         yield ConfigError("dashboard", "a port is a number from 0 to 65535")
-    token = config.dashboard_token.reveal() if config.dashboard_token is not None else None
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        yield ConfigError("dashboard_token", f"has to have at least {SHORTEST_TOKEN} characters")
-    elif token is not None and not _TOKEN.fullmatch(token):
-        yield ConfigError("dashboard_token", "must be one line without blanks around it")
+    if config.dashboard_token is not None:
+        why = weakness(config.dashboard_token.reveal(), in_header=True)
+        if why is not None:
+            yield ConfigError("dashboard_token", why)
     yield from _of_the_proxy(config)
-    for at, host in enumerate(config.dashboard_hosts):
-        if not _HOST.fullmatch(host):
-            message = f"{host!r}: is a name as browsers send it, such as oncebridge.example.com"
-            yield ConfigError(f"dashboard_hosts[{at}]", message)
+    yield from host_mistakes(config.dashboard_hosts, "dashboard_hosts")
 
 
 def exposure(config: "Config") -> ConfigError | None:
@@ -72,14 +67,7 @@ def _of_the_proxy(config: "Config") -> Iterator[ConfigError]:
         yield ConfigError("dashboard_user_header", f"{header!r}: is no name of a header")
     elif header is not None and header.lower() in _NEVER_A_NAME:
         yield ConfigError("dashboard_user_header", f"{header!r}: names nobody")
-    for at, text in enumerate(config.dashboard_proxies):
-        where = f"dashboard_proxies[{at}]"
-        try:
-            network = ip_network(text, strict=False)
-        except ValueError:
-            message = f"{text!r}: is an address or a network, such as 10.0.0.0/8"
-            yield ConfigError(where, message)
-            continue
-        if network.prefixlen == 0:
-            message = f"{text!r}: is everybody, who could then call themselves whatever they like"
-            yield ConfigError(where, message)
+    elif header is not None and not config.dashboard_proxies:
+        message = "is believed from no proxy; set dashboard_proxies to the address of yours"
+        yield ConfigError("dashboard_user_header", message)
+    yield from proxy_mistakes(config.dashboard_proxies, "dashboard_proxies")

@@ -19,6 +19,8 @@ REFERENCES: Final = "env:NAME, file:PATH, ssm:NAME or secretsmanager:NAME"
 """How one writes where a secret is kept."""
 ADDRESS_REFERENCE: Final = "^(env|ssm|secretsmanager):."
 """The same for an address, as a pattern."""
+SHORTEST: Final = 16
+"""How many characters a secret has at least that clients have to show."""
 _AT_AWS: Final = ("ssm:", "secretsmanager:")
 _asked: ContextVar[dict[tuple[str, ...], Any]] = ContextVar("asked")
 
@@ -26,6 +28,7 @@ _HIDDEN = "***"
 _MOST = 64 * 1024
 # A password may hold any character, written as it is: so all up to the last @ is hidden.
 _USER_INFO = re.compile(r"(?is)^(?:[a-z][a-z0-9+.-]*:(?:https?:)?//)?(.*)@")
+_HEADER_VALUE = re.compile(r"[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
 _LOCAL = re.compile(r"(?i)^(file|sqlite|python|memory):(?!//[^/])")
 _QUERY_SECRET = re.compile(
     r"(?is)[?&;#][^=&;#]*(?:pass|pwd|secret|token|key|sig|auth|cred|code|jwt|session)[^=&;#]*=([^&]+)"
@@ -52,6 +55,19 @@ class Secret:
 
     def __repr__(self) -> str:
         return _HIDDEN
+
+
+def weakness(text: str, *, in_header: bool) -> str | None:
+    """
+    Return why clients must not be let in by the secret *text*; None if they may be.
+
+    *in_header* says that it is sent in a header as it is.
+    """
+    if len(text.strip()) < SHORTEST:
+        return f"has to have at least {SHORTEST} characters; make one with: openssl rand -hex 24"
+    if in_header and not _HEADER_VALUE.fullmatch(text):
+        return "must be one line without blanks around it"
+    return None
 
 
 class Address(str):

@@ -20,7 +20,7 @@ from oncebridge.config import load
 from oncebridge.errors import ConfigError
 from oncebridge.secret import resolve
 
-SECRET = "c4n4ry-5ecret"
+SECRET = "c4n4ry-5ecret-of-aws"
 _numbers = count()
 
 

@@ -56,8 +56,12 @@ def test_beyond_this_machine_people_have_to_say_who_they_are(address):
     told = str(caught.value)
     assert told.startswith("--dashboard: ")
     assert all(name in told for name in ("dashboard_token", "dashboard_user_header", "127.0.0.1"))
+    proxy = {"dashboard_proxies": "10.0.0.7"}
     assert loading(dashboard=address, dashboard_token=TOKEN).config.dashboard == address
-    assert loading(dashboard=address, dashboard_user_header="X-User").config.dashboard == address
+    assert (
+        loading(dashboard=address, dashboard_user_header="X-User", **proxy).config.dashboard
+        == address
+    )
 
 
 def test_it_is_told_where_it_stands(tmp_path):
@@ -81,7 +85,10 @@ def test_a_token_that_is_missing_is_told_once(monkeypatch):
     assert "other machines" not in str(caught.value)
 
 
-@pytest.mark.parametrize("token", ["x" * 15, "short", " " + "x" * 20, "x" * 10 + "\n" + "x" * 10])
+@pytest.mark.parametrize(
+    "token",
+    ["x" * 15, "short", " " * 20, "x" * 10 + " " * 10, " " + "x" * 20, "x" * 10 + "\n" + "x" * 10],
+)
 def test_a_token_that_is_weak_or_cannot_be_sent_is_refused_and_not_quoted(token):
     with pytest.raises(ConfigError) as caught:
         loading(dashboard_token=token)
@@ -93,6 +100,11 @@ def test_a_token_that_is_weak_or_cannot_be_sent_is_refused_and_not_quoted(token)
 def test_a_header_that_cannot_name_anybody_is_refused(header):
     with pytest.raises(ConfigError, match="dashboard-user-header"):
         loading(dashboard_user_header=header)
+
+
+def test_a_header_that_no_proxy_may_send_is_refused():
+    with pytest.raises(ConfigError, match="set dashboard_proxies to the address of yours"):
+        loading(dashboard="127.0.0.1:8081", dashboard_user_header="X-User")
 
 
 @pytest.mark.parametrize("network", ["10.0.0.0/33", "proxy.example.com", "0.0.0.0/0", "::/0"])

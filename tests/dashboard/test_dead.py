@@ -340,6 +340,7 @@ def test_the_trail_is_in_the_store_with_the_name_of_whoever_did_it(service, tmp_
     live, visitor = service(
         dashboard_write="true",
         dashboard_user_header="X-Forwarded-User",
+        dashboard_proxies="127.0.0.1",
         audit=str(tmp_path / "audit.ndjson"),
     )
     visitor.headers["X-Forwarded-User"] = "zoe@example.com"

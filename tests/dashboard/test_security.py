@@ -172,11 +172,12 @@ def test_where_people_log_in_an_address_in_numbers_is_good_and_a_strange_name_is
 
 
 def test_a_page_with_a_made_up_name_cannot_pass_for_the_proxy(serve, book):
-    # It reaches us from this machine, which is where the proxy is by default.
+    # It reaches us from this machine, where the proxy is.
     visitor = serve(
         book.views,
         dashboard_write="true",
         dashboard_user_header="X-Forwarded-User",
+        dashboard_proxies="127.0.0.1",
         dashboard_hosts="ops.example.com",
     )
     visitor.headers = {"X-Forwarded-User": "ada"}
@@ -233,6 +234,7 @@ def test_a_token_of_somebody_else_does_not_count(serve, book):
         dashboard_write="true",
         dashboard_token=TOKEN,
         dashboard_user_header="X-Forwarded-User",
+        dashboard_proxies="127.0.0.1",
     )
     ada, eve = (Visitor(visitor.url, headers={"X-Forwarded-User": n}) for n in ("ada", "eve"))
     one, two = Visitor(visitor.url), Visitor(visitor.url)

@@ -114,7 +114,10 @@ def _around(block: Block) -> str:
     _, part, *below = block.headings
     name = block.text.partition(" =")[0]
     if part == "Settings":
-        return block.text
+        needs_proxy = name == "dashboard_user_header"
+        return _beside(
+            name, {"dashboard_proxies": '["10.0.3.7"]'} if needs_proxy else {}, block.text
+        )
     if part == "Routes":
         return "[[routes]]\n" + _beside(name, {"name": '"a"', "sink": '"-"'}, block.text)
     assert part == "Rules", block.place

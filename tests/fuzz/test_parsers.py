@@ -290,20 +290,21 @@ def test_unpacking_gives_what_was_packed_or_says_what_is_wrong():
 
 EVENT = event(1)
 REQUESTS = [
-    b"POST /events HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(EVENT), EVENT),
-    b"POST /events HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-ndjson\r\n"
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(EVENT), EVENT),
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
     b"Content-Length: %d\r\n\r\n%b\n%b" % (2 * len(EVENT) + 1, EVENT, EVENT),
-    b"POST /events HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"%x;x=y\r\n%b\r\n0\r\nX-T: 1\r\n\r\n" % (len(EVENT), EVENT),
-    b"POST /events HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
+    b"POST /events HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b"
     % (len(gzip.compress(EVENT, mtime=0)), gzip.compress(EVENT, mtime=0)),
-    b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\nGET /healthz HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"HEAD /openapi.json HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     (
-        b"POST /oauth/token HTTP/1.1\r\nHost: a\r\nAuthorization: Basic c2hvcDpjaGFsaw==\r\n"
+        b"POST /oauth/token HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic c2hvcDpjaGFsaw==\r\n"
         b"Content-Length: 29\r\n\r\ngrant_type=client_credentials"
     ),
-    b"OPTIONS * HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
 ]
 WORDS = [
     *(b"\r\n", b"\r\n\r\n", b"\n", b"\r", b" ", b"\t", b":", b"\0", b"\x80", b"/", b"?", b"%00"),
@@ -313,9 +314,10 @@ WORDS = [
     *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"),
     *(b"5\r\nhello\r\n", b"FFFFFFFFFFFFFFFF\r\n", b"-1\r\n", b"Connection: close\r\n"),
     *(b"Expect: 100-continue\r\n", b"Expect: rain\r\n", b"Upgrade: h2c\r\n", b"Host: b\r\n"),
+    *(b"Origin: http://localhost\r\n", b"Sec-Fetch-Site: cross-site\r\n"),
     *(b"X: " + b"y" * 40_000 + b"\r\n", b"Content-Encoding: gzip\r\n", b"\x16\x03\x01\x02\x00"),
 ]
-STATUSES = {100, 200, 202, 400, 401, 404, 405, 408, 411, 413, 415, 417, 431, 501, 503, 505}
+STATUSES = {100, 200, 202, 400, 401, 403, 404, 405, 408, 411, 413, 415, 417, 431, 501, 503, 505}
 
 
 @pytest.fixture(scope="module")
@@ -414,12 +416,23 @@ def test_how_a_request_is_cut_into_pieces_does_not_matter(door):
 
 # --- who may send -------------------------------------------------------------------------
 
-SECRETS = {"api_keys": "apple", "basic": "mill:grain", "bearer": "plum", "oauth": "shop:chalk"}
+SECRETS = {
+    "api_keys": "apple-key-of-a-mill",
+    "basic": "mill:grain-in-the-sacks",
+    "bearer": "plum-token-of-a-mill",
+    "oauth": "shop:chalk-on-the-board",
+}
 GUARD = Guard(
-    AuthOptions(hmac=(Secret("cedar"),), **{k: (Secret(s),) for k, s in SECRETS.items()}),
+    AuthOptions(
+        hmac=(Secret("cedar-secret-of-the-wood"),), **{k: (Secret(s),) for k, s in SECRETS.items()}
+    ),
     lambda: 1_790_000_000_000,
 )
-PROOFS = [b"apple", b"plum", base64.b64encode(b"mill:grain")]
+PROOFS = [
+    b"apple-key-of-a-mill",
+    b"plum-token-of-a-mill",
+    base64.b64encode(b"mill:grain-in-the-sacks"),
+]
 header_names = st.sampled_from(
     [b"authorization", b"x-api-key", b"x-oncebridge-timestamp", b"x-oncebridge-signature"]
 )
@@ -427,12 +440,18 @@ header_values = mutated(
     st.sampled_from(
         [
             *(
-                b"apple",
-                b"Basic bWlsbDpncmFpbg==",
-                b"Bearer plum",
+                b"apple-key-of-a-mill",
+                b"Basic bWlsbDpncmFpbi1pbi10aGUtc2Fja3M=",
+                b"Bearer plum-token-of-a-mill",
                 b"Bearer 1790003600." + b"a" * 64,
             ),
-            *(b"1790000000", b"v1=" + b"0" * 64, b"", b"Basic shop:chalk", b"Bearer shop:chalk"),
+            *(
+                b"1790000000",
+                b"v1=" + b"0" * 64,
+                b"",
+                b"Basic shop:chalk-on-the-board",
+                b"Bearer shop:chalk-on-the-board",
+            ),
         ]
     ),
     [*PROOFS, b" ", b",", b".", b"=", b"\xff", b"v1=", b"Bearer ", b"Basic ", b"9" * 5000, b"\0"],
@@ -444,7 +463,9 @@ requests = st.builds(
     query=st.just(""),
     headers=st.lists(st.tuples(header_names, header_values), max_size=4).map(tuple),
     body=mutated(
-        st.sampled_from([b"", b"grant_type=client_credentials&client_id=shop&client_secret=chalk"]),
+        st.sampled_from(
+            [b"", b"grant_type=client_credentials&client_id=shop&client_secret=chalk-on-the-board"]
+        ),
         [b"%", b"%ff", b"&", b"=", b";", b"+", b"\xff", b"grant_type", b"client_id=shop", b"\0"],
     ),
 )
@@ -457,12 +478,13 @@ def test_nobody_is_let_in_who_does_not_know_a_secret():
         if let_in:
             values = [value for _, value in request.headers]
             assert any(proof in value for proof in PROOFS for value in values)
-        answer = GUARD.token(request)
-        assert answer.status in (200, 400, 401)
+        answer = GUARD.token(request, "127.0.0.1")
+        assert answer.status in (200, 400, 401, 429)
         said = json.loads(answer.body)
         if answer.status == 200:
-            knows = b"chalk" in request.body or any(
-                base64.b64encode(b"shop:chalk") in value for _, value in request.headers
+            knows = b"chalk-on-the-board" in request.body or any(
+                base64.b64encode(b"shop:chalk-on-the-board") in value
+                for _, value in request.headers
             )
             assert knows
             bearer = (b"authorization", b"Bearer " + said["access_token"].encode())
@@ -475,7 +497,7 @@ def test_nobody_is_let_in_who_does_not_know_a_secret():
 # --- configuration ------------------------------------------------------------------------
 
 CONFIG = """
-source = { url = "http://127.0.0.1:8080/events", api_keys = ["apple"], max_body = "2MiB" }
+source = { url = "http://127.0.0.1:8080/events", api_keys = ["apple-key-of-a-mill"], max_body = "2MiB" }
 store = "memory:"
 sink = { url = "https://crm.example.com/hook", timeout = "5s" }
 dead = "memory:"

@@ -89,7 +89,7 @@ def test_what_an_api_destination_sends_is_taken(door, desk):
 @pytest.mark.parametrize("spool", [{}, {"spool": "spool.db"}], ids=["", "spool"])
 def test_a_body_without_a_length_is_refused_and_nothing_is_taken(tmp_path, version, spool):
     flags = {name: f"{tmp_path}/{file}" for name, file in spool.items()}
-    with live(tmp_path, source__oauth="shop:chalk", **flags) as running:
+    with live(tmp_path, source__oauth="shop:chalk-on-the-board", **flags) as running:
         for path, status in ((PATH, 401), ("/oauth/token", 411)):
             assert _without_length(running, path, version).status == status
     with live(tmp_path, **flags) as running:
@@ -103,7 +103,7 @@ def test_a_body_without_a_length_is_refused_and_nothing_is_taken(tmp_path, versi
 
 def _without_length(running, path, version):
     with running.line() as line:
-        line.sendall(f"POST {path} HTTP/{version}\r\nHost: a\r\n\r\n".encode() + event(1))
+        line.sendall(f"POST {path} HTTP/{version}\r\nHost: localhost\r\n\r\n".encode() + event(1))
         return read_answer(line)
 
 
@@ -384,7 +384,7 @@ def test_a_body_of_many_tiny_gzip_members_does_not_hold_the_others_up(door):
     [["br"], ["deflate"], ["gzip, gzip"], ["gzip", "gzip"], ["identity", "gzip"], ["gzip", "br"]],
 )
 def test_a_coding_that_is_not_gzip_is_refused_before_the_body(door, codings):
-    head = [f"POST {PATH} HTTP/1.1", "Host: a", "Content-Length: 1000"]
+    head = [f"POST {PATH} HTTP/1.1", "Host: localhost", "Content-Length: 1000"]
     head += [f"Content-Encoding: {coding}" for coding in codings]
     with door.line() as line:
         line.sendall("\r\n".join([*head, "", ""]).encode())
@@ -423,7 +423,7 @@ def test_an_event_of_one_mebibyte_passes_with_its_envelope(door, desk):
 def test_a_body_in_chunks_is_counted_too(tmp_path):
     with live(tmp_path, source__max_body="1KiB") as running, running.line() as line:
         line.sendall(
-            f"POST {PATH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
             + b"400\r\n"
             + b"x" * 1024
             + b"\r\n1\r\nx\r\n0\r\n\r\n"
@@ -434,7 +434,9 @@ def test_a_body_in_chunks_is_counted_too(tmp_path):
 
 def test_a_body_that_comes_too_slowly_is_given_up(tmp_path):
     with live(tmp_path, source__body_time=PROMPT) as running, running.line() as line:
-        line.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{{".encode())
+        line.sendall(
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{".encode()
+        )
         assert read_answer(line).status == 408
         assert running.counts["arrived"] == 0
         assert running.passes(1)
@@ -675,7 +677,9 @@ def test_an_array_with_one_slow_event_tells_what_is_known_of_the_others(tmp_path
 
 def test_answers_that_came_in_time_are_not_given_again(tmp_path, desk):
     with live(tmp_path, desk, source__answer_within=PROMPT) as running, running.line() as line:
-        request = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(event(1))}\r\n\r\n"
+        request = (
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(event(1))}\r\n\r\n"
+        )
         desk.hold()
         line.sendall(request.encode() + event(1))
         assert read_answer(line).status == 503
@@ -691,7 +695,7 @@ def test_a_client_that_hangs_up_changes_nothing(tmp_path, desk):
         for number in range(1, 6):
             with running.line() as line:
                 body = event(number)
-                head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
                 line.sendall(head.encode() + body)
                 running.until(lambda number=number: desk.begun == number)
                 if number % 2:  # the hard way
@@ -704,7 +708,9 @@ def test_a_client_that_hangs_up_changes_nothing(tmp_path, desk):
 
 def test_a_body_that_is_cut_off_is_no_arrival(door):
     with door.line() as line:
-        line.sendall(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n".encode())
+        line.sendall(
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n".encode()
+        )
         line.sendall(event(1)[:100])
     assert door.passes(2)
     assert door.counts["arrived"] == 1
@@ -773,7 +779,7 @@ def test_a_connection_that_is_open_during_a_stop_hears_that_it_is_not_ready(tmp_
     running = prepare(tmp_path, desk)
     running.start()
     with running.line() as line:
-        line.sendall(b"GET /readyz HTTP/1.1\r\nHost: a\r\n")  # the rest comes later
+        line.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n")  # the rest comes later
         sent = in_background(running, "POST", body=event(1))
         running.until(lambda: desk.begun == 1)
         running.loop.call_soon_threadsafe(running.service.stop)
@@ -982,7 +988,7 @@ def test_https_is_spoken_with_a_certificate(tmp_path):
             running.line() as line,
             closing(context.wrap_socket(line, server_hostname="localhost")) as secure,
         ):
-            head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(event(1))}\r\n\r\n"
+            head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(event(1))}\r\n\r\n"
             secure.sendall(head.encode() + event(1))
             assert read_answer(secure).verdicts == ["delivered"]
         assert running.service.sources[0].url == f"https://localhost:{running.port}{PATH}"

@@ -22,11 +22,11 @@ from oncebridge.sources.openapi import describe
 from oncebridge.verdict import Verdict
 
 KINDS = {
-    "api_keys": ("apple-key", "x-api-key: apple-key"),
-    "basic": ("mill:grain", "Authorization: Basic bWlsbDpncmFpbg=="),
-    "bearer": ("plum-token", "Authorization: Bearer plum-token"),
-    "oauth": ("shop:chalk", "Authorization: Bearer {token}"),
-    "hmac": ("cedar-secret", None),
+    "api_keys": ("apple-key-of-a-mill", "x-api-key: apple-key-of-a-mill"),
+    "basic": ("mill:grain-in-the-sacks", "Authorization: Basic bWlsbDpncmFpbi1pbi10aGUtc2Fja3M="),
+    "bearer": ("plum-token-of-a-mill", "Authorization: Bearer plum-token-of-a-mill"),
+    "oauth": ("shop:chalk-on-the-board", "Authorization: Bearer {token}"),
+    "hmac": ("cedar-secret-of-the-wood", None),
 }
 
 
@@ -72,7 +72,9 @@ def test_schemathesis_finds_nothing_behind_every_kind_of_door(tmp_path):
 
 
 def test_schemathesis_finds_nothing_before_a_closed_door(tmp_path):
-    with live(tmp_path, source__bearer="plum-token", source__oauth="shop:chalk") as running:
+    with live(
+        tmp_path, source__bearer="plum-token-of-a-mill", source__oauth="shop:chalk-on-the-board"
+    ) as running:
         inspect(
             running,
             tmp_path,
@@ -129,7 +131,7 @@ def test_every_verdict_is_described():
 
 
 def test_what_is_served_is_what_is_described(tmp_path):
-    with live(tmp_path, source__oauth="shop:chalk") as running:
+    with live(tmp_path, source__oauth="shop:chalk-on-the-board") as running:
         answer = running.get("/openapi.json")
         assert answer.headers["content-type"] == "application/json"
         for path, methods in answer.json["paths"].items():

@@ -89,7 +89,7 @@ sinks: list[Sink] = [
     StdoutSink.from_url("-"),
 ]
 sources: list[Source] = [
-    HttpSource.from_url("http://127.0.0.1:8080/", HttpSourceOptions(api_keys=(Secret("…"),))),
+    HttpSource.from_url("http://127.0.0.1:8080/", HttpSourceOptions(api_keys=(Secret("…" * 16),))),
     FileSource.from_url("-"),
 ]
 dead: list[DeadLetters] = [

@@ -263,14 +263,16 @@ def test_lists_booleans_and_numbers_are_written_as_text():
     setup = loading(
         None,
         {
-            "ONCEBRIDGE_SOURCE__API_KEYS": "one, two",
+            "ONCEBRIDGE_SOURCE__API_KEYS": "the-first-of-two-keys, the-other-of-two-keys",
             "ONCEBRIDGE_EXPLAIN": "False",
             "ONCEBRIDGE_BATCH": "7",
             "ONCEBRIDGE_RATE": "90/m",
             "ONCEBRIDGE_BARE": "true",
         },
     )
-    assert setup.config.source[0].opened._options.api_keys == (Secret("one"), Secret("two"))
+    assert setup.config.source[0].opened._options.api_keys == tuple(
+        Secret(f"the-{which}-of-two-keys") for which in ("first", "other")
+    )
     config = setup.config
     assert (config.explain, config.batch, config.rate, config.bare) == (False, 7, 1.5, True)
 
@@ -638,8 +640,8 @@ def test_the_words_name_the_file_and_every_line_is_a_mistake():
 
 def test_secrets_and_addresses_come_from_the_environment_and_from_files(monkeypatch):
     monkeypatch.setenv("SINK_URL", f"https://u:{CANARY}@crm.example.com/hook?token={CANARY}")
-    monkeypatch.setenv("SOME_KEY", f"{CANARY}-1")
-    Path("secret").write_text(f"{CANARY}-2\n")
+    monkeypatch.setenv("SOME_KEY", f"{CANARY}-variable")
+    Path("secret").write_text(f"{CANARY}-in-a-file\n")
     setup = loading(
         """
         store = "memory:"
@@ -648,7 +650,7 @@ def test_secrets_and_addresses_come_from_the_environment_and_from_files(monkeypa
         """
     )
     keys = setup.config.source[0].opened._options.api_keys
-    assert [key.reveal() for key in keys] == [f"{CANARY}-1", f"{CANARY}-2"]
+    assert [key.reveal() for key in keys] == [f"{CANARY}-variable", f"{CANARY}-in-a-file"]
     # After the reference: what it leads to may be secret as a whole, and change with a rotation.
     assert setup.routes[0].name == "env:SINK_URL"
     assert CANARY not in repr(setup) + str(setup.routes[0].sink) + repr(setup.config)

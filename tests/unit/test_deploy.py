@@ -265,7 +265,10 @@ async def check(command: list[str], port: int) -> int:
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_configuration_of_the_readme_is_in_order(number, tmp_path):
     text = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)[number]
-    for name, secret in {"api-key": "invented-key", "crm-token": "Bearer invented"}.items():
+    for name, secret in {
+        "api-key": "invented-key-of-a-sender",
+        "crm-token": "Bearer invented",
+    }.items():
         (tmp_path / name).write_text(f"{secret}\n")
     assert "file:/run/" in text
     (tmp_path / "oncebridge.toml").write_text(

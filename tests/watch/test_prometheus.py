@@ -369,7 +369,7 @@ async def test_a_scrape_while_events_pass_never_falls_and_ends_as_the_books_do(t
         assert one(found, "oncebridge_store_call_seconds_count", call="claim") > 0
 
 
-SECRET = "c4n4ry"
+SECRET = "c4n4ryOfSomeLength"
 
 CANARY = f"""
 store = "redis://user:{SECRET}-store@127.0.0.1:1/0"

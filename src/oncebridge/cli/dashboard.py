@@ -29,8 +29,9 @@ def dashboard(setup: Setup) -> None:
     Show the dashboard, beside workers that run elsewhere.
 
     It reads what they tell in the store that they share, so it takes the configuration that
-    they have. Nothing is made there, and nothing written, unless dashboard_write lets people
-    act on dead letters. Without an address it is at http://127.0.0.1:8081/. Ctrl-C ends it.
+    they have. Nothing is made there, and nothing written but who has logged out, unless
+    dashboard_write lets people act on dead letters. Without an address it is at
+    http://127.0.0.1:8081/. Ctrl-C ends it.
     """
     refuse_memory(setup.config.store, "store")
     if is_missing(setup.config.store) or is_not_ours(setup.config.store):

@@ -20,12 +20,14 @@ from oncebridge.dashboard import answers, asking, paper
 from oncebridge.dashboard.answers import elsewhere, is_here
 from oncebridge.dashboard.asking import Unreadable, WrongKind
 from oncebridge.dashboard.assets import assets
-from oncebridge.dashboard.auth import SESSION_S, Gate, Identity, TooOften
+from oncebridge.dashboard.auth import Gate, Identity
 from oncebridge.dashboard.desk import Desk
 from oncebridge.dashboard.page import Ask, Elsewhere, NotFound, Route, Shown
 from oncebridge.dashboard.routes import VIEWS, Match, Routes, Views
 from oncebridge.dashboard.seal import Seal
+from oncebridge.dashboard.sessions import SESSION_S
 from oncebridge.errors import ConfigError, DeadLetterError, StoreError
+from oncebridge.http.clients import TooOften
 from oncebridge.http.health import MetricsPage
 from oncebridge.http.server import Request, Response
 
@@ -92,6 +94,10 @@ class App:
         """Answer *request*, whatever it is."""
         try:
             identity = self._admitted(request)
+            session = identity.session if identity is not None else ""
+            is_static = request.path.startswith("/static/")
+            if session and not is_static and not await self._gate.sessions.is_live(session):
+                identity = self._admitted(request, ended=session)
             return await self._answer(request, identity)
         except _Refused as refused:
             return refused.answer
@@ -101,12 +107,12 @@ class App:
             why = "Only forms of this dashboard can be sent."
             return self._trouble(request, 415, "This is no form", why)
 
-    def _admitted(self, request: Request) -> Identity | None:
+    def _admitted(self, request: Request, *, ended: str = "") -> Identity | None:
         """Tell who asks, or raise; None for what is for everybody: the log-in and its style."""
         is_static = request.path.startswith("/static/") and request.method in _READS
         is_for_all = is_static or request.path == "/login"
         try:
-            identity = self._gate.who(request)
+            identity = self._gate.who(request, ended=ended)
         except TooOften:
             if not is_for_all:
                 raise _Refused(self._too_often(request)) from None
@@ -136,7 +142,7 @@ class App:
         if path == "/login" and self._gate.has_login:
             return self._login(request, identity)
         if path == "/logout":
-            return self._logout(request, identity)
+            return await self._logout(request, identity)
         if path == "/metrics":
             return await self._metrics(request)
         match = self._routes.find(method, asking.segments(path))
@@ -261,7 +267,7 @@ class App:
         except TooOften:
             return self._too_often(request)
         if not is_right:
-            fields = {"peer": self._gate.client(request)}
+            fields = {"peer": self._gate.proxies.client(request)}
             _log.warning("oncebridge.dashboard_login_refused", extra=fields)
             return self._login_page(request, 401, to, "That is not the token.")
         cookie = self._cookie(request, self._gate.cookie, self._gate.begin(), SESSION_S)
@@ -273,14 +279,25 @@ class App:
         page = self._render("login.html", ask=ask, here="", note="", next=to, wrong=wrong)
         return answers.html(request, status, page)
 
-    def _logout(self, request: Request, identity: Identity | None) -> Response:
+    async def _logout(self, request: Request, identity: Identity | None) -> Response:
         if request.method != "POST":
             return self._method(request, ("POST",))
         self._checked(request, identity, asking.form(request))
         if identity is None or identity.kind != "token":
             return elsewhere("/")
-        self._gate.end(identity)
-        return elsewhere("/login", (self._cookie(request, self._gate.cookie, "", 0),))
+        gone = (self._cookie(request, self._gate.cookie, "", 0),)
+        try:
+            await self._gate.sessions.end(identity.session)
+        except StoreError as error:
+            fields = {"error": type(error).__name__}
+            _log.warning("oncebridge.dashboard_logout_not_stored", extra=fields)
+            why = (
+                "You are logged out of this browser. The store could not be written, so a copy of "
+                "the session's cookie may work again after a restart, until 12 hours after the "
+                "log-in. If somebody may have a copy, change dashboard_token."
+            )
+            return self._trouble(request, 503, "Logged out", why, headers=gone)
+        return elsewhere("/login", gone)
 
     def _who_are_you(self, request: Request) -> Response:
         """Send people to the log-in, and tell programs that they lack a token."""

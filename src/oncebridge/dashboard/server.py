@@ -23,6 +23,7 @@ from oncebridge.dashboard.auth import Gate
 from oncebridge.dashboard.desk import Desk
 from oncebridge.dashboard.routes import VIEWS, Views
 from oncebridge.dashboard.seal import Seal
+from oncebridge.dashboard.sessions import Sessions
 from oncebridge.dashboard_safety import too_open
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import is_loopback
@@ -58,8 +59,10 @@ class Dashboard:
         config = setup.config
         self._address = Listening.read(config.dashboard or "", "dashboard")
         token = config.dashboard_token.reveal() if config.dashboard_token else ""
-        seal = Seal(token, clock=clock, dice=dice or SystemDice())
-        self._gate = Gate(config, self._address.host, seal=seal, clock=clock)
+        dice = dice or SystemDice()
+        seal = Seal(token, clock=clock, dice=dice)
+        sessions = Sessions(desk.store, dice)
+        self._gate = Gate(config, self._address.host, seal=seal, clock=clock, sessions=sessions)
         self._app = App(config, desk, self._gate, seal, views)
         self._server = Server(
             self._handle,

@@ -13,6 +13,7 @@ the body is read, so a signature is bound to those it was first accepted with.
 import base64
 import binascii
 import hmac
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -23,10 +24,12 @@ from msgspec import Struct
 
 from oncebridge.clock import Clock
 from oncebridge.errors import ConfigError
+from oncebridge.http.clients import TooOften, WrongTries
 from oncebridge.http.server import Request, Response
 from oncebridge.options import Doc
-from oncebridge.secret import Secret
+from oncebridge.secret import Secret, weakness
 
+_log = logging.getLogger("oncebridge")
 _SKEW_S: Final = 300
 _VALID_S: Final = 2 * _SKEW_S  # with a timestamp as far ahead as may be
 _MOST_SIGNATURES: Final = 200_000  # about 30 MB
@@ -34,7 +37,6 @@ _TOKEN_S: Final = 3600
 _TIMESTAMP, _SIGNATURE = b"x-oncebridge-timestamp", b"x-oncebridge-signature"
 _SIGNED = re.compile(rb"v1=[0-9a-f]{64}")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VALUE = re.compile(r"[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
 
 
 class AuthOptions(Struct, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class Guard:
         self._clients = _bytes(options.oauth)
         self._hmac = _bytes(options.hmac)
         self._accepted = _Accepted()
+        self._wrong = WrongTries(clock)
         self.is_needed = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
         self.has_tokens = bool(self._clients)
 
@@ -91,6 +94,14 @@ class Guard:
             return True
         return self._is_timely(request) and (not with_body or self._by_signature(request))
 
+    def is_ambient(self, request: Request) -> bool:
+        """
+        Return True if a browser can have made *request* pass without the page knowing a secret.
+
+        That is so if none is needed, and with Basic, which a browser remembers and adds.
+        """
+        return not self.is_needed or bool(self._basic and _credentials(request, b"basic"))
+
     def refusal(self) -> Response:
         takes_bearer = self._bearer or self._clients or not self._basic
         challenge = [*(["Basic"] if self._basic else []), *(["Bearer"] if takes_bearer else [])]
@@ -99,8 +110,12 @@ class Guard:
             401, b'{"error":"not authenticated"}', headers=(("WWW-Authenticate", realm),)
         )
 
-    def token(self, request: Request) -> Response:
-        """Answer a request for a token: OAuth 2.0, grant type client_credentials."""
+    def token(self, request: Request, client_address: str) -> Response:
+        """
+        Answer a request for a token: OAuth 2.0, grant type client_credentials.
+
+        Wrong credentials are throttled by *client_address*; the right ones never are.
+        """
         form = parse_qs(request.body[:4096].decode("latin-1"))
         client = ":".join(form.get(name, [""])[0] for name in ("client_id", "client_secret"))
         given = [client.encode()] if "client_id" in form else []
@@ -108,7 +123,7 @@ class Guard:
         if form.get("grant_type") != ["client_credentials"]:
             return Response(400, b'{"error":"unsupported_grant_type"}')
         if len(given) != 1 or not _is_one_of(given[0], self._clients):
-            return Response(401, b'{"error":"invalid_client"}', headers=_BASIC_CHALLENGE)
+            return self._refused_client(client_address)
         expires = str(self._clock() // 1000 + _TOKEN_S).encode()
         token = b"%b.%b" % (expires, _sign(given[0], b"token." + expires))
         return Response(
@@ -116,6 +131,14 @@ class Guard:
             b'{"access_token":"%b","token_type":"Bearer","expires_in":%d}' % (token, _TOKEN_S),
             headers=(("Cache-Control", "no-store"),),
         )
+
+    def _refused_client(self, address: str) -> Response:
+        try:
+            self._wrong.note(address)
+        except TooOften:
+            return _TOO_OFTEN
+        _log.warning("oncebridge.oauth_client_refused", extra={"peer": address})
+        return Response(401, b'{"error":"invalid_client"}', headers=_BASIC_CHALLENGE)
 
     def _by_key(self, request: Request) -> bool:
         given = request.values(self._header) if self._keys else []
@@ -185,6 +208,12 @@ def _reading(request: Request) -> bytes:
 
 
 _BASIC_CHALLENGE: Final = (("WWW-Authenticate", 'Basic realm="oncebridge"'),)
+_TOO_OFTEN: Final = Response(
+    429,
+    b'{"error":"invalid_client","error_description":"too many wrong credentials; correct the '
+    b'client_id and the client_secret, and wait a minute"}',
+    headers=(("Retry-After", "60"),),
+)
 
 
 def _check(options: AuthOptions) -> None:
@@ -195,10 +224,14 @@ def _check(options: AuthOptions) -> None:
         for at, pair in enumerate(getattr(options, name)):
             if not all(pair.reveal().partition(":")):
                 raise ConfigError(f"{name}[{at}]", "must be two parts with a colon between")
-    for name in ("api_keys", "bearer"):
+    for name in ("api_keys", "basic", "bearer", "oauth", "hmac"):
         for at, secret in enumerate(getattr(options, name)):
-            if not _VALUE.fullmatch(secret.reveal()):
-                raise ConfigError(f"{name}[{at}]", "must be one line without blanks around it")
+            text, is_pair = secret.reveal(), name in ("basic", "oauth")
+            shown = text.partition(":")[2] if is_pair else text
+            why = weakness(shown, in_header=name in ("api_keys", "bearer"))
+            if why is not None:
+                part = "the part after the colon " if is_pair else ""
+                raise ConfigError(f"{name}[{at}]", part + why)
 
 
 def _bytes(secrets: Sequence[Secret]) -> list[bytes]:

@@ -7,6 +7,7 @@ Events by HTTP: one, an array, or one per line.
 | 202    | each event is on disk, to be forwarded (with a spool)                          |
 | 503    | at least one has to come again; `Retry-After` says when, and is never below 1  |
 | 401    | not authenticated                                                              |
+| 403    | sent by a web page of another site, or without auth for a `Host` not known here |
 | 411    | neither a length nor a chunked body                                            |
 | 413    | larger than the limit, or more events than one request may bring               |
 
@@ -23,7 +24,6 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
@@ -31,9 +31,12 @@ import msgspec
 
 from oncebridge.costly import SMALL
 from oncebridge.errors import ConfigError
+from oncebridge.http.addresses import names_loopback
 from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.clients import TrustedProxies, proxy_mistakes
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
 from oncebridge.options import Doc, Size
 from oncebridge.records import BadGzip, TooLarge, TooMany, inflate, split
 from oncebridge.router import Answer
@@ -82,6 +85,23 @@ class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
             at_least=1,
         ),
     ] = 500
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Addresses or networks of the proxies whose `X-Forwarded-For` is believed, to tell "
+            "clients apart that send wrong credentials to /oauth/token.",
+            example='["10.0.0.0/8"]',
+        ),
+    ] = ()
+    hosts: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Further names under which a source without auth is reached, as senders or a proxy "
+            "write them in `Host`; names of this machine (`localhost`, `127.0.0.1`) need not be "
+            "listed.",
+            example='["ingest.example.com"]',
+        ),
+    ] = ()
     tls_cert: Annotated[str | None, Doc("Certificate chain (PEM), for https.", "cert.pem")] = None
     tls_key: Annotated[str | None, Doc("Its private key (PEM).", "key.pem")] = None
 
@@ -97,6 +117,15 @@ class HttpSource:
         self._address = (host, port)
         # The clock is the host's; until then nothing is served.
         self._guard = Guard(options, lambda: 0)
+        for mistake in (
+            *host_mistakes(options.hosts, "hosts"),
+            *proxy_mistakes(options.trusted_proxies, "trusted_proxies"),
+        ):
+            raise mistake
+        self._names = OwnNames(options.hosts)
+        self._proxies = TrustedProxies(options.trusted_proxies)
+        self._foreign = 0  # requests that were refused as another site's since the last log line
+        self._foreign_logged = -math.inf
         self._host: Host | None = None
         self._context: Context | None = None
         self._server: Server | None = None
@@ -133,7 +162,7 @@ class HttpSource:
         if parts.path in _BESIDE:
             raise ConfigError("", f"{parts.path} is taken; send events to another path")
         source = cls(parts.hostname, port, parts.path or "/", options)
-        if not source._guard.is_needed and not is_loopback(parts.hostname):
+        if not source._guard.is_needed and not names_loopback(parts.hostname):
             raise ConfigError(
                 "",
                 f"others can reach {parts.hostname}, and nothing says who may send: set "
@@ -224,6 +253,9 @@ class HttpSource:
             )
         if request.path != self._path:
             return _unless_small(request)
+        foreign = self._refusal_of_foreign(request)
+        if foreign is not None:
+            return foreign
         if not self._guard.admits(request, with_body=False):
             return self._guard.refusal()
         if _encoding(request) not in _ENCODINGS:
@@ -233,6 +265,22 @@ class HttpSource:
                 headers=(("Accept-Encoding", "gzip"),),
             )
         return None
+
+    def _refusal_of_foreign(self, request: Request) -> Response | None:
+        """Refuse what a web page of another site made a browser send, and log that."""
+        if self._guard.is_ambient(request) and self._names.page(request) == "other":
+            refusal, reason = _FOREIGN_PAGE, "sent by a web page of another site"
+        elif not self._guard.is_needed and not self._names.include(asked_host(request)):
+            refusal, reason = _FOREIGN_HOST, "sent for another Host"
+        else:
+            return None
+        self._foreign += 1
+        now = self._now()
+        if now - self._foreign_logged >= _LOG_EVERY_S:
+            fields = {"reason": reason, "refused": self._foreign, "fix": _FIX_FOREIGN}
+            _log.warning("oncebridge.http_request_refused", extra=fields)
+            self._foreign, self._foreign_logged = 0, now
+        return refusal
 
     def _handle(self, request: Request, respond: Callable[[Response], None]) -> None:
         match request.path:
@@ -245,7 +293,7 @@ class HttpSource:
             case "/openapi.json":
                 respond(Response(200, self._openapi))
             case _:
-                respond(self._guard.token(request))
+                respond(self._guard.token(request, self._proxies.client(request)))
 
     def _take(self, request: Request, respond: Callable[[Response], None]) -> None:
         if not self._guard.admits(request, with_body=True):
@@ -324,6 +372,30 @@ _GZIP = (b"gzip", b"x-gzip")
 _ENCODINGS = (*_GZIP, b"identity", b"")
 _SMALL = 4096
 _SMALL_PACKED = 4096  # unpacked and taken apart within some milliseconds
+_LOG_EVERY_S = 60
+_FIX_FOREIGN = (
+    "set api_keys, basic, bearer, oauth or hmac for senders; if a proxy in front lets in only "
+    "those who may send, put the name that it sends as Host into hosts"
+)
+_FOREIGN_PAGE = Response(
+    403,
+    _encode(
+        {
+            "error": "a web page of another site made a browser send this; such a request is "
+            "taken only with an API key, a bearer token or a signature (set api_keys, bearer, "
+            "oauth or hmac)"
+        }
+    ),
+)
+_FOREIGN_HOST = Response(
+    403,
+    _encode(
+        {
+            "error": "the source has no auth, so it takes requests for names of this machine only "
+            f"(Host: localhost); {_FIX_FOREIGN}"
+        }
+    ),
+)
 _MOST_QUEUED = 64 * 1024 * 1024  # bytes of large bodies that wait for their turn
 _TOO_MUCH = Response(
     503, b'{"error":"too many large bodies at once"}', headers=(("Retry-After", "1"),)
@@ -425,16 +497,6 @@ def _result(answer: Answer | None) -> dict[str, Any]:
 def _later(answer: Answer) -> dict[str, Any]:
     wait = max(math.ceil(answer.retry_after_ms / 1000), 1)
     return {"status": 503, "reason": answer.reason, "retry_after": wait}
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach *host*."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _tls(options: HttpSourceOptions) -> ssl.SSLContext | None:

@@ -127,6 +127,9 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         },
     }
     schemes = _schemes(auth)
+    if not schemes or auth.basic:
+        why = "A web page of another site sent this, or without auth the Host is not known here."
+        post["responses"]["403"] = _json(why, error)
     if schemes:
         post["security"] = _any_of(schemes)
         post["responses"]["401"] = _json("Not authenticated.", error, headers=_CHALLENGE)
@@ -180,6 +183,7 @@ def _token(common: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
             **common,
             "200": _json("A token, for an hour.", _TOKEN),
             "401": _json("No such client, or another secret.", error, headers=_CHALLENGE),
+            "429": _json("Too many wrong credentials; wait a minute.", error, headers=_RETRY),
         },
     }
 

@@ -1,0 +1,127 @@
+"""
+The address of a client, and how often it sent a wrong credential.
+
+`X-Forwarded-For` can be written by anyone, so it counts only as far as configured proxies wrote
+it. Without any, the address of the connection counts, also on loopback.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import TYPE_CHECKING, Final
+
+from oncebridge.clock import Clock
+from oncebridge.errors import ConfigError
+from oncebridge.http.web_pages import without_port
+
+if TYPE_CHECKING:
+    from oncebridge.http.server import Request
+
+_MOST_HOPS: Final = 32
+_WITHIN_MS: Final = 60_000
+_MOST_WRONG: Final = 10
+_MOST_WRONG_IN_ALL: Final = 1000
+_MOST_ADDRESSES: Final = 1024
+
+
+class TooOften(Exception):
+    """Too many wrong credentials arrived within a minute."""
+
+
+def proxy_mistakes(proxies: Sequence[str], where: str) -> Iterator[ConfigError]:
+    """Find what is not an address or a network in *proxies*; *where* is the setting."""
+    for at, text in enumerate(proxies):
+        try:
+            network = ip_network(text, strict=False)
+        except ValueError:
+            message = f"{text!r}: is an address or a network, such as 10.0.0.0/8"
+            yield ConfigError(f"{where}[{at}]", message)
+            continue
+        if network.prefixlen == 0:
+            message = f"{text!r}: is every address; name those of your proxies"
+            yield ConfigError(f"{where}[{at}]", message)
+
+
+class TrustedProxies:
+    """The proxies whose `X-Forwarded-…` headers are believed."""
+
+    def __init__(self, proxies: Sequence[str]) -> None:
+        self._networks = [ip_network(one, strict=False) for one in proxies]
+
+    def include(self, peer: str) -> bool:
+        """Return True if *peer* is the address of a trusted proxy."""
+        address = _address(peer)
+        return address is not None and any(address in network for network in self._networks)
+
+    def client(self, request: "Request") -> str:
+        """
+        Return the right-most address that is not a trusted proxy's.
+
+        Each proxy adds the address of its client at the right. What is left of the first
+        address that is not trusted was written by that client.
+        """
+        client = request.peer
+        said = b",".join(request.values(b"x-forwarded-for")).decode("latin-1")
+        for hop in reversed(said.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]):
+            if not self.include(client):
+                break
+            text = hop.strip()
+            has_port = text.startswith("[") or text.count(":") == 1
+            address = _address(without_port(text) if has_port else text)
+            if address is None:
+                break
+            client = str(address)
+        return client
+
+
+class WrongTries:
+    """
+    Counts wrong credentials within a minute, by address and in all.
+
+    The right credential is never refused, so no one can lock others out, not even from behind
+    the same proxy. The length of a credential is what prevents guessing; this keeps the log
+    short and tells clients that are misconfigured to slow down.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._in_all = (0, 0)
+        self._by_address: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def note(self, address: str) -> None:
+        """Count a wrong credential from *address*; raise `TooOften` if it is one too many."""
+        counted_as, now_ms = _counted_as(address), self._clock()
+        count, _ = own = _counted(self._by_address.pop(counted_as, (0, 0)), now_ms)
+        self._by_address[counted_as] = own
+        if len(self._by_address) > _MOST_ADDRESSES:
+            self._by_address.popitem(last=False)
+        if count > _MOST_WRONG:
+            raise TooOften
+        self._in_all = _counted(self._in_all, now_ms)
+        if self._in_all[0] > _MOST_WRONG_IN_ALL:
+            raise TooOften
+
+
+def _counted(before: tuple[int, int], now_ms: int) -> tuple[int, int]:
+    """Return a count that is one higher and when it began; a new one after a minute."""
+    count, since_ms = before
+    return (count + 1, since_ms) if 0 <= now_ms - since_ms < _WITHIN_MS else (1, now_ms)
+
+
+def _counted_as(address: str) -> str:
+    """Return what *address* is counted by: a /64 in IPv6, and loopback as one."""
+    ip = _address(address)
+    if ip is None:
+        return ""
+    if ip.is_loopback:
+        return "loopback"
+    return str(ip) if ip.version == 4 else ip.exploded[:19]
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """Read an address, without its interface; IPv4 written as IPv6 is IPv4."""
+    try:
+        ip = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(ip, "ipv4_mapped", None) or ip
