@@ -24,7 +24,8 @@ from tests.http.targets import (
     serving,
 )
 
-from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear, _Connection, _Pool
+from oncebridge.http.client import Answer, Client, NotSent, Unclear, _Connection, _Pool
+from oncebridge.http.target import Target
 
 LONG = timedelta(hours=1)
 

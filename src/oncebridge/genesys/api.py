@@ -32,7 +32,9 @@ from msgspec import Struct
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear
+from oncebridge.http.client import Answer, Client, NotSent, Unclear
+from oncebridge.http.proxy import proxy_for
+from oncebridge.http.target import Target
 from oncebridge.options import did_you_mean
 from oncebridge.rate_limit import RateLimit
 from oncebridge.secret import Secret
@@ -134,7 +136,10 @@ class Hosts(Struct, frozen=True):
                 f"{region!r} is neither a Region of Genesys Cloud nor a host; "
                 f"{did_you_mean(name, list(REGIONS))}",
             )
-        return cls(f"https://login.{host}", f"https://api.{host}")
+        hosts = cls(f"https://login.{host}", f"https://api.{host}")
+        for url in (hosts.login, hosts.api):
+            proxy_for(Target.parse(url), where)
+        return hosts
 
     @classmethod
     def _at(cls, url: str, where: str) -> "Hosts":
@@ -148,6 +153,7 @@ class Hosts(Struct, frozen=True):
             raise ConfigError(where, message)
         if not (target.is_tls or names_loopback(target.host)):
             raise ConfigError(where, "http:// would send the secret unencrypted; use https://")
+        proxy_for(target, where)
         return cls(url, url, allow_private=True)
 
 

@@ -20,7 +20,8 @@ How the target's answers are understood:
 | what came back                              | answer      |
 | ------------------------------------------- | ----------- |
 | 2xx                                         | `Yes`       |
-| nothing was sent: no name, refused, no TLS  | `No`        |
+| nothing was sent: no name, refused, no TLS, | `No`        |
+| no tunnel through the proxy                 |             |
 | 429; 503 with `Retry-After`                 | `Throttled` |
 | 502, 504, 503 without `Retry-After`         | `Unwell`    |
 | other 5xx, 408, 409, 425; no (whole) answer | `Unknown`   |
@@ -49,7 +50,9 @@ from oncebridge.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
 from oncebridge.event import Event
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear, check_header
+from oncebridge.http.client import Answer, Client, NotSent, Unclear, check_header
+from oncebridge.http.proxy import proxy_for
+from oncebridge.http.target import Target
 from oncebridge.options import Doc
 from oncebridge.secret import Secret
 from oncebridge.sink import (
@@ -350,6 +353,7 @@ def _checked_target(url: str, options: HttpSinkOptions) -> Target:
             raise ConfigError(option, "is empty; name a file, or leave it out")
     if options.key_file is not None and options.cert_file is None:
         raise ConfigError("key_file", "needs cert_file, the certificate that belongs to the key")
+    proxy_for(target)  # one that cannot be used ends the start, not the first delivery
     return target
 
 
