@@ -611,7 +611,7 @@ class Client:
             raise self._not_sent("HTTP 407: check the user and password in HTTPS_PROXY")
         if not 200 <= status < 300:
             raise self._not_sent(f"HTTP {status} to CONNECT" if found else "it does not speak HTTP")
-        if not head.endswith(b"\r\n\r\n"):
+        if head.partition(b"\r\n\r\n")[2]:
             raise self._not_sent("it sent more than an answer to CONNECT")
 
     def _not_sent(self, reason: str) -> NotSent:
