@@ -539,6 +539,20 @@ async def test_a_file_that_is_damaged_is_an_error(tmp_path, how):
         assert 0 < rows < 5000
 
 
+# --- proxies ------------------------------------------------------------------------------------
+
+
+async def test_the_proxy_of_a_sink_is_named(tmp_path, proxies_of):
+    proxies_of(HTTPS_PROXY="http://worker:hush@proxy.example:3128")
+    checkup = await found_in(setup_of(tmp_path))
+    (passed,) = [one for one in checkup.passed if "proxy" in one.what]
+    assert passed.subject == "target crm.example.com"
+    assert passed.what == "through the proxy proxy.example:3128"
+    proxies_of(NO_PROXY="example.com")
+    checkup = await found_in(setup_of(tmp_path))
+    assert [one for one in checkup.passed if "proxy" in one.what] == []
+
+
 # --- all of them --------------------------------------------------------------------------------
 
 
