@@ -82,7 +82,7 @@ def test_a_proxy_that_is_killed_in_the_middle_of_a_file_loses_nothing(
 def test_a_socks_proxy_ends_the_start(tmp_path, receiver):
     address = "socks5://worker:hush@127.0.0.1:1080"
     with run(tmp_path, receiver, "http://127.0.0.1:0/events", HTTPS_PROXY=address) as command:
-        assert command.ended() == 2
+        assert command.ended() == 3
     assert b"HTTPS_PROXY in the environment is a SOCKS proxy" in command.said
     assert b"hush" not in command.said
 

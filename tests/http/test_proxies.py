@@ -17,7 +17,8 @@ from tests.http.targets import (
 from tests.servers.forward_proxy import PASSWORD, USER
 
 from oncebridge import Closed, ConfigError, Delivery, No, Unknown, Unwell, Yes, parse
-from oncebridge.genesys.api import Hosts
+from oncebridge.genesys.options import GenesysOptions
+from oncebridge.genesys.verification import Verifier
 from oncebridge.http.client import Client, NotSent
 from oncebridge.http.proxy import proxy_for
 from oncebridge.http.target import Target
@@ -58,6 +59,9 @@ def tls_of(scheme, name="elsewhere"):
 # --- which proxy --------------------------------------------------------------------------------
 
 HERE = "http://proxy.example:3128"
+GENESYS = GenesysOptions(
+    region="eu-central-1", client_id=Secret("invented"), client_secret=Secret("invented")
+)
 
 
 @pytest.mark.parametrize(
@@ -132,15 +136,18 @@ def test_some_targets_are_reached_directly(proxies_of, host, no_proxy, is_direct
 )
 async def test_a_proxy_that_cannot_be_used_ends_the_start(proxies_of, url, why):
     proxies_of(HTTPS_PROXY=url)
-    target = "https://crm.example/hook"
-    for start in (HttpSink, Client, lambda _: Hosts.of("eu-central-1", "genesys.region")):
+    # What does not send, such as a command that lists dead letters, is not kept from its work.
+    sink = HttpSink("https://crm.example/hook")
+    verifier = Verifier(GENESYS)
+    for start in (sink.open, verifier.open):
         with pytest.raises(ConfigError, match="HTTPS_PROXY in the environment") as caught:
-            start(target)
+            await start()
         assert why in str(caught.value)
         assert "hush" not in str(caught.value)
-    proxies_of(NO_PROXY="crm.example,mypurecloud.de")
-    HttpSink(target)
-    Hosts.of("eu-central-1", "genesys.region")
+    proxies_of(NO_PROXY="crm.example")
+    await sink.open()
+    for opened in (sink, verifier):
+        await opened.aclose()
 
 
 # --- through it ---------------------------------------------------------------------------------

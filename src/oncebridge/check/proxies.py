@@ -17,7 +17,7 @@ def check_proxy(target: Target, checkup: Checkup) -> None:
             Severity.ERROR,
             subject,
             seen=error.message,
-            why="No worker starts with it: going around a proxy that you have set would be worse.",
+            why="Nothing starts with it: a proxy that is set is never bypassed.",
             fix=f"Set another proxy, or none for this target:\nNO_PROXY={target.host}",
         )
         return

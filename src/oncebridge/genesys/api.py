@@ -33,7 +33,6 @@ from msgspec import Struct
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Unclear
-from oncebridge.http.proxy import proxy_for
 from oncebridge.http.target import Target
 from oncebridge.options import did_you_mean
 from oncebridge.rate_limit import RateLimit
@@ -136,10 +135,7 @@ class Hosts(Struct, frozen=True):
                 f"{region!r} is neither a Region of Genesys Cloud nor a host; "
                 f"{did_you_mean(name, list(REGIONS))}",
             )
-        hosts = cls(f"https://login.{host}", f"https://api.{host}")
-        for url in (hosts.login, hosts.api):
-            proxy_for(Target.parse(url), where)
-        return hosts
+        return cls(f"https://login.{host}", f"https://api.{host}")
 
     @classmethod
     def _at(cls, url: str, where: str) -> "Hosts":
@@ -153,7 +149,6 @@ class Hosts(Struct, frozen=True):
             raise ConfigError(where, message)
         if not (target.is_tls or names_loopback(target.host)):
             raise ConfigError(where, "http:// would send the secret unencrypted; use https://")
-        proxy_for(target, where)
         return cls(url, url, allow_private=True)
 
 
@@ -231,6 +226,7 @@ class Api:
 
     async def log_in(self) -> Refused | Unsaid | None:
         """Get a token, if there is none; tell what stands in the way."""
+        self._at(self._hosts.api)  # a proxy that cannot be used raises now, and not later
         token = await self._logged_in()
         return None if isinstance(token, _Token) else token
 

@@ -23,12 +23,12 @@ from oncebridge.http.target import Target
 _METADATA: Final = ("169.254.169.254", "169.254.170.2", "[fd00:ec2::254]")
 
 
-def proxy_for(target: Target, where: str = "") -> Target | None:
+def proxy_for(target: Target) -> Target | None:
     """
     Return the proxy for *target*; None if it is reached directly.
 
     Raise a `ConfigError` for a proxy that cannot be used. It quotes nothing of the address,
-    which may hold a password; *where* names the setting that needs the target.
+    which may hold a password.
     """
     found = getproxies_environment()
     kind = "https" if target.is_tls else "http"
@@ -48,12 +48,12 @@ def proxy_for(target: Target, where: str = "") -> Target | None:
             "http://HOST:PORT (https:// targets are encrypted inside the tunnel), or add "
             f"{target.host} to NO_PROXY"
         )
-        raise ConfigError(where, message)
+        raise ConfigError("", message)
     try:
         return Target.parse(url)
     except ValueError as error:
         message = f"{name} in the environment cannot be used: {error}; set it to http://HOST:PORT"
-        raise ConfigError(where, message) from None
+        raise ConfigError("", message) from None
 
 
 def _is_direct(target: Target, no_proxy: str) -> bool:

@@ -51,7 +51,6 @@ from oncebridge.errors import ConfigError
 from oncebridge.event import Event
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Unclear, check_header
-from oncebridge.http.proxy import proxy_for
 from oncebridge.http.target import Target
 from oncebridge.options import Doc
 from oncebridge.secret import Secret
@@ -190,7 +189,7 @@ class HttpSink:
         return cls(url, options)
 
     async def open(self) -> None:
-        """Read the files for TLS; nothing is sent, so the target may be down."""
+        """Read the files for TLS and find the proxy; nothing is sent, so the target may be down."""
         self._opened()
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
@@ -353,7 +352,6 @@ def _checked_target(url: str, options: HttpSinkOptions) -> Target:
             raise ConfigError(option, "is empty; name a file, or leave it out")
     if options.key_file is not None and options.cert_file is None:
         raise ConfigError("key_file", "needs cert_file, the certificate that belongs to the key")
-    proxy_for(target)  # one that cannot be used ends the start, not the first delivery
     return target
 
 
