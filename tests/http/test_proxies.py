@@ -310,7 +310,8 @@ async def test_without_a_tunnel_nothing_is_sent(proxies_of, said, why):
     async def script(seen, reader, writer):
         heard.extend(await reader.readuntil(b"\r\n\r\n"))
         writer.write(said)
-        writer.write_eof()
+        if len(said) < 18:  # else it would go on, if it were let
+            writer.write_eof()
         heard.extend(await reader.read())
 
     async with serving(script) as proxy:
