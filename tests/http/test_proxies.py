@@ -7,9 +7,11 @@ from datetime import timedelta
 
 import pytest
 from tests.http.targets import (
+    OK,
     TLS,
     answering,
     on_both_loops,
+    read_request,
     refusing_port,
     server_tls,
     serving,
@@ -160,7 +162,8 @@ async def test_events_go_through_the_proxy(start_proxy, proxies_of, caplog, sche
     caplog.set_level(logging.INFO, "oncebridge")
     proxy = start_proxy(is_guarded=is_guarded)
     proxies_of(HTTP_PROXY=proxy.url, HTTPS_PROXY=proxy.url)
-    async with serving(answering(), tls=tls_of(scheme)) as seen:
+    kept = OK.replace(b"\r\n", b"\r\nConnection: keep-alive\r\n", 1)
+    async with serving(answering(kept), tls=tls_of(scheme)) as seen:
         sink = sink_of(url_of(seen), headers={"Authorization": Secret("Bearer of-the-target")})
         for _ in range(3):
             assert await sink.deliver([DELIVERY]) == [Yes()]
@@ -189,6 +192,25 @@ async def test_events_go_through_the_proxy(start_proxy, proxies_of, caplog, sche
         f"127.0.0.1:{proxy.port}",
     )
     assert not any(USER in str(record.__dict__) for record in caplog.records)
+
+
+@on_both_loops
+async def test_a_proxy_may_close_a_connection_without_a_word(proxies_of):
+    """As tinyproxy does after each request: nothing may be sent on what it is about to close."""
+
+    async def script(seen, reader, writer):
+        seen.requests.append(await read_request(reader))
+        writer.write(OK)
+
+    async with serving(script) as proxy:
+        proxies_of(HTTP_PROXY=f"http://127.0.0.1:{proxy.port}")
+        sink = sink_of("http://elsewhere.example/hook")
+        assert [await sink.deliver([DELIVERY]) for _ in range(20)] == [[Yes()]] * 20
+        await sink.aclose()
+    assert {request.line for request in proxy.requests} == {
+        "POST http://elsewhere.example/hook HTTP/1.1"
+    }
+    assert proxy.connections == 20
 
 
 async def test_the_certificate_is_the_targets(start_proxy, proxies_of):

@@ -243,7 +243,9 @@ class _Connection(asyncio.Protocol):
             self._headers = {}  # the last word is still to come
             self._begun = False
         else:
-            self._keep = self._parser.should_keep_alive()
+            self._keep = self._parser.should_keep_alive() and (
+                not self._pool.keeps_only_if_told or self._says_keep_alive()
+            )
             self._complete = True
 
     # --- the end of a request ----------------------------------------------------------
@@ -293,6 +295,12 @@ class _Connection(asyncio.Protocol):
             self._keep = False
             self._answer()
 
+    def _says_keep_alive(self) -> bool:
+        return any(
+            b"keep-alive" in self._headers.get(name, b"").lower()
+            for name in (b"connection", b"proxy-connection")
+        )
+
     def _ends_with_the_connection(self) -> bool:
         coding = self._headers.get(b"transfer-encoding", b"").lower()
         return b"content-length" not in self._headers and b"chunked" not in coding
@@ -305,6 +313,8 @@ class _Pool:
         self.rest_s = rest_s
         self.max_answer = max_answer
         self.is_closed = False
+        self.keeps_only_if_told = False
+        """Keep a connection only if the answer says so: some proxies close it without a word."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[_Connection, None] = {}
         self._idle: dict[_Connection, None] = {}  # the one used last is at the end
@@ -410,12 +420,6 @@ class Client:
     ) -> None:
         self.target = Target.parse(url)
         self._fixed = self._write_fixed(list(headers))
-        self._prefix = ""
-        self._tunnel = b""
-        self._through = ""
-        self._proxy = proxy_for(self.target)
-        if self._proxy is not None:
-            self._go_through(self._proxy)
         self._starts: dict[str, bytes] = {}
         self._names: set[str] = set()
         self._connect_s = connect_timeout.total_seconds()
@@ -425,6 +429,12 @@ class Client:
             tls.set_alpn_protocols(["http/1.1"])
         self._tls = tls if self.target.is_tls else None
         self._pool = _Pool(rest_s=idle_time.total_seconds(), max_answer=max_answer)
+        self._prefix = ""
+        self._tunnel = b""
+        self._through = ""
+        self._proxy = proxy_for(self.target)
+        if self._proxy is not None:
+            self._go_through(self._proxy)
 
     async def post(
         self, body: bytes, headers: Sequence[tuple[str, str]] = (), *, method: str = "POST"
@@ -520,7 +530,8 @@ class Client:
             self._tunnel = tunnel.encode("latin-1")
         else:
             self._prefix = f"http://{target.host_header}"
-            self._fixed += authorization
+            self._fixed += f"{authorization}Connection: keep-alive\r\n"
+            self._pool.keeps_only_if_told = True
         self._through = f"proxy {proxy.authority}: "
         fields = {"target": target.host_header, "proxy": proxy.authority}
         _log.info("oncebridge.proxy", extra=fields)
