@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 from tests.servers.aws import aws_identity, dynoxide, ministack
+from tests.servers.forward_proxy import proxies_of, start_proxy
 from tests.servers.guarded_aws import guarded_aws
 from tests.servers.kinesis import kinesis_server, ministack_kinesis
 from tests.servers.lambda_runtime import lambda_runtime, start_function
@@ -24,11 +25,13 @@ __all__ = [
     "ministack_kinesis",
     "pgbouncer",
     "postgres",
+    "proxies_of",
     "redis_cluster",
     "redis_cluster_of_one",
     "redis_server",
     "s3_server",
     "start_function",
+    "start_proxy",
 ]
 
 # Who is started in the background is told to ignore Ctrl-C, and would hand that down to what it

@@ -539,6 +539,29 @@ async def test_a_file_that_is_damaged_is_an_error(tmp_path, how):
         assert 0 < rows < 5000
 
 
+# --- proxies ------------------------------------------------------------------------------------
+
+
+async def test_the_proxy_of_a_sink_is_named(tmp_path, proxies_of):
+    proxies_of(HTTPS_PROXY="http://worker:hush@proxy.example:3128")
+    checkup = await found_in(setup_of(tmp_path))
+    (passed,) = [one for one in checkup.passed if "proxy" in one.what]
+    assert passed.subject == "target crm.example.com"
+    assert passed.what == "through the proxy proxy.example:3128"
+    proxies_of(NO_PROXY="example.com")
+    checkup = await found_in(setup_of(tmp_path))
+    assert [one for one in checkup.passed if "proxy" in one.what] == []
+
+
+async def test_a_proxy_that_cannot_be_used_is_an_error(tmp_path, proxies_of):
+    proxies_of(ALL_PROXY="socks5://worker:hush@proxy.example:1080")
+    finding = only(await found_in(setup_of(tmp_path)))
+    assert (finding.code, finding.subject) == ("proxy-unusable", "target crm.example.com")
+    assert "ALL_PROXY in the environment is a SOCKS proxy" in finding.seen
+    assert finding.fix.endswith("\nNO_PROXY=crm.example.com")
+    assert "hush" not in str(finding)
+
+
 # --- all of them --------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ class Receiver:
 
 
 @contextmanager
-def receiving():
+def receiving(tls=None):
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -80,6 +80,11 @@ def receiving():
 
     with Server(("127.0.0.1", 0), Handler) as server:
         receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
+        if tls is not None:
+            server.socket = tls.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            receiver.url = f"https://elsewhere.example:{server.server_port}/hook"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

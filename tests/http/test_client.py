@@ -24,7 +24,8 @@ from tests.http.targets import (
     serving,
 )
 
-from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear, _Connection, _Pool
+from oncebridge.http.client import Answer, Client, NotSent, Unclear, _Connection, _Pool
+from oncebridge.http.target import Target
 
 LONG = timedelta(hours=1)
 
@@ -838,9 +839,16 @@ async def test_cancelling_a_request_closes_its_connection_and_no_other():
 
 @on_both_loops
 async def test_a_time_limit_of_the_callers_ends_a_request():
-    async with met(silent) as (seen, client):
+    limit = asyncio.timeout(None)
+
+    async def script(seen, reader, writer):
+        await read_request(reader)
+        limit.reschedule(0)  # the time is over now that the request is under way
+        await reader.read()
+
+    async with met(script) as (seen, client):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
+            async with limit:
                 await client.post(b"{}")
         await seen.until(lambda: seen.closed == 1)
 

@@ -72,6 +72,9 @@ class Process:
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
+        ends = time.monotonic() + 10
+        while not all(map(_is_stopped, children)) and time.monotonic() < ends:
+            time.sleep(0.001)  # until then they hold its sockets
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)

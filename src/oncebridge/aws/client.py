@@ -154,8 +154,9 @@ class AwsClient:
         async with self._opening:
             if self._place is None:
                 place = await self._account.place()
+                self._use(place)  # first: no credentials are found through an unusable proxy
                 await self._account.identity()
-                self._use(place)
+                self._place = place
         assert self._place is not None  # noqa: S101 - set just now
         return self._place
 
@@ -173,7 +174,6 @@ class AwsClient:
         self._signer = Signer(place.signing_name, place.signing_region)
         self._host = self._http.target.host_header
         self._base = urlsplit(place.url).path.rstrip("/")
-        self._place = place
 
     async def call(self, operation: str, body: bytes, *, within: timedelta | None = None) -> bytes:
         """

@@ -18,7 +18,7 @@ CODES: Final = frozenset(
         "rule-unreachable",
         # addresses and secrets
         *("loop", "dead-is-sink", "memory-store", "memory-dead", "sink-plain", "sink-no-key"),
-        *("spool-unused", "spool-shared", "secret-written", "config-readable"),
+        *("proxy-unusable", "spool-unused", "spool-shared", "secret-written", "config-readable"),
         # files
         *("directory-missing", "not-writable", "file-readable", "disk-space", "sqlite-network"),
         *("sqlite-one-host", "sqlite-layout", "sqlite-journal", "sqlite-damaged"),

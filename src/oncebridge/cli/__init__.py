@@ -27,6 +27,10 @@ def main() -> None:
         )
         sys.exit(2)
     _hold_standard_files()
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        from oncebridge.http.proxy import keep_metadata_direct  # noqa: PLC0415 - it takes a while
+
+        keep_metadata_direct()
     app()
 
 

@@ -32,7 +32,8 @@ from msgspec import Struct
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear
+from oncebridge.http.client import Answer, Client, NotSent, Unclear
+from oncebridge.http.target import Target
 from oncebridge.options import did_you_mean
 from oncebridge.rate_limit import RateLimit
 from oncebridge.secret import Secret
@@ -225,6 +226,7 @@ class Api:
 
     async def log_in(self) -> Refused | Unsaid | None:
         """Get a token, if there is none; tell what stands in the way."""
+        self._at(self._hosts.api)  # a proxy that cannot be used raises now, and not later
         token = await self._logged_in()
         return None if isinstance(token, _Token) else token
 

@@ -8,6 +8,8 @@ of the public internet are used unless the user says otherwise.
 
 The lookup happens once per connection, and the connection is made to the very addresses
 that were checked. Looking the name up a second time would let the answer change in between.
+Behind a proxy it is the proxy that looks names up, so only a target that is written as an
+address can be checked here.
 """
 
 import asyncio
@@ -49,6 +51,8 @@ _SPECIAL_6 = (IPv6Network("2001::/23"), IPv6Network("2001:db8::/32"), IPv6Networ
 _NAT64 = IPv6Network("64:ff9b::/96")
 _LOOPBACK_4 = IPv4Network("127.0.0.0/8")
 _LOOPBACK_6 = IPv6Address("::1")
+_LOCAL_4 = (IPv4Network("0.0.0.0/8"), _LOOPBACK_4, IPv4Network("169.254.0.0/16"))
+_LINK_LOCAL_6 = (IPv6Network("fe80::/10"), IPv6Network("fd00:ec2::/32"))  # the second is AWS's own
 
 
 class AddressRefused(OncebridgeError):
@@ -102,6 +106,25 @@ def is_loopback(address: str) -> bool:
     """Tell whether a numeric address is this host's own."""
     ip = _read(address)
     return ip == _LOOPBACK_6 if isinstance(ip, IPv6Address) else ip in _LOOPBACK_4
+
+
+def is_local(address: str) -> bool:
+    """Tell whether a numeric address is this host's own, or link-local as a cloud's metadata are."""
+    ip = _read(address)
+    if isinstance(ip, IPv6Address):
+        if ip.ipv4_mapped is None:
+            return ip <= _LOOPBACK_6 or any(ip in network for network in _LINK_LOCAL_6)
+        ip = ip.ipv4_mapped
+    return any(ip in network for network in _LOCAL_4)
+
+
+def written_address(host: str) -> str | None:
+    """Return the address that *host* spells, in whatever form; None if it is a name."""
+    try:
+        found = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return None
+    return str(found[0][4][0])
 
 
 def is_public(address: str) -> bool:

@@ -15,10 +15,14 @@ the caller sets one by cancelling, and a cancelled request takes its connection 
 
 Connections are kept and used again, the latest first. There are as many as requests at
 once, so the caller decides how many that may be. A client belongs to the loop it is used in.
+
+A proxy that the environment names (`oncebridge.http.proxy`) carries `https://` through a tunnel
+(CONNECT), with TLS to the target inside it, and is sent whole `http://` requests. Until a tunnel
+is open nothing has reached the target, so a proxy that refuses one, or hangs, is a `NotSent`.
 """
 
 import asyncio
-import base64
+import logging
 import os
 import re
 import select
@@ -26,26 +30,27 @@ import socket
 import ssl
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from ipaddress import IPv6Address
-from typing import Final, Self, cast
-from urllib.parse import unquote_to_bytes, urlsplit
+from typing import Final, cast
 
 import httptools
 from msgspec import Struct
 
 from oncebridge.errors import OncebridgeError
-from oncebridge.http.addresses import AddressRefused, Endpoint, checked
+from oncebridge.http.addresses import AddressRefused, Endpoint, checked, written_address
+from oncebridge.http.proxy import proxy_for
+from oncebridge.http.target import VISIBLE, Target
+
+_log = logging.getLogger("oncebridge")
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NO_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
-_VISIBLE = re.compile(r"[!-\[\]-~]+")  # printable ASCII, but no space and no backslash
-_HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _TIMEOUT = re.compile(rb"(?i)\btimeout\s*=\s*\"?(\d{1,9})")
-_PORTS = {"http": 80, "https": 443}
 _OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "expect", "te"})
 """Headers that say how a request is transferred; they are not the caller's to give."""
 _BARE = frozenset({"GET", "HEAD"})
 """Methods whose requests say nothing of a body when there is none."""
+
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
 
 _MOST_HEAD: Final = 65536
 """How many bytes an answer may take before its head is complete."""
@@ -73,81 +78,6 @@ class Answer(Struct, frozen=True, gc=False):
     """By name in lower case; of several with one name, the last."""
     body: bytes
     """As much as the client keeps; the rest was not read."""
-
-
-class Target(Struct, frozen=True):
-    """A URL in parts, as a request needs them."""
-
-    host: str
-    port: int
-    is_tls: bool
-    path: str
-    """With the query, as it was written."""
-    authorization: str
-    """What the user and password in the URL become; empty if there are none."""
-
-    @classmethod
-    def parse(cls, url: str) -> Self:
-        """Take *url* apart; a ValueError says what is wrong, and quotes nothing secret."""
-        # What is quoted is the scheme only: passwords are found in any later part.
-        if not _VISIBLE.fullmatch(url):
-            raise ValueError(
-                "the URL has a space, a backslash, or a character that is not ASCII; "
-                "percent-encode it (a host name in its xn-- form)"
-            )
-        scheme, separator, rest = url.partition("://")
-        scheme = scheme.lower()
-        if not separator or scheme not in _PORTS:
-            raise ValueError("a URL here starts with https:// or http://")
-        if "#" in url:
-            raise ValueError("the URL has a fragment (from the # on), which is never sent")
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port
-        except ValueError:
-            raise ValueError("the host or port of the URL cannot be read") from None
-        if port == 0:
-            raise ValueError("the port of the URL is 0; it is a number from 1 to 65535")
-        if not host:
-            raise ValueError("the URL has no host")
-        if not (_is_ipv6(host) if ":" in host else _HOST.fullmatch(host)):
-            raise ValueError("the host of the URL is neither a host name nor an address")
-        path = rest[len(parts.netloc) :]
-        return cls(
-            host,
-            port or _PORTS[scheme],
-            scheme == "https",
-            path if path.startswith("/") else f"/{path}",
-            _basic(parts.username, parts.password),
-        )
-
-    @property
-    def host_header(self) -> str:
-        """The host as the `Host` header names it: the port only if it is not the usual one."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        usual = _PORTS["https" if self.is_tls else "http"]
-        return host if self.port == usual else f"{host}:{self.port}"
-
-    def __repr__(self) -> str:
-        # the path of a webhook is often its secret
-        return f"<Target {self.host_header}>"
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return "%" not in str(IPv6Address(host))  # a zone means nothing to the other side
-    except ValueError:
-        return False
-
-
-def _basic(user: str | None, password: str | None) -> str:
-    if not user and not password:
-        return ""
-    name = unquote_to_bytes(user or "")
-    if b":" in name:
-        raise ValueError("the user in the URL has a colon, which Basic authentication cannot carry")
-    both = name + b":" + unquote_to_bytes(password or "")
-    return f"Basic {base64.b64encode(both).decode()}"
 
 
 def check_header(name: str, value: str) -> None:
@@ -313,7 +243,9 @@ class _Connection(asyncio.Protocol):
             self._headers = {}  # the last word is still to come
             self._begun = False
         else:
-            self._keep = self._parser.should_keep_alive()
+            self._keep = self._parser.should_keep_alive() and (
+                not self._pool.keeps_only_if_told or self._says_keep_alive()
+            )
             self._complete = True
 
     # --- the end of a request ----------------------------------------------------------
@@ -363,6 +295,12 @@ class _Connection(asyncio.Protocol):
             self._keep = False
             self._answer()
 
+    def _says_keep_alive(self) -> bool:
+        return any(
+            b"keep-alive" in self._headers.get(name, b"").lower()
+            for name in (b"connection", b"proxy-connection")
+        )
+
     def _ends_with_the_connection(self) -> bool:
         coding = self._headers.get(b"transfer-encoding", b"").lower()
         return b"content-length" not in self._headers and b"chunked" not in coding
@@ -375,6 +313,8 @@ class _Pool:
         self.rest_s = rest_s
         self.max_answer = max_answer
         self.is_closed = False
+        self.keeps_only_if_told = False
+        """Keep a connection only if the answer says so: some proxies close it without a word."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[_Connection, None] = {}
         self._idle: dict[_Connection, None] = {}  # the one used last is at the end
@@ -460,9 +400,11 @@ class Client:
     what the target asks for if that is less. Of an answer's body at most *max_answer*
     bytes are kept; a longer one is cut, and its connection closed. Certificates are
     verified against the system's authorities unless *tls* says otherwise. The target must
-    have a public address, or be written as localhost, unless *allow_private*.
+    have a public address, or be written as localhost, unless *allow_private*; a proxy may
+    have any.
 
-    A *url* or header that cannot be used raises a ValueError, here and not later.
+    A *url* or header that cannot be used raises a ValueError, here and not later, and a proxy
+    that cannot be used a `ConfigError`.
     """
 
     def __init__(
@@ -487,6 +429,12 @@ class Client:
             tls.set_alpn_protocols(["http/1.1"])
         self._tls = tls if self.target.is_tls else None
         self._pool = _Pool(rest_s=idle_time.total_seconds(), max_answer=max_answer)
+        self._prefix = ""
+        self._tunnel = b""
+        self._through = ""
+        self._proxy = proxy_for(self.target)
+        if self._proxy is not None:
+            self._go_through(self._proxy)
 
     async def post(
         self, body: bytes, headers: Sequence[tuple[str, str]] = (), *, method: str = "POST"
@@ -506,7 +454,7 @@ class Client:
         headers: Sequence[tuple[str, str]] = (),
     ) -> Answer:
         """Send one request as `post` does, but to *path* (with its query, encoded) at the host."""
-        if not (path.startswith("/") and _VISIBLE.fullmatch(path)):
+        if not (path.startswith("/") and VISIBLE.fullmatch(path)):
             raise ValueError("a path starts with / and is percent-encoded")
         start = self._start_line(method, path)
         request = self._join(start, body, headers, has_length=bool(body) or method not in _BARE)
@@ -557,7 +505,8 @@ class Client:
     def _start_line(self, method: str, path: str) -> bytes:
         if not _TOKEN.fullmatch(method):
             raise ValueError(f"{method!r} is not a method")
-        start = f"{method} {path} HTTP/1.1\r\nHost: {self.target.host_header}\r\n{self._fixed}"
+        host = self.target.host_header
+        start = f"{method} {self._prefix}{path} HTTP/1.1\r\nHost: {host}\r\n{self._fixed}"
         return start.encode("latin-1")
 
     def _write_fixed(self, headers: list[tuple[str, str]]) -> str:
@@ -571,26 +520,40 @@ class Client:
             headers.append(("Authorization", self.target.authorization))
         return "".join(f"{name}: {value}\r\n" for name, value in headers)
 
+    def _go_through(self, proxy: Target) -> None:
+        """Prepare what *proxy* is sent: requests for `http://`, and CONNECT for `https://`."""
+        target = self.target
+        authorization = proxy.authorization and f"Proxy-Authorization: {proxy.authorization}\r\n"
+        if target.is_tls:
+            where = target.authority
+            tunnel = f"CONNECT {where} HTTP/1.1\r\nHost: {where}\r\n{authorization}\r\n"
+            self._tunnel = tunnel.encode("latin-1")
+        else:
+            self._prefix = f"http://{target.host_header}"
+            self._fixed += f"{authorization}Connection: keep-alive\r\n"
+            self._pool.keeps_only_if_told = True
+        self._through = f"proxy {proxy.authority}: "
+        fields = {"target": target.host_header, "proxy": proxy.authority}
+        _log.info("oncebridge.proxy", extra=fields)
+
     # --- connections -------------------------------------------------------------------
 
     async def _connect(self) -> _Connection:
-        """Try the target's addresses in turn; each gets its share of the time that is left."""
+        """Try the addresses in turn; each gets its share of the time that is left."""
         if self._pool.is_closed:
             raise NotSent("the client is closed")
         loop = asyncio.get_running_loop()
         ends = loop.time() + self._connect_s
-        failure = late = NotSent(f"no connection within {self._connect_s:g} s")
+        failure = late = self._not_sent(f"no connection within {self._connect_s:g} s")
         try:
             async with asyncio.timeout_at(ends):
-                endpoints = await checked(
-                    self.target.host, self.target.port, allow_private=self._allow_private
-                )
+                endpoints = await self._endpoints()
         except AddressRefused as error:
             raise NotSent(str(error)) from None
         except TimeoutError:
             raise late from None
         except OSError as error:
-            raise NotSent(_reason(error)) from None
+            raise self._not_sent(_reason(error)) from None
         for tried, endpoint in enumerate(endpoints):
             share = (ends - loop.time()) / (len(endpoints) - tried)
             try:
@@ -599,13 +562,22 @@ class Client:
             except TimeoutError:
                 failure = late
             except OSError as error:
-                failure = NotSent(_reason(error))
+                failure = self._not_sent(_reason(error))
             else:
                 if self._pool.is_closed:
                     connection.abort()
                     raise NotSent("the client is closed")
                 return connection
         raise failure
+
+    async def _endpoints(self) -> list[Endpoint]:
+        """Return the addresses to connect to: of the proxy, if there is one."""
+        target, proxy = self.target, self._proxy
+        if proxy is None or written_address(target.host):
+            found = await checked(target.host, target.port, allow_private=self._allow_private)
+        if proxy is not None:
+            found = await checked(proxy.host, proxy.port, allow_private=True)
+        return found
 
     async def _connect_to(self, endpoint: Endpoint) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -614,6 +586,8 @@ class Client:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await loop.sock_connect(sock, endpoint.address)
+            if self._tunnel:
+                await self._open_tunnel(sock)
         except BaseException:
             sock.close()
             raise
@@ -631,6 +605,28 @@ class Client:
             self._pool.closed(connection)
             raise
         return connection
+
+    async def _open_tunnel(self, sock: socket.socket) -> None:
+        """Let the proxy connect to the target, or raise `NotSent`."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(sock, self._tunnel)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            data = await loop.sock_recv(sock, 4096)
+            head += data
+            if not data or len(head) > _MOST_HEAD:
+                raise self._not_sent("no whole answer to CONNECT")
+        found = _STATUS.match(head)
+        status = int(found[1]) if found else 0
+        if status == 407:
+            raise self._not_sent("HTTP 407: check the user and password in HTTPS_PROXY")
+        if not 200 <= status < 300:
+            raise self._not_sent(f"HTTP {status} to CONNECT" if found else "it does not speak HTTP")
+        if head.partition(b"\r\n\r\n")[2]:
+            raise self._not_sent("it sent more than an answer to CONNECT")
+
+    def _not_sent(self, reason: str) -> NotSent:
+        return NotSent(f"{self._through}{reason}")
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -20,7 +20,8 @@ How the target's answers are understood:
 | what came back                              | answer      |
 | ------------------------------------------- | ----------- |
 | 2xx                                         | `Yes`       |
-| nothing was sent: no name, refused, no TLS  | `No`        |
+| nothing was sent: no name, refused, no TLS, | `No`        |
+| no tunnel through the proxy                 |             |
 | 429; 503 with `Retry-After`                 | `Throttled` |
 | 502, 504, 503 without `Retry-After`         | `Unwell`    |
 | other 5xx, 408, 409, 425; no (whole) answer | `Unknown`   |
@@ -49,7 +50,8 @@ from oncebridge.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
 from oncebridge.event import Event
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Target, Unclear, check_header
+from oncebridge.http.client import Answer, Client, NotSent, Unclear, check_header
+from oncebridge.http.target import Target
 from oncebridge.options import Doc
 from oncebridge.secret import Secret
 from oncebridge.sink import (
@@ -187,7 +189,7 @@ class HttpSink:
         return cls(url, options)
 
     async def open(self) -> None:
-        """Read the files for TLS; nothing is sent, so the target may be down."""
+        """Read the files for TLS and find the proxy; nothing is sent, so the target may be down."""
         self._opened()
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:

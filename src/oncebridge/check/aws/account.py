@@ -124,6 +124,10 @@ class Reader:
             self._services[key] = Service(self, service, where)
         return self._services[key]
 
+    def endpoints(self) -> list[str]:
+        """List the URLs of the services that were asked."""
+        return sorted({url for one in self._services.values() if (url := one.endpoint)})
+
     async def aclose(self) -> None:
         """Close all connections."""
         for service in self._services.values():
@@ -159,6 +163,11 @@ class Service:
         """Why there is no use in asking again."""
         self._asked = threading.local()
         self._making = threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that is called; empty if nothing was asked yet."""
+        return "" if self._client is None else str(self._client.meta.endpoint_url)
 
     async def region(self) -> str:
         """Tell which Region it is."""

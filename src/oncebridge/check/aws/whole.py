@@ -24,8 +24,10 @@ from oncebridge.check.aws.rights import Principal
 from oncebridge.check.aws.sources import Brought
 from oncebridge.check.aws.visit import Spot, Visit, secrets
 from oncebridge.check.finding import Checkup, Severity
+from oncebridge.check.proxies import check_proxy
 from oncebridge.clock import Clock
 from oncebridge.config import Setup
+from oncebridge.http.target import Target
 
 _FEW: Final = 3
 _OFF_MS: Final = 5_000
@@ -47,6 +49,8 @@ async def check(
     try:
         await _Tour(visit, role).go(functions, destinations)
         _check_clock(visit, reader)
+        for url in reader.endpoints():
+            check_proxy(Target.parse(url), checkup)
     finally:
         await reader.aclose()
 

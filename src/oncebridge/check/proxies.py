@@ -1,0 +1,25 @@
+"""Through which proxy a target is reached."""
+
+from oncebridge.check.finding import Checkup, Severity
+from oncebridge.errors import ConfigError
+from oncebridge.http.proxy import proxy_for
+from oncebridge.http.target import Target
+
+
+def check_proxy(target: Target, checkup: Checkup) -> None:
+    """Report the proxy for *target*, if there is one."""
+    subject = f"target {target.host_header}"
+    try:
+        proxy = proxy_for(target)
+    except ConfigError as error:
+        checkup.find(
+            "proxy-unusable",
+            Severity.ERROR,
+            subject,
+            seen=error.message,
+            why="Nothing starts with it: a proxy that is set is never bypassed.",
+            fix=f"Set another proxy, or none for this target:\nNO_PROXY={target.host}",
+        )
+        return
+    if proxy is not None:
+        checkup.fine(subject, f"through the proxy {proxy.authority}")
