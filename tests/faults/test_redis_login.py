@@ -422,6 +422,36 @@ async def test_aws_credentials_open_a_cache(
     assert SECRET not in caplog.text
 
 
+async def test_aws_credentials_that_are_refused_are_looked_for_again(
+    redis_server: RedisServer, identity: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As when the keys in a file were replaced, which nobody tells us."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        identity.delenv(name)
+    file = tmp_path / "credentials"
+    identity.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    def write(key: str) -> None:
+        text = f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {SECRET}\n"
+        file.write_text(text)
+
+    write("AKIAFIRST")
+    redis_server.ask("ACL", "SETUSER", "svc", "on", "nopass", "~ob:*", *PERMISSIONS)
+    async with between(redis_server.port, server_tls()) as middle:
+        options = RedisOptions(iam_user="svc", iam_cache="orders", ca_file=CA, **PATIENT)
+        async with RedisStore(f"rediss://localhost:{middle.port}", options) as store:
+            await works(store)
+            write("AKIASECOND")
+            redis_server.ask("ACL", "SETUSER", "svc", "resetpass", ">another")
+            redis_server.ask("CLIENT", "KILL", "USER", "svc")
+            store._servers.distrust()
+            with pytest.raises(StoreError, match="WRONGPASS"):
+                await store.peek([b"key"])
+            keys = re.findall(rb"X-Amz-Credential=(\w+)%2F", middle.heard)
+            assert keys[0] == b"AKIAFIRST"
+            assert keys[-2:] == [b"AKIAFIRST", b"AKIASECOND"]
+
+
 @pytest.mark.parametrize(
     ("gone", "told"),
     [

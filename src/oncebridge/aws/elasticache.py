@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Final
 
 from oncebridge.aws.account import Account, Example
-from oncebridge.aws.signing import Signer
+from oncebridge.aws.signing import Identity, Signer
 from oncebridge.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
 
@@ -44,13 +44,23 @@ class IamCredentials:
         self._asked += [("ResourceType", "ServerlessCache")] if serverless else []
         self._clock = clock
         self._account = Account(Example("elasticache", "describe_users", {}), region=region)
+        self._identity: Identity | None = None
         self._signer: Signer | None = None
 
     async def login(self) -> tuple[str, str]:
         """Return the user and a new token."""
+        return await self._signed_by(await self._account.identity())
+
+    async def login_again(self) -> tuple[str, str]:
+        """Return the same, by credentials that are looked for anew: the last were refused."""
+        if self._identity is None:
+            return await self.login()
+        return await self._signed_by(await self._account.other_identity(self._identity))
+
+    async def _signed_by(self, identity: Identity) -> tuple[str, str]:
         if self._signer is None:
             self._signer = Signer("elasticache", await self._account.region())
-        identity = await self._account.identity()
+        self._identity = identity
         token = self._signer.presigned(
             self._cache, self._asked, identity, self._clock(), valid_s=_VALID_S
         )

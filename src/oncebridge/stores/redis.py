@@ -528,7 +528,7 @@ class RedisStore:
         )
         self._close_login = iam.close
         self._login_every = LOGIN_EVERY
-        return asked(iam.login)
+        return asked(iam.login, iam.login_again)
 
     def _dialer(self) -> Dialer:
         address, options, every = self._address, self._options, self._login_every

@@ -33,8 +33,8 @@ Address = tuple[str, int] | str
 Words = tuple[bytes | int, ...]
 """A command."""
 
-Login = Callable[[], Awaitable[Words]]
-"""Returns the command to log in with, which may be another each time."""
+Login = Callable[[bool], Awaitable[Words]]
+"""Returns the command to log in with, and is told whether the last one was refused."""
 
 _pack = cast("Callable[[Words], bytes]", pack_command)  # its stub knows of one word only
 _NOTHING: Final = object()
@@ -283,11 +283,11 @@ class Dialer(Struct, frozen=True):
         if self.login is None:
             await self._introduce(connection, [])
             return
-        words = await self.login()
+        words = await self.login(False)
         try:
             await self._introduce(connection, [words])
         except WrongPassword:
-            again = await self.login()
+            again = await self.login(True)
             if again == words:
                 raise
             await self._introduce(connection, [again])  # the password was changed just now
@@ -323,7 +323,7 @@ class Dialer(Struct, frozen=True):
             wait_s = every_s
             try:
                 async with asyncio.timeout(self.connect_timeout_s):
-                    words = await login()
+                    words = await login(False)
                     (answer,) = await connection.ask([words])
                 if isinstance(answer, ReplyError):
                     raise _refused(words, answer, connection.address)

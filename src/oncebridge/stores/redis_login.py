@@ -26,22 +26,19 @@ def fixed(user: str, password: Secret | None) -> Login | None:
         return None
     words = _auth(user, password.reveal())
 
-    async def login() -> Words:
+    async def login(_: bool) -> Words:  # noqa: FBT001 - a `Login`
         return words
 
     return login
 
 
-def asked(credentials: Credentials) -> Login:
-    """Return a login that asks *credentials* each time."""
+def asked(credentials: Credentials, again: Credentials | None = None) -> Login:
+    """Return a login that asks *credentials* each time, or *again* after a refusal."""
 
-    async def login() -> Words:
+    async def login(is_refused: bool) -> Words:  # noqa: FBT001 - a `Login`
+        ask = again if again is not None and is_refused else credentials
         try:
-            told = (
-                credentials()
-                if inspect.iscoroutinefunction(credentials)
-                else await asyncio.to_thread(credentials)
-            )
+            told = ask() if inspect.iscoroutinefunction(ask) else await asyncio.to_thread(ask)
             match await told if inspect.isawaitable(told) else told:
                 case (str(user), str(password)) if password:
                     return _auth(user, password)
