@@ -608,6 +608,7 @@ _NOT_WHAT_WAS_ASKED_FOR = [
     b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>records/6b",
     b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents/></ListBucketResult>",
     b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+    b"<ListBucketResult/>",
     b"<VersioningConfiguration><Status>Ena",
     b"<LifecycleConfiguration><Rule>",
     b'<?xml version="1.0" encoding="x-none"?><ListBucketResult/>',

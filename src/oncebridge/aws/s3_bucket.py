@@ -94,12 +94,14 @@ class S3Bucket:
         answer = await self._client.request("GET", query=query)
         listed = document(answer.body, "ListBucketResult")
         names = [one.findtext("{*}Key", "") for one in listed.findall("{*}Contents")]
-        if listed.findtext("{*}EncodingType") == "url":
+        if listed.findtext("{*}EncodingType", "").strip() == "url":
             names = [unquote_plus(name) for name in names]
-        goes_on = listed.findtext("{*}IsTruncated", "").strip() == "true"
-        if not all(names) or (goes_on and not names):
+        goes_on = listed.findtext("{*}IsTruncated", "").strip()
+        if goes_on not in ("true", "false"):
+            raise Unclear("the answer does not tell whether the list of objects goes on")
+        if not all(names) or (goes_on == "true" and not names):
             raise Unclear("the answer lists objects without their names")
-        return Page([name.removeprefix(self._prefix) for name in names], goes_on)
+        return Page([name.removeprefix(self._prefix) for name in names], goes_on == "true")
 
     async def keeps_versions(self) -> bool | None:
         """Tell whether every change leaves the old version behind; None if that is not told."""

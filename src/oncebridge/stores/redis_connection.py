@@ -317,21 +317,23 @@ class Dialer(Struct, frozen=True):
         connection.closed.add_done_callback(lambda _: keeper.cancel())
 
     async def _log_in_again(self, connection: Connection, login: Login, every_s: float) -> None:
-        wait_s = every_s
+        wait_s, is_refused = every_s, False
         while True:
             await asyncio.sleep(wait_s)
             wait_s = every_s
             try:
                 async with asyncio.timeout(self.connect_timeout_s):
-                    words = await login(False)
+                    words = await login(is_refused)
                     (answer,) = await connection.ask([words])
                 if isinstance(answer, ReplyError):
                     raise _refused(words, answer, connection.address)
                 if answer != b"OK":
                     raise Nonsense
+                is_refused = False
             except (StoreError, TimeoutError) as error:
                 # What was allowed so far still is, until the server ends it.
                 wait_s = min(every_s, _LOGIN_AGAIN_AFTER_S)
+                is_refused = isinstance(error, WrongPassword)
                 server, why = shown(connection.address), str(error) or type(error).__name__
                 _log.warning("oncebridge.redis_login_failed", extra={"server": server, "why": why})
 
