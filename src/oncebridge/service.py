@@ -343,7 +343,8 @@ class Service:
         try:
             # What never came to run has nothing to tell, and may have no store to tell it to.
             has_run = self._is_open and bool(self._keepers)
-            await asyncio.wait_for(self.watch.aclose(has_run=has_run), _LEAVE_S)
+            async with asyncio.timeout(_LEAVE_S):
+                await self.watch.aclose(has_run=has_run)
         except Exception as error:  # noqa: BLE001 - the rest has to be closed all the same
             # What it counted since it last told is only in the log now.
             _log.warning("oncebridge.not_told", extra={"error": type(error).__name__})
@@ -362,7 +363,8 @@ class Service:
                 fields = {"what": work.__name__.strip("_"), "error": told}
                 _log.warning("oncebridge.keeper_failed", extra=fields)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), every_s)
+                async with asyncio.timeout(every_s):
+                    await self._closing.wait()
                 return
 
     async def _open_late(self) -> None:

@@ -18,6 +18,10 @@ from oncebridge.sinks.sns import SnsSink, SnsSinkOptions, _Message
 pytestmark = pytest.mark.usefixtures("aws_identity")
 INVENTED = "arn:aws:sns:us-east-1:123456789012:invented"
 LIMIT = 256 << 10
+PROXY_PAGE = (
+    "<html><body>Log in first: <Successful><member><MessageId>m</MessageId><Id>0</Id></member>"
+    "</Successful></body></html>"
+)
 
 
 class Topic:
@@ -79,7 +83,7 @@ class Script:
     def __init__(self):
         self.calls = []
         self.taken = []
-        self.attributes = ""
+        self.attributes = "<Attributes/>"
         self.instead = {}
         """By operation: a status and a code (or None for silence) for the whole call."""
         self.refuses = lambda entry: None
@@ -99,7 +103,7 @@ class Script:
                 status, text = instead
                 answer(Response(status, text.encode(), "text/xml"))
             return
-        made = self.attributes if operation == "GetTopicAttributes" else self.publish(asked)
+        made = self.describe() if operation == "GetTopicAttributes" else self.publish(asked)
         self.under_way += 1
         self.most_under_way = max(self.under_way, self.most_under_way)
 
@@ -108,6 +112,13 @@ class Script:
             answer(Response(200, made.encode(), "text/xml"))
 
         asyncio.get_running_loop().call_later(0.02, end)
+
+    def describe(self):
+        return (
+            '<GetTopicAttributesResponse xmlns="http://sns.amazonaws.com/doc/2010-03-31/">'
+            f"<GetTopicAttributesResult>{self.attributes}</GetTopicAttributesResult>"
+            "</GetTopicAttributesResponse>"
+        )
 
     def publish(self, asked):
         taken = refused = ""
@@ -344,6 +355,7 @@ async def test_only_the_entries_that_failed_are_answered_so(code, kind):
         (error(403, "ExpiredToken"), Closed),
         (lambda asked: (200, "<PublishBatchResponse/>"), Unknown),
         (lambda asked: (200, "what"), Unknown),
+        (lambda asked: (200, PROXY_PAGE), Unknown),
         (lambda asked: None, Unknown),
     ],
 )
@@ -353,6 +365,28 @@ async def test_a_call_that_fails_fails_for_all_and_is_not_repeated(rule, kind):
         (answer,) = await sink.deliver([delivery()])
         assert script.calls == ["GetTopicAttributes", "PublishBatch"]
     assert type(answer) is kind
+
+
+@pytest.mark.parametrize(
+    ("member", "answer"),
+    [
+        ("<MessageId>m</MessageId><Id><![CDATA[0]]></Id>", Yes()),
+        ("<MessageId>m</MessageId><Id>\n 0 \n</Id>", Yes()),
+        ("<MessageId>m</MessageId><Id>&#48;</Id>", Yes()),
+        ("<MessageId>m</MessageId><Id>1</Id>", Unknown("nothing came back for it")),
+        ("<MessageId/><Id>0</Id>", Unknown("nothing came back for it")),
+    ],
+)
+async def test_an_answer_is_understood_in_every_way_xml_can_write_it(member, answer):
+    """A yes that is not understood is delivered again."""
+    told = (
+        '<a:PublishBatchResponse xmlns:a="http://sns.amazonaws.com/doc/2010-03-31/">'
+        f"<PublishBatchResult><Successful><member>{member}</member></Successful>"
+        "<Failed/></PublishBatchResult></a:PublishBatchResponse>"
+    )
+    async with scripted() as script, opened(script.sink()) as sink:
+        script.instead["PublishBatch"] = lambda asked: (200, told)
+        assert await sink.deliver([delivery()]) == [answer]
 
 
 async def test_a_call_refused_for_one_entry_goes_without_it():

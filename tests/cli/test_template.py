@@ -1,6 +1,7 @@
 """What is printed can be applied: the right store, its name, its expiry."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -195,6 +196,27 @@ def test_a_policy_for_a_bucket_is_for_what_is_below_the_prefix(call):
     printed = statements(call(*IAM, "--store", "s3://acme-dedup/events").out)
     assert printed["StoreS3"][1] == ["arn:aws:s3:::acme-dedup"]
     assert printed["StoreS3Objects"][1] == ["arn:aws:s3:::acme-dedup/events/*"]
+
+
+@pytest.mark.parametrize(
+    ("more", "cache"),
+    [
+        ({}, "arn:aws:elasticache:*:*:replicationgroup:orders"),
+        (
+            {
+                "ONCEBRIDGE_STORE__IAM_SERVERLESS": "true",
+                "ONCEBRIDGE_STORE__IAM_REGION": "eu-west-1",
+            },
+            "arn:aws:elasticache:eu-west-1:*:serverlesscache:orders",
+        ),
+    ],
+)
+def test_a_policy_for_a_cache_is_for_its_user_too(call, more, cache):
+    given = {"ONCEBRIDGE_STORE__IAM_USER": "svc", "ONCEBRIDGE_STORE__IAM_CACHE": "Orders", **more}
+    told = call(*IAM, "--store", "rediss+cluster://cache.example.com", **given)
+    actions, resources = statements(told.out)["StoreRedis"]
+    assert actions == ["elasticache:Connect"]
+    assert resources == [cache, re.sub(r"[a-z]+:orders$", "user:svc", cache)]
 
 
 CONFIG = f"""

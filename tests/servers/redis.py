@@ -226,6 +226,8 @@ class Between:
         """How often the server has answered after the client had asked."""
         self.swallows = False
         """What the server says is thrown away, and the connection closed."""
+        self.heard = b""
+        """All that clients have said."""
         self.says = b""
         """What is said in the server's place."""
         self._server_port = port
@@ -245,6 +247,7 @@ class Between:
     async def _ask(self, reader: asyncio.StreamReader, forth: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 20):
             self._is_asking = True
+            self.heard += data
             forth.write(data)
         raise ConnectionResetError
 

@@ -574,6 +574,28 @@ async def test_a_rest_request_goes_below_the_bucket(somebody):
             True,
             False,
         ),
+        (
+            503,
+            [],
+            (
+                b'<e:ErrorResponse xmlns:e="urn:x"><e:Error><e:Code><![CDATA[SlowDown]]></e:Code>'
+                b"<e:Message>\n a &lt; b\n</e:Message></e:Error></e:ErrorResponse>"
+            ),
+            "SlowDown",
+            "a < b",
+            True,
+            True,
+        ),
+        (403, [], b"<html><h1>Log in", "HTTP 403", "", False, False),
+        (
+            403,
+            [],
+            b'<!DOCTYPE Error [<!ENTITY c "SlowDown">]><Error><Code>&c;</Code></Error>',
+            "HTTP 403",
+            "",
+            False,
+            False,
+        ),
         (404, [], b"", "HTTP 404", "", False, False),
         (429, [], b"too many", "HTTP 429", "", True, True),
         (502, [], b"\xff\xfe{", "HTTP 502", "", True, False),

@@ -545,6 +545,110 @@ async def test_objects_of_others_under_the_prefix_are_left_alone(
         assert s3_server.ask("GET", f"/{bucket}/records/notes.txt") == (200, b"theirs")
 
 
+# --- answers in XML ---------------------------------------------------------------------
+
+
+def _prefixed(body: bytes) -> bytes:
+    """Write the namespace of S3 as a prefix."""
+    body = body[body.index(b"<ListBucketResult") :].replace(b"</", b"<!").replace(b"<", b"<s:")
+    return body.replace(b"<s:!", b"</s:").replace(b" xmlns=", b" xmlns:s=", 1)
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda body: body.replace(b"<Key>", b"<Key><![CDATA[").replace(b"</Key>", b"]]></Key>"),
+        lambda body: body.replace(b"<Key>", b"<Key >").replace(b"<IsTruncated>", b"<IsTruncated >"),
+        lambda body: body.replace(b"/</", b"&#47;</").replace(b"records/", b"records&#x2f;"),
+        lambda body: body.replace(b"records/", b"records%2F"),
+        lambda body: body.replace(b"true</IsT", b" true\n</IsT"),
+        _prefixed,
+    ],
+)
+async def test_a_list_is_understood_in_every_way_xml_can_write_it(
+    proxy: Meddler, bucket: str, rewrite: Callable[[bytes], bytes]
+) -> None:
+    def after(asked: Asked, told: Told) -> Told:
+        is_list = "list-type=2" in asked.path
+        return Told(told.status, told.headers, rewrite(told.body)) if is_list else told
+
+    keys = [b"one", b"two", b"three"]
+    async with made(bucket, proxy) as store:
+        await store.remember([Memory(key, b"g" * 16, Fate.DELIVERED, 60_000) for key in keys])
+        proxy.after = after
+        found, place = await store.scan(limit=2)
+        while place:
+            more, place = await store.scan(place, 2)
+            found += more
+        assert sorted(record.key for record in found) == sorted(keys)
+
+
+async def test_a_scan_passes_names_that_xml_cannot_hold(s3_server: S3Server, bucket: str) -> None:
+    for name in ("a%01b", "a%20+%26%3C", "a%2Bb%25", "%C3%A4"):
+        assert s3_server.ask("PUT", f"/{bucket}/records/{name}", b"theirs")[0] == 200
+    async with made(bucket, s3_server) as store:
+        await store.remember([Memory(b"\xff", b"g" * 16, Fate.DELIVERED, 60_000)])
+        found, place = await store.scan(limit=1)
+        looks = 1
+        while place:
+            more, place = await store.scan(place, 1)
+            found += more
+            looks += 1
+        assert [record.key for record in found] == [b"\xff"]
+        assert looks == 5
+
+
+_NOT_WHAT_WAS_ASKED_FOR = [
+    b"",
+    b"what",
+    b"\xff\xfe\x00",
+    b"<html><body>Log in first</body></html>",
+    b"<!DOCTYPE html><html><body>Log in first<br></body></html>",
+    b"<Error><Code>SlowDown</Code></Error>",
+    b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>records/6b",
+    b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents/></ListBucketResult>",
+    b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+    b"<ListBucketResult/>",
+    b"<VersioningConfiguration><Status>Ena",
+    b"<LifecycleConfiguration><Rule>",
+    b'<?xml version="1.0" encoding="x-none"?><ListBucketResult/>',
+    b"<ListBucketResult>&nothing;</ListBucketResult>",
+    *(
+        b'<!DOCTYPE x [<!ENTITY a "a"><!ENTITY b "&a;&a;">]><' + name + b">&b;</" + name + b">"
+        for name in (b"ListBucketResult", b"VersioningConfiguration", b"LifecycleConfiguration")
+    ),
+    *(
+        b"<" + name + b">" + b" " * (8 << 20) + b"</" + name + b">"
+        for name in (b"ListBucketResult", b"VersioningConfiguration", b"LifecycleConfiguration")
+    ),
+]
+
+
+@pytest.mark.parametrize("body", _NOT_WHAT_WAS_ASKED_FOR, ids=lambda body: repr(body[:70]))
+async def test_an_answer_that_is_something_else_is_no_answer(
+    proxy: Meddler, bucket: str, body: bytes
+) -> None:
+    """Whatever it is, nothing is taken from it, and nothing written because of it."""
+    page = Told(200, {"content-type": "text/html"}, body)
+    async with made(bucket, proxy) as store:
+        await store.remember([Memory(b"k", b"g" * 16, Fate.DELIVERED, 60_000)])
+        proxy.before = lambda asked: page if "list-type=2" in asked.path else None
+        with pytest.raises(StoreUnavailable, match="the answer"):
+            await store.scan()
+    for asked_for in ("versioning", "lifecycle"):
+        proxy.before = lambda asked, it=asked_for: (
+            page if asked.path.endswith(f"?{it}=") and asked.method == "GET" else None
+        )
+        with pytest.raises(StoreUnavailable, match="the answer"):
+            await opened(made(bucket, proxy))
+    proxy.asked.clear()
+    store = made(bucket, proxy)
+    with pytest.raises(StoreUnavailable, match="the answer"):
+        await store.migrate()
+    await store.aclose()
+    assert "PUT" not in proxy.methods()
+
+
 async def test_stores_under_other_prefixes_do_not_meet(s3_server: S3Server, bucket: str) -> None:
     options = S3Options(endpoint=s3_server.endpoint)
     async with (
@@ -711,6 +815,32 @@ async def test_migrating_leaves_the_rules_of_others_as_they_are(
     assert b"<ID>reports</ID>" in rules
     assert b"<Prefix>reports/</Prefix>" in rules
     assert b"<ObjectSizeLessThan>65536</ObjectSizeLessThan>" in rules
+
+
+@pytest.mark.parametrize("setting", ["varies_by_storage_class", "all_storage_classes_128K", ""])
+async def test_migrating_leaves_the_least_size_of_transitions_as_it_is(
+    proxy: Meddler, bucket: str, setting: str
+) -> None:
+    """S3 resets it to its default where the header is left out."""
+    name = "x-amz-transition-default-minimum-object-size"
+
+    def after(asked: Asked, told: Told) -> Told:
+        if "lifecycle" in asked.path and asked.method == "GET":
+            told.headers.pop(name, None)  # the server at hand knows the default only
+            told.headers |= {name: setting} if setting else {}
+        return told
+
+    proxy.pass_on(Asked("PUT", f"/{bucket}?lifecycle", body=_rule(30, prefix="reports/")))
+    proxy.after = after
+    store = made(bucket, proxy)
+    assert await store.migrate() != []
+    await store.aclose()
+    (written,) = [one for one in proxy.asked if one.method == "PUT"]
+    assert written.headers.get(name, "") == setting
+    signed = written.headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0]
+    assert (name in signed.split(";")) == bool(setting)
+    assert b"<ID>old</ID>" in written.body
+    assert b"ns0" not in written.body
 
 
 def _rule(days: int, *, prefix: str = "records/", size: str = "", status: str = "Enabled") -> bytes:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 from tests.watch.collector import attributes, collecting, serving
 
 from oncebridge.config import load
@@ -23,7 +24,9 @@ from oncebridge.watch.families import families
 from oncebridge.watch.report import Report, State
 from oncebridge.watch.telemetry import Wish, from_environment, wish
 from oncebridge.watch.telemetry.metrics import metrics_data
+from oncebridge.watch.telemetry.setup import _Metrics
 
+_REPORT = Report(State("w", "box", 1, "1.0", 5, 6), Counts())
 CLIENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 QUICK = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
 
@@ -449,3 +452,39 @@ async def test_a_report_that_fails_stops_nothing(environment, caplog):
         told = [(record.message, getattr(record, "error", "")) for record in caplog.records]
         assert told == [("oncebridge.telemetry_failed", "RuntimeError")]
         assert not collector.metrics
+
+
+# Was a bug: asyncio.wait_for of Python 3.11 swallows a cancellation that comes as its task ends.
+async def test_a_stop_at_the_very_moment_an_export_ends_is_not_lost(environment):
+    environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "200")
+    loop = asyncio.get_running_loop()
+    for turns in range(10):
+        exporter = _Stopper(loop, turns)
+        metrics = _Metrics(exporter, Resource.create(), lambda: _REPORT)
+        metrics.open()
+        exporter.keeper = keeper = metrics._keeper
+        await asyncio.wait([keeper], timeout=10)
+        assert keeper.cancelled(), f"it goes on, though it was cancelled {turns} turns later"
+
+
+class _Stopper:
+    """Cancels its keeper once, *turns* of the loop after an export."""
+
+    def __init__(self, loop, turns):
+        self._loop = loop
+        self._left = turns
+        self.keeper = None
+
+    def export(self, data, timeout_millis):
+        self._loop.call_soon_threadsafe(self._begin, threading.current_thread())
+
+    def _begin(self, exporting):
+        exporting.join()  # so that its end is the very next thing that the loop hears of
+        self._turn()
+
+    def _turn(self):
+        self._left -= 1
+        if self._left == -1:
+            self.keeper.cancel()
+        elif self._left >= 0:
+            self._loop.call_soon(self._turn)

@@ -108,6 +108,10 @@ class Account:
         """Find out where calls go."""
         return await _in_thread(self._place)
 
+    async def region(self) -> str:
+        """Find out the Region alone, which takes a tenth of the time."""
+        return await _in_thread(self._find_region)
+
     async def identity(self) -> Identity:
         """Give credentials that last; usually at once."""
         now = asyncio.get_running_loop().time()
@@ -175,6 +179,12 @@ class Account:
             raise NoCredentialsError
         frozen = credentials.get_frozen_credentials()
         return Identity(frozen.access_key, frozen.secret_key, frozen.token or "")
+
+    def _find_region(self) -> str:
+        found = self._region or _region(self._opened())
+        if found is None:
+            raise NoRegionError
+        return found
 
     def _place(self) -> Place:
         example = self._example
@@ -245,6 +255,8 @@ def _advice(error: BotoCoreError) -> str:
                 "AWS_SECRET_ACCESS_KEY, or give this host, container or function a role"
             )
         case NoRegionError():
-            return "no AWS Region is set; set AWS_REGION, or region= in the URL"
+            return (
+                "no AWS Region is set; set AWS_REGION, or the option region (iam_region for Redis)"
+            )
         case _:
             return f"the AWS configuration cannot be used: {error}"

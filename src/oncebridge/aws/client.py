@@ -14,10 +14,8 @@ looked for again, and the refused request is sent once more with the new ones.
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 from datetime import timedelta
-from html import unescape
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,6 +25,7 @@ from msgspec import Struct
 from oncebridge.aws.account import Account, Example, Place
 from oncebridge.aws.signing import Identity, Pairs, Request, Signer, encoded_path, encoded_query
 from oncebridge.aws.skewed_clock import SkewedClock
+from oncebridge.aws.xml import first_texts
 from oncebridge.errors import OncebridgeError
 from oncebridge.http.client import Answer, Client, NotSent, Unclear
 
@@ -75,8 +74,6 @@ _PASSING = frozenset(
         "TransactionInProgressException",
     }
 )
-_XML_CODE = re.compile(rb"<Code>([^<]*)</Code>")
-_XML_MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
 
 
 class AwsError(OncebridgeError):
@@ -257,7 +254,8 @@ class AwsClient:
 
 
 def _error(answer: Answer) -> AwsError:
-    code, message = _xml(answer.body) if answer.body[:1] == b"<" else _json(answer.body)
+    is_xml = answer.body[:1] == b"<"
+    code, message = first_texts(answer.body, "Code", "Message") if is_xml else _json(answer.body)
     named = answer.headers.get(b"x-amzn-errortype", b"").decode("latin-1")
     # The name may follow a namespace and a #, or stand before a colon and an address.
     code = (code or named).rpartition("#")[2].partition(":")[0] or f"HTTP {answer.status}"
@@ -270,12 +268,3 @@ def _json(body: bytes) -> tuple[str, str]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "", ""
     return error.type_ or error.code, error.message or error.Message
-
-
-def _xml(body: bytes) -> tuple[str, str]:
-    code, message = _XML_CODE.search(body), _XML_MESSAGE.search(body)
-    return _text(code), _text(message)
-
-
-def _text(found: re.Match[bytes] | None) -> str:
-    return unescape(found[1].decode(errors="replace")) if found else ""

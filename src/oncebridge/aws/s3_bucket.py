@@ -7,14 +7,14 @@ was written. `tried` finds out whether a bucket's server keeps to that: on AWS a
 there are servers that take the headers and heed none.
 """
 
-import re
 from collections.abc import Sequence
-from html import unescape
 from typing import Final
+from urllib.parse import unquote_plus
 
 from msgspec import Struct
 
 from oncebridge.aws.client import Answer, AwsClient, AwsError, Unclear
+from oncebridge.aws.xml import document
 from oncebridge.errors import ConfigError
 
 _MOST_LISTED: Final = 1000
@@ -25,9 +25,6 @@ _LOST = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKe
 """
 Another was first, is at it just now, or has removed it. Reading again shows which.
 """
-_NAME = re.compile(rb"<Key>([^<]*)</Key>")
-_GOES_ON = re.compile(rb"<IsTruncated>true</IsTruncated>")
-_STATUS = re.compile(rb"<Status>(\w+)</Status>")
 
 
 class Found(Struct, frozen=True, gc=False):
@@ -91,14 +88,20 @@ class S3Bucket:
     async def page(self, after: str, limit: int) -> Page:
         """List about *limit* names that follow *after*, in order."""
         query = [("list-type", "2"), ("max-keys", str(min(limit, _MOST_LISTED)))]
+        query += [("encoding-type", "url")]  # XML cannot hold every name
         query += [("prefix", self._prefix)] if self._prefix else []
         query += [("start-after", self._prefix + after)] if after else []
         answer = await self._client.request("GET", query=query)
-        if b"<ListBucketResult" not in answer.body:
-            raise Unclear("the answer is no list of objects")
-        found = [unescape(name.decode()) for name in _NAME.findall(answer.body)]
-        names = [name.removeprefix(self._prefix) for name in found]
-        return Page(names, _GOES_ON.search(answer.body) is not None)
+        listed = document(answer.body, "ListBucketResult")
+        names = [one.findtext("{*}Key", "") for one in listed.findall("{*}Contents")]
+        if listed.findtext("{*}EncodingType", "").strip() == "url":
+            names = [unquote_plus(name) for name in names]
+        goes_on = listed.findtext("{*}IsTruncated", "").strip()
+        if goes_on not in ("true", "false"):
+            raise Unclear("the answer does not tell whether the list of objects goes on")
+        if not all(names) or (goes_on == "true" and not names):
+            raise Unclear("the answer lists objects without their names")
+        return Page([name.removeprefix(self._prefix) for name in names], goes_on == "true")
 
     async def keeps_versions(self) -> bool | None:
         """Tell whether every change leaves the old version behind; None if that is not told."""
@@ -108,8 +111,8 @@ class S3Bucket:
             if error.retryable:
                 raise
             return None
-        status = _STATUS.search(answer.body)
-        return status is not None and status[1] == b"Enabled"
+        told = document(answer.body, "VersioningConfiguration")
+        return told.findtext("{*}Status", "").strip() == "Enabled"
 
     async def _put(self, name: str, body: bytes, condition: tuple[str, str]) -> str | None:
         try:

@@ -1,80 +1,76 @@
 """The lifecycle rules of a bucket: which there are, and how ours gets among them."""
 
 import base64
-from collections.abc import Iterator
 from hashlib import md5
 from typing import Final
 from xml.etree import ElementTree as ET
 
 from oncebridge.aws.client import AwsClient, AwsError
 from oncebridge.aws.s3_rule import Expiry
-from oncebridge.errors import StoreError
+from oncebridge.aws.xml import document
 
 _NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
+_TRANSITIONS: Final = "x-amz-transition-default-minimum-object-size"
+"""A setting for all rules of the bucket; S3 resets it when rules are written without it."""
+
+ET.register_namespace("", _NAMESPACE)  # so that rules are written without a prefix, as the SDK does
 
 
 async def expiries(client: AwsClient, prefix: str) -> list[Expiry] | None:
     """List the rules in force that remove any objects under *prefix*; None if that is not told."""
     try:
-        document = await _read(client)
+        found, _ = await _read(client)
     except AwsError as error:
         if error.retryable:
             raise
         return None
     return [
         rule
-        for rule in _rules(document)
+        for rule in _rules(found)
         if prefix.startswith(rule.prefix) or rule.prefix.startswith(prefix)
     ]
 
 
 async def write_expiry(client: AwsClient, expiry: Expiry) -> bool:
     """Put *expiry* among the rules, in the place of one with its id; False if it is there."""
-    document = await _read(client)
-    if expiry in _rules(document):
+    found, headers = await _read(client)
+    if expiry in _rules(found):
         return False
-    for rule in _elements(document, "Rule"):
-        if _text(rule, "ID") == expiry.id:
-            document.remove(rule)
-    document.append(_rule(expiry))
-    body = ET.tostring(document)
+    for rule in found.findall("{*}Rule"):
+        if _text(rule, "{*}ID") == expiry.id:
+            found.remove(rule)
+    found.append(_rule(expiry))
+    body = ET.tostring(found)
     digest = base64.b64encode(md5(body, usedforsecurity=False).digest()).decode()
-    await client.request(
-        "PUT", query=[("lifecycle", "")], headers=[("content-md5", digest)], body=body
-    )
+    headers = [*headers, ("content-md5", digest)]
+    await client.request("PUT", query=[("lifecycle", "")], headers=headers, body=body)
     return True
 
 
-async def _read(client: AwsClient) -> ET.Element:
+async def _read(client: AwsClient) -> tuple[ET.Element, list[tuple[str, str]]]:
+    """Return the rules, and the headers to write them with so that nothing else changes."""
     try:
         answer = await client.request("GET", query=[("lifecycle", "")])
     except AwsError as error:
         if error.code == "NoSuchLifecycleConfiguration":
-            return ET.Element(f"{{{_NAMESPACE}}}LifecycleConfiguration")
+            return ET.Element(f"{{{_NAMESPACE}}}LifecycleConfiguration"), []
         raise
-    try:
-        return ET.fromstring(answer.body)  # noqa: S314 - the parser limits how far it expands
-    except ET.ParseError as error:
-        raise StoreError(f"the bucket's lifecycle rules cannot be read ({error})") from None
+    transitions = answer.headers.get(_TRANSITIONS.encode(), b"").decode("latin-1")
+    found = document(answer.body, "LifecycleConfiguration")
+    return found, [(_TRANSITIONS, transitions)] if transitions else []
 
 
-def _rules(document: ET.Element) -> list[Expiry]:
+def _rules(configuration: ET.Element) -> list[Expiry]:
     found = []
-    for rule in _elements(document, "Rule"):
-        days = [_text(expiration, "Days") for expiration in _elements(rule, "Expiration")]
-        if _text(rule, "Status") != "Enabled" or not days or not days[0].isdecimal():
+    for rule in configuration.findall("{*}Rule"):
+        days = _number(_text(rule, "{*}Expiration/{*}Days"))
+        if _text(rule, "{*}Status") != "Enabled" or days is None:
             continue
-        if next(rule.iter(_named(rule, "Tag")), None) is not None:
+        if rule.find(".//{*}Tag") is not None:
             continue  # our objects have no tags
-        below = _inside(rule, "ObjectSizeLessThan")
-        found.append(
-            Expiry(
-                _text(rule, "ID"),
-                _inside(rule, "Prefix"),
-                int(days[0]),
-                int(below) if below.isdecimal() else None,
-            )
-        )
+        below = _number(_text(rule, ".//{*}ObjectSizeLessThan"))
+        prefix = _text(rule, ".//{*}Prefix")
+        found.append(Expiry(_text(rule, "{*}ID"), prefix, days, below))
     return found
 
 
@@ -96,26 +92,12 @@ def _rule(expiry: Expiry) -> ET.Element:
     return rule
 
 
-# --- XML, with or without its namespace ---------------------------------------------------
+def _text(element: ET.Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()
 
 
-def _named(element: ET.Element, name: str) -> str:
-    namespace, brace, _ = element.tag.rpartition("}")
-    return f"{namespace}{brace}{name}"
-
-
-def _elements(element: ET.Element, name: str) -> list[ET.Element]:
-    return element.findall(_named(element, name))
-
-
-def _text(element: ET.Element, name: str) -> str:
-    return (element.findtext(_named(element, name)) or "").strip()
-
-
-def _inside(element: ET.Element, name: str) -> str:
-    """Give the text of *name*, however deep it stands."""
-    found: Iterator[ET.Element] = element.iter(_named(element, name))
-    return next((one.text or "" for one in found), "").strip()
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 19 else None
 
 
 def _add(element: ET.Element, name: str, text: str | None = None) -> ET.Element:

@@ -69,8 +69,7 @@ class Signer:
         self, request: Request, host: str, identity: Identity, now_ms: int
     ) -> list[tuple[str, str]]:
         """Give the headers of *request*, and with them those that make it authentic."""
-        if now_ms // 1000 != self._second or identity is not self._identity:
-            self._turn(identity, now_ms // 1000)
+        self._turn(identity, now_ms // 1000)
         digest = sha256(request.body).hexdigest()
         sent = [*request.headers, ("x-amz-date", self._stamp), ("x-amz-content-sha256", digest)]
         if identity.token:
@@ -80,17 +79,41 @@ class Signer:
         lines = "\n".join([f"{name}:{value}" for name, value in signed])
         # Services other than S3 want the path encoded twice, but are asked at a plain one.
         start = f"{request.method}\n{request.path}\n{request.query}"
-        canonical = f"{start}\n{lines}\n\n{names}\n{digest}"
-        hashed = sha256(canonical.encode()).hexdigest()
-        to_sign = f"{_ALGORITHM}\n{self._stamp}\n{self._scope}\n{hashed}"
-        signature = hmac.digest(self._key, to_sign.encode(), "sha256").hex()
+        signature = self._signature(f"{start}\n{lines}\n\n{names}\n{digest}")
         credential = f"Credential={identity.access_key}/{self._scope}"
         proof = f"{_ALGORITHM} {credential}, SignedHeaders={names}, Signature={signature}"
         sent.append(("authorization", proof))
         return sent
 
+    def presigned(
+        self, host: str, asked: Pairs, identity: Identity, now_ms: int, *, valid_s: int
+    ) -> str:
+        """Return the URL, without its scheme, of a GET of *asked* that *identity* allows."""
+        self._turn(identity, now_ms // 1000)
+        pairs = [
+            *asked,
+            ("X-Amz-Algorithm", _ALGORITHM),
+            ("X-Amz-Credential", f"{identity.access_key}/{self._scope}"),
+            ("X-Amz-Date", self._stamp),
+            ("X-Amz-Expires", str(valid_s)),
+            ("X-Amz-SignedHeaders", "host"),
+        ]
+        if identity.token:
+            pairs.append(("X-Amz-Security-Token", identity.token))
+        query = encoded_query(pairs)
+        digest = sha256(b"").hexdigest()
+        signature = self._signature(f"GET\n/\n{query}\nhost:{host}\n\nhost\n{digest}")
+        return f"{host}/?{query}&X-Amz-Signature={signature}"
+
+    def _signature(self, canonical: str) -> str:
+        hashed = sha256(canonical.encode()).hexdigest()
+        to_sign = f"{_ALGORITHM}\n{self._stamp}\n{self._scope}\n{hashed}"
+        return hmac.digest(self._key, to_sign.encode(), "sha256").hex()
+
     def _turn(self, identity: Identity, second: int) -> None:
         """Write the time anew, and derive the key where the day or the identity is another."""
+        if second == self._second and identity is self._identity:
+            return
         self._second = second
         self._stamp = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
         day = self._stamp[:8]

@@ -352,7 +352,8 @@ class _Sender:
         loop = asyncio.get_running_loop()
         if not self._stop.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), max(arrival.due_s - loop.time(), 0))
+                async with asyncio.timeout_at(arrival.due_s):
+                    await self._stop.wait()
         if self._stop.is_set():
             self._end_early(len(self._again) + (arrival.tries > 0))
             if arrival.tries:

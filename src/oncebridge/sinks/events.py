@@ -149,7 +149,7 @@ class EventsSink:
             self._ask_later(error)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        shut = await self._shut()
+        shut = await self._shut() if deliveries else None
         if shut is not None:
             return [shut] * len(deliveries)
         return await send_all([self._entry(one) for one in deliveries], _ROOM, self._put)

@@ -101,6 +101,8 @@ class FileSink:
             raise SinkError(f"{self._path}: {explained(error)}") from error
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        if not deliveries:
+            return []
         if self._thread.is_busy:
             answer: SinkAnswer = No(f"{self._path}: an earlier batch is still being written")
         else:

@@ -220,7 +220,7 @@ class PostgresSink:
     # --- delivering --------------------------------------------------------------------
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        shut = await self._shut()
+        shut = await self._shut() if deliveries else None
         if shut is not None:
             return [shut] * len(deliveries)
         answers: list[SinkAnswer] = []
@@ -236,7 +236,7 @@ class PostgresSink:
         return [Yes()] * len(deliveries)
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
-        shut = await self._shut()
+        shut = await self._shut() if joints else None
         if shut is not None:
             return [shut] * len(joints)
         answers: list[JointAnswer] = []

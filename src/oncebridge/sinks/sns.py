@@ -21,11 +21,10 @@ key; what has neither is its own group.
 | the message is invalid or too large              | `Never`     |
 """
 
-import re
 from collections.abc import Iterator, Sequence
-from html import unescape
 from typing import Annotated, ClassVar, Final, Self
 from urllib.parse import urlencode
+from xml.etree import ElementTree as ET
 
 from msgspec import Struct
 
@@ -34,6 +33,7 @@ from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.fifo import checked_group, deduplication_id, short
 from oncebridge.aws.targets import AwsSinkOptions, Kind, client_for, raise_or_tell
+from oncebridge.aws.xml import document
 from oncebridge.clock import Dice, SystemDice
 from oncebridge.options import Doc
 from oncebridge.sink import Delivery, SinkAnswer, Unknown, Yes
@@ -44,12 +44,6 @@ _VERSION: Final = "2010-03-31"
 _AT_ONCE: Final = 10
 _MOST_BYTES: Final = 256 << 10
 _FORM: Final = ("content-type", "application/x-www-form-urlencoded; charset=utf-8")
-
-_TAKEN = re.compile(r"<Successful>(.*?)</Successful>", re.DOTALL)
-_REFUSED = re.compile(r"<Failed>(.*?)</Failed>", re.DOTALL)
-_MEMBER = re.compile(r"<member>(.*?)</member>", re.DOTALL)
-_FIELD = re.compile(r"<(Id|MessageId|Code|Message)>([^<]*)</\1>")
-_MAXIMUM = re.compile(r"<key>MaximumMessageSize</key>\s*<value>(\d{1,9})</value>")
 
 _Pairs = list[tuple[str, str | bytes]]
 
@@ -125,8 +119,8 @@ class SnsSink:
         except (AwsError, NotSent, Unclear) as error:
             raise_or_tell(error, f"SNS topic {self._arn}", "make it, or name another")
             return
-        if found := _MAXIMUM.search(told):
-            most = int(found[1])
+        most = _maximum(told)
+        if most is not None:
             self._room = Room(_AT_ONCE, most, most)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
@@ -169,25 +163,32 @@ class SnsSink:
         nothing = Unknown("nothing came back for it")
         return [answers.get(str(at), nothing) for at in range(len(messages))]
 
-    async def _call(self, operation: str, pairs: _Pairs) -> str:
+    async def _call(self, operation: str, pairs: _Pairs) -> ET.Element:
         body = urlencode([("Action", operation), ("Version", _VERSION), *pairs]).encode()
         answer = await self._client.request("POST", headers=[_FORM], body=body)
-        return answer.body.decode(errors="replace")
+        return document(answer.body, f"{operation}Response")
 
 
-def _read(told: str) -> dict[str, SinkAnswer]:
-    """Read what became of each entry, by its id."""
+def _maximum(told: ET.Element) -> int | None:
+    """Return how large a message may be, where the topic says so."""
+    for entry in told.iterfind(".//{*}Attributes/{*}entry"):
+        value = _text(entry, "value")
+        if _text(entry, "key") == "MaximumMessageSize" and value.isdecimal() and len(value) < 10:
+            return int(value)
+    return None
+
+
+def _read(told: ET.Element) -> dict[str, SinkAnswer]:
+    """Return the result of each entry, by its id."""
     answers: dict[str, SinkAnswer] = {}
-    for fields in _members(_TAKEN, told):
-        if fields.get("MessageId"):
-            answers[fields.get("Id", "")] = Yes()
-    for fields in _members(_REFUSED, told):
-        answer = answer_to_code(fields.get("Code", ""), fields.get("Message", ""))
-        answers[fields.get("Id", "")] = answer
+    for member in told.iterfind(".//{*}Successful/{*}member"):
+        if _text(member, "MessageId"):
+            answers[_text(member, "Id")] = Yes()
+    for member in told.iterfind(".//{*}Failed/{*}member"):
+        answer = answer_to_code(_text(member, "Code"), _text(member, "Message"))
+        answers[_text(member, "Id")] = answer
     return answers
 
 
-def _members(section: re.Pattern[str], told: str) -> Iterator[dict[str, str]]:
-    for found in section.finditer(told):
-        for member in _MEMBER.finditer(found[1]):
-            yield {name: unescape(text) for name, text in _FIELD.findall(member[1])}
+def _text(element: ET.Element, name: str) -> str:
+    return element.findtext(f"{{*}}{name}", "").strip()

@@ -24,6 +24,7 @@ import logging
 import re
 import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
 from itertools import accumulate
 from typing import Any, ClassVar, Final, Self, TypeVar
 
@@ -53,6 +54,7 @@ from oncebridge.stores.redis_checks import doubts, faults
 from oncebridge.stores.redis_connection import (
     Address,
     Dialer,
+    Login,
     Nonsense,
     NotThePrimary,
     Unfit,
@@ -60,6 +62,7 @@ from oncebridge.stores.redis_connection import (
     info_of,
     shown,
 )
+from oncebridge.stores.redis_login import Credentials, asked, fixed
 from oncebridge.stores.redis_options import RedisOptions, check, tls_context
 from oncebridge.stores.redis_servers import (
     Ask,
@@ -104,19 +107,32 @@ class RedisStore:
     """
     Keep records in the Redis at *url*; see `oncebridge.stores.redis_address` for its forms.
 
-    *clock* is for tests: decisions then go by it, and nothing expires on the server.
+    *credentials* returns a user and a password, in place of those in *url*. It is asked for each
+    new connection, once more where a password was wrong, and every *login_every* on connections
+    that stay open. *clock* is for tests: decisions then go by it, and nothing expires on the server.
     """
 
     Options: ClassVar = RedisOptions
 
     def __init__(
-        self, url: str, options: RedisOptions | None = None, *, clock: Clock | None = None
+        self,
+        url: str,
+        options: RedisOptions | None = None,
+        *,
+        credentials: Credentials | None = None,
+        login_every: timedelta | None = None,
+        clock: Clock | None = None,
     ) -> None:
         options = options or RedisOptions()
         self._address = RedisAddress.parse(url)
         check(options, self._address)
         self._options = options
         self._clock = clock
+        self._close_login: Callable[[], None] = lambda: None
+        if login_every is not None and login_every <= timedelta(0):
+            raise ConfigError("", "login_every must be more than 0")
+        self._login_every = login_every
+        self._login = self._login_of(credentials)
         self._prefix = options.prefix.encode() + b":"
         self._scripts = scripts.scripts()
         self._copies = (
@@ -264,6 +280,7 @@ class RedisStore:
 
     async def aclose(self) -> None:
         self._is_closed = True
+        self._close_login()
         await self._servers.aclose()
 
     async def __aenter__(self) -> Self:
@@ -476,20 +493,50 @@ class RedisStore:
             return None
         watcher = replace(
             self._dialer(),
-            user=options.sentinel_user or "",
-            password=options.sentinel_password,
+            login=fixed(options.sentinel_user or "", options.sentinel_password),
+            login_every_s=None,
             db=0,
             check=None,
         )
         return Sentinels(watcher, address.hosts, address.service)
 
-    def _dialer(self) -> Dialer:
+    def _login_of(self, credentials: Credentials | None) -> Login | None:
         address, options = self._address, self._options
+        if credentials is None and options.iam_user is None:
+            return fixed(address.user, address.password)
+        if credentials is not None:
+            if address.password is not None or options.iam_user is not None:
+                raise ConfigError("", "credentials stand in place of a password and of iam_user")
+            return asked(credentials)
+        assert options.iam_user is not None and options.iam_cache is not None  # noqa: S101,PT018
+        try:
+            from oncebridge.aws.elasticache import (  # noqa: PLC0415 - few need AWS here
+                LOGIN_EVERY,
+                IamCredentials,
+            )
+        except ImportError as error:
+            raise ConfigError(
+                "iam_user",
+                f"needs a package that is not installed ({error.name or error}); "
+                "pip install 'oncebridge[aws]'",
+            ) from error
+        iam = IamCredentials(
+            options.iam_user,
+            options.iam_cache,
+            region=options.iam_region,
+            serverless=options.iam_serverless,
+        )
+        self._close_login = iam.close
+        self._login_every = LOGIN_EVERY
+        return asked(iam.login, iam.login_again)
+
+    def _dialer(self) -> Dialer:
+        address, options, every = self._address, self._options, self._login_every
         return Dialer(
             timeout_s=options.timeout.total_seconds(),
             connect_timeout_s=options.connect_timeout.total_seconds(),
-            user=address.user,
-            password=address.password,
+            login=self._login,
+            login_every_s=every.total_seconds() if every is not None else None,
             db=address.db,
             tls=self._context if address.is_tls else None,
             tls_name=options.tls_name,

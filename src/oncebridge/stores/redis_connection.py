@@ -10,6 +10,7 @@ all who wait for it hear `StoreUnavailable`.
 """
 
 import asyncio
+import logging
 import os
 import re
 import select
@@ -23,13 +24,17 @@ from hiredis import HiredisError, Reader, ReplyError, pack_command
 from msgspec import Struct
 
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.secret import Secret
+
+_log = logging.getLogger("oncebridge")
 
 Address = tuple[str, int] | str
 """A host and a port, or the path of a socket."""
 
 Words = tuple[bytes | int, ...]
 """A command."""
+
+Login = Callable[[bool], Awaitable[Words]]
+"""Returns the command to log in with, and is told whether the last one was refused."""
 
 _pack = cast("Callable[[Words], bytes]", pack_command)  # its stub knows of one word only
 _NOTHING: Final = object()
@@ -39,6 +44,8 @@ _REST_S: Final = 60.0
 """One that rested for longer than this is replaced: firewalls forget in silence."""
 _TRY_ANOTHER_AFTER_S: Final = 1.0
 """Where one connection serves, how soon a further one is tried again that could not be made."""
+_LOGIN_AGAIN_AFTER_S: Final = 60.0
+"""How soon a login is tried again that should have prolonged a connection."""
 _PASSING = re.compile(
     r"(?:^|-)(ASK|BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY"
     r"|TRYAGAIN|UNBLOCKED|ERR max number of clients reached)\b"
@@ -47,6 +54,10 @@ _PASSING = re.compile(
 
 class Unfit(StoreError):
     """The server is there, but somebody has to change something before it can be used."""
+
+
+class WrongPassword(Unfit):
+    """The server knows no such user, or another password."""
 
 
 class Nonsense(StoreUnavailable):
@@ -134,6 +145,9 @@ class Connection(asyncio.Protocol):
         """Send *commands*; their answers come together. Refusals are among them, as values."""
         data = b"".join([_pack(words) for words in commands])  # whole, before anything is noted
         waiter: asyncio.Future[list[Any]] = self._loop.create_future()
+        if not commands:
+            waiter.set_result([])  # no answer would ever come
+            return waiter
         if self._transport.is_closing():
             waiter.set_exception(self._unavailable("connection closed"))
             return waiter
@@ -206,8 +220,9 @@ class Dialer(Struct, frozen=True):
 
     timeout_s: float
     connect_timeout_s: float
-    user: str = ""
-    password: Secret | None = None
+    login: Login | None = None
+    login_every_s: float | None = None
+    """How often to log in again on a connection that stays open; None for never."""
     db: int = 0
     tls: Callable[[], ssl.SSLContext] | None = None
     tls_name: str | None = None
@@ -222,6 +237,7 @@ class Dialer(Struct, frozen=True):
             async with asyncio.timeout(self.connect_timeout_s):
                 connection = await self._reach(address)
                 await self._greet(connection)
+                self._prolong(connection)
                 return connection
         except TimeoutError:
             problem = StoreUnavailable(
@@ -264,10 +280,19 @@ class Dialer(Struct, frozen=True):
         return connection
 
     async def _greet(self, connection: Connection) -> None:
-        commands: list[Words] = []
-        if self.password is not None:
-            user = (self.user.encode(),) if self.user else ()
-            commands.append((b"AUTH", *user, self.password.reveal().encode()))
+        if self.login is None:
+            await self._introduce(connection, [])
+            return
+        words = await self.login(False)
+        try:
+            await self._introduce(connection, [words])
+        except WrongPassword:
+            again = await self.login(True)
+            if again == words:
+                raise
+            await self._introduce(connection, [again])  # the password was changed just now
+
+    async def _introduce(self, connection: Connection, commands: list[Words]) -> None:
         if self.db:
             commands.append((b"SELECT", self.db))
         if self.check is not None:
@@ -282,13 +307,44 @@ class Dialer(Struct, frozen=True):
         if self.check is not None:
             self.check(info_of(answer), connection.address)
 
+    def _prolong(self, connection: Connection) -> None:
+        """Log in again now and then, for as long as the connection is open."""
+        if self.login is None or self.login_every_s is None:
+            return
+        keeper = asyncio.get_running_loop().create_task(
+            self._log_in_again(connection, self.login, self.login_every_s)
+        )
+        connection.closed.add_done_callback(lambda _: keeper.cancel())
+
+    async def _log_in_again(self, connection: Connection, login: Login, every_s: float) -> None:
+        wait_s, is_refused = every_s, False
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = every_s
+            try:
+                async with asyncio.timeout(self.connect_timeout_s):
+                    words = await login(is_refused)
+                    (answer,) = await connection.ask([words])
+                if isinstance(answer, ReplyError):
+                    raise _refused(words, answer, connection.address)
+                if answer != b"OK":
+                    raise Nonsense
+                is_refused = False
+            except (StoreError, TimeoutError) as error:
+                # What was allowed so far still is, until the server ends it.
+                wait_s = min(every_s, _LOGIN_AGAIN_AFTER_S)
+                is_refused = isinstance(error, WrongPassword)
+                server, why = shown(connection.address), str(error) or type(error).__name__
+                _log.warning("oncebridge.redis_login_failed", extra={"server": server, "why": why})
+
 
 def _refused(words: Words, error: ReplyError, address: Address) -> StoreError:
     problem = failure(error)
     if isinstance(problem, StoreUnavailable):
         return problem
     what = cast("bytes", words[0]).decode()
-    return Unfit(f"Redis at {shown(address)} refuses {what}: {_text(error)}")
+    kind = WrongPassword if _text(error).startswith("WRONGPASS") else Unfit
+    return kind(f"Redis at {shown(address)} refuses {what}: {_text(error)}")
 
 
 def info_of(text: bytes) -> dict[str, str]:

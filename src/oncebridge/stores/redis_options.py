@@ -77,6 +77,27 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
         Secret | None,
         Doc("Password at the Sentinels, if they ask for one.", example="env:SENTINEL_PASSWORD"),
     ] = None
+    iam_user: Annotated[
+        str | None,
+        Doc(
+            "ElastiCache: the user to log in as, with AWS credentials in place of a password.",
+            "oncebridge",
+        ),
+    ] = None
+    iam_cache: Annotated[
+        str | None,
+        Doc(
+            "ElastiCache: the ID of the replication group, or the name of the serverless cache.",
+            "orders",
+        ),
+    ] = None
+    iam_region: Annotated[
+        str | None,
+        Doc("ElastiCache: its Region; otherwise as the AWS configuration says.", "eu-west-1"),
+    ] = None
+    iam_serverless: Annotated[
+        bool, Doc("ElastiCache: whether the cache is serverless.", "true")
+    ] = False
 
 
 def check(options: RedisOptions, address: RedisAddress) -> None:
@@ -94,7 +115,28 @@ def check(options: RedisOptions, address: RedisAddress) -> None:
     for option in ("sentinel_user", "sentinel_password"):
         if getattr(options, option) is not None and address.kind != "sentinel":
             raise ConfigError(option, "is for redis+sentinel:// only")
+    _check_iam(options, address)
     _check_times(options)
+
+
+def _check_iam(options: RedisOptions, address: RedisAddress) -> None:
+    if options.iam_user is None:
+        for option in ("iam_cache", "iam_region", "iam_serverless"):
+            if getattr(options, option):
+                raise ConfigError(option, "needs iam_user, the user to log in as")
+        return
+    if options.iam_cache is None:
+        raise ConfigError("iam_user", "needs iam_cache, the name of the cache")
+    if not address.is_tls or address.kind == "sentinel":
+        raise ConfigError(
+            "iam_user",
+            "ElastiCache accepts AWS credentials over TLS only; the address must start with "
+            "rediss:// or rediss+cluster://",
+        )
+    if address.password is not None:
+        raise ConfigError(
+            "iam_user", "stands in place of the user and password in the address; remove those"
+        )
 
 
 def _check_times(options: RedisOptions) -> None:

@@ -138,6 +138,8 @@ async def exchange(
 ) -> list[Any]:
     """Ask one server, and tell it the scripts that it does not know."""
     answers = await _send(node, asks, copies, asking=asking)
+    if any(_begins(answer, "NOAUTH") for answer in answers):
+        node.drop()  # the next connection logs in anew
     unknown = [at for at, answer in enumerate(answers) if _begins(answer, "NOSCRIPT")]
     if unknown:
         await tell(node, {script for at in unknown if (script := asks[at].script) is not None})

@@ -32,6 +32,7 @@ from oncebridge.aws.s3_bucket import S3Bucket, tried
 from oncebridge.aws.s3_lifecycle import expiries, write_expiry
 from oncebridge.aws.s3_names import checked_prefix
 from oncebridge.aws.s3_rule import PASSED_OVER, Expiry, days_of, rule_for
+from oncebridge.aws.xml import first_texts
 from oncebridge.clock import Clock, SystemDice, ms
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.options import Doc
@@ -494,16 +495,13 @@ def _location(region: str) -> bytes:
     ).encode()
 
 
-_REGION: Final = re.compile(rb"<Region>([a-z0-9-]+)</Region>")
-
-
 def _advice(error: AwsError) -> str:
     match error.code:
         case "NoSuchBucket":
             return "there is no such bucket; `oncebridge migrate` makes it"
         case "AuthorizationHeaderMalformed" | "PermanentRedirect" | "HTTP 301":
-            found = _REGION.search(error.body)
-            where = f" ({found[1].decode()})" if found else ""
+            (region,) = first_texts(error.body, "Region")
+            where = f" ({region})" if region else ""
             return f"the bucket is in another Region{where}; put ?region= into the address"
         case "RequestTimeTooSkewed":
             return "this host's clock is minutes away from that of S3; set it (NTP, chrony)"

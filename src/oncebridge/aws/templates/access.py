@@ -31,6 +31,7 @@ ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "kinesis:SubscribeToShard",
     ),
     "store.dynamodb": TABLE_ACTIONS,
+    "store.redis": ("elasticache:Connect",),
     "store.s3": BUCKET_ACTIONS,
     "store.s3.objects": OBJECT_ACTIONS,
     "sink.events": ("events:DescribeEventBus", "events:PutEvents"),

@@ -26,6 +26,7 @@ _QUEUE_URL = re.compile(
 )
 _NAMES = {
     "dynamodb": r"[A-Za-z0-9_.-]{3,255}",
+    "elasticache": r"[A-Za-z][A-Za-z0-9-]{0,49}",
     "events": r"[A-Za-z0-9/_.-]{1,256}",
     "kinesis": r"[A-Za-z0-9_.-]{1,128}",
     "secretsmanager": r"[A-Za-z0-9/_+=.@-]{1,512}",
@@ -89,6 +90,8 @@ def _places(table: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def _of_place(kind: str, url: str, options: Mapping[str, Any], where: str) -> Iterator[Grant]:
     scheme, _, rest = url.partition(":")
+    if kind == "store" and scheme in ("rediss", "rediss+cluster") and "iam_user" in options:
+        yield from _of_cache(options, where)
     if scheme not in _KINDS[kind]:
         return
     what = f"{kind}.{scheme}"
@@ -106,6 +109,17 @@ def _of_place(kind: str, url: str, options: Mapping[str, Any], where: str) -> It
         # The number behind the colon is given when it is registered.
         name = f"{found.name}/consumer/{_named('kinesis', consumer, where)}:*"
         yield Grant(f"{what}.consumer", replace(found, name=name))
+
+
+def _of_cache(options: Mapping[str, Any], where: str) -> Iterator[Grant]:
+    """List what a login at ElastiCache takes: the cache, and the user."""
+    user = _named("elasticache", str(options["iam_user"]), where)
+    cache = _named("elasticache", str(options.get("iam_cache", "")).lower(), where)
+    region = _plain(str(options.get("iam_region", "")), where)
+    is_serverless = str(options.get("iam_serverless", "")).lower() == "true"
+    kind = "serverlesscache" if is_serverless else "replicationgroup"
+    for name in (f"{kind}:{cache}", f"user:{user}"):
+        yield Grant("store.redis", Resource("elasticache", name, region))
 
 
 def _of_bucket(what: str, rest: str, where: str) -> Iterator[Grant]:

@@ -144,7 +144,8 @@ async def _beside(work: Callable[[], object], within_s: float) -> bool:
 
     threading.Thread(target=run, name="oncebridge-telemetry", daemon=True).start()
     try:
-        await asyncio.wait_for(ended.wait(), within_s)
+        async with asyncio.timeout(within_s):
+            await ended.wait()
     except TimeoutError:
         return False
     return True

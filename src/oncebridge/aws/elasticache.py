@@ -1,0 +1,71 @@
+"""
+Tokens by which ElastiCache knows who connects, in place of a password.
+
+A token is a signed URL that nobody ever opens, valid for 15 minutes. It is signed anew for each
+connection, which costs no call. ElastiCache ends a connection 12 hours after its last login.
+"""
+
+import re
+from datetime import timedelta
+from typing import Final
+
+from oncebridge.aws.account import Account, Example
+from oncebridge.aws.signing import Identity, Signer
+from oncebridge.clock import Clock, system_clock
+from oncebridge.errors import ConfigError
+
+LOGIN_EVERY: Final = timedelta(hours=6)
+"""Half of what ElastiCache allows, so that there is time to try again."""
+_VALID_S: Final = 900
+_CACHE: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}")
+
+
+class IamCredentials:
+    """Log in as *user* at the cache named *cache*, with the AWS credentials found here."""
+
+    def __init__(
+        self,
+        user: str,
+        cache: str,
+        *,
+        region: str | None = None,
+        serverless: bool = False,
+        clock: Clock = system_clock,
+    ) -> None:
+        if not _CACHE.fullmatch(cache):
+            raise ConfigError(
+                "iam_cache",
+                f"{cache!r} is not the name of a cache; write the ID of the replication group or "
+                "the name of the serverless cache, not its address",
+            )
+        self._user = user
+        self._cache = cache.lower()
+        self._asked = [("Action", "connect"), ("User", user)]
+        self._asked += [("ResourceType", "ServerlessCache")] if serverless else []
+        self._clock = clock
+        self._account = Account(Example("elasticache", "describe_users", {}), region=region)
+        self._identity: Identity | None = None
+        self._signer: Signer | None = None
+
+    async def login(self) -> tuple[str, str]:
+        """Return the user and a new token."""
+        return await self._signed_by(await self._account.identity())
+
+    async def login_again(self) -> tuple[str, str]:
+        """Return the same, by credentials that are looked for anew: the last were refused."""
+        if self._identity is None:
+            return await self.login()
+        return await self._signed_by(await self._account.other_identity(self._identity))
+
+    async def _signed_by(self, identity: Identity) -> tuple[str, str]:
+        if self._signer is None:
+            self._signer = Signer("elasticache", await self._account.region())
+        self._identity = identity
+        token = self._signer.presigned(
+            self._cache, self._asked, identity, self._clock(), valid_s=_VALID_S
+        )
+        return self._user, token
+
+    def close(self) -> None:
+        """Wait for no credentials any more."""
+        self._account.close()

@@ -1,0 +1,53 @@
+"""
+Answers in XML, as S3 and SNS give them, read by the parser of the standard library.
+
+An answer may come from somebody else: a proxy, a login page, a server that is not AWS. What is
+not the document that was asked for raises `Unclear`. A document type is refused before anything
+of it is read, and with it every entity that could expand or point elsewhere.
+"""
+
+from typing import Final
+from xml.etree import ElementTree as ET
+
+from oncebridge.http.client import Unclear
+
+MOST_BYTES: Final = 8 << 20
+"""The largest answer is a list of 1000 names of up to 1024 bytes, percent-encoded."""
+
+
+class _Builder(ET.TreeBuilder):
+    def doctype(self, name: str, pubid: str, system: str) -> None:  # noqa: ARG002 - the parser's
+        raise ValueError("it has a document type")
+
+
+def document(body: bytes, root: str) -> ET.Element:
+    """
+    Return the element *root* that *body* consists of.
+
+    Look inside by `{*}NAME`: some servers leave out the namespace.
+    """
+    found = _parsed(body)
+    if found is None or _local(found) != root:
+        raise Unclear(f"the answer is not the {root} that was asked for; is a proxy in between?")
+    return found
+
+
+def first_texts(body: bytes, *names: str) -> tuple[str, ...]:
+    """Return the text of the first element of each name; empty where there is none, or no XML."""
+    found = _parsed(body)
+    if found is None:
+        return ("",) * len(names)
+    return tuple(found.findtext(f".//{{*}}{name}", "").strip() for name in names)
+
+
+def _parsed(body: bytes) -> ET.Element | None:
+    if len(body) > MOST_BYTES:
+        return None
+    try:
+        return ET.fromstring(body, ET.XMLParser(target=_Builder()))  # noqa: S314 - no entities
+    except (ET.ParseError, LookupError, ValueError):  # the others: an encoding nobody knows
+        return None
+
+
+def _local(element: ET.Element) -> str:
+    return element.tag.rpartition("}")[2]
