@@ -547,9 +547,9 @@ def test_other_senders_do_not_need_the_provider(tmp_path):
     provider.start()
     provider.stop()
     with live(
-        tmp_path, clock=Clock(), source__api_keys="apple-key", **provider.settings()
+        tmp_path, clock=Clock(), source__api_keys="apple-key-of-a-mill", **provider.settings()
     ) as running:
-        answer = running.ask("POST", body=event(1), headers={"x-api-key": "apple-key"})
+        answer = running.ask("POST", body=event(1), headers={"x-api-key": "apple-key-of-a-mill"})
         assert answer.verdicts == ["delivered"]
         ready = running.get("/readyz")
         assert ready.status == 200

@@ -117,9 +117,9 @@ class Guard:
         self._jwt = Verifier(options.jwt, clock) if options.jwt else None
         self._names = frozenset(options.client_names)
         self._warned: dict[str, tuple[int, int]] = {}
-        has_secrets = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
-        self.is_needed = has_secrets or self._jwt is not None
-        self._is_jwt_alone = self._jwt is not None and not has_secrets
+        self._has_secrets = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
+        self._wants_credentials = self._has_secrets or self._jwt is not None
+        self.is_needed = self._wants_credentials or options.client_ca is not None
         self.has_tokens = bool(self._clients)
 
     def open(self) -> None:
@@ -133,8 +133,9 @@ class Guard:
 
     def not_ready(self) -> list[str]:
         """Return what keeps every sender out right now."""
-        is_shut = self._is_jwt_alone and self._jwt is not None and not self._jwt.has_keys
-        return self.warnings() if is_shut else []
+        if self._jwt is None or self._has_secrets or self._jwt.has_keys:
+            return []
+        return self._jwt.warnings()
 
     def warnings(self) -> list[str]:
         """Return what keeps some senders out right now, or may do so later."""
@@ -144,7 +145,7 @@ class Guard:
         """Tell whether *request* may pass; before its body is here, whether it still might."""
         if self._names and self._names.isdisjoint(request.certified):
             return False
-        if not self.is_needed or self._by_key(request) or self._by_authorization(request):
+        if not self._wants_credentials or self._by_key(request) or self._by_authorization(request):
             return True
         return self._is_timely(request) and (not with_body or self._by_signature(request))
 

@@ -135,8 +135,7 @@ class HttpSource:
         if parts.path in _BESIDE:
             raise ConfigError("", f"{parts.path} is taken; send events to another path")
         source = cls(parts.hostname, port, parts.path or "/", options)
-        is_guarded = source._guard.is_needed or options.client_ca is not None
-        if not is_guarded and not is_loopback(parts.hostname):
+        if not source._guard.is_needed and not is_loopback(parts.hostname):
             raise ConfigError(
                 "",
                 f"others can reach {parts.hostname}, and nothing says who may send: set "
