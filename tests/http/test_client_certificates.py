@@ -1,10 +1,11 @@
 """Mutual TLS: real certificates, real handshakes, and what a client sees that has none."""
 
+import asyncio
 import http.client
 import json
 import logging
 import ssl
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,11 +15,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tests.http.live import PATH, event, live, prepare
-from tests.http.targets import TLS
+from tests.http.targets import TLS, on_both_loops, server_tls
 
 from oncebridge import config
 from oncebridge.errors import ConfigError
 from oncebridge.http.auth import AuthOptions
+from oncebridge.http.server import Response, Server
 from oncebridge.secret import Secret
 from oncebridge.sources.openapi import describe
 
@@ -182,6 +184,29 @@ def test_why_a_certificate_was_refused_is_logged_once_a_minute(tmp_path, ours, t
         assert ask(running, ours.issue("any"), body=event(1))[0] == 200
     (record,) = logged()
     assert record.reason == "unable to get local issuer certificate"
+
+
+@on_both_loops
+async def test_the_names_of_a_certificate_go_with_each_request(ours):
+    seen = []
+
+    def handle(request, respond):
+        seen.append(request.certified)
+        respond(Response(200))
+
+    context = server_tls()
+    context.load_verify_locations(ours.file)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    server = Server(handle, host="127.0.0.1", port=0, tls=context, screen=lambda request: None)
+    await server.open()
+    names = x509.DNSName("a.example"), x509.UniformResourceIdentifier("spiffe://a/b")
+    try:
+        for certificate in (ours.issue("common", *names), None):
+            with suppress(json.JSONDecodeError):  # the answer has no body
+                await asyncio.to_thread(ask, server, certificate)
+    finally:
+        await server.aclose()
+    assert seen == [{"common", "a.example", "spiffe://a/b"}, frozenset()]
 
 
 # --- the names ----------------------------------------------------------------------------

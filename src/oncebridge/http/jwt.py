@@ -494,6 +494,8 @@ def _checked(options: JwtOptions, place: str) -> Target:
         raise ConfigError(
             f"{place}.jwks", "over http:// others could change the keys on their way; use https://"
         )
+    if target.authorization:
+        raise ConfigError(f"{place}.jwks", "the URL has a user; keys are public, leave it out")
     if not options.algorithms:
         raise ConfigError(f"{place}.algorithms", "is empty; leave it out, or name one")
     if not (options.audience or options.scope or options.claims):
