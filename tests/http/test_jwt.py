@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 import jwt as pyjwt
 import pytest
@@ -446,6 +447,20 @@ def test_a_key_that_was_removed_is_not_accepted_any_more(tmp_path):
         assert send(running, 4, sign(SPARE, kid="new")).status == 200
 
 
+@asynccontextmanager
+async def asking(provider):
+    """Give a verifier, what moves its clock, and what fetches its keys once."""
+    clock = Clock()
+    options = JwtOptions(issuer=ISSUER, jwks=provider.url, audience=(AUDIENCE,))
+    made = Verifier([options], clock)
+    (only,) = made._providers
+    client = only._client()
+    try:
+        yield made, clock, lambda: only._refresh(client)
+    finally:
+        await client.aclose()
+
+
 @pytest.mark.parametrize(
     ("said", "is_kept"),
     [
@@ -462,15 +477,8 @@ def test_a_key_that_was_removed_is_not_accepted_any_more(tmp_path):
 async def test_keys_are_kept_as_long_as_the_provider_says_within_bounds(said, is_kept):
     with providing(jwk(PRIMARY, "p"), tls=False) as provider:
         provider.headers = said
-        made = Verifier(
-            [JwtOptions(issuer=ISSUER, jwks=provider.url, audience=(AUDIENCE,))], Clock()
-        )
-        (only,) = made._providers
-        client = only._client()
-        try:
-            assert await only._refresh(client) == is_kept
-        finally:
-            await client.aclose()
+        async with asking(provider) as (_, _, refresh):
+            assert await refresh() == is_kept
     (path, headers), *_ = provider.asked
     assert (path, headers["Accept"]) == ("/eu/keys", "application/json")
 
@@ -581,48 +589,35 @@ NO_SETS = {
 
 @pytest.mark.parametrize("answer", NO_SETS.values(), ids=NO_SETS)
 async def test_an_answer_that_is_no_set_of_keys_changes_nothing(answer, caplog):
+    token = sign(PRIMARY, kid="p").encode()
     with providing(jwk(PRIMARY, "p"), tls=False) as provider:
-        clock = Clock()
-        options = JwtOptions(issuer=ISSUER, jwks=provider.url, audience=(AUDIENCE,))
-        made = Verifier([options], clock)
-        (only,) = made._providers
-        client = only._client()
-        token = sign(PRIMARY, kid="p").encode()
         usual = provider.status, provider.body, provider.headers
-        try:
+        async with asking(provider) as (made, clock, refresh):
             for known in (False, True):
                 provider.status, provider.body, provider.headers = answer
-                await only._refresh(client)
+                await refresh()
                 refused = made.judge(token)
                 assert (refused is None) == known
                 assert known or not refused.is_final
                 assert made.warnings()
                 provider.status, provider.body, provider.headers = usual
-                await only._refresh(client)
+                await refresh()
                 assert made.judge(token) is None
                 assert not made.warnings()
                 clock.now_s += 60
-        finally:
-            await client.aclose()
     assert [record.message for record in caplog.records] == ["oncebridge.jwt_keys_unavailable"] * 2
 
 
 async def test_an_empty_set_means_that_no_key_is_valid_any_more():
+    token = sign(PRIMARY, kid="p").encode()
     with providing(jwk(PRIMARY, "p"), tls=False) as provider:
-        clock = Clock()
-        options = JwtOptions(issuer=ISSUER, jwks=provider.url, audience=(AUDIENCE,))
-        made = Verifier([options], clock)
-        (only,) = made._providers
-        client = only._client()
-        try:
-            await only._refresh(client)
-            assert made.judge(sign(PRIMARY, kid="p").encode()) is None
+        async with asking(provider) as (made, clock, refresh):
+            await refresh()
+            assert made.judge(token) is None
             provider.keys.clear()
             clock.now_s += 120
-            await only._refresh(client)
-            assert made.judge(sign(PRIMARY, kid="p").encode()).is_final
-        finally:
-            await client.aclose()
+            await refresh()
+            assert made.judge(token).is_final
 
 
 def test_a_provider_that_never_answers_is_left_in_time(tmp_path, monkeypatch, caplog):
