@@ -149,27 +149,6 @@ class Guard:
             return True
         return self._is_timely(request) and (not with_body or self._by_signature(request))
 
-    def refusal_of(self, request: Request) -> Response:
-        """Answer a *request* that is not admitted, and log what is wrong with its token."""
-        token = _credentials(request, b"bearer")
-        if self._names and self._names.isdisjoint(request.certified):
-            self._warn("oncebridge.http_certificate_refused", "its names are not in client_names")
-            return self.refusal()
-        if self._jwt is None or len(request.values(b"authorization")) != 1 or not token:
-            return self.refusal()
-        refused = self._jwt.judge(token[0]) or _ACCEPTED_MEANWHILE
-        self._warn("oncebridge.http_token_refused", refused.reason)
-        return self.refusal(error="invalid_token") if refused.is_final else _CANNOT_JUDGE
-
-    def _warn(self, event: str, reason: str) -> None:
-        """Log a refusal, each reason once a minute at most."""
-        since_ms, refused = self._warned.get(reason, (0, 0))
-        refused += 1
-        if self._clock() >= since_ms:
-            _log.warning(event, extra={"reason": reason, "refused": refused})
-            since_ms, refused = self._clock() + _WARN_MS, 0
-        self._warned[reason] = since_ms, refused
-
     def refusal(self, *, error: str = "") -> Response:
         takes_bearer = self._bearer or self._clients or self._jwt or not self._basic
         challenge = [*(["Basic"] if self._basic else []), *(["Bearer"] if takes_bearer else [])]
@@ -236,6 +215,35 @@ class Guard:
             return False
         return self._accepted.admits(signature, _reading(request), self._clock() // 1000)
 
+    def refusal_of(self, request: Request) -> Response:
+        """Answer a *request* that is not admitted, and log what is wrong with its token."""
+        token = _credentials(request, b"bearer")
+        if self._names and self._names.isdisjoint(request.certified):
+            self._warn("oncebridge.http_certificate_refused", "its names are not in client_names")
+            return self.refusal()
+        if self._jwt is None or len(request.values(b"authorization")) != 1 or not token:
+            return self.refusal()
+        refused = self._jwt.judge(token[0]) or _ACCEPTED_MEANWHILE
+        self._warn("oncebridge.http_token_refused", refused.reason)
+        return self.refusal(error="invalid_token") if refused.is_final else _CANNOT_JUDGE
+
+    def _warn(self, event: str, reason: str) -> None:
+        """Log a refusal, each reason once a minute at most."""
+        since_ms, refused = self._warned.get(reason, (0, 0))
+        refused += 1
+        if self._clock() >= since_ms:
+            _log.warning(event, extra={"reason": reason, "refused": refused})
+            since_ms, refused = self._clock() + _WARN_MS, 0
+        self._warned[reason] = since_ms, refused
+
+
+_ACCEPTED_MEANWHILE: Final = Refused("its key was not known yet", is_final=False)
+_CANNOT_JUDGE: Final = Response(
+    503,
+    b'{"error":"the token cannot be judged yet: the keys of its issuer are being fetched"}',
+    headers=(("Retry-After", "1"),),
+)
+
 
 class _Accepted:
     """
@@ -268,12 +276,6 @@ def _reading(request: Request) -> bytes:
 
 
 _BASIC_CHALLENGE: Final = (("WWW-Authenticate", 'Basic realm="oncebridge"'),)
-_ACCEPTED_MEANWHILE: Final = Refused("its key was not known yet", is_final=False)
-_CANNOT_JUDGE: Final = Response(
-    503,
-    b'{"error":"the token cannot be judged yet: the keys of its issuer are being fetched"}',
-    headers=(("Retry-After", "1"),),
-)
 
 
 def _check(options: AuthOptions) -> None:
