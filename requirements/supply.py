@@ -38,6 +38,7 @@ ALLOWED = {
     "BSD-3-Clause",
     "ISC",
     "MIT",
+    "MIT-0",
     "MPL-2.0",  # by file, and we change none of theirs
     "PSF-2.0",
 }

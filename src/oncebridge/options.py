@@ -264,7 +264,8 @@ def _choice(value: Any, allowed: Sequence[Any], where: str) -> Any:
 def _items(value: Any, kind: Any, doc: Doc, where: str, problems: Problems) -> Any:
     inner = get_args(kind)[0]
     read: list[Any]
-    if doc.or_one and isinstance(value, str | Mapping):
+    is_joined = isinstance(value, Text) and inner is str  # from outside of a file, with commas
+    if doc.or_one and isinstance(value, str | Mapping) and not is_joined:
         read = [convert(value, inner, doc, where, problems)]
         return tuple(read) if get_origin(kind) is tuple else read
     if isinstance(value, Text):

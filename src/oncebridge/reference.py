@@ -9,7 +9,7 @@ name given twice) is the loader's to find.
 import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 from msgspec import Struct
 
@@ -159,7 +159,14 @@ def _page() -> Iterator[str]:
             if options is None:
                 yield "Nothing can be set.\n"
             else:
-                yield _table_of(settings_of(options), f"{PREFIX}{name.upper()}__")
+                environment = f"{PREFIX}{name.upper()}__"
+                yield _table_of(settings_of(options), environment)
+                for setting in settings_of(options):
+                    if (inner := _struct(setting)) is not None:
+                        yield f"##### `{setting.name}`\n"
+                        yield _table_of(
+                            settings_of(inner), f"{environment}{setting.name.upper()}__"
+                        )
 
 
 def _settings(
@@ -199,7 +206,7 @@ def _table_of(settings: Sequence[Setting], environment: str) -> str:
             _form(setting),
             _default(setting).removeprefix("default ") or "-",
             f"{setting.doc.text}{example}",
-            f"`{environment}{setting.name.upper()}`",
+            "-" if _struct(setting) else f"`{environment}{setting.name.upper()}`",
         ]
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"
@@ -212,8 +219,14 @@ def _cell(text: str) -> str:
     return re.sub("`([^`]*)`", r"<code>\1</code>", text).replace("|", "&#124;")
 
 
+def _item(setting: Setting) -> Any:
+    """Return the kind of a single value that stands for a list of one; None if there is none."""
+    is_list = get_origin(setting.kind) in (list, tuple)
+    return get_args(setting.kind)[0] if is_list and setting.doc.or_one else None
+
+
 def _struct(setting: Setting) -> type[Struct] | None:
-    kind = setting.kind
+    kind = _item(setting) or setting.kind
     is_struct = isinstance(kind, type) and issubclass(kind, Struct) and not issubclass(kind, Place)
     return kind if is_struct else None
 
@@ -226,7 +239,8 @@ def _form(setting: Setting) -> str:
         )
         if bound is not None
     ]
-    return ", ".join([form(setting.kind), *told])
+    inner = _item(setting)
+    return ", ".join([f"{form(inner)}, or a list" if inner else form(setting.kind), *told])
 
 
 def _default(setting: Setting) -> str:

@@ -212,7 +212,8 @@ class Service:
         # Without the routes' names, which may hold an address: anybody may ask.
         spool, intake = self.spool, self._intake
         found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
-        return list(dict.fromkeys([*stopping, *found]))
+        sources = [why for one in self.sources for why in getattr(one, "not_ready", list)()]
+        return list(dict.fromkeys([*stopping, *found, *sources]))
 
     @property
     def health_port(self) -> int | None:

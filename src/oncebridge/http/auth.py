@@ -2,9 +2,10 @@
 Who may send events here.
 
 The kinds are those that EventBridge connections send (an API key in a header, Basic, an
-OAuth bearer token) and, for other senders, an HMAC over time and body. Of each kind several
-secrets may be valid at once, so that one can be replaced without a gap. Every secret is
-compared in constant time, and all of them are compared, whichever matches.
+OAuth bearer token, of ours or of an identity provider) and, for other senders, an HMAC over
+time and body. Of each kind several secrets may be valid at once, so that one can be replaced
+without a gap. Every secret is compared in constant time, and all of them are compared,
+whichever matches. A client certificate is asked for beside all of these, not instead.
 
 A signature covers the time and the body. The content type and the content encoding say how
 the body is read, so a signature is bound to those it was first accepted with.
@@ -25,15 +26,18 @@ from msgspec import Struct
 from oncebridge.clock import Clock
 from oncebridge.errors import ConfigError
 from oncebridge.http.clients import TooOften, WrongTries
+from oncebridge.http.jwt import JwtOptions, Refused, Verifier
 from oncebridge.http.server import Request, Response
 from oncebridge.options import Doc
 from oncebridge.secret import Secret, weakness
 
 _log = logging.getLogger("oncebridge")
+
 _SKEW_S: Final = 300
 _VALID_S: Final = 2 * _SKEW_S  # with a timestamp as far ahead as may be
 _MOST_SIGNATURES: Final = 200_000  # about 30 MB
 _TOKEN_S: Final = 3600
+_WARN_MS: Final = 60_000
 _TIMESTAMP, _SIGNATURE = b"x-oncebridge-timestamp", b"x-oncebridge-signature"
 _SIGNED = re.compile(rb"v1=[0-9a-f]{64}")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -69,6 +73,32 @@ class AuthOptions(Struct, frozen=True, kw_only=True):
             example='["env:HMAC_SECRET"]',
         ),
     ] = ()
+    jwt: Annotated[
+        tuple[JwtOptions, ...],
+        Doc(
+            "Identity providers whose tokens (JWT) are accepted as bearer tokens.",
+            example='{ issuer = "https://login.example.com/eu", audience = "api://events", '
+            'jwks = "https://login.example.com/eu/keys" }',
+            or_one=True,
+        ),
+    ] = ()
+    client_ca: Annotated[
+        str | None,
+        Doc(
+            "PEM file of the authorities of client certificates. With it, every client has to "
+            "show one (mutual TLS), whatever else is asked for.",
+            example="client-ca.pem",
+        ),
+    ] = None
+    client_names: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Which client certificates may send events: those with one of these as a DNS name, "
+            "URI or common name. Without it, all of `client_ca`.",
+            example="gateway.example.com",
+            or_one=True,
+        ),
+    ] = ()
 
 
 class Guard:
@@ -85,12 +115,38 @@ class Guard:
         self._hmac = _bytes(options.hmac)
         self._accepted = _Accepted()
         self._wrong = WrongTries(clock)
-        self.is_needed = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
+        self._jwt = Verifier(options.jwt, clock) if options.jwt else None
+        self._names = frozenset(options.client_names)
+        self._warned: dict[str, tuple[int, int]] = {}
+        self._has_secrets = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
+        self._wants_credentials = self._has_secrets or self._jwt is not None
+        self.is_needed = self._wants_credentials or options.client_ca is not None
         self.has_tokens = bool(self._clients)
+
+    def open(self) -> None:
+        """Begin to fetch the keys of identity providers."""
+        if self._jwt is not None:
+            self._jwt.open()
+
+    async def aclose(self) -> None:
+        if self._jwt is not None:
+            await self._jwt.aclose()
+
+    def not_ready(self) -> list[str]:
+        """Return what keeps every sender out right now."""
+        if self._jwt is None or self._has_secrets or self._jwt.has_keys:
+            return []
+        return self._jwt.warnings()
+
+    def warnings(self) -> list[str]:
+        """Return what keeps some senders out right now, or may do so later."""
+        return self._jwt.warnings() if self._jwt is not None else []
 
     def admits(self, request: Request, *, with_body: bool) -> bool:
         """Tell whether *request* may pass; before its body is here, whether it still might."""
-        if not self.is_needed or self._by_key(request) or self._by_authorization(request):
+        if self._names and self._names.isdisjoint(request.certified):
+            return False
+        if not self._wants_credentials or self._by_key(request) or self._by_authorization(request):
             return True
         return self._is_timely(request) and (not with_body or self._by_signature(request))
 
@@ -98,14 +154,17 @@ class Guard:
         """
         Return True if a browser can have made *request* pass without the page knowing a secret.
 
-        That is so if none is needed, and with Basic, which a browser remembers and adds.
+        That is so if none is needed, and with what a browser adds by itself: Basic, which it
+        remembers, and a client certificate.
         """
-        return not self.is_needed or bool(self._basic and _credentials(request, b"basic"))
+        return not self._wants_credentials or bool(self._basic and _credentials(request, b"basic"))
 
-    def refusal(self) -> Response:
-        takes_bearer = self._bearer or self._clients or not self._basic
+    def refusal(self, *, error: str = "") -> Response:
+        takes_bearer = self._bearer or self._clients or self._jwt or not self._basic
         challenge = [*(["Basic"] if self._basic else []), *(["Bearer"] if takes_bearer else [])]
         realm = ", ".join(f'{kind} realm="oncebridge"' for kind in challenge)
+        if error:
+            realm += f', error="{error}"'
         return Response(
             401, b'{"error":"not authenticated"}', headers=(("WWW-Authenticate", realm),)
         )
@@ -152,7 +211,9 @@ class Guard:
             return False
         if basic:
             return _is_one_of(basic[0], self._basic)
-        return _is_one_of(bearer[0], self._bearer) or self._is_token(bearer[0])
+        if _is_one_of(bearer[0], self._bearer) or self._is_token(bearer[0]):
+            return True
+        return self._jwt is not None and self._jwt.judge(bearer[0]) is None
 
     def _is_token(self, token: bytes) -> bool:
         expires, _, _signature = token.partition(b".")
@@ -175,6 +236,35 @@ class Guard:
         if not _is_one_of(signature, [b"v1=" + _sign(key, signed) for key in self._hmac]):
             return False
         return self._accepted.admits(signature, _reading(request), self._clock() // 1000)
+
+    def refusal_of(self, request: Request) -> Response:
+        """Answer a *request* that is not admitted, and log what is wrong with its token."""
+        token = _credentials(request, b"bearer")
+        if self._names and self._names.isdisjoint(request.certified):
+            self._warn("oncebridge.http_certificate_refused", "its names are not in client_names")
+            return self.refusal()
+        if self._jwt is None or len(request.values(b"authorization")) != 1 or not token:
+            return self.refusal()
+        refused = self._jwt.judge(token[0]) or _ACCEPTED_MEANWHILE
+        self._warn("oncebridge.http_token_refused", refused.reason)
+        return self.refusal(error="invalid_token") if refused.is_final else _CANNOT_JUDGE
+
+    def _warn(self, event: str, reason: str) -> None:
+        """Log a refusal, each reason once a minute at most."""
+        since_ms, refused = self._warned.get(reason, (0, 0))
+        refused += 1
+        if self._clock() >= since_ms:
+            _log.warning(event, extra={"reason": reason, "refused": refused})
+            since_ms, refused = self._clock() + _WARN_MS, 0
+        self._warned[reason] = since_ms, refused
+
+
+_ACCEPTED_MEANWHILE: Final = Refused("its key was not known yet", is_final=False)
+_CANNOT_JUDGE: Final = Response(
+    503,
+    b'{"error":"the token cannot be judged yet: the keys of its issuer are being fetched"}',
+    headers=(("Retry-After", "1"),),
+)
 
 
 class _Accepted:
@@ -220,6 +310,8 @@ def _check(options: AuthOptions) -> None:
     """Refuse what no request could match, and what every request could."""
     if not _NAME.fullmatch(options.api_key_header):
         raise ConfigError("api_key_header", f"{options.api_key_header!r}: is no name of a header")
+    if options.client_names and options.client_ca is None:
+        raise ConfigError("client_names", "needs client_ca, the authorities of the certificates")
     for name in ("basic", "oauth"):
         for at, pair in enumerate(getattr(options, name)):
             if not all(pair.reveal().partition(":")):

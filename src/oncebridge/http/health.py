@@ -10,7 +10,7 @@ routes and rules. Nothing of an event or a secret is in any of them, so anybody 
 import asyncio
 import gzip
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Final
@@ -46,10 +46,10 @@ Respond = Callable[[Response], None]
 Page = Callable[[Request, Respond], None]
 
 
-def readiness(reasons: list[str]) -> Response:
-    """Say that events can pass, or why not."""
+def readiness(reasons: list[str], warnings: Sequence[str] = ()) -> Response:
+    """Return whether events can pass, and why not; *warnings* are what may stop them later."""
     if not reasons:
-        return _READY
+        return Response(200, _encode({"ready": True, "warnings": warnings})) if warnings else _READY
     body = _encode({"ready": False, "reasons": reasons})
     return Response(503, body, headers=(("Retry-After", "1"),))
 

@@ -65,6 +65,8 @@ class Request(Struct, frozen=True, gc=False):
     body: bytes = b""
     peer: str = ""
     """The address at the other end; empty where there is none."""
+    certified: frozenset[str] = frozenset()
+    """The names in the client's certificate, which was verified; empty without one."""
 
     def header(self, name: bytes) -> bytes | None:
         """Give the first value of the header *name* (lower case), or None."""
@@ -117,6 +119,8 @@ _SIZE, _END_OF_CHUNK, _TRAILER = range(3)
 
 _LAST_CALL_S = 0.02  # for a request that has arrived, and was not read yet, at a stop
 _LINGER_S = 1.0
+_WARN_S = 60.0
+_NO_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 _LINGER_BYTES = 16 * 1024 * 1024
 _TURNED_AWAY = 240  # so many at once are told that there is no room; more are cut off
 _SPARE = 16  # connections beyond the limit that may ask a spare path, such as /healthz
@@ -207,6 +211,7 @@ class Server:
         self._nobody = asyncio.Event()
         self._nobody.set()
         self._next_sweep: asyncio.TimerHandle | None = None
+        self._warn_at_s = 0.0
 
     @property
     def port(self) -> int:
@@ -377,7 +382,7 @@ class Server:
     async def _greet(self, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         is_tls = self._tls is not None
-        with suppress(OSError):  # hung up, or does not speak TLS
+        try:
             await loop.connect_accepted_socket(
                 lambda: _Connection(self, loop, is_tls=is_tls),
                 client,
@@ -385,6 +390,19 @@ class Server:
                 ssl_handshake_timeout=self.bounds.head_time.total_seconds() if is_tls else None,
                 ssl_shutdown_timeout=_LINGER_S if is_tls else None,
             )
+        except ssl.SSLError as error:
+            self._refused_handshake(error)
+        except OSError:
+            pass  # hung up
+
+    def _refused_handshake(self, error: ssl.SSLError) -> None:
+        """Log that a client has shown no good certificate, once a minute at most."""
+        now = asyncio.get_running_loop().time()
+        asks = self._tls is not None and self._tls.verify_mode == ssl.CERT_REQUIRED
+        if asks and error.reason in _NO_CERTIFICATE and now >= self._warn_at_s:
+            self._warn_at_s = now + _WARN_S
+            reason = getattr(error, "verify_message", None) or "no certificate was shown"
+            _log.warning("oncebridge.http_certificate_refused", extra={"reason": reason})
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -403,6 +421,17 @@ class Server:
 _waiting_since = attrgetter("waiting_since")
 
 
+def _names(certificate: dict[str, Any] | None) -> frozenset[str]:
+    """Return the DNS names, URIs and common names of a certificate that was verified."""
+    if not certificate:
+        return frozenset()
+    alternative = certificate.get("subjectAltName", ())
+    subject = [pair for part in certificate.get("subject", ()) for pair in part]
+    return frozenset(
+        value for kind, value in (*alternative, *subject) if kind in ("DNS", "URI", "commonName")
+    )
+
+
 class _Connection(asyncio.Protocol):
     """One client, one request at a time."""
 
@@ -414,6 +443,7 @@ class _Connection(asyncio.Protocol):
         "_bodiless",
         "_body",
         "_body_s",
+        "_certified",
         "_complete",
         "_data",
         "_ended",
@@ -459,6 +489,7 @@ class _Connection(asyncio.Protocol):
         self._idle_s = bounds.idle_time.total_seconds()
         self._transport: asyncio.Transport
         self._peer = ""
+        self._certified: frozenset[str] = frozenset()
         self.address = ""  # of the peer, as connections are counted by it
         self.is_spare = False
         self._state = _IDLE
@@ -489,6 +520,8 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if peer else ""
+        if self._is_tls:
+            self._certified = _names(transport.get_extra_info("peercert"))
         self.address = _counted_as(self._peer)
         self.waiting_since = self._time()
         self.deadline = self.waiting_since + self._head_s
@@ -690,7 +723,7 @@ class _Connection(asyncio.Protocol):
             return _NO_ROOM
         if self._screen is not None:
             try:
-                refused = self._screen(Request(*self._asked, b"", self._peer))
+                refused = self._screen(Request(*self._asked, b"", self._peer, self._certified))
             except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
                 refused = _failed(error)
             if refused is not None:
@@ -798,7 +831,7 @@ class _Connection(asyncio.Protocol):
         self._number += 1
         if self._body:
             self._drop_body()
-        request = Request(*self._asked, body, self._peer)
+        request = Request(*self._asked, body, self._peer, self._certified)
         try:
             self._handler(request, partial(self._answer, self._number))
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer

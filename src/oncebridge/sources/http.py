@@ -153,12 +153,14 @@ class HttpSource:
             raise ConfigError(
                 "",
                 f"{url!r}: an HTTP source is http://HOST:PORT/PATH and no more; who may send is "
-                "said with api_keys, basic, bearer, oauth or hmac",
+                "said with api_keys, basic, bearer, oauth, hmac or jwt",
             )
         if port is None:
             raise ConfigError("", f"{url!r}: say which port to listen on: http://HOST:PORT/PATH")
         if bool(options.tls_cert) != (parts.scheme == "https"):
             raise ConfigError("tls_cert", "goes with https://, and https:// needs it")
+        if options.client_ca is not None and not options.tls_cert:
+            raise ConfigError("client_ca", "needs https:// and tls_cert: TLS carries certificates")
         if parts.path in _BESIDE:
             raise ConfigError("", f"{parts.path} is taken; send events to another path")
         source = cls(parts.hostname, port, parts.path or "/", options)
@@ -166,7 +168,7 @@ class HttpSource:
             raise ConfigError(
                 "",
                 f"others can reach {parts.hostname}, and nothing says who may send: set "
-                "api_keys, basic, bearer, oauth or hmac, or listen on 127.0.0.1",
+                "api_keys, basic, bearer, oauth, hmac, jwt or client_ca, or listen on 127.0.0.1",
             )
         return source
 
@@ -200,6 +202,7 @@ class HttpSource:
             tls=_tls(options),
             spare=_HEALTH,
         )
+        self._guard.open()
         await self._server.open()
         self._sweep()
 
@@ -235,6 +238,7 @@ class HttpSource:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.aclose(self._options.answer_within)
+        await self._guard.aclose()
         if self._sweeper is not None:
             self._sweeper.cancel()
 
@@ -257,7 +261,7 @@ class HttpSource:
         if foreign is not None:
             return foreign
         if not self._guard.admits(request, with_body=False):
-            return self._guard.refusal()
+            return self._guard.refusal_of(request)
         if _encoding(request) not in _ENCODINGS:
             return Response(
                 415,
@@ -297,7 +301,7 @@ class HttpSource:
 
     def _take(self, request: Request, respond: Callable[[Response], None]) -> None:
         if not self._guard.admits(request, with_body=True):
-            respond(self._guard.refusal())
+            respond(self._guard.refusal_of(request))
             return
         pending = _Pending(respond)
         self._waiting.append((self._now() + self._answer_s, pending))
@@ -350,10 +354,14 @@ class HttpSource:
 
     def _readiness(self) -> Response:
         assert self._host is not None  # noqa: S101
-        reasons = self._host.inbox.not_ready()
+        reasons = [*self._host.inbox.not_ready(), *self.not_ready()]
         if self._stopped.is_set():
             reasons.append("shutting down")
-        return readiness(reasons)
+        return readiness(reasons, self._guard.warnings())
+
+    def not_ready(self) -> list[str]:
+        """Return what keeps this source from taking events, whatever the sinks do."""
+        return self._guard.not_ready()
 
     def _sweep(self) -> None:
         """Answer those who have waited long enough; all wait equally long, so in order."""
@@ -508,4 +516,10 @@ def _tls(options: HttpSourceOptions) -> ssl.SSLContext | None:
         context.load_cert_chain(options.tls_cert, options.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError("tls_cert", f"cannot be used: {type(error).__name__}") from None
+    if options.client_ca is not None:
+        try:
+            context.load_verify_locations(options.client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError("client_ca", f"cannot be used: {type(error).__name__}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
     return context

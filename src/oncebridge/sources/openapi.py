@@ -53,6 +53,7 @@ _READY = {
     "properties": {
         "ready": {"type": "boolean"},
         "reasons": {"type": "array", "items": {"type": "string"}},
+        "warnings": {"type": "array", "items": {"type": "string"}},
     },
     "required": ["ready"],
 }
@@ -194,18 +195,23 @@ def _schemes(auth: AuthOptions) -> dict[str, Any]:
         schemes["apiKey"] = {"type": "apiKey", "in": "header", "name": auth.api_key_header}
     if auth.basic:
         schemes["basic"] = {"type": "http", "scheme": "basic"}
-    if auth.bearer or auth.oauth:
+    if auth.bearer or auth.oauth or auth.jwt:
         schemes["bearer"] = {"type": "http", "scheme": "bearer"}
+    if auth.client_ca:
+        schemes[_MUTUAL] = {"type": "mutualTLS"}
     if auth.hmac:
         for name, header in _HMAC.items():
             schemes[name] = {"type": "apiKey", "in": "header", "name": header}
     return schemes
 
 
+_MUTUAL = "mutualTLS"
 _HMAC = {"hmac": "X-Oncebridge-Signature", "hmacTime": "X-Oncebridge-Timestamp"}
 
 
 def _any_of(schemes: dict[str, Any]) -> list[dict[str, list[str]]]:
-    """Ask for any one of *schemes*; signature and time go together."""
-    one = [{name: list[str]()} for name in schemes if name not in _HMAC]
-    return [*one, {name: [] for name in _HMAC}] if "hmac" in schemes else one
+    """Ask for any one of *schemes*; signature and time go together, a certificate with each."""
+    beside: dict[str, list[str]] = {_MUTUAL: []} if _MUTUAL in schemes else {}
+    single = [[name] for name in schemes if name not in (*_HMAC, _MUTUAL)]
+    several = [*single, *([list(_HMAC)] if "hmac" in schemes else [])]
+    return [{**{name: [] for name in names}, **beside} for names in several] or [beside]
