@@ -96,7 +96,7 @@ async def test_a_name_is_only_a_name(tmp_path, monkeypatch, name):
     store = SQLiteStore(name)
     await store.open()
     await store.aclose()
-    assert os.listdir(tmp_path) == [name]
+    assert list(modes(tmp_path)) == [name]
 
 
 async def test_no_sqlite_file_is_created_through_a_link(tmp_path):
@@ -130,7 +130,7 @@ async def test_no_lock_of_a_spool_is_taken_through_a_link(tmp_path):
     theirs.touch()
     (tmp_path / "spool.db.lock").symlink_to(theirs)
     spool = Spool(tmp_path / "spool.db")
-    with pytest.raises(ConfigError, match="spool.db.lock: "):
+    with pytest.raises(ConfigError, match=r"spool\.db\.lock: "):
         await spool.open(None)
     await spool.aclose()
 
