@@ -233,7 +233,7 @@ def test_it_is_logged_what_goes_down_and_what_is_up_again(tmp_path):
             send_until(200, "oncebridge.up_again", "post", "the store")
             stack.close()
             send_until(503, "oncebridge.down", "post", "the sink")
-            with receiving(urlsplit(receiver.url).port):
+            with receiving(port=urlsplit(receiver.url).port):
                 send_until(200, "oncebridge.up_again", "post", "the sink")
                 command.signal(signal.SIGTERM)
                 assert command.ended() == 0

@@ -51,7 +51,7 @@ class Receiver:
 
 
 @contextmanager
-def receiving(port=0, tls=None):
+def receiving(tls=None, port=0):
     receiver = Receiver()
     connections = []
 
