@@ -38,6 +38,9 @@ __all__ = [
 # starts: tests that send it would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under `nohup` it is the hang-up. A handler stays here, and is not handed down.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # A slow machine is no reason to fail, and a failure comes with what is needed to repeat it.
 settings.register_profile("oncebridge", deadline=None, print_blob=True)

@@ -13,9 +13,11 @@ import os
 import platform
 import pwd
 from datetime import UTC, datetime
+from pathlib import Path
 
 from oncebridge.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
+from oncebridge.private_file import open_private, sync_directory
 
 _log = logging.getLogger("oncebridge")
 
@@ -37,7 +39,7 @@ class AuditTrail:
     def _append(self, path: str, line: dict[str, object]) -> None:
         text = json.dumps(line).encode() + b"\n"
         try:
-            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            file, _ = open_private(Path(path), os.O_RDWR | os.O_APPEND, mode=0o640)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)  # or we might see half of another's line
                 size = os.fstat(file).st_size
@@ -48,9 +50,9 @@ class AuditTrail:
             finally:
                 os.close(file)
             if not size:
-                _sync_directory(path)
+                sync_directory(Path(path).parent)
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else type(error).__name__
+            why = error.strerror or type(error).__name__
             raise ConfigError(
                 "audit", f"{path}: cannot be written ({why}), so nothing was done"
             ) from None
@@ -78,12 +80,3 @@ def _user() -> str:
 def _write_all(file: int, text: bytes) -> None:
     while text:
         text = text[os.write(file, text) :]
-
-
-def _sync_directory(path: str) -> None:
-    """Make a new file's name durable too."""
-    directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)  # noqa: PTH120 - a text as it was configured
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Raw
 
 from oncebridge.errors import ConfigError
+from oncebridge.private_file import open_private, sync_directory
 
 _T = TypeVar("_T")
 
@@ -157,13 +158,8 @@ class LineFile:
             os.close(fd)
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
-        is_new = False
-        try:
-            self._fd = os.open(self._path, flags)
-        except FileNotFoundError:
-            self._fd = os.open(self._path, flags | os.O_CREAT, self._mode)
-            is_new = True
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOCTTY
+        self._fd, is_new = open_private(self._path, flags, mode=self._mode)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         if is_new:
@@ -174,26 +170,6 @@ class LineFile:
             return os.path.samestat(os.fstat(self._fd), self._path.stat())
         except FileNotFoundError:
             return False
-
-
-def sync_directory(path: Path) -> None:
-    """Make names that were added or changed in the directory *path* last."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def explained(error: OSError) -> str:
-    """Say what is wrong, and what to do about it where that is known."""
-    match error.errno:
-        case errno.ENOENT | errno.ENOTDIR:
-            return "the directory does not exist; create it, or name another path"
-        case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"may not be written ({error.strerror}); the directory must be writable too"
-        case _:
-            return error.strerror or type(error).__name__
 
 
 def _lock(fd: int, stop: threading.Event) -> None:

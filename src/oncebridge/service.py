@@ -453,11 +453,14 @@ class Service:
     async def _tell(self) -> None:
         self._tell_now()
         for gateway in self.router.gateways:
-            found = gateway.down()
-            if found != self._down.get(gateway.route, []):
-                self._down[gateway.route] = found
-                what = "oncebridge.down" if found else "oncebridge.up_again"
-                _log.warning(what, extra={"route": gateway.route, "what": ", ".join(found)})
+            before, now = self._down.get(gateway.route, []), gateway.down()
+            self._down[gateway.route] = now
+            lost = [what for what in now if what not in before]
+            found = [what for what in before if what not in now]
+            for line, changed in (("oncebridge.down", lost), ("oncebridge.up_again", found)):
+                if changed:
+                    fields = {"route": gateway.route, "what": ", ".join(changed)}
+                    _log.warning(line, extra=fields)
 
     def _tell_now(self) -> None:
         """Write a line for each route in which something has changed, and for look-ups."""

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.intake import tell
+from oncebridge.private_file import open_private
 from oncebridge.relay import Item, Relay
 from oncebridge.router import Answer
 from oncebridge.source import Done, Host
@@ -341,9 +342,9 @@ class Spool:
         if not self._path.parent.is_dir():
             raise ConfigError("spool", f"{self._path.parent}: there is no such directory")
         try:
-            fd = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd, _ = open_private(Path(f"{self._path}.lock"), os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
-            why = os.strerror(error.errno) if error.errno else type(error).__name__
+            why = error.strerror or type(error).__name__
             raise ConfigError("spool", f"{self._path}.lock: {why}") from None
         self._lock = os.fdopen(fd, "rb")
         try:

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from oncebridge.clock import ms
 from oncebridge.errors import StoreError, StoreUnavailable
+from oncebridge.private_file import create_private
 
 _T = TypeVar("_T")
 _Work = Callable[[sqlite3.Connection], Any]
@@ -33,6 +34,7 @@ _VERSIONS = """
 CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INTEGER NOT NULL)
 """
 _VERSION_OF = "SELECT version FROM oncebridge_schema WHERE name = ?"
+_creating = threading.Lock()
 _PAUSE_MS = 10
 _TOGETHER = 16  # works in one transaction: other processes get their turn in between
 _WAL_LEAST, _WAL_MOST = 64 * 1024, 16 * 1024 * 1024
@@ -211,8 +213,13 @@ class SQLiteFile:
             raise StoreError(
                 f"{self._path}: the directory does not exist; create it, or name another path"
             )
+        # First, as SQLite gives its log the mode of the file; SQLite reports what goes wrong. One
+        # thread at a time: closing a file releases the locks of this process's connections to it.
+        with _creating, suppress(OSError):
+            os.close(create_private(self._path))
         db = sqlite3.connect(
-            self._path,
+            _uri(self._path, "mode=rw"),
+            uri=True,
             timeout=self._busy_timeout.total_seconds(),
             isolation_level=None,
             check_same_thread=False,
@@ -364,7 +371,8 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
         )
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreError(
-            f"{path}: cannot be opened or created; the directory must exist and be writable"
+            f"{path}: cannot be opened or created; the directory must exist and be writable, and "
+            "a symbolic link must lead to a file"
         )
     if code == sqlite3.SQLITE_NOTADB:
         return StoreError(f"{path}: is not a SQLite file; name another path")
@@ -380,7 +388,7 @@ def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
     # Where its helpers are not there, nobody has it open; SQLite would make them for us.
     how = "mode=ro" if all(file.exists() for file in beside) else "immutable=1"
     db = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{how}",
+        _uri(path, how),
         uri=True,
         timeout=1,
         isolation_level=None,
@@ -390,6 +398,10 @@ def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
         yield db
     finally:
         db.close()
+
+
+def _uri(path: Path, how: str) -> str:
+    return f"{path.absolute().as_uri()}?{how}"
 
 
 class Disk(Struct, frozen=True):

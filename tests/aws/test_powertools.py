@@ -19,10 +19,12 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -47,6 +49,8 @@ from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.redis import RedisStore
 from oncebridge.stores.sqlite import SQLiteStore
+
+pytestmark = pytest.mark.filterwarnings("ignore:the time left is not known")
 
 LONG_S = 30
 HOUR_MS = 3_600_000
@@ -288,7 +292,7 @@ def test_a_payload_without_a_key_is_not_protected_or_refused(swapped, shop, thei
     strict(data={"order": 0})
     strict(data={"order": 0})
     assert shop.charged == [None, None, "", 0]
-    with pytest.raises((TypeError, RuntimeError), match="keyword"):
+    with pytest.raises(RuntimeError, match="keyword"):
         strict({"order": 0})
 
 
@@ -1277,17 +1281,126 @@ def test_a_packed_payload_is_not_unpacked_without_end(shop):
     assert shop.charged == []
 
 
+@contextlib.contextmanager
+def warned_here(message: str) -> Iterator[None]:
+    """Expect one warning, about the line that made the call."""
+    with pytest.warns(UserWarning, match=message) as found:
+        yield
+    assert [Path(one.filename).name for one in found] == [Path(__file__).name]
+
+
 @pytest.mark.parametrize("word", ["1", "y", "YES", "t", "true", "on"])
-def test_switched_off_by_the_environment_every_call_is_made(word, shop, monkeypatch):
-    @ours.idempotent_function(data_keyword_argument="order", persistence_store=MemoryStore())
+@pytest.mark.parametrize("swapped", [False, True], ids=["theirs", "ours"])
+def test_switched_off_by_the_environment_every_call_is_made(
+    swapped, word, shop, monkeypatch, their_store
+):
+    library: Any = ours if swapped else theirs
+    store = MemoryStore() if swapped else their_store()
+
+    @library.idempotent_function(data_keyword_argument="order", persistence_store=store)
     def charge(order: str) -> Any:
         return shop.charge(order)
 
+    @library.idempotent(persistence_store=store)
+    def handler(event: str, _: Any) -> Any:
+        return shop.charge(event)
+
     monkeypatch.setenv("POWERTOOLS_IDEMPOTENCY_DISABLED", word)
     for _ in range(2):
-        with pytest.warns(UserWarning, match="switched off"):
+        with pytest.warns(UserWarning, match="production"):
+            handler("b", None)
+        with warned_here("production"):
             charge(order="a")
+        with warned_here("production"):
+            charge("a")  # even so
+    assert shop.charged == ["b", "a", "a"] * 2
+
+
+async def test_an_async_function_is_switched_off_too(shop, monkeypatch):
+    @ours.idempotent_function(data_keyword_argument="order", persistence_store=MemoryStore())
+    async def charge(order: str) -> Any:
+        return shop.charge(order)
+
+    monkeypatch.setenv("POWERTOOLS_IDEMPOTENCY_DISABLED", "true")
+    for _ in range(2):
+        with warned_here("production"):
+            await charge("a")
     assert shop.charged == ["a", "a"]
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["theirs", "ours"])
+def test_a_call_without_a_lambda_context_is_protected_and_warned_of(
+    swapped, shop, their_store, our_store
+):
+    library: Any = ours if swapped else theirs
+    config = library.IdempotencyConfig()
+    store = our_store if swapped else their_store()
+
+    @library.idempotent_function(
+        data_keyword_argument="order", config=config, persistence_store=store
+    )
+    def charge(order: str) -> Any:
+        return shop.charge(order)
+
+    @library.idempotent(persistence_store=our_store if swapped else their_store())
+    def handler(event: str, _: Any) -> Any:
+        return shop.charge(event)
+
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="time left.*register_lambda_context"):
+            charge(order="a")
+        with pytest.warns(UserWarning, match="time left.*register_lambda_context"):
+            handler("b", None)
+    config.register_lambda_context(Invocation())
+    with warnings.catch_warnings(action="error"):
+        charge(order="a")
+        handler("b", Invocation())
+    assert shop.charged == ["a", "b"]
+
+
+def test_a_hook_that_is_set_later_is_called_by_theirs_and_refused_by_ours(shop, their_store):
+    def protect(library: Any, config: Any, store: Any) -> Any:
+        @library.idempotent_function(
+            data_keyword_argument="order", config=config, persistence_store=store
+        )
+        def charge(order: str) -> Any:
+            return shop.charge(order)
+
+        return charge
+
+    config: Any = theirs.IdempotencyConfig(lambda_context=Invocation())  # type: ignore[arg-type]
+    config.response_hook = lambda response, _: {**response, "hooked": True}
+    charge = protect(theirs, config, their_store())
+    charge(order="a")
+    assert charge(order="a")["hooked"]
+    config = ours.IdempotencyConfig(lambda_context=Invocation())
+    with pytest.raises(ConfigError, match=r"response_hook.*on_duplicate"):
+        config.response_hook = print
+    assert config.response_hook is None
+    config.response_hook = None
+    charge = protect(ours, config, MemoryStore())
+    assert charge(order="b") == charge(order="b")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("event_key_jmespath", "order"),
+        ("payload_validation_jmespath", "amount"),
+        ("jmespath_options", {}),
+        ("expires_after_seconds", 60),
+    ],
+)
+def test_what_would_have_no_effect_later_is_refused(name, value):
+    config = ours.IdempotencyConfig()
+    with pytest.raises(ConfigError, match=f"{name}.*IdempotencyConfig"):
+        setattr(config, name, value)
+    config.raise_on_no_idempotency_key = True  # what is looked at for each call may change
+    charge = ours.idempotent_function(
+        data_keyword_argument="order", config=config, persistence_store=MemoryStore()
+    )(print)
+    with pytest.raises(ours.IdempotencyKeyError):
+        charge(order=None)
 
 
 @pytest.mark.parametrize(

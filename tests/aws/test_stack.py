@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 from tests.servers.aws import fresh
 from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
@@ -259,6 +260,7 @@ def somebody(aws: GuardedAws, name: str, document: dict) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
         "AWS_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": aws.endpoint,
+        "AWS_CA_BUNDLE": aws.authority,
     }
 
 
@@ -292,6 +294,24 @@ def worker(folder: Path, identity: dict[str, str], *args: str) -> Iterator[list[
         finally:
             process.kill()
             process.communicate()
+
+
+def test_no_queue_is_spoken_to_without_tls(guarded_aws):
+    town = Town(guarded_aws)
+    town.deploy(stack("worker"))
+    plain = guarded_aws.client("sqs")
+
+    def by_http(request: Any, **_: Any) -> None:
+        request.headers["X-Forwarded-Proto"] = "http"  # as a proxy says that it was asked
+
+    plain.meta.events.register("before-send", by_http)
+    for end in ("", "-failed", "-undelivered", "-dead"):
+        url = town.sqs.get_queue_url(QueueName=f"{town.name}{end}")["QueueUrl"]
+        town.sqs.send_message(QueueUrl=url, MessageBody="{}")
+        for ask in (plain.receive_message, plain.purge_queue):
+            with pytest.raises(ClientError, match="AccessDenied"):
+                ask(QueueUrl=url)
+        assert town.taken(url, 1) == ["{}"]
 
 
 def test_workers_may_do_what_they_have_to(guarded_aws, tmp_path):

@@ -251,7 +251,7 @@ def test_only_the_rule_may_send_to_the_queues(kind, parameters):
     path = {"orders": "orders/", "default": ""}.get(parameters.get("EventBusName"), f"{BUS}/")
     rule = f"arn:aws:events:eu-west-1:111122223333:rule/{path}oncebridge"
     for name, queue in (("SendToQueue", "Queue"), ("SendToUndelivered", "Undelivered")):
-        (allowed,) = found.resources[name]["PolicyDocument"]["Statement"]
+        allowed, _ = found.resources[name]["PolicyDocument"]["Statement"]
         assert allowed["Principal"] == {"Service": "events.amazonaws.com"}
         assert allowed["Action"] == "sqs:SendMessage"
         assert allowed["Resource"] == f"<{queue}.Arn>"
@@ -259,6 +259,28 @@ def test_only_the_rule_may_send_to_the_queues(kind, parameters):
         assert name in found.template["Resources"]["Rule"]["DependsOn"]
     if "Invoke" in found.resources:
         assert found.resources["Invoke"]["SourceArn"] == rule
+
+
+DENIED = {
+    "Sid": "OnlyByTls",
+    "Effect": "Deny",
+    "Principal": "*",
+    "Action": "sqs:*",
+    "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+}
+
+
+@pytest.mark.parametrize(("kind", "parameters"), VARIANTS)
+def test_no_queue_is_spoken_to_without_tls(kind, parameters):
+    found = made(kind, parameters)
+    policies = of_type(found, "AWS::SQS::QueuePolicy").values()
+    closed = [queue.strip("<>") for one in policies for queue in one["Queues"]]
+    assert sorted(closed) == sorted(of_type(found, "AWS::SQS::Queue"))
+    for one in policies:
+        denied = one["PolicyDocument"]["Statement"][-1]
+        # Of several queues, each is meant by its own copy of the policy.
+        whole = "*" if len(one["Queues"]) > 1 else one["Queues"][0].replace(">", ".Arn>")
+        assert denied == {**DENIED, "Resource": whole}
 
 
 @pytest.mark.parametrize(("kind", "parameters"), VARIANTS)
@@ -441,6 +463,14 @@ def test_a_function_that_is_called_directly_keeps_what_fails():
 # --- the workers ----------------------------------------------------------------------------
 
 
+HERE = {"StringEquals": {"aws:SourceAccount": "111122223333"}}
+CONDITIONS = {
+    "ecs": {**HERE, "ArnLike": {"aws:SourceArn": "arn:aws:ecs:*:111122223333:*"}},
+    "ec2": None,
+    "pod-identity": HERE,
+}
+
+
 @pytest.mark.parametrize(
     ("runs_on", "service"),
     [
@@ -455,6 +485,7 @@ def test_the_role_is_for_whoever_runs_the_workers(runs_on, service):
     assert trust["Principal"] == {"Service": service}
     tags = ["sts:TagSession"] if runs_on == "pod-identity" else []
     assert trust["Action"] == ["sts:AssumeRole", *tags]
+    assert trust.get("Condition") == CONDITIONS[runs_on]
     assert ("Profile" in found.resources) is (runs_on == "ec2")
 
 
@@ -566,6 +597,69 @@ def test_both_notations_allow_the_same(kind):
             assert is_there, name
             assert all(f'"{action}"' in text for action in one)
     assert not re.search(r"@[a-z.]+@|#: ", text + stack(kind))
+
+
+MOCKED = """
+mock_provider "aws" {
+  mock_data "aws_caller_identity" { defaults = { account_id = "111122223333" } }
+  mock_data "aws_partition" { defaults = { partition = "aws" } }
+  mock_data "aws_region" { defaults = { name = "eu-west-1" } }
+  mock_resource "aws_sqs_queue" { defaults = { arn = "arn:aws:sqs:eu-west-1:111122223333:q" } }
+  mock_resource "aws_iam_policy" { defaults = { arn = "arn:aws:iam::111122223333:policy/p" } }
+  mock_resource "aws_dynamodb_table" {
+    defaults = { arn = "arn:aws:dynamodb:eu-west-1:111122223333:table/t" }
+  }
+}
+
+variables {
+  event_bus_name = "orders"
+  event_source   = "com.example.orders"
+}
+"""
+RUN = """
+run "%s" {
+  variables {
+    runs_on           = "%s"
+    oidc_provider_arn = "%s"
+  }
+  assert {
+    condition     = jsondecode(aws_iam_role.oncebridge[0].assume_role_policy) == jsondecode(%s)
+    error_message = aws_iam_role.oncebridge[0].assume_role_policy
+  }
+}
+"""
+QUEUES = """
+run "queues" {
+  assert {
+    condition = alltrue([for policy in concat(
+      [aws_sqs_queue_policy.queue, aws_sqs_queue_policy.undelivered],
+      values(aws_sqs_queue_policy.by_tls),
+    ) : reverse(jsondecode(policy.policy).Statement)[0] == jsondecode(%s)])
+    error_message = "a queue can be spoken to without TLS"
+  }
+  assert {
+    condition     = join(" ", keys(aws_sqs_queue_policy.by_tls)) == "dead failed"
+    error_message = "a queue has no policy"
+  }
+}
+"""
+
+
+@pytest.mark.skipif(plugins() is None, reason="needs Terraform and its provider for AWS")
+def test_both_notations_trust_and_deny_the_same(tmp_path):
+    tests = [MOCKED]
+    for runs_on in ("ecs", "ec2", "pod-identity", "irsa"):
+        found = made("worker", OTHER, RunsOn=runs_on, OidcProviderArn=OIDC)
+        trust = found.resources["Role"]["AssumeRolePolicyDocument"]
+        text = trust if isinstance(trust, str) else json.dumps(trust)
+        text = json.dumps(json.dumps(json.loads(text)))
+        tests.append(RUN % (runs_on, runs_on, OIDC, text))
+    denied = {**DENIED, "Resource": "arn:aws:sqs:eu-west-1:111122223333:q"}
+    tests.append(QUEUES % json.dumps(json.dumps(denied)))
+    (tmp_path / "main.tf").write_text(stack("worker", format="terraform"))
+    (tmp_path / "main.tftest.hcl").write_text("".join(tests))
+    run(tmp_path, "init", "-input=false", "-no-color", f"-plugin-dir={plugins()}")
+    assert "5 passed, 0 failed" in run(tmp_path, "test", "-no-color")
 
 
 def _source(kind: str) -> str:

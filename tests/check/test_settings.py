@@ -437,6 +437,21 @@ def test_files_of_events_are_not_for_everybody(tmp_path):
         assert found() == []
 
 
+def test_the_log_of_a_sqlite_file_holds_events_too():
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        for end, mode in (("", 0o600), ("-wal", 0o644)):
+            (place / f"dead.db{end}").touch()
+            (place / f"dead.db{end}").chmod(mode)
+        checkup = Checkup()
+        check_files(setup_of(place), checkup)
+        found = only(checkup)
+        assert found.code == "file-readable"
+        assert "dead.db-wal (mode 0644)" in found.seen
+        assert found.fix.endswith(f"chmod 600 {place / 'dead.db-wal'}")
+
+
 @pytest.mark.parametrize(
     ("left", "severity"), [(2 << 30, None), (1 << 29, Severity.WARNING), (50 << 20, Severity.ERROR)]
 )

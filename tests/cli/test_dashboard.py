@@ -102,10 +102,13 @@ def test_beside_workers_elsewhere_it_shows_what_they_told(seen):
         assert end(process) == 0
 
 
-def test_a_supervisor_ends_it_as_well(seen):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_supervisor_or_a_closed_terminal_ends_it_as_well(seen, number):
     with started(seen, "dashboard", "-c", "pipe.toml") as (process, said):
         address_in(said, "dashboard: ")
-        assert end(process, signal.SIGTERM) == 0
+        assert end(process, number) == 0
+        line = json.loads(said.get(timeout=40))
+        assert (line["event"], line["signal"]) == ("oncebridge.stopping", number.name)
 
 
 def test_it_changes_nothing_in_the_store(seen):

@@ -3,14 +3,20 @@
 import gzip
 import json
 import os
+import pty
+import re
 import signal
 import socket
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from urllib.parse import urlsplit
 
 import pytest
 from tests.e2e.towns import Command, Senders, event, receiving, send
+from tests.servers.redis import RedisServer, running
 
 from oncebridge.verdict import Verdict
 
@@ -127,6 +133,58 @@ def test_a_second_interrupt_leaves_at_once(tmp_path, receiver):
         answer.result(10)
 
 
+@contextmanager
+def under_way(url, receiver):
+    """Leave one event at the receiver, which answers when the block ends."""
+    receiver.open.clear()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(send, url, event(1))
+        wait_for(lambda: receiver.begun)
+        yield
+        receiver.open.set()
+        assert answer.result(20)[1]["verdict"] == "delivered"
+
+
+def test_a_hang_up_finishes_what_is_under_way(tmp_path, receiver):
+    with http_run(tmp_path, receiver) as command:
+        with under_way(command.ready(), receiver):
+            command.signal(signal.SIGHUP)
+            command.until(lambda: b"oncebridge.stopping" in command.said)
+        assert command.ended() == 0
+        (line,) = [line for line in command.log if line["event"] == "oncebridge.stopping"]
+        assert line["signal"] == "SIGHUP"
+    assert receiver.bodies == [event(1)]
+
+
+def test_a_hang_up_is_ignored_under_nohup(tmp_path, receiver):
+    with http_run(tmp_path, receiver, before=("nohup",)) as command:
+        url = command.ready()
+        command.signal(signal.SIGHUP)
+        for number in range(3):
+            assert send(url, event(number))[1]["verdict"] == "delivered"
+        assert b"oncebridge.stopping" not in command.said
+        command.signal(signal.SIGTERM)
+        assert command.ended() == 0
+        (line,) = [line for line in command.log if line["event"] == "oncebridge.stopping"]
+        assert line["signal"] == "SIGTERM"
+
+
+def test_a_terminal_that_is_closed_lets_it_finish_what_is_under_way(tmp_path, receiver):
+    terminal, its_side = pty.openpty()
+    with http_run(tmp_path, receiver, stdout=its_side, stderr=its_side) as command:
+        os.close(its_side)
+        shown = b""
+        while not (found := re.search(rb"ready source=(\S+) .*\n", shown)):
+            shown += os.read(terminal, 4096)
+        with under_way(found[1].decode(), receiver):
+            os.close(terminal)  # whatever it shows from now on fails
+            command.signal(signal.SIGHUP)
+        assert command.ended() == 0
+    assert receiver.bodies == [event(1)]
+    with http_run(tmp_path, receiver) as command:
+        assert send(command.ready(), event(1))[1]["verdict"] == "duplicate"
+
+
 def _ignoring_the_end(url, body):
     try:
         return send(url, body)
@@ -148,6 +206,37 @@ def test_a_sink_that_is_away_makes_it_neither_ready_nor_forgetful(tmp_path, rece
         wait_for(lambda: send(url, event(1))[0] == 200)
         assert send(url, event(1))[1]["verdict"] == "duplicate"
     assert receiver.bodies == [event(1)]
+
+
+def test_it_is_logged_what_goes_down_and_what_is_up_again(tmp_path):
+    expected, numbers = [], count(1)
+
+    def told():
+        changes = ("oncebridge.down", "oncebridge.up_again")
+        lines = [line for line in command.log if line["event"] in changes]
+        return [(line["event"], line["route"], line["what"]) for line in lines]
+
+    def send_until(status, *line):
+        """Send until that is answered, and until the line is logged."""
+        expected.append(line)
+        wait_for(lambda: send(url, event(next(numbers)))[0] == status and told() == expected, 60)
+
+    redis = RedisServer(tmp_path)
+    with running(redis), ExitStack() as stack:
+        receiver = stack.enter_context(receiving())
+        more = ("--store", redis.url, "--max-backoff", "100ms")
+        with http_run(tmp_path, receiver, *more) as command:
+            url = command.ready()
+            redis.kill()
+            send_until(503, "oncebridge.down", "post", "the store")
+            redis.start()
+            send_until(200, "oncebridge.up_again", "post", "the store")
+            stack.close()
+            send_until(503, "oncebridge.down", "post", "the sink")
+            with receiving(port=urlsplit(receiver.url).port):
+                send_until(200, "oncebridge.up_again", "post", "the sink")
+                command.signal(signal.SIGTERM)
+                assert command.ended() == 0
 
 
 def test_no_secret_and_no_payload_is_logged(tmp_path, receiver):

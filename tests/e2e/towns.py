@@ -9,12 +9,13 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -50,8 +51,9 @@ class Receiver:
 
 
 @contextmanager
-def receiving(tls=None):
+def receiving(tls=None, port=0):
     receiver = Receiver()
+    connections = []
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -78,7 +80,11 @@ def receiving(tls=None):
 
         def handle_error(self, *args): ...  # whoever sends may be killed
 
-    with Server(("127.0.0.1", 0), Handler) as server:
+        def finish_request(self, request, address):
+            connections.append(request)
+            super().finish_request(request, address)
+
+    with Server(("127.0.0.1", port), Handler) as server:
         receiver.url = f"http://127.0.0.1:{server.server_port}/hook"
         if tls is not None:
             server.socket = tls.wrap_socket(
@@ -93,6 +99,9 @@ def receiving(tls=None):
             receiver.open.set()
             server.shutdown()
             thread.join()
+            for connection in connections:
+                with suppress(OSError):  # closed before
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class Command:
@@ -104,16 +113,18 @@ class Command:
         *arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        before=(),
         **environment,
     ):
         inherited = {n: v for n, v in os.environ.items() if not n.startswith("ONCEBRIDGE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "oncebridge", *map(str, arguments)],
+            [*before, sys.executable, "-m", "oncebridge", *map(str, arguments)],
             cwd=folder,
             env={**inherited, **environment},
             stdin=stdin,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
         )
         self.said = b""
         self.printed = b""

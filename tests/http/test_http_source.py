@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import timedelta
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -810,10 +811,12 @@ def fork(tmp_path):
         name = "orders"
         sink = "-"
         match = {{ detail-type = ["Order Placed"] }}
+        rules = [{{ name = "one order", key = "content" }}]
         [[routes]]
         name = "shop"
         sink = "-"
         match = {{ source = ["com.example.shop"] }}
+        rules = [{{ name = "one envelope", key = "id" }}]
         """
     )
     setup = config.load(file, environment={})
@@ -838,7 +841,44 @@ def test_an_event_is_done_when_all_its_routes_are(fork):
     running.until(lambda: running.post(event(1)).status == 200)
     assert desks["orders"].bodies == desks["shop"].bodies == [event(1)]
     answer = running.post(event(1))
-    assert answer.json["routes"] == {"orders": "duplicate", "shop": "duplicate"}
+    assert (answer.json["status"], answer.json["verdict"]) == (200, "duplicate")
+
+
+def test_each_route_is_answered_for_with_its_own_rule_and_verdict(fork):
+    running, desks = fork
+    desks["shop"].answer = Unknown("timeout")
+    answer = running.post(event(1)).json
+    assert (answer["status"], answer["verdict"], answer["reason"]) == (503, "failed", "timeout")
+    assert {"rule", "key"}.isdisjoint(answer)  # whose would they be?
+    orders, shop = answer["routes"]["orders"], answer["routes"]["shop"]
+    keys = orders.pop("key"), shop.pop("key")
+    assert len({*keys, ""}) == 3
+    assert orders == {"verdict": "delivered", "rule": "one order"}
+    assert shop == {"verdict": "failed", "rule": "one envelope", "reason": "timeout"}
+    desks["shop"].answer = Yes()
+    running.until(lambda: running.post(event(1)).status == 200)
+    answer = running.post(event(1)).json
+    assert answer == {
+        "status": 200,
+        "verdict": "duplicate",
+        "routes": {
+            "orders": {"verdict": "duplicate", "rule": "one order", "key": keys[0]},
+            "shop": {"verdict": "duplicate", "rule": "one envelope", "key": keys[1]},
+        },
+    }
+    described = json.loads(running.get("/openapi.json").body)["components"]["schemas"]["Result"]
+    jsonschema_rs.validate(described, answer)
+
+
+def test_an_event_that_one_of_several_routes_is_for_is_answered_like_any_other(fork):
+    running, _ = fork
+    answer = running.post(event(2, **{"detail-type": "Return"})).json
+    assert {**answer, "key": ""} == {
+        "status": 200,
+        "verdict": "delivered",
+        "rule": "one envelope",
+        "key": "",
+    }
 
 
 def test_what_no_route_is_for_is_dead_beside_what_has_one(fork):

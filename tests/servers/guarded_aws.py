@@ -6,8 +6,10 @@ The administrator may do everything.
 """
 
 import http.client
+import ssl
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -25,15 +27,21 @@ _SERVICES = (
 class GuardedAws:
     """A server, seen by its administrator."""
 
-    def __init__(self, process: Process, port: int) -> None:
+    def __init__(self, process: Process, port: int, authority: Path) -> None:
         self.process = process
-        self.endpoint = f"http://127.0.0.1:{port}"
+        self.endpoint = f"https://127.0.0.1:{port}"
+        self.authority = str(authority)
+        """A certificate by which it is known."""
 
     def client(self, service: str, **identity: str) -> Any:
         """Give a client of the SDK, for the administrator or another *identity*."""
         identity = identity or {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
         return boto3.client(
-            service, region_name="us-east-1", endpoint_url=self.endpoint, **identity
+            service,
+            region_name="us-east-1",
+            endpoint_url=self.endpoint,
+            verify=self.authority,
+            **identity,
         )
 
 
@@ -53,19 +61,21 @@ def guarded_aws(
             "BIND_HOST": "127.0.0.1",
             "SERVICES": _SERVICES,
             "AUTH": "true",
+            "USE_SSL": "1",  # policies of the stacks deny what is not encrypted
             "LOG_LEVEL": "WARNING",
             "TMPDIR": str(folder),
             **inherited,
         },
     )
-    server = GuardedAws(process, port)
+    server = GuardedAws(process, port, folder / "ministack-tls" / "server.crt")
     process.start()
     yield server
     process.kill()
 
 
 def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    anybody = ssl._create_unverified_context()
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=anybody)
     try:
         connection.request("GET", "/_ministack/health")
         return connection.getresponse().status == 200

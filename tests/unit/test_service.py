@@ -26,6 +26,7 @@ from oncebridge.backends import DeadPlace, SinkPlace, SourcePlace, StorePlace
 from oncebridge.clock import SystemDice
 from oncebridge.config import load
 from oncebridge.errors import ConfigError
+from oncebridge.gateway import Gateway
 from oncebridge.pattern import Pattern
 from oncebridge.relay import Item, Relay
 from oncebridge.secret import Address
@@ -720,9 +721,30 @@ async def test_it_is_told_when_a_sink_goes_down_and_when_it_is_back(caplog):
         down.otherwise = Yes()
         await eventually(lambda: len(parts.numbers) == 27, 600)
         await asyncio.sleep(5)
-    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert told.count("oncebridge.down") == 1
-    assert told.count("oncebridge.up_again") == 1
+    lines = [record for record in caplog.records if hasattr(record, "what")]
+    assert [(line.message, line.route, line.what) for line in lines] == [
+        ("oncebridge.down", "crm", "the sink"),
+        ("oncebridge.up_again", "crm", "the sink"),
+    ]
+
+
+@virtual
+async def test_of_two_that_are_down_each_is_told_when_it_is_back(caplog, monkeypatch):
+    down = []
+    monkeypatch.setattr(Gateway, "down", lambda _: list(down))
+    async with running(Stream(ends=False), sinks={"crm": ScriptedSink()}):
+        for now in (["the store"], ["the sink", "the store"], ["the sink"], ["the store"], []):
+            down[:] = now
+            await asyncio.sleep(5)
+    told = [(line.message, line.what) for line in caplog.records if hasattr(line, "what")]
+    assert told == [
+        ("oncebridge.down", "the store"),
+        ("oncebridge.down", "the sink"),
+        ("oncebridge.up_again", "the store"),
+        ("oncebridge.down", "the store"),
+        ("oncebridge.up_again", "the sink"),
+        ("oncebridge.up_again", "the store"),
+    ]
 
 
 @virtual

@@ -55,6 +55,13 @@ _MARGIN: Final = timedelta(milliseconds=250)
 long after its time: what ends in the last moment is recorded too."""
 _FREE_AGAIN_S: Final = 0.002
 """What a claim that was given back takes to be free: a millisecond, by another clock."""
+_FIXED: Final = (
+    "event_key_jmespath",
+    "payload_validation_jmespath",
+    "jmespath_options",
+    "expires_after_seconds",
+)
+_SWITCH: Final = "POWERTOOLS_IDEMPOTENCY_DISABLED"
 _DISABLED: Final = ("1", "y", "yes", "t", "true", "on")
 _HEAD: Final = 8
 """So many bytes of a done record's generation every store keeps."""
@@ -106,8 +113,7 @@ class IdempotencyConfig:
         lambda_context: Context | None = None,
         response_hook: object = None,
     ) -> None:
-        if response_hook is not None:
-            raise ConfigError("response_hook", "is not supported; give the decorator on_duplicate")
+        self.response_hook = response_hook
         if expires_after_seconds < 1:
             raise ConfigError("expires_after_seconds", "must be at least 1")
         self.find_key = finder("event_key_jmespath", event_key_jmespath, jmespath_options)
@@ -117,6 +123,14 @@ class IdempotencyConfig:
         self.raise_on_no_idempotency_key = raise_on_no_idempotency_key
         self.window = timedelta(seconds=expires_after_seconds)
         self.lambda_context = lambda_context
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse what would have no effect."""
+        if name == "response_hook" and value is not None:
+            raise ConfigError(name, "is not supported; give the decorator on_duplicate")
+        if name in _FIXED:
+            raise ConfigError(name, "cannot be changed later; give it to IdempotencyConfig()")
+        super().__setattr__(name, value)
 
     def register_lambda_context(self, lambda_context: Context) -> None:
         """Say which invocation this is, so that its time is minded."""
@@ -177,7 +191,7 @@ def idempotent_function(
 
     def find(_: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
         if data_keyword_argument not in kwargs:
-            raise TypeError(f"call it with {data_keyword_argument!r} as a keyword argument")
+            raise RuntimeError(f"call it with {data_keyword_argument!r} as a keyword argument")
         return kwargs[data_keyword_argument], config.lambda_context
 
     terms = _Terms(find, config, key_prefix, on_duplicate, patience, keep_bytes, output_serializer)
@@ -209,6 +223,8 @@ def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
 
     @functools.wraps(function)
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _is_switched_off():
+            return function(*args, **kwargs)
         data, context = guard.terms.find(args, kwargs)
         if (event := guard.event(data)) is None:
             return function(*args, **kwargs)
@@ -219,6 +235,8 @@ def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
     @functools.wraps(function)
     async def protected_async(*args: P.args, **kwargs: P.kwargs) -> Any:
         made = cast(Callable[P, Awaitable[Any]], function)
+        if _is_switched_off():
+            return await made(*args, **kwargs)
         data, context = guard.terms.find(args, kwargs)
         if (event := guard.event(data)) is None:
             return await made(*args, **kwargs)
@@ -231,6 +249,13 @@ def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
 
     is_async = inspect.iscoroutinefunction(function)
     return cast(Callable[P, R], protected_async) if is_async else protected
+
+
+def _is_switched_off() -> bool:
+    if os.environ.get(_SWITCH, "").lower() not in _DISABLED:
+        return False
+    warnings.warn(f"{_SWITCH}: no call is protected; not for production", stacklevel=3)
+    return True
 
 
 class _Guard:
@@ -279,9 +304,6 @@ class _Guard:
 
     def event(self, data: Any) -> Event | None:
         """Make an event of what the call is about; none: it is not to be protected."""
-        if os.environ.get("POWERTOOLS_IDEMPOTENCY_DISABLED", "").lower() in _DISABLED:
-            warnings.warn("idempotency is switched off by the environment", stacklevel=3)
-            return None
         config, checked = self.terms.config, ""
         try:
             payload = plain(data)
@@ -303,7 +325,13 @@ class _Guard:
     def start(self, call: Call, event: Event, context: Context | None) -> "Future[bytes | None]":
         """Take a call through the gateway."""
         within, patience = None, self.terms.patience or timedelta(0)
-        if context is not None:
+        if context is None:
+            warnings.warn(
+                "the time left is not known, so a call that dies is held for 15 minutes; call "
+                "register_lambda_context on IdempotencyConfig",
+                stacklevel=3,
+            )
+        else:
             left = timedelta(milliseconds=context.get_remaining_time_in_millis())
             within = left + 2 * _MARGIN
             most = max(left - _SPARE, timedelta(0))

@@ -41,6 +41,11 @@ class Kept(Struct, frozen=True):
     def subject(self) -> str:
         return f"{self.what} {self.path}"
 
+    @property
+    def paths(self) -> list[Path]:
+        """Return the file, and the log that SQLite keeps beside it."""
+        return [self.path, *([self.path.with_name(f"{self.path.name}-wal")] if self.file else [])]
+
 
 def kept(setup: Setup) -> Iterator[Kept]:
     """List the files that the configuration names, each once for each use."""
@@ -103,14 +108,16 @@ def _check_access(one: Kept, directory: Path, checkup: Checkup) -> None:
             fix="Check again as the user of the service, if that is another; or give it to that user:\n"
             f"chown USER {in_shell(closed[0])}",
         )
-    if one.holds_events and _others_may_read(one.path):
+    readable = [path for path in one.paths if _others_may_read(path)]
+    if one.holds_events and readable:
         checkup.find(
             "file-readable",
             Severity.NOTE,
             one.subject,
-            seen=f"everybody on this host may read it (mode {_mode(one.path)})",
+            seen=f"every user of this host may read {readable[0].name} (mode {_mode(readable[0])})",
             why="It holds whole events, and with them what they say about people.",
-            fix=f"Let only its owner read it:\nchmod 600 {in_shell(one.path)}",
+            fix="Let only its owner read it; oncebridge keeps the mode of a file that exists:\n"
+            f"chmod 600 {' '.join(map(in_shell, readable))}",
         )
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,15 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from oncebridge import logs
 from oncebridge.backends import StorePlace
 from oncebridge.cli.manners import examples, field, note, opened, screen
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop, told
+from oncebridge.cli.setup import LEFT, NEEDS_YOU, on_signals, remove_signal_handlers, run_loop, told
 from oncebridge.config import load
 from oncebridge.copying import Copying, is_portable
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.options import Text
 from oncebridge.reach import is_missing, refuse_memory
 from oncebridge.store import Portable
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command(
@@ -105,14 +102,12 @@ async def _run(copying: Copying) -> None:
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - we run in one
 
-    def stop() -> None:
+    def stop(_: str) -> None:
         if stopping.is_set():
             task.cancel()
         stopping.set()
 
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stop)
+    on_signals(stop)
     console = Console(stderr=True)
     bar = Progress(
         BarColumn(bar_width=30),
@@ -129,8 +124,7 @@ async def _run(copying: Copying) -> None:
                 shown = f"{copying.seen:,} read, {copying.copied:,} copied"
                 bar.update(row, description=shown)
     finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+        remove_signal_handlers()
 
 
 def _tell(copying: Copying, *, dry_run: bool, as_json: bool) -> None:

@@ -1,20 +1,21 @@
 """`oncebridge dashboard`: the dashboard by itself, beside workers that run elsewhere."""
 
 import asyncio
-import signal
+import logging
 
 import click
 from msgspec.structs import replace
 
 from oncebridge import logs
 from oncebridge.cli.manners import command, note
-from oncebridge.cli.setup import run_loop
+from oncebridge.cli.setup import on_signals, run_loop
 from oncebridge.config import Setup
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.lookup import is_not_ours, opened_to_look
 from oncebridge.reach import is_missing, refuse_memory
 from oncebridge.watch.watch import mode_of
 
+_log = logging.getLogger("oncebridge")
 DEFAULT = "127.0.0.1:8081"
 _FLAGS = ("dashboard", "dashboard_write", "dashboard_payloads")
 
@@ -70,9 +71,12 @@ async def _serve(setup: Setup) -> None:
 
 
 def _told() -> asyncio.Event:
-    """Hear Ctrl-C, and a supervisor who says that it is enough."""
-    loop = asyncio.get_running_loop()
+    """Return an event that is set when a signal asks the process to end."""
     told = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
+
+    def stop(name: str) -> None:
+        _log.info("oncebridge.stopping", extra={"signal": name})
+        told.set()
+
+    on_signals(stop)
     return told

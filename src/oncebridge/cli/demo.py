@@ -11,7 +11,6 @@ last lines say whether the service was right.
 
 import asyncio
 import json
-import signal
 import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +31,14 @@ from rich.text import Text
 
 from oncebridge import config, logs
 from oncebridge.cli.screen import STYLES
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop, told
+from oncebridge.cli.setup import (
+    LEFT,
+    NEEDS_YOU,
+    on_signals,
+    remove_signal_handlers,
+    run_loop,
+    told,
+)
 from oncebridge.dead import DeadLetter
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.errors import ConfigError, OncebridgeError
@@ -288,7 +294,7 @@ class _Sender:
     async def send(self, seconds: float, seed: int, *, fast: bool) -> None:
         """Send the whole stream; a signal ends it early, a second one at once."""
         loop = asyncio.get_running_loop()
-        self._listen(loop)
+        self._listen()
         arrivals = _arrivals(seed, max(int(seconds * _A_SECOND), _FEWEST))
         span_s = (arrivals[-1].at_ms + 1) / 1000
         self._pace = span_s / seconds
@@ -318,25 +324,20 @@ class _Sender:
         await self._stop.wait()
 
     async def aclose(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+        remove_signal_handlers()
         await self._client.aclose()
 
-    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _listen(self) -> None:
         """Stop at the first signal; what is to be sent again still is. Leave at the second."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
 
-        def stop() -> None:
-            if self._stop.is_set():
+        def stop(name: str) -> None:
+            if self._stop.is_set() or name == "SIGHUP":  # the terminal to show the rest is gone
                 task.cancel()
             self._stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is under nohup
-            loop.add_signal_handler(signal.SIGHUP, task.cancel)
+        on_signals(stop)
 
     def _next(self, now_s: float) -> _Arrival:
         """Take what is due next; what is to be sent again goes first once its time has come."""

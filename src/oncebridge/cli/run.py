@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ import click
 from oncebridge import logs
 from oncebridge.cli.manners import command
 from oncebridge.cli.screen import Screen, table_of_counts
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, is_to_stdout, run_loop
+from oncebridge.cli.setup import LEFT, NEEDS_YOU, is_to_stdout, on_signals, run_loop
 from oncebridge.config import Setup
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.service import Service
@@ -34,8 +33,8 @@ def run(setup: Setup, *, as_json: bool) -> None:
     Take events in, pass each on once.
 
     Without anything else: HTTP in on 127.0.0.1:8080, a SQLite file here, standard output.
-    Ctrl-C or SIGTERM finishes what is under way; a second Ctrl-C leaves at once. A file as
-    source ends by itself and prints what became of its events.
+    Ctrl-C, SIGTERM or SIGHUP finishes what is under way; a second Ctrl-C leaves at once. A
+    file as source ends by itself and prints what became of its events.
     """
     logs.set_up(setup.config.log_level, setup.config.log_format)
     sys.exit(run_loop(serve(setup, as_json=as_json)))
@@ -80,8 +79,7 @@ def _on_signals(service: Service) -> None:
             _log.error("oncebridge.left_at_once")
             os._exit(LEFT)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number.name)
+    on_signals(stop)
 
 
 def _tell_ready(setup: Setup, service: Service) -> None:

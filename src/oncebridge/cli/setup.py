@@ -6,10 +6,14 @@ not have, and no second place that describes it.
 """
 
 import asyncio
+import errno
 import functools
 import gc
 import logging
+import os
+import signal
 import sys
+import termios
 import traceback
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
@@ -142,6 +146,41 @@ def run_loop(work: Coroutine[Any, Any, _T]) -> _T:
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.get_loop().set_exception_handler(_log_stray)
         return runner.run(work)
+
+
+def on_signals(stop: Callable[[str], None]) -> None:
+    """
+    Call *stop* with the name of each signal that asks this process to end.
+
+    SIGHUP stays ignored where the process was started so, as `nohup` does.
+    """
+
+    def hang_up() -> None:
+        _leave_lost_terminal()
+        stop(signal.SIGHUP.name)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number.name)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
+def _leave_lost_terminal() -> None:
+    """Write to nowhere from now on, if the terminal was closed: every write would fail."""
+    for fd in (1, 2):
+        try:
+            termios.tcgetattr(fd)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+def remove_signal_handlers() -> None:
+    """Undo `on_signals`."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.remove_signal_handler(number)
 
 
 def _log_stray(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from oncebridge.dead import DeadLetter
 from oncebridge.errors import DeadLetterError, StoreError, StoreUnavailable
-from oncebridge.line_file import LineFile, WriterThread, explained, path_of, sync_directory
+from oncebridge.line_file import LineFile, WriterThread, path_of
+from oncebridge.private_file import create_private, explained, sync_directory
 
 _T = TypeVar("_T")
 
@@ -138,24 +139,35 @@ class FileDeadLetters:
         return _read_heading(self._file.read_last_line()).number if size else 0
 
     def _drop(self, numbers: AbstractSet[int]) -> int:
-        new = self._path.with_name(f"{self._path.name}.new")
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        path = self._path.resolve()  # a symbolic link stays one
+        new = path.with_name(f"{path.name}.new")
+        new.unlink(missing_ok=True)  # left by a process that was killed: we hold the lock
+        fd = create_private(new)
         try:
-            with os.fdopen(fd, "wb") as kept, self._path.open("rb") as file:
-                os.fchmod(fd, stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+            with os.fdopen(fd, "wb") as kept, path.open("rb") as file:
+                _take_after(fd, os.fstat(file.fileno()))
                 dropped = _copy(file, kept, numbers)
                 kept.flush()
                 os.fsync(fd)
             if dropped:
-                new.rename(self._path)
+                new.rename(path)
         except BaseException:
             new.unlink(missing_ok=True)
             raise
         if dropped:
-            sync_directory(self._path.parent)
+            sync_directory(path.parent)
         else:
             new.unlink()
         return dropped
+
+
+def _take_after(fd: int, old: os.stat_result) -> None:
+    """Give the new file the owner and the mode of the *old* one."""
+    new = os.fstat(fd)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        with suppress(PermissionError):  # only root may give a file away
+            os.fchown(fd, old.st_uid, old.st_gid)
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
 
 
 def _page(path: Path, after: int, limit: int) -> list[DeadLetter]:

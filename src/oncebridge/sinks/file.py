@@ -17,15 +17,9 @@ from typing import Annotated, ClassVar, Final, Self
 from msgspec import Struct
 
 from oncebridge.errors import ConfigError, SinkError
-from oncebridge.line_file import (
-    HalfWritten,
-    LineFile,
-    WriterThread,
-    explained,
-    path_of,
-    sync_directory,
-)
+from oncebridge.line_file import HalfWritten, LineFile, WriterThread, path_of
 from oncebridge.options import Doc, Size
+from oncebridge.private_file import explained, sync_directory
 from oncebridge.records import as_line
 from oncebridge.sink import Closed, Delivery, No, SinkAnswer, Unknown, Yes
 

@@ -44,6 +44,7 @@ from oncebridge.secret import Address
 from oncebridge.source import Context, Done, Host
 from oncebridge.sources.openapi import describe
 from oncebridge.trace_context import NAME, XRAY_HEADER, Carried
+from oncebridge.verdict import Outcome
 
 _log = logging.getLogger("oncebridge")
 _TRACEPARENT = NAME.encode()
@@ -489,17 +490,22 @@ def _result(answer: Answer | None) -> dict[str, Any]:
         if answer.acknowledge:
             return {"status": 202, "spooled": True}
         return _later(answer)
-    if not answer.acknowledge:
-        return {**_later(answer), "verdict": answer.verdict}
-    result: dict[str, Any] = {"status": 200, "verdict": answer.verdict}
-    if answer.outcomes:
+    result: dict[str, Any] = {"status": 200} if answer.acknowledge else _later(answer)
+    result["verdict"] = answer.verdict
+    if len(answer.outcomes) > 1:
+        result["routes"] = {name: _on_route(outcome) for name, outcome in answer.outcomes}
+    elif answer.outcomes and answer.acknowledge:
         outcome = answer.outcomes[0][1]
         result |= {"rule": outcome.rule, "key": outcome.key.hex()}
-    if len(answer.outcomes) > 1:
-        result["routes"] = {name: outcome.verdict for name, outcome in answer.outcomes}
     if answer.reason:
         result["reason"] = answer.reason
     return result
+
+
+def _on_route(outcome: Outcome) -> dict[str, str]:
+    """Return what one of several routes did; each has rules and keys of its own."""
+    found = {"verdict": outcome.verdict, "rule": outcome.rule, "key": outcome.key.hex()}
+    return found | ({"reason": outcome.reason} if outcome.reason else {})
 
 
 def _later(answer: Answer) -> dict[str, Any]:

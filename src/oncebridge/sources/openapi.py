@@ -6,17 +6,29 @@ from oncebridge.http.auth import AuthOptions
 from oncebridge.verdict import Verdict
 
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+_OUTCOME = {
+    "verdict": {"enum": [verdict.value for verdict in Verdict]},
+    "rule": {"type": "string", "description": "The name of the rule that decided."},
+    "key": {"type": "string", "description": "The key of the event, in hex."},
+    "reason": {"type": "string"},
+}
 _RESULT = {
     "type": "object",
     "properties": {
         "status": {"type": "integer", "description": "What this event alone would have got."},
-        "verdict": {"enum": [verdict.value for verdict in Verdict]},
+        **_OUTCOME,
         "spooled": {"type": "boolean", "description": "On disk, and forwarded later."},
-        "rule": {"type": "string"},
-        "key": {"type": "string", "description": "The Idempotency-Key the sink gets."},
-        "reason": {"type": "string"},
         "retry_after": {"type": "integer", "minimum": 1},
-        "routes": {"type": "object", "additionalProperties": {"type": "string"}},
+        "routes": {
+            "type": "object",
+            "description": "Where several routes are for the event: what each of them did. The "
+            "rule and the key are named there only.",
+            "additionalProperties": {
+                "type": "object",
+                "properties": _OUTCOME,
+                "required": ["verdict", "rule", "key"],
+            },
+        },
     },
     "required": ["status"],
 }

@@ -287,6 +287,14 @@ locals {
   sqs_key  = var.kms_key_arn == "" ? true : null
   rule_arn = "arn:${data.aws_partition.current.partition}:events:${data.aws_region.current.name}:${data.aws_caller_identity.current.account_id}:rule/${local.bus == "default" ? "" : "${local.bus}/"}${var.name}"
 
+  only_by_tls = {
+    Sid       = "OnlyByTls"
+    Effect    = "Deny"
+    Principal = "*"
+    Action    = "sqs:*"
+    Condition = { Bool = { "aws:SecureTransport" = "false" } }
+  }
+
   # What is done to a sink, by its service.
   sinks = {
     events = [
@@ -427,7 +435,7 @@ resource "aws_sqs_queue_policy" "undelivered" {
       Action    = "sqs:SendMessage"
       Resource  = aws_sqs_queue.undelivered.arn
       Condition = { ArnEquals = { "aws:SourceArn" = local.rule_arn } }
-    }]
+    }, merge(local.only_by_tls, { Resource = aws_sqs_queue.undelivered.arn })]
   })
 }
 
@@ -466,7 +474,7 @@ resource "aws_sqs_queue_policy" "queue" {
       Action    = "sqs:SendMessage"
       Resource  = aws_sqs_queue.queue.arn
       Condition = { ArnEquals = { "aws:SourceArn" = local.rule_arn } }
-    }]
+    }, merge(local.only_by_tls, { Resource = aws_sqs_queue.queue.arn })]
   })
 }
 
@@ -515,6 +523,20 @@ resource "aws_sqs_queue" "dead" {
   message_retention_seconds = 1209600
   kms_master_key_id         = local.kms_key
   sqs_managed_sse_enabled   = local.sqs_key
+}
+
+resource "aws_sqs_queue_policy" "by_tls" {
+  for_each = {
+    failed = aws_sqs_queue.failed
+    dead   = aws_sqs_queue.dead
+  }
+
+  queue_url = each.value.id
+
+  policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = [merge(local.only_by_tls, { Resource = each.value.arn })]
+  })
 }
 
 #: lambda
@@ -698,10 +720,41 @@ locals {
   has_role = var.runs_on != "elsewhere"
   issuer   = join("", slice(split(":oidc-provider/", "${var.oidc_provider_arn}:oidc-provider/"), 1, 2))
 
-  services = {
-    ecs          = "ecs-tasks.amazonaws.com"
-    ec2          = "ec2.amazonaws.com"
-    pod-identity = "pods.eks.amazonaws.com"
+  # Only for what runs in this account. An instance does not tell where it runs.
+  here = { "aws:SourceAccount" = data.aws_caller_identity.current.account_id }
+
+  trusts = {
+    ecs = {
+      Effect    = "Allow"
+      Principal = { Service = "ecs-tasks.amazonaws.com" }
+      Action    = ["sts:AssumeRole"]
+      Condition = {
+        StringEquals = local.here
+        ArnLike = {
+          "aws:SourceArn" = "arn:${data.aws_partition.current.partition}:ecs:*:${data.aws_caller_identity.current.account_id}:*"
+        }
+      }
+    }
+    ec2 = {
+      Effect    = "Allow"
+      Principal = { Service = "ec2.amazonaws.com" }
+      Action    = ["sts:AssumeRole"]
+    }
+    pod-identity = {
+      Effect    = "Allow"
+      Principal = { Service = "pods.eks.amazonaws.com" }
+      Action    = ["sts:AssumeRole", "sts:TagSession"]
+      Condition = { StringEquals = local.here }
+    }
+    irsa = {
+      Effect    = "Allow"
+      Principal = { Federated = var.oidc_provider_arn }
+      Action    = "sts:AssumeRoleWithWebIdentity"
+      Condition = { StringEquals = {
+        "${local.issuer}:aud" = "sts.amazonaws.com"
+        "${local.issuer}:sub" = "system:serviceaccount:${var.service_account}"
+      } }
+    }
   }
 }
 
@@ -710,24 +763,9 @@ resource "aws_iam_role" "oncebridge" {
   name_prefix = "${substr(var.name, 0, 30)}-"
   description = "What the workers of oncebridge are."
 
-  assume_role_policy = var.runs_on == "irsa" ? jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Principal = { Federated = var.oidc_provider_arn }
-      Action    = "sts:AssumeRoleWithWebIdentity"
-      Condition = { StringEquals = {
-        "${local.issuer}:aud" = "sts.amazonaws.com"
-        "${local.issuer}:sub" = "system:serviceaccount:${var.service_account}"
-      } }
-    }]
-    }) : jsonencode({
-    Version = "2012-10-17"
-    Statement = [{
-      Effect    = "Allow"
-      Principal = { Service = lookup(local.services, var.runs_on, "") }
-      Action    = var.runs_on == "pod-identity" ? ["sts:AssumeRole", "sts:TagSession"] : ["sts:AssumeRole"]
-    }]
+  assume_role_policy = jsonencode({
+    Version   = "2012-10-17"
+    Statement = [local.trusts[var.runs_on]]
   })
 
   lifecycle {
