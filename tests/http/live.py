@@ -20,11 +20,12 @@ from datetime import timedelta
 import uvloop
 from msgspec.structs import replace
 
-from oncebridge import config
+from oncebridge import config, epoch
 from oncebridge.backends import SinkPlace, StorePlace
 from oncebridge.dead import DeadLetter
 from oncebridge.service import Service
 from oncebridge.sink import Yes
+from oncebridge.store import Want
 from oncebridge.verdict import Verdict
 
 PATH = "/events"
@@ -87,8 +88,12 @@ class Desk:
     async def aclose(self): ...
 
 
+def _is_epoch(item):
+    return epoch._KEY in ([part.key for part in item.parts] if type(item) is Want else [item.key])
+
+
 class Watched:
-    """A store that counts what it is asked."""
+    """A store that counts what it is asked about events."""
 
     def __init__(self, store):
         self._store = store
@@ -101,7 +106,7 @@ class Watched:
             return found
 
         async def watched(*asked):
-            self.asked[name] += sum(map(len, asked))
+            self.asked[name] += sum(not _is_epoch(item) for items in asked for item in items)
             if self.broken is not None:
                 raise self.broken
             return await found(*asked)
