@@ -454,7 +454,7 @@ def untouched(gate):
     """Check that nothing reached the books, the store or the dead letters."""
 
     def seen():
-        return gate.counts, dict(gate.store.asked), len(gate.buried())
+        return gate.counts, gate.store.asked.copy(), len(gate.buried())
 
     before = seen()
     yield
