@@ -7,6 +7,7 @@ from oncebridge.figures import instant
 from oncebridge.lookup import is_not_ours, opened_to_look
 from oncebridge.reach import is_missing, is_out_of_reach
 from oncebridge.watch import fleet
+from oncebridge.watch.agreement import differences, lost_routes
 
 
 async def check_workers(setup: Setup, checkup: Checkup) -> None:
@@ -36,6 +37,7 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
             fix="Find out who or what emptied it (FLUSHALL, a restart without persistence, "
             "eviction), and let receivers check the Idempotency-Key meanwhile.",
         )
+    _check_agreement(view, setup, checkup)
     for name, route in sorted(view.total.routes.items()):
         runs = route.books.get("stale_runs", 0)
         if runs:
@@ -49,3 +51,16 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
                 fix="Find the entity in the log line oncebridge.stale_run, and clear it:\n"
                 "oncebridge forget ENTITY_KEY",
             )
+
+
+def _check_agreement(view: fleet.View, setup: Setup, checkup: Checkup) -> None:
+    routes = [route.name for route in setup.routes]
+    for one in (*lost_routes(view, routes), *differences(view)):
+        checkup.find(
+            one.code,
+            Severity.WARNING,
+            f"route {one.route}",
+            seen=one.seen,
+            why=one.why,
+            fix=one.fix,
+        )
