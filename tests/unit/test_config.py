@@ -76,7 +76,7 @@ def test_nothing_at_all_is_a_configuration():
     assert isinstance(setup.config.store.opened, SQLiteStore)
     (route,) = setup.routes
     assert isinstance(route.sink.opened, StdoutSink)
-    assert (route.name, route.match, route.rules) == ("-", None, ())
+    assert (route.name, route.match, route.rules) == ("default", None, ())
     assert route.settings == Config().settings()
     assert not list(Path().iterdir()), "nothing is made before it is opened"
 
@@ -111,7 +111,7 @@ tiers = [ { key = "id", window = "5m" }, { key = "content", window = "6d", ignor
 def test_the_example_of_the_design_is_read():
     setup = loading(EXAMPLE)
     (route,) = setup.routes
-    assert route.name == "https://crm.example.com/hooks/genesys"
+    assert route.name == "default"
     assert [rule.name for rule in route.rules] == [
         *("call status", "two tiers"),
         *(rule.name for rule in genesys_rules()),
@@ -645,7 +645,7 @@ def test_secrets_and_addresses_come_from_the_environment_and_from_files(monkeypa
     keys = setup.config.source[0].opened._options.api_keys
     assert [key.reveal() for key in keys] == [f"{CANARY}-variable", f"{CANARY}-in-a-file"]
     # After the reference: what it leads to may be secret as a whole, and change with a rotation.
-    assert setup.routes[0].name == "env:SINK_URL"
+    assert setup.routes[0].name == "default"
     assert CANARY not in repr(setup) + str(setup.routes[0].sink) + repr(setup.config)
 
 

@@ -17,8 +17,8 @@ from oncebridge.dashboard.paper import rate
 from oncebridge.dashboard.pulse import Pulse, Sums
 from oncebridge.figures import HOUR, MINUTE, SECOND, elapsed, instant, listed, many, spelt
 from oncebridge.verdict import Verdict
-from oncebridge.watch.counts import added
 from oncebridge.watch.agreement import differences
+from oncebridge.watch.counts import added
 from oncebridge.watch.fleet import View, here_ms, is_silent, present
 from oncebridge.watch.report import RouteState, State
 

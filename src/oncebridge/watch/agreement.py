@@ -18,7 +18,7 @@ from typing import ClassVar, Final, Literal
 from msgspec import Struct
 
 from oncebridge.figures import listed, spelt
-from oncebridge.watch.fleet import View, present
+from oncebridge.watch.fleet import GONE_AFTER_MS, View, here_ms, present
 from oncebridge.watch.report import RouteState
 
 ROLLING_RESTART_MS: Final = 10 * 60 * 1000
@@ -118,10 +118,13 @@ def _compared(route: RouteState) -> Iterator[tuple[Literal["rules", "sinks"], st
 
 
 def lost_routes(view: View, routes: Collection[str]) -> list[LostRoute]:
-    """Return the routes that workers reported, except *routes* and those of workers that run."""
-    reported = {name for one in [*view.reports, *view.gone] for name in one.state.routes}
-    running = {name for state in present(view) for name in state.routes}
-    return [LostRoute(name) for name in sorted(reported - running - set(routes))]
+    """Return the routes that workers reported, except *routes* and those of workers that may run."""
+    reported: set[str] = set()
+    running = set(routes)
+    for one in [*view.reports, *view.gone]:
+        is_over = one.state.ended or here_ms(one, view.now_ms) - one.state.at_ms >= GONE_AFTER_MS
+        (reported if is_over else running).update(one.state.routes)
+    return [LostRoute(name) for name in sorted(reported - running)]
 
 
 class Warnings:
