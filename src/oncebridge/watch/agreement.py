@@ -11,15 +11,14 @@ under the old one. Keys are hashes and cannot tell; the reports of earlier worke
 
 import logging
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from shlex import quote
-from typing import ClassVar, Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
 from oncebridge.figures import listed, spelt
 from oncebridge.watch.fleet import GONE_AFTER_MS, View, here_ms, present
-from oncebridge.watch.report import RouteState
 
 ROLLING_RESTART_MS: Final = 10 * 60 * 1000
 """A worker that has run for less is not compared: the others may still have to be restarted."""
@@ -30,101 +29,84 @@ _OWN: Final = re.compile(r"-$|(?:file|python|env|ssm|secretsmanager):")
 _log = logging.getLogger("oncebridge")
 
 
-class Difference(Struct, frozen=True):
-    """Workers that run with different rules or different sinks for one route."""
+class Problem(Struct, frozen=True):
+    """One thing that does not fit together, as the log, the dashboard and `check` show it."""
 
-    what: Literal["rules", "sinks"]
+    code: str
     route: str
-    workers: tuple[tuple[str, ...], ...]
-    """The names of the workers, those that agree together."""
-
-    @property
-    def code(self) -> str:
-        return f"mixed-{self.what}"
-
-    @property
-    def seen(self) -> str:
-        groups = " / ".join(listed([spelt(n) for n in names], most=3) for names in self.workers)
-        return f"workers have different {self.what} for route {spelt(self.route)}: {groups}"
-
-    @property
-    def why(self) -> str:
-        if self.what == "rules":
-            return (
-                "An event that two of them receive has two keys: it is delivered twice, with "
-                "different Idempotency-Keys."
-            )
-        return (
-            "An event that one of them has delivered is a duplicate for the others: their sink "
-            "does not get it."
-        )
-
-    @property
-    def fix(self) -> str:
-        if self.what == "rules":
-            return "Give all workers of the route the same configuration and version, and restart."
-        return (
-            "Give all workers of the route the same sink, or name their routes differently "
-            '(route = "NAME").'
-        )
+    seen: str
+    why: str
+    fix: str
 
 
-class LostRoute(Struct, frozen=True):
-    """A route that earlier workers reported, and that neither workers nor configuration have now."""
-
-    route: str
-    code: ClassVar[str] = "route-lost"
-    why: ClassVar[str] = (
-        "The route is part of every key: what was delivered on it is not remembered under another "
-        "name, and is delivered again if it arrives again. Its dead letters wait under its name."
-    )
-
-    @property
-    def seen(self) -> str:
-        return (
-            f"earlier workers had a route {spelt(self.route)}, which this configuration does not "
-            "have and no running worker has"
-        )
-
-    @property
-    def fix(self) -> str:
-        return (
-            "Give the route its old name again; or, if it is gone for good, replay its dead "
-            f"letters on another:\noncebridge dead replay --all --route {quote(self.route)} --to NEW"
-        )
+_RULES: Final = (
+    (
+        "An event that two of them receive has two keys: it is delivered twice, with different "
+        "Idempotency-Keys."
+    ),
+    "Give all workers of the route the same configuration and version, and restart them.",
+)
+_SINKS: Final = (
+    (
+        "An event that one of them has delivered is a duplicate for the others: their sink does not "
+        "get it."
+    ),
+    (
+        "Give all workers of the route the same sink, or name their routes differently "
+        '(route = "NAME").'
+    ),
+)
+_LOST: Final = (
+    "The route is part of every key: what was delivered on it is not remembered under another "
+    "name, and is delivered again if it arrives again. Its dead letters wait under its name."
+)
 
 
-def differences(view: View) -> list[Difference]:
+def differences(view: View) -> list[Problem]:
     """Return what workers that have run for longer than a rolling restart takes disagree on."""
-    found: dict[tuple[Literal["rules", "sinks"], str], dict[str, list[str]]] = {}
-    for state in present(view):
-        if state.at_ms - state.started_ms < ROLLING_RESTART_MS:
-            continue
+    states = [s for s in present(view) if s.at_ms - s.started_ms >= ROLLING_RESTART_MS]
+    found: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for state in states:
         for name, route in state.routes.items():
-            for what, value in _compared(route):
-                found.setdefault((what, name), {}).setdefault(value, []).append(state.name)
+            here = found.setdefault(name, {"rules": {}, "sinks": {}})
+            if route.keys:  # earlier versions report none
+                here["rules"].setdefault(route.keys, []).append(state.name)
+            if not _OWN.match(route.sink):
+                here["sinks"].setdefault(route.sink, []).append(state.name)
     return [
-        Difference(what, route, tuple(sorted(tuple(sorted(names)) for names in each.values())))
-        for (what, route), each in sorted(found.items())
-        if len(each) > 1
+        _difference(what, route, sorted(map(sorted, groups.values())))
+        for route, here in sorted(found.items())
+        for what, groups in here.items()
+        if len(groups) > 1
     ]
 
 
-def _compared(route: RouteState) -> Iterator[tuple[Literal["rules", "sinks"], str]]:
-    if route.keys:  # earlier versions report none
-        yield "rules", route.keys
-    if not _OWN.match(route.sink):
-        yield "sinks", route.sink
+def _difference(what: str, route: str, groups: list[list[str]]) -> Problem:
+    """Say who differs; workers that agree are named together."""
+    names = " / ".join(listed([spelt(name) for name in group], most=3) for group in groups)
+    seen = f"workers have different {what} for route {spelt(route)}: {names}"
+    return Problem(f"mixed-{what}", route, seen, *(_RULES if what == "rules" else _SINKS))
 
 
-def lost_routes(view: View, routes: Collection[str]) -> list[LostRoute]:
+def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
     """Return the routes that workers reported, except *routes* and those of workers that may run."""
     reported: set[str] = set()
     running = set(routes)
     for one in [*view.reports, *view.gone]:
         is_over = one.state.ended or here_ms(one, view.now_ms) - one.state.at_ms >= GONE_AFTER_MS
         (reported if is_over else running).update(one.state.routes)
-    return [LostRoute(name) for name in sorted(reported - running)]
+    return [
+        Problem(
+            "route-lost",
+            route,
+            f"earlier workers had a route {spelt(route)}, which this configuration does not have "
+            "and no running worker has",
+            _LOST,
+            "Give the route its old name again; or, if it is gone for good, replay its dead "
+            f"letters on another:\noncebridge dead replay --all --route {quote(route)} --to NEW",
+        )
+        for route in sorted(reported - running)
+    ]
 
 
 class Warnings:
@@ -132,18 +114,19 @@ class Warnings:
 
     def __init__(self, routes: Collection[str]) -> None:
         self._routes = routes
-        self._logged: dict[Difference | LostRoute, int] = {}
+        self._logged: dict[Problem, int] = {}
 
     def log(self, view: View) -> None:
         """Log each problem when it is new, and a difference again every hour."""
+        # A difference on another service's route is logged by its own workers.
+        ours = [one for one in differences(view) if one.route in self._routes]
+        lost = lost_routes(view, self._routes)
         before, self._logged = self._logged, {}
-        for one in (*lost_routes(view, self._routes), *differences(view)):
-            if one.route not in self._routes and isinstance(one, Difference):
-                continue  # another service's; its own workers log it
-            logged_ms = before.get(one, view.now_ms)
-            is_again = isinstance(one, Difference) and view.now_ms - logged_ms >= _AGAIN_MS
-            self._logged[one] = view.now_ms if is_again else logged_ms
-            if one not in before or is_again:
+        for one in [*lost, *ours]:
+            logged_ms = before.get(one)
+            if logged_ms is None or (one in ours and view.now_ms - logged_ms >= _AGAIN_MS):
+                logged_ms = view.now_ms
                 fix = one.fix.replace("\n", " ")
                 fields = {"route": one.route, "seen": one.seen, "why": one.why, "fix": fix}
                 _log.warning(f"oncebridge.{one.code.replace('-', '_')}", extra=fields)
+            self._logged[one] = logged_ms
