@@ -1,5 +1,8 @@
 """What `check` learns from the reports of workers."""
 
+import sqlite3
+from contextlib import closing
+
 from oncebridge import Books
 from oncebridge.check.finding import Checkup
 from oncebridge.check.stores import check_store
@@ -37,6 +40,15 @@ async def report_route(tmp_path, name, route, keys="aaa", **more):
         routes = {route: RouteState(sink="-", keys=keys)}
         state = State(name, "h", 1, "1", now_ms - 86_400_000, now_ms, routes=routes, **more)
         await Member(store, dice=SystemDice()).tell(Report(state, Counts()))
+
+
+async def test_a_file_without_its_write_ahead_log_is_left_so(tmp_path):
+    await report_route(tmp_path, "w1", "of old", ended=True)
+    with closing(sqlite3.connect(tmp_path / "seen.db")) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+    await check_store(setup_of(tmp_path), Checkup(), clock=system_clock)
+    with closing(sqlite3.connect(tmp_path / "seen.db")) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
 async def test_a_route_that_the_configuration_no_longer_has_is_found(tmp_path):
