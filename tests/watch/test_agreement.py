@@ -1,5 +1,6 @@
 """Workers of one store that do not fit together are found, and those of a rolling restart are not."""
 
+import asyncio
 import logging
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ from oncebridge.errors import StoreUnavailable
 from oncebridge.service import Service
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
+from oncebridge.verdict import Verdict
 from oncebridge.watch.agreement import ROLLING_RESTART_MS, Warnings, differences, lost_routes
 from oncebridge.watch.counts import Counts
 from oncebridge.watch.fleet import GONE_AFTER_MS, SEEN_AFTER_MS, SILENT_MS, Member, View, read
@@ -266,16 +268,25 @@ async def test_a_service_whose_route_has_a_new_name_says_so_after_its_start(tmp_
     assert ("oncebridge.route_lost", "of old") in lines(caplog)
 
 
-async def test_a_store_that_cannot_be_read_neither_delays_nor_fails_the_start(
-    tmp_path, monkeypatch, caplog
+@pytest.mark.parametrize("how", ["hangs", "fails"])
+async def test_a_read_that_hangs_or_fails_neither_delays_nor_fails_the_start(
+    tmp_path, monkeypatch, how
 ):
-    async def refuse(*_):
+    asked = asyncio.Event()
+
+    async def read_badly(*_):
+        asked.set()
+        if how == "hangs":
+            await asyncio.Event().wait()
         raise StoreUnavailable("gone")
 
     running = service(tmp_path, '"content"', Clock())
-    monkeypatch.setattr("oncebridge.watch.watch.read", refuse)
+    monkeypatch.setattr("oncebridge.watch.watch.read", read_badly)
     await running.open()
-    with pytest.raises(StoreUnavailable):
-        await running._compare()
-    assert running._not_ready() == []
-    await running.close(timedelta(seconds=1))
+    try:
+        await asked.wait()
+        (answer,) = await running.router.process([b'{"detail":{"n":1}}'])
+        assert answer.verdict is Verdict.DELIVERED
+        assert running._not_ready() == []
+    finally:
+        assert await running.close(timedelta(seconds=1))
