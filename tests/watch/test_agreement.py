@@ -229,7 +229,8 @@ def service(tmp_path, rule, clock, **flags):
 
 
 async def told(running):
-    """Let a worker measure its clock and report, as it does every ten seconds."""
+    """Let a worker measure its clock and report, as it does at least every ten seconds."""
+    await running._measure()
     await running._share()
 
 
