@@ -152,6 +152,11 @@ class SourcePlace(Place, frozen=True):
 
     group: ClassVar[str] = "oncebridge.sources"
 
+    def __str__(self) -> str:
+        # A source that listens has the port that it got. Its path is shown: the senders need it,
+        # and it is no secret, as others are let in by api_keys and the like only.
+        return self.reference or getattr(self.opened, "url", "") or masked(self.url)
+
 
 class StorePlace(Place, frozen=True):
     """Where it is remembered what was passed on."""

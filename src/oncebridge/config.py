@@ -11,10 +11,8 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
-from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -27,7 +25,6 @@ from oncebridge.backends import (
     SourcePlace,
     StorePlace,
     as_table,
-    scheme_of,
 )
 from oncebridge.clock import Clock, system_clock
 from oncebridge.dashboard_safety import exposure, mistakes
@@ -50,7 +47,7 @@ from oncebridge.options import (
 from oncebridge.pattern import Pattern
 from oncebridge.rules import Rule, RuleOptions, RuleSet
 from oncebridge.secret import Secret, asked_once, at_aws, is_at_aws
-from oncebridge.settings import Settings
+from oncebridge.settings import DEFAULT_ROUTE, Settings
 
 if TYPE_CHECKING:
     from oncebridge.genesys.verification import Verifier
@@ -133,9 +130,14 @@ class Config(Settings, frozen=True, kw_only=True):
         Doc("Where events go that can never succeed.", example="sqlite:oncebridge-dead.db"),
     ] = "sqlite:oncebridge-dead.db"  # type: ignore[assignment]
     route: Annotated[
-        str | None,
-        Doc("The name of the only route; otherwise it is made of the sink's address.", "crm"),
-    ] = None
+        str,
+        Doc(
+            "The name of the only route. It is part of every key: under another name nothing is "
+            "remembered of what was delivered before. Services with different sinks that share a "
+            "store need different names.",
+            example="crm",
+        ),
+    ] = DEFAULT_ROUTE
     preset: Annotated[
         Literal["none", "genesys"],
         Doc('"genesys" adds rules for Genesys Cloud events, after your own.'),
@@ -554,7 +556,7 @@ def _ways(
     if flawed & {"sink", "route"}:
         return ()
     sink = config.sink or SinkPlace.of("-")
-    return [RouteOptions(name=config.route or route_name(sink), sink=sink)]
+    return [RouteOptions(name=config.route, sink=sink)]
 
 
 def _verifier(
@@ -692,20 +694,6 @@ def _check_dashboard(
 def _address(given: Any) -> Any:
     table = as_table(given)
     return table.get("url") if isinstance(table, Mapping) else None
-
-
-def route_name(sink: SinkPlace) -> str:
-    """Name a route after where it leads, without what may be secret in it."""
-    if sink.reference:
-        return sink.reference
-    if scheme_of(sink.url) not in ("http", "https"):
-        return str(sink)
-    parts = urlsplit(sink.url)
-    name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}{parts.path}"
-    if parts.query:
-        # It may tell one receiver from another, and it may hold a secret.
-        name += f"?{blake2b(parts.query.encode(), digest_size=4).hexdigest()}"
-    return name
 
 
 def with_sink(setup: Setup, sink: SinkPlace) -> Setup:

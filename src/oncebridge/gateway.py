@@ -68,7 +68,7 @@ from oncebridge.rate_share import RateShare
 from oncebridge.registers import Registers
 from oncebridge.rules import Plan, Rule, RuleSet
 from oncebridge.sender import Answered, Sends, Slots
-from oncebridge.settings import Settings
+from oncebridge.settings import DEFAULT_ROUTE, Settings
 from oncebridge.sink import (
     Already,
     Closed,
@@ -136,7 +136,7 @@ class Gateway:
         sink: Sink | Callable[[Event], Any],
         rules: Sequence[Rule] = (),
         dead: DeadLetters | None = None,
-        route: str = "default",
+        route: str = DEFAULT_ROUTE,
         settings: Settings = Settings(),  # noqa: B008 - frozen
         hooks: Sequence[Hook] = (),
         trip_hooks: Sequence[TripHook] = (),

@@ -5,7 +5,7 @@ A letter is replayed in an order in which nothing is lost, wherever the process 
 
     look      was the event delivered since? then the letter can go
     forget    what the store knows of its death, or it would be a duplicate
-    process   on the route where it died, as if it had just arrived
+    process   on the route where it died, or the one named instead, as if it had just arrived
     drop      the letter, once the event is acknowledged
 
 Between the steps the letter is still there, and the next replay goes on from what it finds.
@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from datetime import timedelta
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge import control
 from oncebridge import record as table
@@ -96,7 +97,9 @@ class Redrive:
     """
     Replay dead letters through *router*, which is open.
 
-    *before* is told the letters that are about to be acted upon.
+    *before* is called with the letters that are about to be acted upon. All go to the route *to*,
+    if it is given: the claim and the key are those of that route then, and what the store knows
+    of the letters' own routes is left alone.
     """
 
     def __init__(
@@ -105,11 +108,13 @@ class Redrive:
         router: Router,
         *,
         before: Callable[[Sequence[DeadLetter]], Awaitable[None]],
+        to: str | None = None,
     ) -> None:
         self._store: Store = setup.config.store.opened
         self._dead: DeadLetters = setup.config.dead.opened
         self._identities = Identities(setup)
         self._before = before
+        self._to = to
         self._all = router
         self._ways = {
             gateway.route: Router([Way(gateway)], dead=self._dead, settings=setup.config.settings())
@@ -125,6 +130,8 @@ class Redrive:
         *within* is the time there is: what cannot be sent by then keeps its letter.
         """
         done: dict[int, Replayed] = {}
+        if self._to is not None:
+            letters = [self._moved(letter, self._to) for letter in letters]
         ready = await self._that_can_go(letters, done)
         if ready:
             await self._before(ready)
@@ -137,6 +144,18 @@ class Redrive:
             await self._dead.drop([o.number for o in batch if done[o.number].gone])
         return [done[letter.number] for letter in letters]
 
+    def _moved(self, letter: DeadLetter, route: str) -> DeadLetter:
+        """Return *letter* as if it had died on *route*, with the rule and the key of that route."""
+        event = self._identities.read(letter.raw)
+        way = self._identities.on(route, event) if isinstance(event, Event) else None
+        if way is None:
+            return replace(letter, route=route, key=b"")
+        return replace(letter, route=route, rule=way.plan.rule.name, key=way.plan.key)
+
+    def _route_of(self, letter: DeadLetter) -> str | None:
+        """Return the route that a letter goes to; None if it goes to all that its event matches."""
+        return self._to or (letter.route if letter.rule else None)
+
     async def _that_can_go(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
@@ -146,9 +165,14 @@ class Redrive:
         paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
         ready = []
         for letter in letters:
-            if letter.rule and letter.route not in self._ways:
-                _keep(letter, f"there is no route {letter.route!r} in this configuration", done)
-            elif letter.route in paused or (not letter.rule and paused):
+            route = self._route_of(letter)
+            if route is not None and route not in self._ways:
+                why = (
+                    f"there is no route {route!r} in this configuration; "
+                    "`oncebridge dead replay --to ROUTE` sends it to another"
+                )
+                _keep(letter, why, done)
+            elif route in paused or (route is None and paused):
                 _keep(letter, "the route is paused", done)
             else:
                 ready.append(letter)
@@ -214,9 +238,9 @@ class Redrive:
 
     def _sorted(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
         """Bring each letter back to where it died; what had no route takes all that it matches."""
-        batches: dict[str, list[DeadLetter]] = {}
+        batches: dict[str | None, list[DeadLetter]] = {}
         for letter in letters:
-            batches.setdefault(letter.route if letter.rule else "", []).append(letter)
+            batches.setdefault(self._route_of(letter), []).append(letter)
         return [(self._ways[name] if name else self._all, each) for name, each in batches.items()]
 
 

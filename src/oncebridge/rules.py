@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 
 from msgspec import Struct, field
@@ -23,6 +24,7 @@ from oncebridge.clock import ms
 from oncebridge.errors import ConfigError
 from oncebridge.event import Event, Unreadable
 from oncebridge.key import (
+    KEY_VERSION,
     ContentKey,
     FieldsKey,
     IdKey,
@@ -312,6 +314,18 @@ class RuleSet:
         plan = self.plan(event)
         return plan if plan.action == "discard" else None
 
+    def key_fingerprint(self) -> str:
+        """
+        Return a short hash of everything that decides which events have one key.
+
+        It is the same in every process and on every version of Python. Workers of one route need
+        the same: otherwise one event has two keys, and is delivered twice. Left out is what
+        changes no key: windows, what is done with a conflict, who is let in, and the names of
+        rules that keep no entity.
+        """
+        forms = [compiled.key_form() for compiled in self._compiled]
+        return sha256(canonical([KEY_VERSION, forms])).hexdigest()[:12]
+
     def _planner(self, event: Event) -> _Planner:
         """Find who plans for *event*, and remember it where it is the same for all of a kind."""
         kind = (event.source, event.detail_type)
@@ -370,6 +384,27 @@ class _Compiled:
         self._state = compile_field(rule.quiet.state) if rule.quiet else None
         self.planner = lru_cache(maxsize=_MOST_KINDS)(self._make_planner)
         """Gives `plan` for events of one source and detail-type, which is faster."""
+
+    def key_form(self) -> dict[str, Any]:
+        """Return what `RuleSet.key_fingerprint` is made of, as JSON."""
+        rule, bare = self.rule, self.rule.bare
+        form: dict[str, Any] = {
+            "match": rule.match.spec if rule.match else None,
+            "bare": [bare.match.spec, sorted(bare.members)] if bare else None,
+            "tiers": [
+                [_key_form(tier.key), _key_form(content), tier.check]
+                for tier, content in self._tiers
+            ],
+            "discard": rule.discard,
+            "on_missing": rule.on_missing,
+            "on_replay": rule.on_replay,
+            "scope": rule.scope,
+        }
+        if self._entity is not None:
+            version = rule.latest.version if rule.latest else None
+            state = rule.quiet.state if rule.quiet else None
+            form["entity"] = [_key_form(self._entity), self._together, version, state]
+        return form
 
     def _make_planner(self, source: str, detail_type: str) -> _Planner:
         if self._plain is None:
@@ -468,6 +503,15 @@ class _Compiled:
         # One register for all detail-types of the rule: they are states of one thing.
         key = make_key(namespace, b"entity", source, self._together, parts)
         return key, version, b"" if state is None else canonical(state), False
+
+
+def _key_form(key: ContentKey | IdKey | FieldsKey) -> list[Any]:
+    kind = key.kind.decode()
+    if isinstance(key, FieldsKey):
+        return [kind, *key.expressions]
+    if isinstance(key, ContentKey):
+        return [kind, *(sorted(set(names)) for names in (key.ignore, key.labels, key.needs))]
+    return [kind]
 
 
 def _instead(

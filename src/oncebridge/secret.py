@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ _MOST = 64 * 1024
 _USER_INFO = re.compile(r"(?is)^(?:[a-z][a-z0-9+.-]*:(?:https?:)?//)?(.*)@")
 _HEADER_VALUE = re.compile(r"[^\x00-\x20\x7f]([^\x00-\x1f\x7f]*[^\x00-\x20\x7f])?")
 _LOCAL = re.compile(r"(?i)^(file|sqlite|python|memory):(?!//[^/])")
+_WEB = re.compile(r"(?is)^((?:[a-z0-9.-]+\+)?https?://)([^/?#]*)(.*)")
+_HASHED = re.compile(r"/\*\*\*[0-9a-f]{8}")
 _QUERY_SECRET = re.compile(
     r"(?is)[?&;#][^=&;#]*(?:pass|pwd|secret|token|key|sig|auth|cred|code|jwt|session)[^=&;#]*=([^&]+)"
 )
@@ -71,7 +74,7 @@ def weakness(text: str, *, in_header: bool) -> str | None:
 
 
 class Address(str):
-    """An address as it was configured; its `repr` is for printing, and hides the password."""
+    """An address as it was configured; its `repr` is for printing, see `masked`."""
 
     __slots__ = ()
 
@@ -142,13 +145,43 @@ def _content(path: str, text: str, where: str) -> str:
 
 
 def masked(url: str) -> str:
-    """Hide what may be secret in an address: user, password, telling query parameters."""
-    found = [*_QUERY_SECRET.finditer(url)]
-    if not _LOCAL.match(url):
-        found += _USER_INFO.finditer(url)
+    """
+    Return an address as it may be printed, logged and counted.
+
+    Of http and https, whose path often is the secret (a webhook), it is the scheme, the host and
+    a short hash of the path and the query, which tells two of them apart. Of all other addresses
+    it is what they name (a file, a queue, a database) without user, password and query parameters
+    with the name of a secret.
+    """
+    if web := _WEB.match(url):
+        return _masked_web(*web.groups())
     shown, at = "", 0
-    for start, end in sorted(one.span(1) for one in found):
+    for start, end in _credentials(url):
         if start >= at:
             shown += url[at:start] + _HIDDEN
         at = max(at, end)
     return shown + url[at:]
+
+
+def has_credentials(url: str) -> bool:
+    """Return whether *url* holds a user, a password or a query parameter named like a secret."""
+    return bool(_credentials(url))
+
+
+def _credentials(url: str) -> list[tuple[int, int]]:
+    found = [*_QUERY_SECRET.finditer(url)]
+    if not _LOCAL.match(url):
+        found += _USER_INFO.finditer(url)
+    return sorted(one.span(1) for one in found)
+
+
+def _masked_web(scheme: str, authority: str, rest: str) -> str:
+    if "@" in rest:  # of a path, or of a password with a slash in it: then the host is not known
+        return f"{scheme}{_HIDDEN}"
+    user, at, host = authority.rpartition("@")
+    # The user and the password are not hashed: a short password could be guessed from the hash.
+    shown = f"{scheme}{_HIDDEN if user else ''}{at}{host}"
+    if rest.strip("/") and not _HASHED.fullmatch(rest):
+        digest = blake2b(rest.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        return f"{shown}/{_HIDDEN}{digest}"
+    return shown + rest

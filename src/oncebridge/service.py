@@ -37,14 +37,13 @@ from oncebridge.watch.report import RouteState, State
 from oncebridge.watch.watch import Watch
 
 if TYPE_CHECKING:
-    from oncebridge.backends import SourcePlace
     from oncebridge.dashboard import Dashboard
     from oncebridge.http.health import Health
 
 _log = logging.getLogger("oncebridge")
 _PURGE_S, _LOOK_S, _LEAVE_S = 10.0, 1.0, 5.0
 _PURGE_MOST = 5000
-_RECORD_S, _MEASURE_S, _SHARE_S = 2.0, 10.0, 1.0
+_RECORD_S, _MEASURE_S, _SHARE_S, _COMPARE_S = 2.0, 10.0, 1.0, 300.0
 _PUT_UP_S = 30.0
 
 
@@ -130,6 +129,7 @@ class Service:
             tracer=self.watch.tracer,
             clock=clock,
         )
+        self._keys = {one.route: one.rules.key_fingerprint() for one in self.router.gateways}
         self.spool = Spool(config.spool, config.spool_max) if config.spool else None
         self._intake = Intake(self.router, batch=config.batch, is_open=lambda: self._is_open)
         inbox: Inbox = self.spool or self._intake
@@ -182,7 +182,7 @@ class Service:
             started_ms=watch.started_ms,
             at_ms=self._clock(),
             ended=self._is_closed,
-            sources=tuple(getattr(s, "url", str(p)) for s, p in self._placed_sources()),
+            sources=tuple(map(str, self._setup.config.source)),
             routes={
                 gateway.route: RouteState(
                     str(route.sink),
@@ -194,6 +194,7 @@ class Service:
                     round(gateway.away_s(), 1),
                     gateway.books.balance,
                     (*dict.fromkeys(rule.name for rule in gateway.rules.rules), "default"),
+                    self._keys[gateway.route],
                 )
                 for gateway, route in zip(self.router.gateways, self._setup.routes, strict=True)
             },
@@ -203,13 +204,10 @@ class Service:
             history=watch.recorder.pages if watch.recorder is not None else 0,
         )
 
-    def _placed_sources(self) -> "zip[tuple[Source, SourcePlace]]":
-        return zip(self.sources, self._setup.config.source, strict=True)
-
     def _not_ready(self) -> list[str]:
         """Return what keeps events from being taken right now, as the HTTP source does."""
         stopping = ["shutting down"] if self._stopping.is_set() else []
-        # Without the routes' names, which may hold an address: anybody may ask.
+        # Without the routes' names: anybody may ask.
         spool, intake = self.spool, self._intake
         found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
         sources = [why for one in self.sources for why in getattr(one, "not_ready", list)()]
@@ -272,6 +270,7 @@ class Service:
                 (_RECORD_S, self._record),
                 (_MEASURE_S, self._measure),
                 (_SHARE_S, self._share),
+                (_COMPARE_S, self._compare),
             )
         ]
 
@@ -425,6 +424,10 @@ class Service:
         lost_ms = self._epoch.lost_ms
         longest_ms = max(gateway.rules.longest_ms for gateway in self.router.gateways)
         return lost_ms if self._clock() - lost_ms < longest_ms else 0
+
+    async def _compare(self) -> None:
+        if self._is_open:
+            await self.watch.compare()
 
     async def _look_for_pauses(self) -> None:
         if not self._is_open:

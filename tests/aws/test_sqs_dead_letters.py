@@ -364,7 +364,7 @@ def test_the_command_line_lists_shows_replays_and_drops(ministack, tmp_path):
         async with opened(graves) as dead:
             await dead.put(letters)
 
-    route = f"file:{out}"
+    route = "default"
     asyncio.run(put(letter(raw=event(), route=route, rule="default", key=b""), letter(2)))
     listed = [json.loads(line) for line in run("list", "--json").splitlines()]
     assert [one["bytes"] for one in listed] == [len(event()), len(letter(2).raw)]

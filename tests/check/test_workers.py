@@ -1,5 +1,8 @@
 """What `check` learns from the reports of workers."""
 
+import sqlite3
+from contextlib import closing
+
 from oncebridge import Books
 from oncebridge.check.finding import Checkup
 from oncebridge.check.stores import check_store
@@ -8,7 +11,7 @@ from oncebridge.config import load
 from oncebridge.stores.sqlite import SQLiteStore
 from oncebridge.watch.counts import Counts, RouteCounts
 from oncebridge.watch.fleet import Member
-from oncebridge.watch.report import Report, State, Vitals
+from oncebridge.watch.report import Report, RouteState, State, Vitals
 
 
 def setup_of(tmp_path):
@@ -28,6 +31,45 @@ async def report(tmp_path, books, **more):
     counts = Counts(routes={"crm": RouteCounts(books=books.counts())})
     await Member(store, dice=SystemDice()).tell(Report(state, counts))
     await store.aclose()
+
+
+async def report_route(tmp_path, name, route, keys="aaa", **more):
+    """Write what a worker would that has run for a day."""
+    async with SQLiteStore(tmp_path / "seen.db") as store:
+        now_ms = system_clock()
+        routes = {route: RouteState(sink="-", keys=keys)}
+        state = State(name, "h", 1, "1", now_ms - 86_400_000, now_ms, routes=routes, **more)
+        await Member(store, dice=SystemDice()).tell(Report(state, Counts()))
+
+
+async def test_a_file_without_its_write_ahead_log_is_left_so(tmp_path):
+    await report_route(tmp_path, "w1", "of old", ended=True)
+    with closing(sqlite3.connect(tmp_path / "seen.db")) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+    await check_store(setup_of(tmp_path), Checkup(), clock=system_clock)
+    with closing(sqlite3.connect(tmp_path / "seen.db")) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+async def test_a_route_that_the_configuration_no_longer_has_is_found(tmp_path):
+    await report_route(tmp_path, "w1", "https://crm.example.com/hook", ended=True)
+    await report_route(tmp_path, "w2", "log")
+    await report_route(tmp_path, "w3", "default", ended=True)
+    checkup = Checkup()
+    await check_store(setup_of(tmp_path), checkup, clock=system_clock)
+    (one,) = checkup.findings
+    assert (one.code, one.subject) == ("route-lost", "route https://crm.example.com/hook")
+    assert "--route https://crm.example.com/hook --to NEW" in one.fix
+
+
+async def test_workers_with_different_rules_for_one_route_are_found(tmp_path):
+    await report_route(tmp_path, "w1", "default")
+    await report_route(tmp_path, "w2", "default", "bbb")
+    checkup = Checkup()
+    await check_store(setup_of(tmp_path), checkup, clock=system_clock)
+    (one,) = checkup.findings
+    assert (one.code, one.subject) == ("mixed-rules", "route default")
+    assert one.seen.endswith("for route default: w1 / w2")
 
 
 async def found(tmp_path):

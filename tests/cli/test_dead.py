@@ -90,13 +90,15 @@ class World:
     async def letters(self) -> list[DeadLetter]:
         return [letter async for letter in select(self.dead, Choice())]
 
-    async def replay(self, letters: Sequence[DeadLetter] | None = None) -> list[Replayed]:
+    async def replay(
+        self, letters: Sequence[DeadLetter] | None = None, *, to: str | None = None
+    ) -> list[Replayed]:
         router = make_router(self.setup, clock=self.clock)
 
         async def before(letters: Sequence[DeadLetter]) -> None:
             self.before.append([letter.number for letter in letters])
 
-        redrive = Redrive(self.setup, router, before=before)
+        redrive = Redrive(self.setup, router, before=before, to=to)
         try:
             return await redrive.replay(await self.letters() if letters is None else letters)
         finally:
@@ -267,6 +269,51 @@ async def test_a_letter_is_replayed_on_the_route_where_it_died_and_on_no_other(t
     assert done.verdict is Verdict.DELIVERED
     assert len(world.sinks["crm"].taken) == 1
     assert len(world.sinks["lake"].taken) == 1
+
+
+async def orphans(world: World) -> list[DeadLetter]:
+    """Put letters of a route that is gone in the place of those there are."""
+    letters = await world.letters()
+    await world.dead.drop([letter.number for letter in letters])
+    await world.dead.put([replace(letter, route="of old") for letter in letters])
+    return await world.letters()
+
+
+async def test_letters_of_a_route_that_is_gone_are_replayed_on_another(tmp_path):
+    world = World(tmp_path, ROUTES)
+    world.sinks["crm"].answer = Never("no")
+    await world.arrive(event(1, source="com.example.shop"), event(2, source="com.example.shop"))
+    old = await orphans(world)
+    assert [one.gone for one in await world.replay(old)] == [False, False]
+    world.sinks["crm"].answer = Yes()
+    # crm knows that both died there: it forgets that, and delivers under its own key
+    done = await world.replay(old, to="crm")
+    assert [(one.verdict, one.gone) for one in done] == [(Verdict.DELIVERED, True)] * 2
+    assert sorted(world.sinks["crm"].taken) == [raw(event(1)), raw(event(2))]
+    assert await world.letters() == []
+    assert await world.arrive(event(1)) == [Verdict.DUPLICATE]
+
+
+async def test_what_the_other_route_has_delivered_is_not_sent_again(tmp_path):
+    world = World(tmp_path, ROUTES)
+    world.sinks["crm"].answer = Never("no")
+    await world.arrive(event(1))
+    assert len(world.sinks["lake"].taken) == 1
+    (done,) = await world.replay(await orphans(world), to="lake")
+    assert (done.verdict, done.gone) == (Verdict.DUPLICATE, True)
+    assert len(world.sinks["lake"].taken) == 1
+
+
+async def test_what_dies_on_the_other_route_has_a_letter_there(tmp_path):
+    world = World(tmp_path, ROUTES)
+    world.sinks["lake"].answer = Never("no")
+    await world.arrive(event(1), b"not json")
+    await orphans(world)
+    done = await world.replay(to="lake")
+    assert {one.verdict for one in done} == {Verdict.DEAD}
+    assert {letter.route for letter in await world.letters()} == {"lake"}
+    await control.pause(world.store, ["lake"], SystemDice())
+    assert {one.reason for one in await world.replay(to="lake")} == {"the route is paused"}
 
 
 async def test_a_letter_that_no_route_was_for_takes_all_that_are_for_it_now(tmp_path):
@@ -508,6 +555,24 @@ def test_letters_are_replayed_and_it_is_written_down_before(run, call, three, tm
     assert "secret" not in (tmp_path / "audit.ndjson").read_text()
     assert "there is no letter 77" in call("dead", "replay", "77", *C, code=1).err
     assert call("dead", "replay", "--all", "--reason", "other", *C).out == ""
+
+
+def test_letters_of_an_old_name_are_replayed_under_the_new_one(run, call, write, three, tmp_path):
+    (tmp_path / "closed").unlink()
+    write("pipe.toml", CONFIG.replace('"crm"', '"default"'))
+    kept = call("dead", "replay", "--all", "--reason", "rejected", *C, code=1)
+    assert "there is no route 'crm' in this configuration" in kept.out
+    assert "dead replay --to ROUTE" in kept.out
+    wrong = run("dead", "replay", "--all", "--to", "nowhere", *C, code=2)
+    assert "--to: 'nowhere' is not a route; routes: default" in wrong.err
+    chosen = ("--all", "--route", "crm", "--reason", "rejected", "--to", "default")
+    told = run("dead", "replay", *chosen, "--json", *C).objects()
+    assert [one["result"] for one in told] == ["delivered", "delivered"]
+    assert sorted((tmp_path / "taken").read_text().split()) == ["o-1", "o-2"]
+    line = json.loads((tmp_path / "audit.ndjson").read_text().splitlines()[-1])
+    assert (line["verb"], line["routes"]) == ("dead replay", ["default"])
+    call("run", *C, "--source", "file:events.ndjson")
+    assert len((tmp_path / "taken").read_text().split()) == 2, "remembered under the new name"
 
 
 def test_events_on_standard_output_stay_alone_there(run, write, three, tmp_path):

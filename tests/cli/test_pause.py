@@ -66,6 +66,7 @@ def test_what_another_process_cannot_see_is_refused(call, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_route_that_is_none_is_refused_with_a_guess(call, config, tmp_path):
-    assert "did you mean 'lake'?" in call("pause", *config, "--route", "lak", code=2).err
+def test_a_route_that_is_none_is_refused_with_a_list(call, config, tmp_path):
+    refused = call("pause", *config, "--route", "lak", code=2).err
+    assert "'lak' is not a route; routes: crm, lake" in refused
     assert not (tmp_path / "seen.db").exists()

@@ -272,7 +272,7 @@ def _recordings(world: World) -> None:
 
 
 _EVENT = {"id": "6f5c", "source": "shop", "detail-type": "order", "detail": {"order": 7}}
-_KEY = "01a0d404808fc367806ceee197f4537533e6c47fd7bee6a36b12695c579a13f353"
+_KEY = "013c11a11e6cf95bbf046d4fb997aef8c3183c8ba3561bfad43bb8621dd82a87d7"
 
 
 def _letters(world: World) -> None:

@@ -296,8 +296,8 @@ def route(name, sink):
 
 def http_sink(port, path, scheme="http"):
     url = (
-        f"{scheme}://user:{secret('userinfo')}@127.0.0.1:{port}{path}?token={secret('query')}"
-        f"&code={secret('code')}"
+        f"{scheme}://user:{secret('userinfo')}@127.0.0.1:{port}{path}/{secret('hook')}"
+        f"?token={secret('query')}&code={secret('code')}"
     )
     return (
         f'{{ url = "{url}", allow_private = true, sign = ["env:CANARY_SIGN"], cloudevents = true, '
@@ -393,7 +393,7 @@ def hear(directory, log_format):
 def test_the_canaries_were_really_there(talk):
     _, seen, directory, code = talk
     heads = "\n".join(seen.heads)
-    for place in ("query", "code", "header-literal"):
+    for place in ("hook", "query", "code", "header-literal"):
         assert secret(place) in heads
     assert f"Bearer {secret('header')}" in heads
     userinfo = base64.b64encode(f"user:{secret('userinfo')}".encode()).decode()
@@ -499,22 +499,32 @@ def invoke(directory, monkeypatch, *arguments, **env):
         log.setLevel(level)
 
 
-def test_readiness_of_a_sink_that_is_down_names_the_route_and_nothing_else(tmp_path):
+def test_nothing_shows_the_path_of_a_webhook_that_is_the_only_sink(tmp_path, monkeypatch):
     with target() as seen:
-        toml = f"breaker = 1\n{common(tmp_path)}"
-        url = f"http://user:{secret('userinfo')}@127.0.0.1:{seen.port}/500?token={secret('query')}"
-        toml = f'sink = "{url}"\n{toml}'
+        url = f"http://user:{secret('userinfo')}@127.0.0.1:{seen.port}/500/{secret('hook')}?a=b"
+        toml = f'sink = "{url}"\nbreaker = 1\ndashboard = "127.0.0.1:0"\n{common(tmp_path)}'
         with running(tmp_path, toml, **ENVIRONMENT) as talk:
             for number in (1, 2):  # while one event alone has failed, it may be its own fault
                 talk.ask("POST", "/events", event(number), x_api_key=secret("api-key"))
             status, text = talk.ask("GET", "/readyz")
             assert status == 503
-            (reason,) = json.loads(text)["reasons"]
-            assert reason.startswith(f"http://127.0.0.1:{seen.port}/500")
-            assert reason.endswith(": the sink is down")
+            assert json.loads(text)["reasons"] == ["default: the sink is down"]
+            ready = json.loads(next(line for line in talk.err if "oncebridge.ready" in line))
+            shown = f"http://***@127.0.0.1:{seen.port}/***"
+            assert re.fullmatch(re.escape(shown) + "[0-9a-f]{8}", ready["sink"])
+            assert ready["source"] == f"http://127.0.0.1:{talk.port}/events"
+            talk.port = int(ready["dashboard"].rpartition(":")[2].strip("/"))
+            assert 'route="default"' in talk.ask("GET", "/metrics")[1]
+            pages = [talk.ask("GET", page)[1] for page in ("/", "/rules", "/dead", "/decisions")]
+            assert ready["sink"] in pages[1]
             talk.end()
-        assert not leaks(talk.said, SECRET, PAYLOAD, NAME)
+        assert not leaks(talk.said, SECRET)
+        assert not leaks("".join(talk.err), PAYLOAD, NAME)
         assert not leaks(on_disk(tmp_path), SECRET, PAYLOAD)
+        for command in (["check"], ["check", "--json"], ["pause"], ["dead", "list"]):
+            done = invoke(tmp_path, monkeypatch, *command, "-c", "canary.toml", **ENVIRONMENT)
+            assert done.output
+            assert not leaks(done.output, SECRET), command
 
 
 def test_a_spool_tells_as_little(tmp_path):

@@ -41,7 +41,7 @@ from oncebridge import (
     parse_all,
 )
 from oncebridge.backends import SinkPlace, SourcePlace, StorePlace
-from oncebridge.config import Config, Route, Setup, load, route_name, with_sink
+from oncebridge.config import Config, Route, Setup, load, with_sink
 from oncebridge.dead_letters.file import FileDeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
@@ -275,7 +275,7 @@ def configure() -> Setup:
     assert_type(setup.config.lease, timedelta)
     assert_type(setup.config.settings(), Settings)
     assert_type(setup.routes, tuple[Route, ...])
-    assert_type(route_name(setup.routes[0].sink), str)
+    assert_type(setup.config.route, str)
     assert_type(gateways(setup), list[Gateway])
     assert_type(schema(Config), dict[str, Any])
     return with_sink(setup, SinkPlace.of("https://crm.example.com/", concurrency=3))

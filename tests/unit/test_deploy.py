@@ -278,7 +278,7 @@ def test_a_configuration_of_the_readme_is_in_order(number, tmp_path):
 
     assert setup.config.preset == "genesys"
     (route,) = setup.routes
-    assert str(route.sink) == "https://crm.example.com/hooks/genesys"
+    assert route.sink.url == "https://crm.example.com/hooks/genesys"
 
 
 def test_the_other_commands_of_the_readme_parse():

@@ -13,7 +13,15 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from oncebridge.errors import ConfigError
-from oncebridge.secret import Address, Secret, is_at_aws, masked, resolve, resolve_address
+from oncebridge.secret import (
+    Address,
+    Secret,
+    has_credentials,
+    is_at_aws,
+    masked,
+    resolve,
+    resolve_address,
+)
 
 CANARY = "c4n4ry-5hh"
 
@@ -63,7 +71,7 @@ def test_whoever_has_to_send_it_can():
 
 def test_an_address_is_masked_where_it_is_quoted():
     address = Address(f"https://user:{CANARY}@crm.example.com/hook")
-    assert repr(address) == "'https://***@crm.example.com/hook'"
+    assert repr(address) == "'https://***@crm.example.com/***93c24104'"
     assert CANARY not in f"{address!r}{[address]}{ {'url': address} }"
     assert address == f"https://user:{CANARY}@crm.example.com/hook"
     assert pickle.loads(pickle.dumps(address)) == address
@@ -173,12 +181,23 @@ def test_little_is_taken_for_a_name_at_aws(text):
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("https://crm.example.com/hook", "https://crm.example.com/hook"),
-        ("https://crm.example.com:8443/a/b?x=1&y=2#z", None),
-        ("https://user:pw@crm.example.com/hook", "https://***@crm.example.com/hook"),
+        ("https://crm.example.com", None),
+        ("https://crm.example.com:8443/", None),
+        ("https://crm.example.com/hook", "https://crm.example.com/***93c24104"),
+        ("https://crm.example.com/hook?x=1#z", "https://crm.example.com/***ea40094d"),
+        ("https://crm.example.com?x=1", "https://crm.example.com/***3d8dda98"),
+        ("HTTP://crm.example.com:8443/hook", "HTTP://crm.example.com:8443/***93c24104"),
+        ("https://user:pw@crm.example.com/hook", "https://***@crm.example.com/***93c24104"),
         ("https://sk_live_token@crm.example.com/", "https://***@crm.example.com/"),
         ("https://token:x-oauth-basic@git.example.com/", "https://***@git.example.com/"),
         ("https://user:@crm.example.com/", "https://***@crm.example.com/"),
+        ("http://[::1]:8080/events", "http://[::1]:8080/***1b4c42f5"),
+        ("signed+https://h/hooks/T0/pw", "signed+https://h/***6ee130eb"),
+        ("https://h/x?token=pw", "https://h/***e95c8b5e"),
+        ("https://h/x#access_token=pw", "https://h/***de5246be"),
+        ("https://h/hooks/@pw", "https://***"),
+        ("https://h/x?token=p@w", "https://***"),
+        ("https://u:a?token=b@h/x", "https://***"),
         ("redis://:pw@127.0.0.1:6379/0", "redis://***@127.0.0.1:6379/0"),
         ("rediss://default:p%40ss@[fd00::7]:6379", "rediss://***@[fd00::7]:6379"),
         ("redis+sentinel://:pw@a:1,b:2/main/0", "redis+sentinel://***@a:1,b:2/main/0"),
@@ -188,16 +207,14 @@ def test_little_is_taken_for_a_name_at_aws(text):
             "postgresql://h/x?user=a&password=pw&table=t",
             "postgresql://h/x?user=a&password=***&table=t",
         ),
-        ("https://h/x?token=pw", "https://h/x?token=***"),
-        ("https://h/x?a=1&Access-Token=pw&b=2", "https://h/x?a=1&Access-Token=***&b=2"),
-        ("https://h/x?code=pw", "https://h/x?code=***"),
-        ("https://h/x?sig=pw&sv=2026", "https://h/x?sig=***&sv=2026"),
-        ("https://h/x?apikey=pw#top", "https://h/x?apikey=***"),
-        ("https://h/x#access_token=pw", "https://h/x#access_token=***"),
-        ("https://h/x?token=p@w", "https://***"),
-        ("https://u:a?token=b@h/x", "https://***"),
+        ("x://h/x?a=1&Access-Token=pw&b=2", "x://h/x?a=1&Access-Token=***&b=2"),
+        ("x://h/x?code=pw", "x://h/x?code=***"),
+        ("x://h/x?sig=pw&sv=2026", "x://h/x?sig=***&sv=2026"),
+        ("x://h/x?apikey=pw#top", "x://h/x?apikey=***"),
+        ("sqs:https://sqs.eu-west-1.amazonaws.com/123456789012/orders", None),
+        ("events:arn:aws:events:eu-west-1:123456789012:event-bus/crm", None),
+        ("s3://seen/oncebridge", None),
         ("sqs:https://me:pw@sqs.example.com/q", "sqs:https://***@sqs.example.com/q"),
-        ("http://[::1]:8080/events", None),
         ("sqlite:data/seen@home.db", None),
         ("file:/var/in@box/events.ndjson", None),
         ("file:///var/in@box/events.ndjson", None),
@@ -211,6 +228,30 @@ def test_little_is_taken_for_a_name_at_aws(text):
 )
 def test_what_is_shown_of_an_address(url, shown):
     assert masked(url) == (url if shown is None else shown)
+
+
+def test_two_webhooks_on_one_host_are_told_apart_by_their_hash():
+    hooks = [f"https://hooks.example.com/{path}" for path in ("T0/a", "T0/b", "T0/a?x=1")]
+    shown = [masked(hook) for hook in hooks]
+    assert len(set(shown)) == 3
+    assert [masked(hook) for hook in hooks] == shown
+    # The password is no part of the hash, from which a short one could be guessed.
+    ones, others = (masked(f"https://u:{pw}@h/hook") for pw in ("1234", "4321"))
+    assert ones == others
+
+
+@pytest.mark.parametrize(
+    ("url", "has"),
+    [
+        ("https://crm.example.com/hooks/T0/B1", False),
+        ("https://u:pw@crm.example.com/", True),
+        ("https://crm.example.com/?token=pw", True),
+        ("file:/var/in@box/events.ndjson", False),
+        ("redis://:pw@h/0", True),
+    ],
+)
+def test_credentials_in_an_address_are_recognised(url, has):
+    assert has_credentials(url) is has
 
 
 SECRETS = st.text(
@@ -279,7 +320,7 @@ def test_no_password_shows_in_what_is_no_url(secret, host):
 def test_anything_can_be_masked_and_twice_is_the_same_as_once(text):
     shown = masked(text)
     assert masked(shown) == shown
-    if "@" not in text and not re.search(r"[?&;#]", text):
+    if "@" not in text and not re.search(r"[?&;#]|(?i:https?://)", text):
         assert shown == text
 
 

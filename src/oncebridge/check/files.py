@@ -183,7 +183,7 @@ def _check_sqlite(one: Kept, checkup: Checkup) -> None:
 
 
 def _look_inside(one: Kept, db: sqlite3.Connection, checkup: Checkup) -> None:
-    if not _has_write_ahead_log(one.path) and db.execute(_IS_OURS).fetchone():
+    if not has_write_ahead_log(one.path) and db.execute(_IS_OURS).fetchone():
         checkup.find(
             "sqlite-journal",
             Severity.NOTE,
@@ -220,7 +220,7 @@ _NEW_FILES: Final = {
 _IS_OURS = "SELECT 1 FROM sqlite_master WHERE name = 'oncebridge_schema'"
 
 
-def _has_write_ahead_log(path: Path) -> bool:
+def has_write_ahead_log(path: Path) -> bool:
     """Read it in the file's head: a connection that only looks does not tell."""
     with path.open("rb") as file:
         return file.read(20)[18:20] == b"\x02\x02"

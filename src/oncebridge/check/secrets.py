@@ -19,7 +19,7 @@ from oncebridge.check.finding import Checkup, Severity, in_shell
 from oncebridge.config import Config, Setup
 from oncebridge.errors import ConfigError
 from oncebridge.options import settings_of
-from oncebridge.secret import Secret, is_at_aws, masked, resolve_address
+from oncebridge.secret import Secret, has_credentials, is_at_aws, resolve_address
 
 _REFERENCE: Final = re.compile(r"(env|file|ssm|secretsmanager):.")
 _TELLING: Final = re.compile(r"(?i)auth|cookie|key|pass|secret|sign|token")
@@ -106,7 +106,7 @@ def _in_place(kind: type[Place], table: Any, where: str) -> Iterator[str]:
     if not isinstance(table, Mapping) or not isinstance(table.get("url"), str):
         return
     url = table["url"]
-    if masked(url) != url and not _has_user_only(url):
+    if has_credentials(url) and not _has_user_only(url):
         yield f"{where}.url" if len(table) > 1 else where
     try:
         options = getattr(
@@ -122,4 +122,4 @@ def _has_user_only(url: str) -> bool:
     """Tell whether an address names a user, and neither a password nor anything else secret."""
     scheme, _, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
-    return bool(at) and ":" not in user and masked(f"{scheme}://{host}") == f"{scheme}://{host}"
+    return bool(at) and ":" not in user and not has_credentials(f"{scheme}://{host}")

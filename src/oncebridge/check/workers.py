@@ -1,5 +1,9 @@
 """What the workers that share the store have reported."""
 
+from pathlib import Path
+
+from oncebridge.backends import StorePlace, scheme_of
+from oncebridge.check.files import has_write_ahead_log
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.config import Setup
 from oncebridge.errors import ConfigError, StoreError
@@ -7,12 +11,13 @@ from oncebridge.figures import instant
 from oncebridge.lookup import is_not_ours, opened_to_look
 from oncebridge.reach import is_missing, is_out_of_reach
 from oncebridge.watch import fleet
+from oncebridge.watch.agreement import differences, lost_routes
 
 
 async def check_workers(setup: Setup, checkup: Checkup) -> None:
     """Read the workers' reports, if the store can be opened without making anything."""
     place = setup.config.store
-    if is_out_of_reach(place) or is_missing(place) or is_not_ours(place):
+    if is_out_of_reach(place) or is_missing(place) or is_not_ours(place) or _would_change(place):
         return
     try:
         store = await opened_to_look(place)
@@ -36,6 +41,7 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
             fix="Find out who or what emptied it (FLUSHALL, a restart without persistence, "
             "eviction), and let receivers check the Idempotency-Key meanwhile.",
         )
+    _check_agreement(view, setup, checkup)
     for name, route in sorted(view.total.routes.items()):
         runs = route.books.get("stale_runs", 0)
         if runs:
@@ -49,3 +55,26 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
                 fix="Find the entity in the log line oncebridge.stale_run, and clear it:\n"
                 "oncebridge forget ENTITY_KEY",
             )
+
+
+def _would_change(place: StorePlace) -> bool:
+    """Return whether opening a SQLite file would switch its write-ahead log on."""
+    if scheme_of(place.url) != "sqlite":
+        return False
+    try:
+        return not has_write_ahead_log(Path(place.url.partition(":")[2]))
+    except OSError:
+        return True  # the check of files reports it
+
+
+def _check_agreement(view: fleet.View, setup: Setup, checkup: Checkup) -> None:
+    routes = [route.name for route in setup.routes]
+    for one in (*lost_routes(view, routes), *differences(view)):
+        checkup.find(
+            one.code,
+            Severity.WARNING,
+            f"route {one.route}",
+            seen=one.seen,
+            why=one.why,
+            fix=one.fix,
+        )

@@ -17,6 +17,7 @@ from oncebridge.cli.finding import because_option, store_to_look
 from oncebridge.cli.manners import (
     as_json_option,
     audited,
+    chosen_routes,
     columns,
     command,
     examples,
@@ -214,14 +215,16 @@ def _body(raw: bytes) -> str:
 @command(
     "oncebridge dead replay 12 13 -c oncebridge.toml",
     "oncebridge dead replay --all --reason rejected -c oncebridge.toml",
+    "oncebridge dead replay --all --route old --to crm -c oncebridge.toml",
 )
 @_numbers
 @_all
 @_reason
 @_route
+@click.option("--to", metavar="ROUTE", help="Replay them on this route instead of where they died.")
 @because_option
 @as_json_option
-def replay(setup: Setup, *, because: str, as_json: bool, **chosen: Any) -> None:
+def replay(setup: Setup, *, to: str | None, because: str, as_json: bool, **chosen: Any) -> None:
     """
     Try dead letters again, each on the route where it died.
 
@@ -229,14 +232,20 @@ def replay(setup: Setup, *, because: str, as_json: bool, **chosen: Any) -> None:
     meantime is not sent again. One that dies again has a new letter; one that the sink could
     not take now keeps its letter.
 
+    With --to, they go to another route, such as one that took the place of the route where they
+    died. An event that this route has delivered before is not sent again.
+
     Exit code 1: a letter is still there, died again, or was not found.
     """
     choice = _choice(**chosen)
     refuse_memory(setup.config.store, "store")
-    sys.exit(run_loop(_replay(setup, choice, because, as_json=as_json)))
+    chosen_routes(setup, [to] if to is not None else [], flag="--to")
+    sys.exit(run_loop(_replay(setup, choice, to, because, as_json=as_json)))
 
 
-async def _replay(setup: Setup, choice: Choice, because: str, *, as_json: bool) -> int:
+async def _replay(
+    setup: Setup, choice: Choice, to: str | None, because: str, *, as_json: bool
+) -> int:
     trails = Trails(audited(setup), setup.config.store.opened, reason=because)
     if _is_empty(setup):
         return _missing(choice.numbers)
@@ -246,7 +255,9 @@ async def _replay(setup: Setup, choice: Choice, because: str, *, as_json: bool) 
         dead: DeadLetters = setup.config.dead.opened
         numbers = [letter.number async for letter in select(dead, choice)]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
-        redrive = Redrive(setup, router, before=lambda each: write_replay(setup, trails, each))
+        redrive = Redrive(
+            setup, router, before=lambda each: write_replay(setup, trails, each), to=to
+        )
         counts: dict[str, int] = {}
         with _bar(len(numbers)) as bar:
             task = bar.add_task("", total=len(numbers))

@@ -22,7 +22,6 @@ from oncebridge.audit_trail import AuditTrail
 from oncebridge.cli.setup import NEEDS_YOU, configured
 from oncebridge.config import DEFAULT_FILE, PREFIX, Setup
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.options import did_you_mean
 
 _C = TypeVar("_C", bound="Closing")
 
@@ -85,14 +84,14 @@ def audited(setup: Setup) -> AuditTrail:
     return AuditTrail(setup.config.audit)
 
 
-def chosen_routes(setup: Setup, names: Sequence[str]) -> list[str]:
-    """Give the names of the routes that are meant: all, where none is named."""
+def chosen_routes(setup: Setup, names: Sequence[str], flag: str = "--route") -> list[str]:
+    """Return the names of the routes that *flag* gave, or of all; raise if there is no such route."""
     known = [route.name for route in setup.routes]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigErrors(
             [
-                ConfigError("--route", f"{name!r} is no route; {did_you_mean(name, known)}")
+                ConfigError(flag, f"{name!r} is not a route; routes: {', '.join(known)}")
                 for name in unknown
             ],
             setup.file,

@@ -84,11 +84,10 @@ def _on_signals(service: Service) -> None:
 
 def _tell_ready(setup: Setup, service: Service) -> None:
     config = setup.config
-    sources = [getattr(place.opened, "url", str(place)) for place in config.source]
     _log.info(
         "oncebridge.ready",
         extra={
-            "source": ", ".join(sources),
+            "source": ", ".join(map(str, config.source)),
             "store": str(config.store),
             "sink": ", ".join(str(route.sink) for route in setup.routes),
             "dead": str(config.dead),

@@ -14,19 +14,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.dashboard.paper import rate
-from oncebridge.dashboard.pulse import Pulse, Sums, here_ms
+from oncebridge.dashboard.pulse import Pulse, Sums
 from oncebridge.figures import HOUR, MINUTE, SECOND, elapsed, instant, listed, many, spelt
 from oncebridge.verdict import Verdict
+from oncebridge.watch.agreement import differences
 from oncebridge.watch.counts import added
-from oncebridge.watch.fleet import View
-from oncebridge.watch.report import Report, RouteState, State
+from oncebridge.watch.fleet import View, here_ms, is_silent, present
+from oncebridge.watch.report import RouteState, State
 
 Kind = Literal["good", "warn", "bad", "note", "off"]
 _Books = Mapping[str, Mapping[str, int]]
 """By route, as in `Books.counts`."""
 
-SILENT_MS: Final = 30 * SECOND
-"""Workers report every ten seconds."""
 READY: Final = "Ready"
 """Nothing is wrong, and nothing has come yet."""
 _CLOCK_MS: Final = 2 * SECOND
@@ -77,6 +76,7 @@ def of(
         *([_away(store_problem)] if store_problem else []),
         *_workers(view),
         *_gone(view),
+        *_differences(view),
         *_routes(view, pulse, books),
         *_spool(view, pulse),
         *_stores(view, pulse),
@@ -172,21 +172,6 @@ def _speed(view: View, rates: Sums) -> str:
 # --- what there is to find ----------------------------------------------------------------
 
 
-def is_silent(report: Report, now_ms: int) -> bool:
-    """Tell whether a worker that did not say good-bye has not been heard of."""
-    silent_ms = here_ms(report, now_ms) - report.state.at_ms
-    return not report.state.ended and silent_ms > SILENT_MS
-
-
-def present(view: View) -> list[State]:
-    """Tell of the workers that run, as far as is known."""
-    return [
-        report.state
-        for report in view.reports
-        if not report.state.ended and not is_silent(report, view.now_ms)
-    ]
-
-
 def routes_of(view: View) -> dict[str, list[RouteState]]:
     """Tell of each route what the workers that run say of it."""
     states: dict[str, list[RouteState]] = {}
@@ -246,6 +231,12 @@ def _gone(view: View) -> Iterator[Finding]:
             "#workers",
             "Workers",
         )
+
+
+def _differences(view: View) -> Iterator[Finding]:
+    for found in differences(view):
+        text = f"{found.seen[:1].upper()}{found.seen[1:]}."
+        yield Finding("warn", text, f"{found.why} {found.fix}", "#workers", "Workers")
 
 
 def _routes(view: View, pulse: Pulse, books: _Books) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from oncebridge.verdict import Verdict
 from oncebridge.watch.counts import CallCounts, Counts, Histogram, RouteCounts
-from oncebridge.watch.fleet import View
+from oncebridge.watch.fleet import View, here_ms
 from oncebridge.watch.report import Report
 
 _WINDOW_MS: Final = 60_000
@@ -195,11 +195,6 @@ def by_minutes(report: Report) -> Sums:
     ).times(left)
     over_ms = min(max(at_ms - report.state.started_ms, 1000), MINUTE_MS)
     return counted.times(1000 / over_ms)
-
-
-def here_ms(report: Report, store_ms: int) -> int:
-    """Tell what a worker's clock says when the store's says *store_ms*."""
-    return store_ms - (report.state.store.clock_offset_ms or 0)
 
 
 def _arrived(counts: Counts) -> int:

@@ -52,7 +52,7 @@ from oncebridge.store import (
     Want,
 )
 from oncebridge.watch.counts import Counts
-from oncebridge.watch.report import Report, State
+from oncebridge.watch.report import Report, RouteState, State
 
 GONE_AFTER_MS: Final = 10 * 60 * 1000
 """A worker that has told nothing for so long is taken for gone."""
@@ -60,6 +60,9 @@ KEPT_MS: Final = 365 * 24 * 3600 * 1000
 """For how long after the last worker told anything it is all remembered."""
 SEEN_AFTER_MS: Final = 24 * 3600 * 1000
 """For how long it is known who was there."""
+SILENT_MS: Final = 30 * 1000
+"""A worker that has reported nothing for so long may not run any more: they report every ten
+seconds."""
 MOST_GONE: Final = 100
 MOST_PAST: Final = 50
 """How many topics and entities of the past are kept."""
@@ -239,6 +242,7 @@ def _in_short(state: State) -> State:
         started_ms=state.started_ms,
         at_ms=state.at_ms,
         ended=state.ended,
+        routes={route: RouteState() for route in state.routes},
         history=state.history,
     )
 
@@ -265,6 +269,26 @@ class View(Struct):
         for report in self.reports:
             total = total + report.counts
         return total.trimmed(self.now_ms // 60_000)
+
+
+def here_ms(report: Report, store_ms: int) -> int:
+    """Return what a worker's clock shows when the store's shows *store_ms*."""
+    return store_ms - (report.state.store.clock_offset_ms or 0)
+
+
+def is_silent(report: Report, now_ms: int) -> bool:
+    """Return whether a worker has neither stopped in good order nor reported lately."""
+    silent_ms = here_ms(report, now_ms) - report.state.at_ms
+    return not report.state.ended and silent_ms > SILENT_MS
+
+
+def present(view: View) -> list[State]:
+    """Return the workers that run, as far as is known."""
+    return [
+        report.state
+        for report in view.reports
+        if not report.state.ended and not is_silent(report, view.now_ms)
+    ]
 
 
 async def read(store: Store, own: Report | None = None) -> View:

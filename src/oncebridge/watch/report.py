@@ -23,6 +23,8 @@ class RouteState(Struct, omit_defaults=True):
     """Its books balance."""
     rules: tuple[str, ...] = ()
     """The names of its rules, in their order."""
+    keys: str = ""
+    """A hash of what decides the keys of its events (`RuleSet.key_fingerprint`)."""
 
 
 class Vitals(Struct, omit_defaults=True):

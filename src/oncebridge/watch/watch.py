@@ -15,7 +15,8 @@ from oncebridge.config import Config
 from oncebridge.hooks import Decision, RoundTrip
 from oncebridge.rules import Rule
 from oncebridge.store import Store
-from oncebridge.watch.fleet import Member
+from oncebridge.watch.agreement import Warnings
+from oncebridge.watch.fleet import Member, read
 from oncebridge.watch.history import Mode
 from oncebridge.watch.masking import Mask
 from oncebridge.watch.meters import Meters
@@ -90,6 +91,7 @@ class Watch:
         self.is_charged = scheme_of(config.store.url) in _CHARGED
         self._shared: tuple[int, ...] = ()
         self._shared_ms = 0
+        self._warnings = Warnings(rules)
         mode = mode_of(config)
         self.recorder: Recorder | None = None
         if mode != "off":
@@ -154,6 +156,11 @@ class Watch:
         if has_worked or not 0 <= now_ms - self._shared_ms < _IDLE_MS:
             self._shared, self._shared_ms = counted, now_ms
             await self._member.tell(self.report())
+
+    async def compare(self) -> None:
+        """Read what all workers have reported, and log what does not fit together."""
+        if self._is_sharing:
+            self._warnings.log(await read(self._store, self.report()))
 
     async def record(self) -> None:
         """Write history into the store."""

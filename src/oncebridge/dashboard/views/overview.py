@@ -11,7 +11,7 @@ from oncebridge.backends import scheme_of
 from oncebridge.causes import MEANINGS, Cause
 from oncebridge.dashboard import charts, health
 from oncebridge.dashboard.desk import Desk
-from oncebridge.dashboard.health import Health, Kind, Letters, is_silent, present
+from oncebridge.dashboard.health import Health, Kind, Letters
 from oncebridge.dashboard.letters import opened
 from oncebridge.dashboard.page import Answer, Ask, Route, Shown
 from oncebridge.dashboard.paper import seconds
@@ -22,7 +22,7 @@ from oncebridge.figures import listed, spelt
 from oncebridge.router import UNROUTED
 from oncebridge.verdict import Verdict
 from oncebridge.watch.counts import LAGS, SECONDS, Counts, Histogram, RouteCounts, added
-from oncebridge.watch.fleet import View
+from oncebridge.watch.fleet import View, is_silent, present
 from oncebridge.watch.report import Report, RouteState, State, Vitals
 from oncebridge.watch.watch import mode_of
 
