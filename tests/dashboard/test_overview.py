@@ -72,6 +72,12 @@ def well(**more: Any) -> Report:
     return Report(state(**more), Counts({"crm": route({"delivered": 5, "duplicate": 2})}))
 
 
+def test_a_route_shows_why_its_events_may_have_been_delivered_twice() -> None:
+    counted = {"delivered": 5, "ambiguous": 3, "retried": 1, "lease_lost": 2}
+    shown = re.sub(r"\s+", " ", page(view(Report(state(), Counts({"crm": route(counted)})))))
+    assert "ambiguous 3, retried 1, lease lost 2</span>" in shown
+
+
 # --- the sentence -------------------------------------------------------------------------
 
 

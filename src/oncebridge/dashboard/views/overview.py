@@ -165,6 +165,8 @@ class Way(Struct, frozen=True):
     arrived: int
     forwarded: int
     verdicts: tuple[tuple[str, int], ...]
+    counters: tuple[tuple[str, int], ...]
+    """What else was counted: why events may have been delivered twice, and the like."""
     settled: int
     in_flight: int
     kind: Kind
@@ -337,6 +339,7 @@ def _way(name: str, states: list[RouteState], counts: RouteCounts) -> Way:
         books.get("arrived", 0),
         books.get("forwarded", 0),
         verdicts,
+        tuple((name.replace("_", " "), books[name]) for name in health.COUNTERS if books.get(name)),
         settled,
         in_flight,
         kind,
