@@ -17,15 +17,16 @@ from msgspec import Struct
 
 from oncebridge.clock import Clock, Dice
 from oncebridge.key import make_key
-from oncebridge.store import Store
+from oncebridge.store import Record, Store
 from oncebridge.stores.cell import Cell
 
-_KEY: Final = make_key("", b"epoch", "", "", ())
+KEY: Final = make_key("", b"epoch", "", "", ())
+"""Of the record."""
 _KEEP_MS: Final = 365 * 24 * 3_600_000
 _RENEW_MS: Final = 6 * 3_600_000
 """Written again after this time: S3 removes objects that have not been written for a day."""
 _SAME_LOSS_MS: Final = 60_000
-"""Workers that notice a loss within this time have noticed the same one."""
+"""By how much the clocks of a worker and the store may differ when they tell of one loss."""
 
 
 class _Epoch(Struct, frozen=True, array_like=True):
@@ -54,23 +55,30 @@ class Epoch:
         self._store = store
         self._clock = clock
         self._dice = dice
-        self._cell = Cell(store, _KEY, dice, keep_ms=_KEEP_MS)
+        self._cell = Cell(store, KEY, dice, keep_ms=_KEEP_MS)
         self._known = ""
+        self._seen_ms = 0
+        """When the known epoch was last seen, by this host's clock."""
         self.lost_ms = 0
         """When the store was last seen to have lost its records, by its clock; 0: never."""
 
     async def look(self) -> None:
         """Compare the store's epoch with the known one; raises `StoreError` if it can't."""
-        (record,) = await self._store.peek([_KEY])
+        (record,) = await self._store.peek([KEY])
         found = None if record is None else _read(record.memo)
+        if record is not None and record.memo and found is None:
+            return  # another version's
         is_known = found is not None and found.name == (self._known or found.name)
-        if record is None or not is_known or self._is_old(record.keep_until_ms):
+        if record is None or not is_known or await self._is_old(record):
             found = _read(await self._cell.edit(self._renewed))
         if found is not None:
-            self._known, self.lost_ms = found.name, found.lost_ms
+            self._known, self._seen_ms = found.name, self._clock()
+            self.lost_ms = found.lost_ms
 
-    def _is_old(self, keep_until_ms: int) -> bool:
-        return self._clock() > keep_until_ms - _KEEP_MS + _RENEW_MS
+    async def _is_old(self, record: Record) -> bool:
+        due_ms = record.keep_until_ms - _KEEP_MS + _RENEW_MS
+        # This host's clock may be ahead of the store's.
+        return self._clock() > due_ms and await self._store.now_ms() > due_ms
 
     def _renewed(self, memo: bytes, now_ms: int) -> bytes:
         """Return what to write: the epoch that is there, or a new one, and whether one was lost."""
@@ -80,6 +88,7 @@ class Epoch:
         if found is None:
             (name,) = self._dice.tokens(1)
             return _encode(_Epoch(name.hex(), now_ms if self._known else 0))
-        if self._known and found.name != self._known and now_ms - found.lost_ms > _SAME_LOSS_MS:
+        is_other = bool(self._known) and found.name != self._known
+        if is_other and found.lost_ms < self._seen_ms - _SAME_LOSS_MS:
             return _encode(_Epoch(found.name, now_ms))
         return memo

@@ -996,10 +996,12 @@ class Gateway:
         )
         self._settle(known, Verdict.DUPLICATE)
         lost = [flight for flight, answer in beaten if isinstance(answer, Lost)]
-        for flight in lost:
-            if flight.hold is not None:
-                self._holds.lose(flight.hold)
-        await self._hand_back_unsent(lost, "another worker took over")
+        why, wait = "another worker took over", self._backoff(1)
+        await self._hand_back(
+            [_Back(flight, why, wait, unsent=True) for flight in lost], verdict=Verdict.BUSY
+        )
+        # Some of its keys may still have been held here, and were released just now.
+        self.books.lease_lost += sum([not flight.is_lost for flight in lost])
 
     async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
         """Keep what may be sent now: there is time, and the claim outlasts the send."""

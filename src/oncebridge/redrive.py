@@ -146,11 +146,12 @@ class Redrive:
 
     def _moved(self, letter: DeadLetter, route: str) -> DeadLetter:
         """Return *letter* as if it had died on *route*, with the rule and the key of that route."""
-        event = self._identities.read(letter.raw)
-        way = self._identities.on(route, event) if isinstance(event, Event) else None
-        if way is None:
-            return replace(letter, route=route, key=b"")
-        return replace(letter, route=route, rule=way.plan.rule.name, key=way.plan.key)
+        if letter.route == route:
+            return letter
+        (gateway,) = self._ways[route].gateways
+        is_shadow = gateway.settings.mode == "shadow"
+        plan = gateway.rules.plan_arrival(self._identities.read(letter.raw), shadow=is_shadow)
+        return replace(letter, route=route, rule=plan.rule.name, key=plan.key)
 
     def _route_of(self, letter: DeadLetter) -> str | None:
         """Return the route that a letter goes to; None if it goes to all that its event matches."""

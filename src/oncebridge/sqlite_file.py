@@ -208,6 +208,8 @@ class SQLiteFile:
             raise _translated(error, self._path) from error
 
     def _connect(self) -> sqlite3.Connection:
+        if self._path.name == ":memory:":
+            raise StoreError("sqlite: needs a file; to keep nothing, write memory: instead")
         _refuse_network_file_system(self._path)
         if not self._path.parent.is_dir():
             raise StoreError(

@@ -575,6 +575,18 @@ def test_letters_of_an_old_name_are_replayed_under_the_new_one(run, call, write,
     assert len((tmp_path / "taken").read_text().split()) == 2, "remembered under the new name"
 
 
+def test_what_is_no_event_keeps_a_letter_wherever_it_is_replayed(call, write, three):
+    unreadable = ("dead", "list", "--json", "--reason", "not-json")
+    call("dead", "replay", "--all", "--reason", "not-json", "--to", "crm", *C, code=1)
+    (letter,) = call(*unreadable, *C).objects()
+    write("pipe.toml", CONFIG.replace('"crm"', '"default"'))
+    for _ in range(3):
+        told = call("dead", "replay", str(letter["number"]), "--to", "default", *C, code=1)
+        assert "dead again" in told.out
+        (letter,) = call(*unreadable, *C).objects()
+        assert letter["route"] == "default"
+
+
 def test_events_on_standard_output_stay_alone_there(run, write, three, tmp_path):
     write("pipe.toml", CONFIG.replace("python:taker:take", "-"))
     ran = run("dead", "replay", "--all", "--reason", "rejected", "--json", *C)

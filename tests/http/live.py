@@ -27,6 +27,7 @@ from oncebridge.service import Service
 from oncebridge.sink import Yes
 from oncebridge.store import Want
 from oncebridge.verdict import Verdict
+from oncebridge.watch.agreement import sink_key
 
 PATH = "/events"
 
@@ -88,8 +89,9 @@ class Desk:
     async def aclose(self): ...
 
 
-def _is_epoch(item):
-    return epoch._KEY in ([part.key for part in item.parts] if type(item) is Want else [item.key])
+def _is_housekeeping(item):
+    keys = [part.key for part in item.parts] if type(item) is Want else [item.key]
+    return not {epoch.KEY, sink_key("desk")}.isdisjoint(keys)
 
 
 class Watched:
@@ -106,7 +108,7 @@ class Watched:
             return found
 
         async def watched(*asked):
-            self.asked[name] += sum(not _is_epoch(item) for items in asked for item in items)
+            self.asked[name] += sum(not _is_housekeeping(item) for items in asked for item in items)
             if self.broken is not None:
                 raise self.broken
             return await found(*asked)

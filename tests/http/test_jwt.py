@@ -170,8 +170,6 @@ WRONG = {
     "a certificate it brings itself": attack(x5c=["MIIB"]),
     "no kid, and several keys fit": sign(PRIMARY, **RIGHT),
     "kid is a number": unsigned({**HEADER, "alg": "RS256", "kid": 1}, CLAIMS) + ".AAAA",
-    "kid is a path": sign(STRANGER, kid="../../dev/null", iat=NOW_S - 90, **RIGHT),
-    "a key that was never there": sign(STRANGER, kid="gone", iat=NOW_S - 90, **RIGHT),
     "critical extensions": sign(PRIMARY, kid="primary", header={"crit": ["exp"]}, **RIGHT),
     # the claims
     "expired": good(exp=NOW_S - 60),
@@ -219,7 +217,7 @@ WRONG = {
 
 @pytest.mark.parametrize("token", WRONG.values(), ids=WRONG)
 def test_a_token_that_is_wrong_is_refused_and_touches_nothing(gate, provider, token):
-    before = gate.counts, dict(gate.store.asked), len(gate.buried()), provider.fetches
+    before = gate.counts, gate.store.asked.copy(), len(gate.buried()), provider.fetches
     answer = send(gate, 1, token)
     assert answer.status == 401
     challenge = 'Bearer realm="oncebridge"'
@@ -227,7 +225,7 @@ def test_a_token_that_is_wrong_is_refused_and_touches_nothing(gate, provider, to
     assert answer.headers["www-authenticate"] != challenge or not token
     assert before == (
         gate.counts,
-        dict(gate.store.asked),
+        gate.store.asked.copy(),
         len(gate.buried()),
         provider.fetches,
     )
@@ -320,7 +318,7 @@ def judged(token, *keys, **options):
     verifier = Verifier([JwtOptions(**{**usual, **options})], Clock())
     answer = tokens.Answer(200, {}, json.dumps({"keys": keys}).encode())
     (only,) = verifier._providers
-    only._keys, only._fetched_s = only._read_set(answer), NOW_S + 3600
+    only._keys, only._fetched = only._read_set(answer), 1
     refused = verifier.judge(token.encode())
     return "" if refused is None else refused.reason
 
@@ -617,7 +615,28 @@ async def test_an_empty_set_means_that_no_key_is_valid_any_more():
             provider.keys.clear()
             clock.now_s += 120
             await refresh()
+            assert not made.judge(token).is_final  # perhaps it was a mistake
+            assert made.warnings() == [
+                "jwt: the identity provider publishes no key that can be used"
+            ]
+            await refresh()
             assert made.judge(token).is_final
+
+
+async def test_a_key_that_is_missed_is_looked_for_again_before_its_tokens_are_refused():
+    # Issued long ago: a cache before the provider may be late, and some date tokens back.
+    token = sign(STRANGER, kid="../../dev/null", iat=NOW_S - 300, exp=NOW_S + 600).encode()
+    with providing(jwk(PRIMARY, "p"), tls=False) as provider:
+        async with asking(provider) as (made, _, refresh):
+            await refresh()
+            for _ in range(3):
+                assert not made.judge(token).is_final
+            await refresh()
+            for _ in range(3):
+                assert made.judge(token).is_final
+            provider.keys.append(jwk(STRANGER, "../../dev/null"))
+            await refresh()
+            assert made.judge(token) is None
 
 
 def test_a_provider_that_never_answers_is_left_in_time(tmp_path, monkeypatch, caplog):

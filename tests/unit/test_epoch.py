@@ -7,7 +7,7 @@ from tests.faults.doubles import Bench, CountingDice, FaultyStore, event, now_ms
 
 from oncebridge import Verdict
 from oncebridge.clock import SystemDice
-from oncebridge.epoch import _KEY, Epoch
+from oncebridge.epoch import KEY, Epoch
 from oncebridge.settings import Settings
 from oncebridge.stores.cell import Cell
 from oncebridge.stores.memory import MemoryStore
@@ -80,6 +80,33 @@ async def test_a_wiped_store_is_noticed_even_if_a_new_worker_was_there_first() -
 
 
 @virtual
+async def test_a_worker_that_looks_late_does_not_make_the_loss_a_later_one() -> None:
+    store = fresh()
+    prompt, late = worker(store), worker(store)
+    for one in (prompt, late):
+        await one.look()
+    wipe(store)
+    await asyncio.sleep(1)
+    await prompt.look()
+    noticed_ms = prompt.lost_ms
+    await asyncio.sleep(600)
+    await late.look()
+    await prompt.look()
+    assert late.lost_ms == prompt.lost_ms == noticed_ms
+
+
+@virtual
+async def test_a_clock_that_is_ahead_writes_no_more_than_others() -> None:
+    store = fresh()
+    one = Epoch(store, clock=lambda: now_ms() + 7 * HOUR_S * 1000, dice=SystemDice())
+    await one.look()
+    claims = store.calls["claim"]
+    for _ in range(20):
+        await one.look()
+    assert store.calls["claim"] == claims
+
+
+@virtual
 async def test_each_loss_counts() -> None:
     store = fresh()
     one = worker(store)
@@ -110,11 +137,11 @@ async def test_the_record_is_written_again_before_a_bucket_would_remove_it() -> 
 @pytest.mark.parametrize("memo", [b"\xff other", b'{"form": 2}', b'["only a list", "of words"]'])
 async def test_what_another_version_wrote_is_left_alone(memo: bytes) -> None:
     store = fresh()
-    await Cell(store, _KEY, CountingDice(), keep_ms=10**9).edit(lambda _memo, _ms: memo)
+    await Cell(store, KEY, CountingDice(), keep_ms=10**9).edit(lambda _memo, _ms: memo)
     one = worker(store)
     await one.look()
     await one.look()
-    (record,) = await store.peek([_KEY])
+    (record,) = await store.peek([KEY])
     assert record.memo == memo
     assert one.lost_ms == 0
 

@@ -672,9 +672,9 @@ async def test_what_is_past_keeping_is_purged_in_time_and_in_full():
     stream = Stream(events(10), ends=False)
     async with running(stream, window="60s", share_counts="false") as parts:
         await asyncio.sleep(1)
-        assert parts.store.inner._count == 10 + 1  # the epoch stays
+        assert parts.store.inner._count == 10 + 2  # the epoch and the name of the sink stay
         await asyncio.sleep(200)
-        assert parts.store.inner._count == 1
+        assert parts.store.inner._count == 2
 
 
 @virtual
@@ -828,3 +828,20 @@ async def test_a_store_that_lost_its_records_is_told_and_counted(caplog):
     said = [one for one in caplog.records if one.message == "oncebridge.store_lost_its_records"]
     assert len(said) == 1
     assert "delivered once more" in said[0].what
+
+
+@virtual
+async def test_another_sink_on_the_same_route_is_told_at_once(caplog):
+    store = Store()
+    for address in ("https://a.example.com/x", "https://a.example.com/x", "https://b.example.com/"):
+        parts = Parts(Stream(events(1)), store=store)
+        route = parts.service._setup.routes[0]
+        named = replace(route, sink=SinkPlace(Address(address), parts.sink))
+        parts.service._setup = replace(parts.service._setup, routes=(named,))
+        await parts.service.open()
+        await parts.service.run()
+        assert await parts.service.close()
+    (said,) = [one for one in caplog.records if one.message == "oncebridge.sink_changed"]
+    assert said.route == "crm"
+    assert "a.example.com/***" in said.what
+    assert "now to https://b.example.com/" in said.what

@@ -104,7 +104,7 @@ def lost(view, *routes):
 def test_a_route_that_only_earlier_workers_had_is_lost():
     before = worker("w1", route="https://crm.example.com/hook", ended=True)
     assert lost(seen(before, worker("w2", route="default")), "default") == [
-        "https://crm.example.com/hook"
+        "https://crm.example.com/***93c24104"  # the path may be secret
     ]
     assert lost(seen(before), before.state.name, "https://crm.example.com/hook") == []
     killed = worker("w1", route="of old", ago_ms=GONE_AFTER_MS)

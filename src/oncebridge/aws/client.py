@@ -141,6 +141,7 @@ class AwsClient:
         self._free = asyncio.Semaphore(connections)
         self._place: Place | None = None
         self._http: Client
+        self._has_http = False
         self._signer: Signer
         self._host = ""
         self._base = ""
@@ -151,7 +152,8 @@ class AwsClient:
         async with self._opening:
             if self._place is None:
                 place = await self._account.place()
-                self._use(place)  # first: no credentials are found through an unusable proxy
+                if not self._has_http:
+                    self._use(place)  # first: no credentials are found through an unusable proxy
                 await self._account.identity()
                 self._place = place
         assert self._place is not None  # noqa: S101 - set just now
@@ -171,6 +173,7 @@ class AwsClient:
         self._signer = Signer(place.signing_name, place.signing_region)
         self._host = self._http.target.host_header
         self._base = urlsplit(place.url).path.rstrip("/")
+        self._has_http = True
 
     async def call(self, operation: str, body: bytes, *, within: timedelta | None = None) -> bytes:
         """

@@ -6,12 +6,10 @@ provider that fits this algorithm verifies its signature. Nothing else in a toke
 (`jwk`, `jku`, `x5u`, `x5c`) is ever used.
 
 The keys (a JWK Set) are fetched at the start and again when they are due: after `max-age` of
-`Cache-Control`, within a minute and an hour. A token may name a key that is not in the set:
-
-| the token was issued          | what follows                                              |
-| ----------------------------- | --------------------------------------------------------- |
-| before the set was fetched    | it is refused: its key was removed, or never was there    |
-| after that, within the leeway | it cannot be judged yet, and the set is fetched again     |
+`Cache-Control`, within a minute and an hour. A token may name a key that is not in the set, as
+providers rotate keys and caches in between are late. Then the set is fetched again. Until that
+has happened once since the key was first missed, the token cannot be judged; afterwards it is
+refused.
 
 However many such tokens arrive, the set is fetched at most every 30 seconds. While the
 provider does not answer, the known keys stay valid; before the first answer, no token can be
@@ -54,6 +52,7 @@ _MOST_TOKEN: Final = 16 * 1024
 _MOST_SET: Final = 256 * 1024
 _MOST_KEYS: Final = 100
 _MOST_VERIFIED: Final = 1000
+_MOST_MISSED: Final = 1000
 _FETCH_S: Final = 10.0
 _LEAST_APART_S: Final = 30.0
 """Between two fetches, whatever senders ask for."""
@@ -208,9 +207,13 @@ class _Provider:
         self._jwk = _pyjwk(place)
         self._clock = clock
         self._on_change = on_change
-        self._leeway_s = options.leeway.total_seconds()
         self._keys: tuple[_Key, ...] | None = None
-        self._fetched_s = 0.0
+        self._begun = 0
+        """How many fetches were begun, and"""
+        self._fetched = 0
+        """which of them was the last to succeed."""
+        self._missed: dict[str | UnsetType, int] = {}
+        """How many fetches had been begun when a key was first missed."""
         self._failures = 0
         self._warn_at_ms = 0
         self._wanted = asyncio.Event()
@@ -239,14 +242,17 @@ class _Provider:
             return None
         if fitting and kid is not UNSET:
             return Refused("its signature is wrong")
-        return self._without_key(token, now_s)
+        if kid in _names(self._keys):
+            return Refused("its algorithm (alg) is not the one that its key is for")
+        return self._without_key(kid)
 
-    def _without_key(self, token: "_Token", now_s: float) -> Refused:
-        """Tell a key that was removed from one that is newer than the set we have."""
-        oldest = self._fetched_s - self._leeway_s
-        if token.claims.get("iat", now_s - self._leeway_s - _LEAST_APART_S) < oldest:
-            return Refused("no key of the provider fits it")
+    def _without_key(self, kid: str | UnsetType) -> Refused:
+        """Fetch the keys again; refuse what was missed before the last fetch began."""
         self._wanted.set()
+        if kid not in self._missed and len(self._missed) >= _MOST_MISSED:
+            self._missed.clear()
+        if self._fetched > self._missed.setdefault(kid, self._begun):
+            return Refused("no key of the provider fits it")
         return _NEW_KEY
 
     # --- the keys ----------------------------------------------------------------------
@@ -262,11 +268,13 @@ class _Provider:
 
     @property
     def has_keys(self) -> bool:
-        return self._keys is not None
+        return bool(self._keys)
 
     def warning(self) -> str:
         if self._keys is None:
             return "jwt: the keys of the identity provider are not known yet"
+        if not self._keys:
+            return "jwt: the identity provider publishes no key that can be used"
         return "jwt: the keys of the identity provider cannot be renewed" if self._failures else ""
 
     def _client(self) -> Client:
@@ -304,7 +312,7 @@ class _Provider:
 
     async def _refresh(self, client: Client) -> float:
         """Fetch the keys, or log why not; return the seconds until they are due again."""
-        began_s = self._clock() / 1000
+        self._begun += 1
         try:
             async with asyncio.timeout(_FETCH_S):
                 answer = await client.request("GET", self._target.path)
@@ -316,9 +324,10 @@ class _Provider:
         except Exception as error:  # noqa: BLE001 - whatever it is, the next fetch may succeed
             return self._failed(type(error).__name__)
         had_failed, self._failures = self._failures, 0
-        self._fetched_s = began_s
+        self._fetched = self._begun
         if self._keys is None or had_failed or _names(keys) != _names(self._keys):
-            _log.info(
+            _log.log(
+                logging.INFO if keys else logging.WARNING,
                 "oncebridge.jwt_keys_fetched",
                 extra={"host": self._target.host, "keys": len(_names(keys))},
             )

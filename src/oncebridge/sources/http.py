@@ -6,8 +6,8 @@ Events by HTTP: one, an array, or one per line.
 | 200    | each event was delivered, or was before, or is safe in the dead letters        |
 | 202    | each event is on disk, to be forwarded (with a spool)                          |
 | 503    | at least one has to come again; `Retry-After` says when, and is never below 1  |
-| 401    | not authenticated                                                              |
-| 403    | sent by a web page of another site, or without auth for a `Host` not known here |
+| 401    | not authenticated, or without auth for a `Host` that is not known here         |
+| 403    | sent by a web page of another site                                             |
 | 411    | neither a length nor a chunked body                                            |
 | 413    | larger than the limit, or more events than one request may bring               |
 
@@ -397,7 +397,7 @@ _FOREIGN_PAGE = Response(
     ),
 )
 _FOREIGN_HOST = Response(
-    403,
+    401,  # EventBridge tries again after this one, and drops events after 403
     _encode(
         {
             "error": "the source has no auth, so it takes requests for names of this machine only "

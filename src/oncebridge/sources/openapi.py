@@ -141,8 +141,10 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
     }
     schemes = _schemes(auth)
     if not schemes or auth.basic:
-        why = "A web page of another site sent this, or without auth the Host is not known here."
-        post["responses"]["403"] = _json(why, error)
+        post["responses"]["403"] = _json("A web page of another site sent this.", error)
+    if not schemes:
+        why = "There is no auth, and the Host is not a name of this machine."
+        post["responses"]["401"] = _json(why, error)
     if schemes:
         post["security"] = _any_of(schemes)
         post["responses"]["401"] = _json("Not authenticated.", error, headers=_CHALLENGE)

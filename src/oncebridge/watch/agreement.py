@@ -11,17 +11,23 @@ under the old one. Keys are hashes and cannot tell; the reports of earlier worke
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from shlex import quote
 from typing import Final
 
 from msgspec import Struct
 
+from oncebridge.clock import Dice
 from oncebridge.figures import listed, spelt
+from oncebridge.key import make_key
+from oncebridge.secret import masked
+from oncebridge.store import Store
+from oncebridge.stores.cell import Cell
 from oncebridge.watch.fleet import GONE_AFTER_MS, View, here_ms, present
 
 ROLLING_RESTART_MS: Final = 10 * 60 * 1000
 """A worker that has run for less is not compared: the others may still have to be restarted."""
+_KEEP_MS: Final = 365 * 24 * 60 * 60 * 1000
 _AGAIN_MS: Final = 60 * 60 * 1000
 """How often a difference that lasts is logged."""
 # Files and functions are each worker's own, and what a reference stands for is not reported.
@@ -105,8 +111,42 @@ def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
             "Give the route its old name again; or, if it is gone for good, replay its dead "
             f"letters on another:\noncebridge dead replay --all --route {quote(route)} --to NEW",
         )
-        for route in sorted(reported - running)
+        # An earlier build named routes after the address of a sink.
+        for route in map(masked, sorted(reported - running))
     ]
+
+
+def sink_key(route: str) -> bytes:
+    """Return the key of the record that says where *route* delivers to."""
+    return make_key(route, b"sink", "", "", ())
+
+
+async def warn_of_new_sinks(store: Store, sinks: Mapping[str, str], dice: Dice) -> None:
+    """
+    Log if routes delivered elsewhere before; *sinks* are addresses as they may be shown, by route.
+
+    What was delivered there counts as delivered. That is right if the sink has moved, and a
+    surprise to whoever starts a second service, or tries another sink, on the same store.
+    """
+    keys = {route: sink_key(route) for route in sinks}
+    records = await store.peek(list(keys.values()))
+    for (route, sink), record in zip(sinks.items(), records, strict=True):
+        before = record.memo.decode("utf-8", "replace") if record is not None else ""
+        if before == sink:
+            continue
+        await _write(Cell(store, keys[route], dice, keep_ms=_KEEP_MS), sink)
+        if before:
+            what = (
+                f"route {spelt(route)} delivered to {spelt(before)} before, and now to "
+                f"{spelt(sink)}: events that it has delivered are duplicates, and are not sent to "
+                'the new sink; a route with another name starts anew (route = "NAME")'
+            )
+            fields = {"route": route, "what": what}
+            _log.warning("oncebridge.sink_changed", extra=fields)
+
+
+async def _write(cell: Cell, text: str) -> None:
+    await cell.edit(lambda _memo, _now_ms: text.encode("utf-8", "replace"))
 
 
 class Warnings:

@@ -15,7 +15,7 @@ from oncebridge.config import Config
 from oncebridge.hooks import Decision, RoundTrip
 from oncebridge.rules import Rule
 from oncebridge.store import Store
-from oncebridge.watch.agreement import Warnings
+from oncebridge.watch.agreement import Warnings, warn_of_new_sinks
 from oncebridge.watch.fleet import Member, read
 from oncebridge.watch.history import Mode
 from oncebridge.watch.masking import Mask
@@ -79,6 +79,7 @@ class Watch:
         self._look = look
         self._books = books
         self._clock = clock
+        self._dice = dice
         secrets = Secrets(mask_of(config))
         self._meters = Meters(
             clock,
@@ -89,6 +90,7 @@ class Watch:
         self._member = Member(store, dice=dice)
         self._is_sharing = config.share_counts
         self.is_charged = scheme_of(config.store.url) in _CHARGED
+        self._has_compared_sinks = False
         self._shared: tuple[int, ...] = ()
         self._shared_ms = 0
         self._warnings = Warnings(rules)
@@ -159,8 +161,13 @@ class Watch:
 
     async def compare(self) -> None:
         """Read what all workers have reported, and log what does not fit together."""
+        report = self.report()
+        if not self._has_compared_sinks:
+            sinks = {name: route.sink for name, route in report.state.routes.items()}
+            await warn_of_new_sinks(self._store, sinks, self._dice)
+            self._has_compared_sinks = True
         if self._is_sharing:
-            self._warnings.log(await read(self._store, self.report()))
+            self._warnings.log(await read(self._store, report))
 
     async def record(self) -> None:
         """Write history into the store."""
