@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from tests.servers.aws import aws_identity, dynoxide, ministack
 from tests.servers.forward_proxy import proxies_of, start_proxy
-from tests.servers.guarded_aws import guarded_aws
+from tests.servers.guarded_aws import encrypted_aws, guarded_aws
 from tests.servers.kinesis import kinesis_server, ministack_kinesis
 from tests.servers.lambda_runtime import lambda_runtime, start_function
 from tests.servers.postgres import pgbouncer, postgres
@@ -18,6 +18,7 @@ from tests.servers.s3 import s3_server
 __all__ = [
     "aws_identity",
     "dynoxide",
+    "encrypted_aws",
     "guarded_aws",
     "kinesis_server",
     "lambda_runtime",

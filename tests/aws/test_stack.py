@@ -161,12 +161,12 @@ EACH_ONCE = sorted(json.dumps(event["detail"], sort_keys=True) for event in EVEN
 
 
 @pytest.fixture(scope="module")
-def code(guarded_aws: GuardedAws, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def code(encrypted_aws: GuardedAws, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Give the package of the function, as it is built for Lambda, in a bucket."""
     build = runpy.run_path(str(ROOT / "deploy" / "lambda" / "build.py"))["build"]
     package = build(ARCH, tmp_path_factory.mktemp("code"), python=PYTHON)
     bucket = f"code-{os.getpid()}"
-    s3 = guarded_aws.client("s3")
+    s3 = encrypted_aws.client("s3")
     s3.create_bucket(Bucket=bucket)
     s3.put_object(Bucket=bucket, Key=package.name, Body=package.read_bytes())
     return {"CodeBucket": bucket, "CodeKey": package.name, "Architecture": ARCH}
@@ -175,8 +175,8 @@ def code(guarded_aws: GuardedAws, tmp_path_factory: pytest.TempPathFactory) -> d
 # --- the function ---------------------------------------------------------------------------
 
 
-def test_what_the_rule_puts_into_the_queue_comes_out_once(guarded_aws, code):
-    town = Town(guarded_aws)
+def test_what_the_rule_puts_into_the_queue_comes_out_once(encrypted_aws, code):
+    town = Town(encrypted_aws)
     into = {"SinkService": "sqs", "SinkArn": town.out_arn}
     outputs = town.deploy_lambda(code, Sink=f"sqs:{town.out_arn}", **into)
     town.put(*EVENTS)
@@ -194,8 +194,8 @@ def test_what_the_rule_puts_into_the_queue_comes_out_once(guarded_aws, code):
     assert town.taken(outputs["Failed"], 0) == town.taken(outputs["Undelivered"], 0) == []
 
 
-def test_what_the_rule_hands_to_the_function_itself_comes_out_once(guarded_aws, code):
-    town = Town(guarded_aws)
+def test_what_the_rule_hands_to_the_function_itself_comes_out_once(encrypted_aws, code):
+    town = Town(encrypted_aws)
     into = {"SinkService": "sqs", "SinkArn": town.out_arn}
     town.deploy_lambda(code, Trigger="direct", Sink=f"sqs:{town.out_arn}", **into)
     town.put(EVENTS[0])
@@ -214,14 +214,14 @@ def invocations(town: Town) -> int:
     return sum(one["message"].startswith("END RequestId") for one in found)
 
 
-def test_what_the_function_cannot_pass_on_is_kept(guarded_aws, code):
-    town = Town(guarded_aws)
+def test_what_the_function_cannot_pass_on_is_kept(encrypted_aws, code):
+    town = Town(encrypted_aws)
     # It may not write there: nobody said that it should.
     sink = f"sqs:{town.out_arn}"
     outputs = town.deploy_lambda(code, Trigger="direct", Sink=sink, Timeout="30")
     event = {**EVENTS[0], "source": SOURCE}
     # As EventBridge calls it; the emulator's own would try once and no more.
-    guarded_aws.client("lambda").invoke(
+    encrypted_aws.client("lambda").invoke(
         FunctionName=town.name, InvocationType="Event", Payload=json.dumps(event)
     )
     (kept,) = town.taken(outputs["Failed"], 1)
@@ -230,11 +230,11 @@ def test_what_the_function_cannot_pass_on_is_kept(guarded_aws, code):
     assert town.taken(town.out, 0) == []
 
 
-def test_the_function_reads_a_configuration_that_is_kept_at_aws(guarded_aws, code):
-    town = Town(guarded_aws)
+def test_the_function_reads_a_configuration_that_is_kept_at_aws(encrypted_aws, code):
+    town = Town(encrypted_aws)
     written = f'route = "crm"\nsink = "sqs:{town.out_arn}"\n'
     name = f"/{town.name}/config"
-    guarded_aws.client("ssm").put_parameter(Name=name, Value=written, Type="String")
+    encrypted_aws.client("ssm").put_parameter(Name=name, Value=written, Type="String")
     into = {"SinkService": "sqs", "SinkArn": town.out_arn}
     outputs = town.deploy_lambda(code, ConfigParameter=name, **into)
     town.put(*EVENTS, *EVENTS)
@@ -296,10 +296,10 @@ def worker(folder: Path, identity: dict[str, str], *args: str) -> Iterator[list[
             process.communicate()
 
 
-def test_no_queue_is_spoken_to_without_tls(guarded_aws):
-    town = Town(guarded_aws)
+def test_no_queue_is_spoken_to_without_tls(encrypted_aws):
+    town = Town(encrypted_aws)
     town.deploy(stack("worker"))
-    plain = guarded_aws.client("sqs")
+    plain = encrypted_aws.client("sqs")
 
     def by_http(request: Any, **_: Any) -> None:
         request.headers["X-Forwarded-Proto"] = "http"  # as a proxy says that it was asked
@@ -314,14 +314,14 @@ def test_no_queue_is_spoken_to_without_tls(guarded_aws):
         assert town.taken(url, 1) == ["{}"]
 
 
-def test_workers_may_do_what_they_have_to(guarded_aws, tmp_path):
-    town = Town(guarded_aws)
+def test_workers_may_do_what_they_have_to(encrypted_aws, tmp_path):
+    town = Town(encrypted_aws)
     outputs = town.deploy(stack("worker"), SinkService="sqs", SinkArn=town.out_arn)
     places = [f"--{name.lower()}={outputs[name]}" for name in ("Source", "Store", "Dead")]
     places.append(f"--sink=sqs:{town.out_arn}")
     town.put(*EVENTS, *EVENTS)
     town.sqs.send_message(QueueUrl=outputs["Queue"], MessageBody="no event at all")
-    identity = somebody(guarded_aws, town.name, managed(guarded_aws, outputs["PolicyArn"]))
+    identity = somebody(encrypted_aws, town.name, managed(encrypted_aws, outputs["PolicyArn"]))
     with worker(tmp_path, identity, *places) as counts:
         came = town.taken(town.out, len(EVENTS))
         town.settle(outputs["Queue"])
@@ -390,8 +390,8 @@ def prepared(town: Town, text: str, folder: Path) -> dict[str, str]:
     return somebody(aws, name, json.loads(printed))
 
 
-def test_a_printed_policy_is_enough_for_every_kind_of_sink(guarded_aws, tmp_path):
-    town = Town(guarded_aws)
+def test_a_printed_policy_is_enough_for_every_kind_of_sink(encrypted_aws, tmp_path):
+    town = Town(encrypted_aws)
     identity = prepared(town, ROUTES, tmp_path)
     queue = town.sqs.get_queue_url(QueueName=f"{town.name}-in")["QueueUrl"]
     for _ in range(2):
@@ -404,11 +404,11 @@ def test_a_printed_policy_is_enough_for_every_kind_of_sink(guarded_aws, tmp_path
     assert counts[0]["delivered"] == counts[0]["duplicate"] == 5 * len(EVENTS)
 
 
-def test_a_printed_policy_is_enough_for_a_stream_and_a_bucket(guarded_aws, tmp_path):
-    town = Town(guarded_aws)
+def test_a_printed_policy_is_enough_for_a_stream_and_a_bucket(encrypted_aws, tmp_path):
+    town = Town(encrypted_aws)
     # Nobody can tell from here where a secret leads, so what is behind it is named besides.
     identity = prepared(town, STREAM + f'#\n[[routes]]\nsink = "sqs:{town.out_arn}"\n', tmp_path)
-    stream = guarded_aws.client("kinesis")
+    stream = encrypted_aws.client("kinesis")
     for event in EVENTS + EVENTS:
         data = json.dumps(event).encode()
         stream.put_record(StreamName=town.name, Data=data, PartitionKey="one")

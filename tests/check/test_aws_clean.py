@@ -17,8 +17,9 @@ from oncebridge.config import load
 
 
 @pytest.fixture(autouse=True)
-def administrator(guarded_aws: GuardedAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", guarded_aws.endpoint)
+def administrator(encrypted_aws: GuardedAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", encrypted_aws.endpoint)
+    monkeypatch.setenv("AWS_CA_BUNDLE", encrypted_aws.authority)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
 
@@ -29,9 +30,9 @@ def name() -> str:
 
 
 @pytest.fixture
-def bus(guarded_aws: GuardedAws, name: str) -> Iterator[dict[str, str]]:
+def bus(encrypted_aws: GuardedAws, name: str) -> Iterator[dict[str, str]]:
     """Take an event source of Genesys Cloud into use; give the parameters that name it."""
-    events = client(guarded_aws.endpoint, "events")
+    events = client(encrypted_aws.endpoint, "events")
     partner = f"aws.partner/genesys.com/cloud/{ORGANISATION}/{name}"
     events.create_event_bus(Name=partner)
     yield {"OrganizationId": ORGANISATION, "EventSourceSuffix": name}
@@ -81,9 +82,9 @@ def told(checkup: Checkup) -> tuple[list[Any], list[Any], set[str]]:
 
 
 async def test_the_stack_of_the_workers(
-    guarded_aws: GuardedAws, bus: dict[str, str], name: str
+    encrypted_aws: GuardedAws, bus: dict[str, str], name: str
 ) -> None:
-    outputs = deploy(guarded_aws.endpoint, name, stack("worker"), bus)
+    outputs = deploy(encrypted_aws.endpoint, name, stack("worker"), bus)
     flags = {
         "source": outputs["Source"],
         "store": outputs["Store"],
@@ -111,14 +112,14 @@ async def test_the_stack_of_the_workers(
 
 
 async def test_the_stack_of_the_function(
-    guarded_aws: GuardedAws, bus: dict[str, str], name: str
+    encrypted_aws: GuardedAws, bus: dict[str, str], name: str
 ) -> None:
-    s3 = client(guarded_aws.endpoint, "s3")
+    s3 = client(encrypted_aws.endpoint, "s3")
     s3.create_bucket(Bucket=name)
     s3.put_object(Bucket=name, Key="code.zip", Body=b"PK\5\6" + bytes(18))
     sink = "https://crm.example.com/hooks/genesys"
     parameters = bus | {"CodeBucket": name, "CodeKey": "code.zip", "Sink": sink}
-    deploy(guarded_aws.endpoint, name, stack("lambda"), parameters)
+    deploy(encrypted_aws.endpoint, name, stack("lambda"), parameters)
     flags = {
         "source": "-",
         "store": f"dynamodb://{name}",
@@ -131,8 +132,8 @@ async def test_the_stack_of_the_function(
     findings, blind, subjects = told(checkup)
     assert (findings, blind) == ([], [])
     assert {f"queue {name}", f"mapping of {name} to {name}"} <= subjects
-    role = client(guarded_aws.endpoint, "lambda").get_function_configuration(FunctionName=name)
+    role = client(encrypted_aws.endpoint, "lambda").get_function_configuration(FunctionName=name)
     assert f"rights of {role['Role']}" in subjects
-    lambda_ = client(guarded_aws.endpoint, "lambda")
+    lambda_ = client(encrypted_aws.endpoint, "lambda")
     for mapping in lambda_.list_event_source_mappings(FunctionName=name)["EventSourceMappings"]:
         lambda_.delete_event_source_mapping(UUID=mapping["UUID"])

@@ -29,6 +29,7 @@ from oncebridge.check.stores import check_store
 from oncebridge.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError
 from oncebridge.stores.postgres import PostgresOptions, PostgresStore
+from oncebridge.stores.redis import RedisStore
 
 _numbers = count()
 MIB = 1024**2
@@ -48,7 +49,14 @@ def healthy_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
     folder = tmp_path_factory.mktemp("healthy")
     server = RedisServer(folder, appendfsync="everysec", maxmemory_policy="noeviction")
     with running(server):
+        # As one in use: it has our scripts, which take more memory than an empty server does.
+        asyncio.run(opened_once(server.url))
         yield server
+
+
+async def opened_once(url: str) -> None:
+    async with RedisStore(url) as store:
+        await store.now_ms()
 
 
 @pytest.fixture

@@ -58,8 +58,9 @@ async def test_a_route_that_the_configuration_no_longer_has_is_found(tmp_path):
     checkup = Checkup()
     await check_store(setup_of(tmp_path), checkup, clock=system_clock)
     (one,) = checkup.findings
-    assert (one.code, one.subject) == ("route-lost", "route https://crm.example.com/hook")
-    assert "--route https://crm.example.com/hook --to NEW" in one.fix
+    assert (one.code, one.subject) == ("route-lost", "route https://crm.example.com/***93c24104")
+    assert "--to NEW --route OLD (oncebridge dead list shows it)" in one.fix
+    assert "hook" not in f"{one.seen} {one.fix}"
 
 
 async def test_workers_with_different_rules_for_one_route_are_found(tmp_path):

@@ -64,8 +64,9 @@ def test_what_was_passed_on_stays_passed_on(run, call, write, tmp_path):
     write("events.ndjson", state(1, "a"), state(3, "b"))
     assert passed(call, OLD)["delivered"] == 2
     told = run("copy", "--from", OLD, "--to", NEW)
-    # Two events and their entity; what the worker counted, and the list with its name in it.
-    assert told.out.split() == ["copied", "5"]
+    # Two events and their entity; what the worker counted, and the list with its name in it; the
+    # epoch of the store, and where its route delivers to.
+    assert told.out.split() == ["copied", "7"]
     assert told.err == ""
     assert passed(call, NEW)["duplicate"] == 2
     write("events.ndjson", state(2, "c"))

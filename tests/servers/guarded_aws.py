@@ -9,6 +9,7 @@ import http.client
 import ssl
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ _SERVICES = (
 class GuardedAws:
     """A server, seen by its administrator."""
 
-    def __init__(self, process: Process, port: int, authority: Path) -> None:
+    def __init__(self, process: Process, endpoint: str, authority: Path | None) -> None:
         self.process = process
-        self.endpoint = f"https://127.0.0.1:{port}"
-        self.authority = str(authority)
+        self.endpoint = endpoint
+        self.authority = str(authority) if authority else None
         """A certificate by which it is known."""
 
     def client(self, service: str, **identity: str) -> Any:
@@ -49,33 +50,55 @@ class GuardedAws:
 def guarded_aws(
     aws_identity: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GuardedAws]:
-    folder = tmp_path_factory.mktemp("guarded")
+    with _running(tmp_path_factory.mktemp("guarded"), is_tls=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def encrypted_aws(
+    aws_identity: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GuardedAws]:
+    """By https, as the policies of the stacks deny everything else."""
+    with _running(tmp_path_factory.mktemp("encrypted"), is_tls=True) as server:
+        yield server
+
+
+@contextmanager
+def _running(folder: Path, *, is_tls: bool) -> Iterator[GuardedAws]:
     port = free_port()
     inherited = {name: value for name, value in AWS.items() if "KEY" not in name}
     process = Process(
         [sys.executable, "-m", "ministack"],
         log=folder / "ministack.log",
-        ready=lambda: _answers(port),
+        ready=lambda: _answers(port, is_tls=is_tls),
         env={
             "GATEWAY_PORT": str(port),
             "BIND_HOST": "127.0.0.1",
             "SERVICES": _SERVICES,
             "AUTH": "true",
-            "USE_SSL": "1",  # policies of the stacks deny what is not encrypted
+            **({"USE_SSL": "1"} if is_tls else {}),
             "LOG_LEVEL": "WARNING",
             "TMPDIR": str(folder),
             **inherited,
         },
     )
-    server = GuardedAws(process, port, folder / "ministack-tls" / "server.crt")
+    endpoint = f"{'https' if is_tls else 'http'}://127.0.0.1:{port}"
+    authority = folder / "ministack-tls" / "server.crt" if is_tls else None
     process.start()
-    yield server
-    process.kill()
+    try:
+        yield GuardedAws(process, endpoint, authority)
+    finally:
+        process.kill()
 
 
-def _answers(port: int) -> bool:
-    anybody = ssl._create_unverified_context()
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=anybody)
+def _answers(port: int, *, is_tls: bool) -> bool:
+    connection: http.client.HTTPConnection = (
+        http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=10, context=ssl._create_unverified_context()
+        )
+        if is_tls
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    )
     try:
         connection.request("GET", "/_ministack/health")
         return connection.getresponse().status == 200

@@ -176,7 +176,7 @@ def test_a_lost_route_is_logged_once_and_another_services_difference_never(caplo
     warnings.log(view)
     (record,) = caplog.records
     assert (record.message, record.route) == ("oncebridge.route_lost", "of old")
-    assert "dead replay --all --route 'of old' --to NEW" in record.fix
+    assert "dead replay --all --to NEW --route 'of old'" in record.fix
     caplog.clear()
     view.now_ms += 2 * 3600_000
     for report in view.reports:

@@ -101,19 +101,21 @@ def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
     for one in [*view.reports, *view.gone]:
         is_over = one.state.ended or here_ms(one, view.now_ms) - one.state.at_ms >= GONE_AFTER_MS
         (reported if is_over else running).update(one.state.routes)
-    return [
-        Problem(
-            "route-lost",
-            route,
-            f"earlier workers had a route {spelt(route)}, which this configuration does not have "
-            "and no running worker has",
-            _LOST,
-            "Give the route its old name again; or, if it is gone for good, replay its dead "
-            f"letters on another:\noncebridge dead replay --all --route {quote(route)} --to NEW",
-        )
-        # An earlier build named routes after the address of a sink.
-        for route in map(masked, sorted(reported - running))
-    ]
+    return [_lost(route) for route in sorted(reported - running)]
+
+
+def _lost(route: str) -> Problem:
+    shown = masked(route)  # an earlier build named routes after the address of a sink
+    name = quote(route) if shown == route else "OLD (oncebridge dead list shows it)"
+    return Problem(
+        "route-lost",
+        shown,
+        f"earlier workers had a route {spelt(shown)}, which this configuration does not have "
+        "and no running worker has",
+        _LOST,
+        "Give the route its old name again; or, if it is gone for good, replay its dead letters "
+        f"on another:\noncebridge dead replay --all --to NEW --route {name}",
+    )
 
 
 def sink_key(route: str) -> bytes:
