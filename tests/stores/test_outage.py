@@ -72,8 +72,10 @@ async def test_a_service_waits_for_its_store_and_goes_on_by_itself(
     assert is_drained
     times = Counter(json.loads(line)["detail"]["parcel"] for line in sink.read_text().splitlines())
     assert set(times) == set(range(count))
-    assert service.counts()["forwarded"] == times.total()
-    assert times.total() - count <= service.counts()["late_commits"]
+    counts = service.counts()
+    # On a slow disk a write may outlast the time that a send has.
+    assert 0 <= times.total() - counts["forwarded"] <= counts["ambiguous"]
+    assert times.total() - count <= counts["late_commits"] + counts["ambiguous"]
 
 
 @pytest.mark.parametrize("own", [REDIS_IN_MEMORY], ids=repr, indirect=True)
