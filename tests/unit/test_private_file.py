@@ -90,13 +90,22 @@ async def test_a_link_to_a_file_that_exists_is_followed(tmp_path):
     assert target.stat().st_size
 
 
-@pytest.mark.parametrize("name", ["a?mode=memory", "b#c", "d%41", "e f", ":memory:", "\udcff"])
+@pytest.mark.parametrize("name", ["a?mode=memory", "b#c", "d%41", "e f", "\udcff"])
 async def test_a_name_is_only_a_name(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     store = SQLiteStore(name)
     await store.open()
     await store.aclose()
     assert list(modes(tmp_path)) == [name]
+
+
+async def test_a_store_in_memory_is_another_kind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = SQLiteStore(":memory:")
+    with pytest.raises(StoreError, match="write memory: instead"):
+        await store.open()
+    await store.aclose()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_no_sqlite_file_is_created_through_a_link(tmp_path):
