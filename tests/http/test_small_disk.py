@@ -16,7 +16,7 @@ from oncebridge.sink import No, Yes
 from oncebridge.sqlite_file import wal_limit
 
 MIB = 1024 * 1024
-WAIT_S = 30.0
+WAIT_S = 90  # beside others on a slow disk
 NOWHERE = "http://127.0.0.1:0"
 
 
