@@ -1,7 +1,7 @@
 """
 Tokens by which ElastiCache knows who connects, in place of a password.
 
-A token is a signed URL that nobody ever opens, valid for 15 minutes. It is signed anew for each
+A token is a signed URL that is never opened, valid for 15 minutes. It is signed anew for each
 connection, which costs no call. ElastiCache ends a connection 12 hours after its last login.
 """
 
