@@ -22,9 +22,9 @@ from ways import Address
 from ways.gateway import options, url
 
 from oncebridge import Store
-from oncebridge.backends import StorePlace
-from oncebridge.store import Claim, Commit, Fate, Part, Record, Want
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores.api import Claim, Commit, Fate, Part, Record, Want
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 CHUNK = 250_000
 

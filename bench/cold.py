@@ -48,7 +48,7 @@ class Context:
 
 handler({"id": os.urandom(8).hex(), "source": "a", "detail-type": "b", "detail": {}}, Context())
 """
-READY = "import oncebridge.aws.function, oncebridge.stores.dynamodb"
+READY = "import oncebridge.aws.function, oncebridge.stores.dynamodb.store"
 
 
 def unpacked(path: Path) -> Path:

@@ -21,7 +21,7 @@ from traffic import IGNORED, RULE, NullSink, make_events, naive_key
 
 from oncebridge import Gateway, Store, Verdict
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 KINDS = {
     "memory-1": ("memory", 1),

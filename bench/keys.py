@@ -16,7 +16,7 @@ from table import Effort, Line, Measure, Measured, Results, Topic, at_least, mid
 from traffic import EVENTS, IGNORED, RULE, naive_key
 
 from oncebridge import parse
-from oncebridge.rules import RuleSet
+from oncebridge.events.rules import RuleSet
 
 KINDS = {
     "key-compact": "compact",

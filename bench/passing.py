@@ -7,7 +7,7 @@ from collections.abc import Callable
 from table import BATCH
 
 from oncebridge import Store
-from oncebridge.store import Claim, Commit, Fate, Part, Want
+from oncebridge.stores.api import Claim, Commit, Fate, Part, Want
 
 WINDOW_MS = 6 * 86_400_000
 LEASE_MS = 30_000

@@ -94,10 +94,10 @@ async def ours(name: str, count: int, store: Any) -> tuple[int, float]:
 
     from oncebridge import Gateway
     from oncebridge.aws.client import AwsClient
-    from oncebridge.clock import SystemDice, system_clock
-    from oncebridge.router import Router, Way
-    from oncebridge.source import Host
-    from oncebridge.sources.sqs import SqsSource
+    from oncebridge.base.clock import SystemDice, system_clock
+    from oncebridge.engine.router import Router, Way
+    from oncebridge.sources.api import Host
+    from oncebridge.sources.sqs.source import SqsSource
 
     calls = 0
     send = AwsClient._send
@@ -134,9 +134,9 @@ def run(way: str, count: int) -> dict[str, float]:
     else:
         import uvloop
 
-        from oncebridge.sources import sqs  # noqa: F401
+        from oncebridge.sources.sqs import source as sqs  # noqa: F401
         from oncebridge.stores.memory import MemoryStore
-        from oncebridge.stores.sqlite import SQLiteStore
+        from oncebridge.stores.sqlite.store import SQLiteStore
     began, cpu = time.perf_counter(), time.process_time()
     if way == "boto3":
         calls, ended = boto3_loop(way, count), time.perf_counter()

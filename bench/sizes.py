@@ -26,7 +26,7 @@ from table import BATCH, Effort, Line, Measure, Measured, Results, Topic, build,
 from traffic import RULE, NullSink, make_events
 
 from oncebridge import Gateway, Settings, Store
-from oncebridge.store import Fate, Memory
+from oncebridge.stores.api import Fate, Memory
 from oncebridge.stores.memory import MemoryStore
 
 SIZES = (10**4, 10**5, 10**6, 10**7)

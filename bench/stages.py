@@ -35,8 +35,8 @@ from ways import Address
 from ways.gateway import options, url
 
 from oncebridge import Gateway, parse
-from oncebridge.backends import StorePlace
-from oncebridge.rules import RuleSet
+from oncebridge.events.rules import RuleSet
+from oncebridge.service.addresses import StorePlace
 
 STORES = ("memory", "sqlite", "redis", "postgres", "dynamodb")
 OPERATIONS = ("claim", "commit", "release", "extend", "remember")

@@ -34,11 +34,12 @@ from processors import cpu_s
 from table import BATCH, Effort, Line, Measured, Results, Topic, build, met
 from traffic import RULE, NullSink, make_events
 
-from oncebridge import Gateway, config
-from oncebridge.clock import SystemDice, system_clock
+from oncebridge import Gateway
+from oncebridge.base.clock import SystemDice, system_clock
+from oncebridge.observe.report import State
+from oncebridge.service import config
+from oncebridge.service.monitor import Watch
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.watch.report import State
-from oncebridge.watch.watch import Watch
 
 HERE = Path(__file__)
 SLICE = 1_000
@@ -245,15 +246,15 @@ def _get(port: int, path: str, headers: Mapping[str, str]) -> int:
 
 def run_bare(arguments: Sequence[str]) -> None:
     """Run the command with gateways that tell nobody anything."""
-    import oncebridge.service
+    import oncebridge.service.service
     from oncebridge.cli import main
 
-    make = oncebridge.service.make_router
+    make = oncebridge.service.service.make_router
 
     def without_hooks(setup: Any, **more: Any) -> Any:
         return make(setup, clock=more["clock"])
 
-    oncebridge.service.make_router = without_hooks  # type: ignore[assignment]
+    oncebridge.service.service.make_router = without_hooks  # type: ignore[assignment]
     sys.argv = ["oncebridge", *arguments]
     main()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from passing import Hand, pass_keys
 from table import BATCH, Effort, Line, Measured, Results, Topic, build, met, middle, times
 
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 FLAT = 1.3
 """What may be called flat: no more than this, from the least to the most."""

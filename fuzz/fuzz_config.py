@@ -7,8 +7,8 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["oncebridge", "tomllib"]):
-    from oncebridge import config
     from oncebridge.errors import ConfigError
+    from oncebridge.service import config
 
 FOLDER = tempfile.TemporaryDirectory(prefix="oncebridge-fuzz-")
 FILE = Path(FOLDER.name) / "oncebridge.toml"

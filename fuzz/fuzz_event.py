@@ -10,9 +10,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["oncebridge", "json"]):
     from tests.fuzz.slow_reader import Refused, exactly, read_slowly
 
-    from oncebridge.canonical import canonical
-    from oncebridge.event import REASONS, Unreadable, read
-    from oncebridge.rules import Rule, RuleSet
+    from oncebridge.events.canonical import canonical
+    from oncebridge.events.event import REASONS, Unreadable, read
+    from oncebridge.events.rules import Rule, RuleSet
 
 CONTENT = RuleSet([], namespace="fuzz")
 FIELDS = RuleSet(

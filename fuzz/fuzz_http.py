@@ -9,16 +9,16 @@ from datetime import timedelta
 import atheris
 
 with atheris.instrument_imports(include=["oncebridge"]):
-    from oncebridge.clock import SystemDice
-    from oncebridge.gateway import Gateway
+    from oncebridge.base.clock import SystemDice
+    from oncebridge.base.options import Size
+    from oncebridge.base.secrets import Secret
+    from oncebridge.engine.gateway import Gateway
+    from oncebridge.engine.router import Answer, Router, Way
+    from oncebridge.engine.verdict import Verdict
     from oncebridge.http.auth import AuthOptions
-    from oncebridge.options import Size
-    from oncebridge.router import Answer, Router, Way
-    from oncebridge.secret import Secret
-    from oncebridge.source import Host
-    from oncebridge.sources.http import HttpSource, HttpSourceOptions
+    from oncebridge.sources.api import Host
+    from oncebridge.sources.http.source import HttpSource, HttpSourceOptions
     from oncebridge.stores.memory import MemoryStore
-    from oncebridge.verdict import Verdict
 
 NOW_MS = 1_790_000_000_000
 STATUS = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9]) [A-Za-z -]+\r\n")

@@ -9,7 +9,7 @@ from io import BytesIO
 import atheris
 
 with atheris.instrument_imports(include=["oncebridge"]):
-    from oncebridge.records import BadGzip, Records, TooLarge, inflate, split
+    from oncebridge.events.framing import BadGzip, Records, TooLarge, inflate, split
 
 LAYOUT = b" \t\r\n[],"
 LIMIT = 64 * 1024

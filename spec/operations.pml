@@ -1,6 +1,6 @@
 /*
  * Every operation on every small record, printed: what tests/spec/test_operations.py compares
- * with oncebridge.record. Nothing is searched here; Spin runs it through once.
+ * with oncebridge.stores.transitions. Nothing is searched here; Spin runs it through once.
  */
 
 #define KEYS 2

@@ -2,7 +2,7 @@
  * The store: one record per key, and the operations, each in one atomic step.
  *
  * tests/spec/test_operations.py lets Spin run every operation on every small record and
- * compares with what oncebridge.record makes of the same: the two cannot drift apart.
+ * compares with what oncebridge.stores.transitions makes of the same: the two cannot drift apart.
  *
  * Switches that break an operation (nobody but the rows of rows.py sets them):
  *   UNFENCED         commit and release do not look whose record it is

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from traffic import RULE, NullSink
 
 from oncebridge import Gateway, Verdict
-from oncebridge.backends import StorePlace
+from oncebridge.service.addresses import StorePlace
 from ways import REGION, Address, Decide
 
 

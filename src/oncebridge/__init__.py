@@ -6,9 +6,15 @@ path (`from oncebridge.stores.sqlite import SQLiteStore`), so that nobody pays f
 they do not use.
 """
 
-from oncebridge.blocking import BlockingGateway
-from oncebridge.books import Books
-from oncebridge.dead import DeadLetter, DeadLetters
+from oncebridge.dead_letters.api import DeadLetter, DeadLetters
+from oncebridge.engine.batch import Arrival
+from oncebridge.engine.blocking import BlockingGateway
+from oncebridge.engine.counters import Books
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.hooks import Decision, Hook, RoundTrip, Trace, Tracer, TripHook
+from oncebridge.engine.once import once
+from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.errors import (
     ConfigError,
     DeadLetterError,
@@ -20,15 +26,10 @@ from oncebridge.errors import (
     StoreError,
     StoreUnavailable,
 )
-from oncebridge.event import Event, Limits, Unreadable, from_object, parse, parse_all
-from oncebridge.flight import Arrival
-from oncebridge.gateway import Gateway
-from oncebridge.hooks import Decision, Hook, RoundTrip, Trace, Tracer, TripHook
-from oncebridge.once import once
-from oncebridge.pattern import Pattern
-from oncebridge.rules import Latest, Quiet, Rule, Tier
-from oncebridge.settings import Settings
-from oncebridge.sink import (
+from oncebridge.events.event import Event, Limits, Unreadable, from_object, parse, parse_all
+from oncebridge.events.pattern import Pattern
+from oncebridge.events.rules import Latest, Quiet, Rule, Tier
+from oncebridge.sinks.api import (
     Closed,
     Delivery,
     Never,
@@ -40,8 +41,7 @@ from oncebridge.sink import (
     Unwell,
     Yes,
 )
-from oncebridge.store import Store
-from oncebridge.verdict import First, Outcome, Verdict
+from oncebridge.stores.api import Store
 
 __version__ = "0.1.0"
 

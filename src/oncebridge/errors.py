@@ -11,10 +11,10 @@ What can go wrong, as a tree.
     │   └── SinkRejected      never worth trying again
     ├── DeadLetterError       the dead letters could not take it; nothing is acknowledged
     │   └── DeadLetterRefused  they never will take this one, and may take others
-    ├── BadGzip, TooLarge     a body or file cannot be unpacked (`oncebridge.records`)
+    ├── BadGzip, TooLarge     a body or file cannot be unpacked (`oncebridge.events.framing`)
     ├── NotSent, Unclear      what an HTTP request came to (`oncebridge.http.client`)
     ├── AwsError              what AWS said no with (`oncebridge.aws.client`)
-    ├── NotNow                a reference could not be looked up for now (`oncebridge.secret`)
+    ├── NotNow                a reference could not be looked up for now (`oncebridge.base.secrets`)
     ├── NotRecognised         a Lambda function was called with we do not know what
     ├── Taken                 another process goes on from a checkpoint
     ├── HandedBack            a call protected by `once`, or of a Lambda function, has to come again
@@ -58,7 +58,7 @@ class EventError(OncebridgeError):
     """
     The input is not an event, or not a safe one.
 
-    *reason* is one word for counting (see `oncebridge.event.REASONS`); the message
+    *reason* is one word for counting (see `oncebridge.events.event.REASONS`); the message
     says what to do and never quotes the payload.
     """
 

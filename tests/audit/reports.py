@@ -15,8 +15,8 @@ from oncebridge.audit.report import (
     Tally,
     Trial,
 )
-from oncebridge.causes import Cause
-from oncebridge.verdict import Verdict
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.verdict import Verdict
 
 GENESYS = "aws.partner/genesys.com/cloud/0f1e2d3c-0000-4000-8000-00000000abcd/prod"
 SECOND = "aws.partner/genesys.com/cloud/0f1e2d3c-0000-4000-8000-00000000abcd/second"

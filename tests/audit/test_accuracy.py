@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from oncebridge import Rule, Verdict
 from oncebridge.audit.engine import audit
 from oncebridge.audit.findings import Findings
-from oncebridge.causes import Cause
+from oncebridge.engine.causes import Cause
+from oncebridge.events.framing import as_line
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import REPEATS, START_MS, Label, simulate
-from oncebridge.records import as_line
 
 CAUSES = {
     Label.REDELIVERY: Cause.REDELIVERY,

@@ -12,9 +12,10 @@ import pytest
 from tests.audit.recordings import lines, raw
 
 from oncebridge import ConfigError
-from oncebridge.audit import crew, rows
-from oncebridge.audit.crew import AuditFailed
+from oncebridge.audit import rows
+from oncebridge.audit import workers as crew
 from oncebridge.audit.engine import audit
+from oncebridge.audit.workers import AuditFailed
 
 
 @pytest.fixture

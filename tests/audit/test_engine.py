@@ -11,10 +11,10 @@ from oncebridge import Rule, Verdict
 from oncebridge.audit import table
 from oncebridge.audit.engine import audit
 from oncebridge.audit.report import Tally
-from oncebridge.causes import Cause, Sighting, cause_of_repeat
+from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat
+from oncebridge.events.framing import as_line
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import simulate
-from oncebridge.records import as_line
 
 DELIVERED, DUPLICATE = Verdict.DELIVERED, Verdict.DUPLICATE
 BY_ID = Rule.parse({"name": "by id", "key": "id"})

@@ -10,7 +10,7 @@ from oncebridge import Rule
 from oncebridge.audit.engine import audit
 from oncebridge.audit.findings import Findings
 from oncebridge.audit.suggest import suggest
-from oncebridge.causes import Cause, Sighting, cause_of_repeat
+from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat
 from oncebridge.genesys.simulator import simulate
 
 FIELDS = Rule.parse({"name": "by order", "key": ["detail.order"], "scope": "organisation"})

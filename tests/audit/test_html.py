@@ -24,13 +24,13 @@ from tests.audit.reports import (
     trial,
 )
 
-from oncebridge import charts
 from oncebridge.audit.charts import gaps as draw_gaps
 from oncebridge.audit.html import MARK, page
 from oncebridge.audit.report import Moment, NaiveKey, Report, Trial
 from oncebridge.audit.suggest import suggest
-from oncebridge.causes import Cause
-from oncebridge.verdict import Verdict
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.verdict import Verdict
+from oncebridge.observe import charts
 
 NASTY = "</td><script>alert(1)</script>\x1b[31m\u202e'\"&<img src=x onerror=x>"
 VOID = {"meta", "br", "img", "link", "hr", "input"}

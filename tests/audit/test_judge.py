@@ -14,8 +14,8 @@ from oncebridge.audit.judge import Judge
 from oncebridge.audit.rows import Complex
 from oncebridge.audit.verdicts import UNKEYED
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.event import read
-from oncebridge.rules import RuleSet
+from oncebridge.events.event import read
+from oncebridge.events.rules import RuleSet
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing import ManualClock
 

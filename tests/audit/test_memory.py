@@ -16,8 +16,8 @@ from oncebridge.audit.judge import Judge
 from oncebridge.audit.rows import Complex
 from oncebridge.audit.table import Table
 from oncebridge.errors import ConfigError
-from oncebridge.event import Limits, read
-from oncebridge.rules import RuleSet
+from oncebridge.events.event import Limits, read
+from oncebridge.events.rules import RuleSet
 
 # --- groups ---------------------------------------------------------------------------------
 

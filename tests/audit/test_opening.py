@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncebridge.audit.instants import instant, moment
-from oncebridge.audit.opening import Opener
-from oncebridge.event import Event, Limits, Unreadable
+from oncebridge.audit.unpacking import Opener
+from oncebridge.events.event import Event, Limits, Unreadable
+from oncebridge.events.timestamps import instant, moment
 
 TRANSPORTS = Path(__file__).parents[1] / "events" / "transports"
 EVENT = {"id": "e1", "source": "shop", "detail-type": "Order", "detail": {"n": 1}}

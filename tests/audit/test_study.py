@@ -6,13 +6,13 @@ import pytest
 from tests.audit.recordings import lines, raw
 
 from oncebridge.audit.engine import audit
+from oncebridge.audit.field_study import study
 from oncebridge.audit.report import FieldStudy
-from oncebridge.audit.study import study
 from oncebridge.audit.suggest import suggest
-from oncebridge.canonical import canonical
-from oncebridge.exact_float import ExactFloat
-from oncebridge.key import ContentKey, FieldsKey
-from oncebridge.rules import Rule
+from oncebridge.events.canonical import canonical
+from oncebridge.events.exact_float import ExactFloat
+from oncebridge.events.key import ContentKey, FieldsKey
+from oncebridge.events.rules import Rule
 
 
 def studied(*details):

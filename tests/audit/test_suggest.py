@@ -26,9 +26,9 @@ from tests.audit.reports import (
 )
 
 from oncebridge.audit.suggest import Suggestion, suggest
-from oncebridge.causes import Cause
-from oncebridge.config import Setup, load
-from oncebridge.duration import parse_duration
+from oncebridge.base.durations import parse_duration
+from oncebridge.engine.causes import Cause
+from oncebridge.service.config import Setup, load
 
 
 def loaded(text: str, tmp_path) -> Setup:

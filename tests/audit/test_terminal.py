@@ -6,11 +6,11 @@ from rich.console import Console
 from tests.audit.reports import DAY, HOUR, MINUTE, empty, gaps, report, trial
 from tests.audit.test_html import NASTY, nasty
 
-from oncebridge import figures
-from oncebridge.audit import words
+from oncebridge.audit import text as words
 from oncebridge.audit.report import NaiveKey
 from oncebridge.audit.suggest import suggest
 from oncebridge.audit.terminal import show
+from oncebridge.base import formatting as figures
 
 
 def printed(found, width: int = 80) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_recording_without_events_says_so():
 
 
 def test_other_verdicts_are_named():
-    from oncebridge.verdict import Verdict
+    from oncebridge.engine.verdict import Verdict
 
     found = report(verdicts={Verdict.DELIVERED: 5, Verdict.STALE: 2, Verdict.DEAD: 1})
     assert "Among them: 2 stale, 1 dead." in flat(found)

@@ -12,19 +12,19 @@ from tests.servers.aws import DynamoDBServer
 from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisServer, prefix
 
-from oncebridge.audit.crew import AuditFailed
 from oncebridge.audit.reading import find_files
 from oncebridge.audit.warm import BATCH, Warming
-from oncebridge.backends import Migrates
-from oncebridge.config import Setup, load
+from oncebridge.audit.workers import AuditFailed
+from oncebridge.engine.batch import Memo, Register
 from oncebridge.errors import StoreUnavailable
-from oncebridge.flight import Memo, Register
+from oncebridge.events.framing import as_line
 from oncebridge.genesys.simulator import simulate
-from oncebridge.records import as_line
-from oncebridge.service import Service
-from oncebridge.store import NoAnswer
+from oncebridge.service.addresses import Migrates
+from oncebridge.service.config import Setup, load
+from oncebridge.service.service import Service
+from oncebridge.stores.api import NoAnswer
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 RULES = """
 preset = "genesys"

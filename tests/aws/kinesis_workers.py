@@ -10,13 +10,13 @@ from datetime import timedelta
 from tests.faults.doubles import FaultyStore, ScriptedSink, event, eventually
 
 from oncebridge import Gateway, Settings
-from oncebridge.clock import SystemDice, system_clock
+from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.intake import Intake
-from oncebridge.router import Router, Way
-from oncebridge.source import Host
-from oncebridge.sources.held_shard import Times
-from oncebridge.sources.kinesis import KinesisOptions, KinesisSource
+from oncebridge.engine.router import Router, Way
+from oncebridge.sources.api import Host
+from oncebridge.sources.intake import Intake
+from oncebridge.sources.kinesis.held_shard import Times
+from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
 from oncebridge.stores.memory import MemoryStore
 
 QUICK = Times(

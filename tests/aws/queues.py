@@ -13,11 +13,11 @@ from tests.faults.doubles import FaultyStore, ScriptedSink, event
 from tests.servers.aws import AWS, fresh
 
 from oncebridge import Gateway, Settings
-from oncebridge.clock import SystemDice, system_clock
+from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.router import Router, Way
-from oncebridge.source import Host
-from oncebridge.sources.sqs import SqsSource, SqsSourceOptions
+from oncebridge.engine.router import Router, Way
+from oncebridge.sources.api import Host
+from oncebridge.sources.sqs.source import SqsSource, SqsSourceOptions
 from oncebridge.stores.memory import MemoryStore
 
 QUICK = Settings(

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Unwell, Yes
-from oncebridge.aws.answers import answer_to, answer_to_code, is_denied, is_missing
-from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
+from oncebridge.sinks.aws.answers import answer_to, answer_to_code, is_denied, is_missing
+from oncebridge.sinks.aws.batches import Entry, Room, send_all
 
 ROOM = Room(entries=10, bytes=100, each=100)
 

@@ -23,9 +23,9 @@ from oncebridge import (
     Yes,
     parse,
 )
-from oncebridge.sinks import events
-from oncebridge.sinks.events import EventsSink, EventsSinkOptions
-from oncebridge.sinks.events_detail import detail_with_passage
+from oncebridge.sinks import eventbridge as events
+from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions
+from oncebridge.sinks.eventbridge_detail import detail_with_passage
 
 pytestmark = pytest.mark.usefixtures("aws_identity")
 GENESYS = "aws.partner/genesys.com/cloud/invented/bus"

@@ -51,10 +51,10 @@ from oncebridge import (
 from oncebridge.aws import HandedBack, NotRecognised, lambda_handler
 from oncebridge.aws.invocation import Trigger
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.pattern import Pattern
-from oncebridge.router import Router, Way
+from oncebridge.engine.router import Router, Way
+from oncebridge.events.pattern import Pattern
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 # --- how each trigger is answered -----------------------------------------------------------
 

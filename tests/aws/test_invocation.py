@@ -27,7 +27,7 @@ from tests.aws.payloads import (
 from oncebridge.aws import NotRecognised
 from oncebridge.aws.invocation import Trigger, recognise
 from oncebridge.errors import OncebridgeError
-from oncebridge.event import Unreadable, read
+from oncebridge.events.event import Unreadable, read
 
 
 def strictly(raw):

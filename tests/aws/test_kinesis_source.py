@@ -9,8 +9,8 @@ from tests.aws.kinesis_workers import QUICK, Worker, crew, in_order, seconds_sin
 from tests.faults.doubles import FaultyStore, eventually
 
 from oncebridge import ConfigError
-from oncebridge.sources.kinesis import KinesisOptions
-from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
+from oncebridge.sources.kinesis.source import KinesisOptions
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.memory import MemoryStore
 
 KEYS = "abcdefghij"

@@ -44,11 +44,11 @@ from tests.servers.redis import RedisServer
 
 from oncebridge import ConfigError, StoreUnavailable
 from oncebridge.aws import powertools as ours
-from oncebridge.aws.payload import is_missing
-from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
+from oncebridge.aws.powertools.payload import is_missing
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.redis import RedisStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.redis.store import RedisStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:the time left is not known")
 

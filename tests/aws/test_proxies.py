@@ -10,7 +10,7 @@ from tests.servers.aws import AWS
 from oncebridge import Gateway
 from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent
 from oncebridge.errors import ConfigError
-from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 
 TABLE = Example("dynamodb", "describe_table", {"TableName": "records"})
 EVENT = b'{"source":"com.example.post","detail-type":"Parcel Sent","detail":{"parcel":1}}'

@@ -16,9 +16,9 @@ import boto3
 import pytest
 from tests.servers.process import free_port
 
-from oncebridge.config import load
+from oncebridge.base.secrets import resolve
 from oncebridge.errors import ConfigError
-from oncebridge.secret import resolve
+from oncebridge.service.config import load
 
 SECRET = "c4n4ry-5ecret-of-aws"
 _numbers = count()

@@ -21,8 +21,8 @@ from oncebridge import ConfigError, DeadLetterError, Gateway, StoreError
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqs import SqsDeadLetters, SqsDeadLettersOptions
 from oncebridge.errors import DeadLetterRefused, StoreUnavailable
-from oncebridge.redrive import Choice, select
-from oncebridge.sink import Never
+from oncebridge.operate.replay import Choice, select
+from oncebridge.sinks.api import Never
 from oncebridge.stores.memory import MemoryStore
 
 FIT = {"MessageRetentionPeriod": 14 * 86400}

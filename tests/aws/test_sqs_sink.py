@@ -13,7 +13,7 @@ from tests.servers.meddler import failing, hang, meddling, saying, swallow, vani
 
 from oncebridge import ConfigError, Delivery, Gateway, Settings, Verdict, parse
 from oncebridge.aws.queue import MOST_BYTES, Failure
-from oncebridge.sink import Closed, Never, No, Throttled, Unknown, Yes
+from oncebridge.sinks.api import Closed, Never, No, Throttled, Unknown, Yes
 from oncebridge.sinks.sqs import SqsSink, SqsSinkOptions, understood
 from oncebridge.stores.memory import MemoryStore
 

@@ -31,13 +31,13 @@ from tests.servers.meddler import failing, meddling, saying, swallow, vanish
 
 from oncebridge import ConfigError, Gateway, Settings, StoreUnavailable, parse
 from oncebridge.aws.queue import Failure, Message, Queue, QueueAddress
-from oncebridge.aws.queue_hand import Hand, Trouble
+from oncebridge.engine.router import Router, Way
 from oncebridge.errors import OncebridgeError
-from oncebridge.pattern import Pattern
-from oncebridge.router import Router, Way
-from oncebridge.sink import Closed, Never, Unknown, Yes
-from oncebridge.sources.sqs import SqsSource, SqsSourceOptions
-from oncebridge.store import Want
+from oncebridge.events.pattern import Pattern
+from oncebridge.sinks.api import Closed, Never, Unknown, Yes
+from oncebridge.sources.sqs.receiver import Hand, Trouble
+from oncebridge.sources.sqs.source import SqsSource, SqsSourceOptions
+from oncebridge.stores.api import Want
 from oncebridge.stores.memory import MemoryStore
 
 SHORT = timedelta(seconds=3)
@@ -48,7 +48,7 @@ YES = Yes()
 def _leaves_soon(request, monkeypatch):
     """Do not wait for polls at the end, but where that is what is tested."""
     if request.cls is not TestStopping:
-        monkeypatch.setattr("oncebridge.sources.sqs._LEAVE_S", 0.02)
+        monkeypatch.setattr("oncebridge.sources.sqs.source._LEAVE_S", 0.02)
 
 
 def asked(meddler, operation):

@@ -13,13 +13,14 @@ import pytest
 from tests.aws.cloudformation import Stack, with_defaults
 from tests.servers.terraform import plugins, run, terraform, what_reads_terraform
 
-from oncebridge.aws import s3_templates, templates
+from oncebridge.aws import templates
 from oncebridge.aws.templates import needed, policy, stack
+from oncebridge.aws.templates import s3 as s3_templates
 from oncebridge.aws.templates.access import ACTIONS
-from oncebridge.backends import SinkPlace
-from oncebridge.config import load
+from oncebridge.engine.settings import Settings
 from oncebridge.errors import ConfigError
-from oncebridge.settings import Settings
+from oncebridge.service.addresses import SinkPlace
+from oncebridge.service.config import load
 
 GENESYS = {"OrganizationId": "0f1e2d3c-0000-4000-8000-00000000abcd", "EventSourceSuffix": "prod"}
 BUS = "aws.partner/genesys.com/cloud/0f1e2d3c-0000-4000-8000-00000000abcd/prod"

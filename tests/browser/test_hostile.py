@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.towns import order, site
 
-from oncebridge.figures import spelt
+from oncebridge.base.formatting import spelt
 
 PAYLOADS = [
     "<script>window.xss=1</script>",

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.towns import order, site
 
-from oncebridge.secret import masked
+from oncebridge.base.secrets import masked
 
 
 @pytest.fixture(scope="module")

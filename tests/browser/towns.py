@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from tests.e2e.towns import Command, send
 from tests.http.live import Live
 
-from oncebridge import config
-from oncebridge.backends import SinkPlace, StorePlace
 from oncebridge.genesys.simulator import simulate
-from oncebridge.sink import Never, Yes
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.service import config
+from oncebridge.service.addresses import SinkPlace, StorePlace
+from oncebridge.sinks.api import Never, Yes
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 CONFIG = """
 source = "http://127.0.0.1:0/events"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oncebridge.cli import main
-from oncebridge.sink import Delivery
+from oncebridge.sinks.api import Delivery
 from oncebridge.sinks.http import HttpSink
 
 LEAK_BYTES: Final = 100_000

@@ -23,9 +23,9 @@ from tests.stores.proxy import Fault, Proxy
 from tests.stores.wire_faults import GRACE_S, TIMEOUT_S, Trial, complaints
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.event import parse
+from oncebridge.events.event import parse
 from oncebridge.http.server import Request, Response, Server
-from oncebridge.sink import Delivery, No, SinkAnswer, Unknown, Yes
+from oncebridge.sinks.api import Delivery, No, SinkAnswer, Unknown, Yes
 from oncebridge.sinks.http import HttpSink
 
 KINDS = {kind.name: kind for kind in SHARED}

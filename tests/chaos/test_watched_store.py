@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.store import Commit, Fate, NoAnswer, Part, Want
+from oncebridge.stores.api import Commit, Fate, NoAnswer, Part, Want
 from oncebridge.stores.memory import MemoryStore
 
 from .worker import WatchedStore

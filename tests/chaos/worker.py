@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from oncebridge.backends import SinkPlace, StorePlace
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
+from oncebridge.engine.gateway import Gateway, Settings
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.gateway import Gateway, Settings
-from oncebridge.rules import Rule
-from oncebridge.sink import Delivery, No, SinkAnswer, Unknown, Yes
-from oncebridge.store import Claim, Commit, Extension, NoAnswer, Reply, Store, Want
+from oncebridge.events.rules import Rule
+from oncebridge.service.addresses import SinkPlace, StorePlace
+from oncebridge.sinks.api import Delivery, No, SinkAnswer, Unknown, Yes
+from oncebridge.stores.api import Claim, Commit, Extension, NoAnswer, Reply, Store, Want
 
 from .wire import GONE, Connection
 

@@ -12,7 +12,7 @@ from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
 from oncebridge.check.aws import check_aws
 from oncebridge.check.finding import Checkup, Finding
-from oncebridge.config import load
+from oncebridge.service.config import load
 
 ORGANISATION = "0f1e2d3c-0000-4000-8000-00000000abcd"
 TWO_WEEKS = "1209600"

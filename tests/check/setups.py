@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from oncebridge.base.clock import Clock, system_clock
 from oncebridge.check.finding import Checkup, Finding
 from oncebridge.check.run import checks as all_checks
 from oncebridge.check.run import run_all
-from oncebridge.clock import Clock, system_clock
-from oncebridge.config import Setup, load
+from oncebridge.service.config import Setup, load
 
 CLEAN = {
     "source": '"http://127.0.0.1:18080/events"',

@@ -18,11 +18,11 @@ from tests.servers.aws_overlay import Answer, Asked, Change, Forward, Overlay, o
 from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
 from oncebridge.aws.skewed_clock import SkewedClock
+from oncebridge.base.clock import system_clock
 from oncebridge.check.aws import check_aws
 from oncebridge.check.aws.account import Reader, Unseen, Where
 from oncebridge.check.finding import Checkup, Severity
-from oncebridge.clock import system_clock
-from oncebridge.config import load
+from oncebridge.service.config import load
 
 SOURCE = f"aws.partner/genesys.com/cloud/{ORGANISATION}/pending"
 

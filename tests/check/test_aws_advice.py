@@ -15,12 +15,12 @@ from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 from oncebridge.check.aws import check_aws
 from oncebridge.check.aws.account import Reader, Where
 from oncebridge.check.aws.commands import aws, migrate
+from oncebridge.check.aws.context import Visit
 from oncebridge.check.aws.feeds import Bus, Feed, Feeds
 from oncebridge.check.aws.mappings import SourceMapping
-from oncebridge.check.aws.twice import check_twice
-from oncebridge.check.aws.visit import Visit
+from oncebridge.check.aws.overlaps import check_twice
 from oncebridge.check.finding import Checkup, Finding
-from oncebridge.config import load
+from oncebridge.service.config import load
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ from tests.check.aws_town import client, codes
 from tests.servers.aws import fresh
 from tests.servers.guarded_aws import GuardedAws
 
-from oncebridge.backends import StorePlace
 from oncebridge.check.aws import check_aws
 from oncebridge.check.finding import Checkup, Severity
-from oncebridge.config import load
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import load
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 

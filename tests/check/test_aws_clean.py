@@ -13,7 +13,7 @@ from tests.servers.guarded_aws import GuardedAws
 from oncebridge.aws.templates import stack
 from oncebridge.check.aws import check_aws
 from oncebridge.check.finding import Checkup
-from oncebridge.config import load
+from oncebridge.service.config import load
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 from oncebridge.aws.templates.access import ACTIONS
 from oncebridge.check.aws import check_aws
 from oncebridge.check.finding import Checkup
-from oncebridge.config import load
+from oncebridge.service.config import load
 
 EVERYTHING = {"Effect": "Allow", "Action": "*", "Resource": "*"}
 

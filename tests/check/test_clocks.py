@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from oncebridge.base.clock import system_clock
 from oncebridge.check.clocks import Skew, judge, measure
 from oncebridge.check.finding import Checkup, Severity
-from oncebridge.clock import system_clock
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 7_000, -45_000])

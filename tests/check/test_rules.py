@@ -4,7 +4,7 @@ import pytest
 
 from oncebridge.check.finding import Severity
 from oncebridge.check.rules import About, lint, paths_of
-from oncebridge.rules import Rule
+from oncebridge.events.rules import Rule
 
 GENESYS = {"source": [{"prefix": "aws.partner/genesys.com/"}]}
 ORDERS = {"source": ["com.example.orders"]}

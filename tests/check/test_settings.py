@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from tests.check.setups import codes, found_in, only, setup_of, written
 
-from oncebridge import sqlite_file
 from oncebridge.check.codes import CODES
 from oncebridge.check.files import check_files
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.secrets import written_out
 from oncebridge.check.settings import check_settings
-from oncebridge.config import load
+from oncebridge.service.config import load
+from oncebridge.stores.sqlite import database as sqlite_file
 
 GENESYS_RULE = """
 [[rules]]

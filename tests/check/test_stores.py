@@ -22,14 +22,14 @@ from tests.servers.redis import (
     running,
 )
 
+from oncebridge.base.clock import system_clock
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.redis import check_memory
 from oncebridge.check.run import Check, in_thread, run_all
 from oncebridge.check.stores import check_store
-from oncebridge.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError
-from oncebridge.stores.postgres import PostgresOptions, PostgresStore
-from oncebridge.stores.redis import RedisStore
+from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
+from oncebridge.stores.redis.store import RedisStore
 
 _numbers = count()
 MIB = 1024**2

@@ -4,14 +4,14 @@ import sqlite3
 from contextlib import closing
 
 from oncebridge import Books
+from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.check.finding import Checkup
 from oncebridge.check.stores import check_store
-from oncebridge.clock import SystemDice, system_clock
-from oncebridge.config import load
-from oncebridge.stores.sqlite import SQLiteStore
-from oncebridge.watch.counts import Counts, RouteCounts
-from oncebridge.watch.fleet import Member
-from oncebridge.watch.report import Report, RouteState, State, Vitals
+from oncebridge.observe.counts import Counts, RouteCounts
+from oncebridge.observe.fleet import Member
+from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.service.config import load
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 
 def setup_of(tmp_path):

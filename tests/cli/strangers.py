@@ -4,12 +4,12 @@ import sys
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
-from oncebridge import backends
+from oncebridge.base.secrets import Address
 from oncebridge.errors import StoreUnavailable
-from oncebridge.secret import Address
-from oncebridge.sink import Yes
+from oncebridge.service import addresses as backends
+from oncebridge.sinks.api import Yes
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 CANARY = "c4n4ry-9xw"
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from tests.cli.worlds import event
 
-from oncebridge.audit import words
+from oncebridge.audit import text as words
 from oncebridge.audit.html import MARK
 from oncebridge.audit.report import Report
-from oncebridge.causes import Cause
+from oncebridge.engine.causes import Cause
+from oncebridge.events.framing import as_line
 from oncebridge.genesys.simulator import REPEATS, simulate
-from oncebridge.records import as_line
 
 STREAM = list(simulate(5, 600))
 TRUTHS = len({one.truth for one in STREAM})

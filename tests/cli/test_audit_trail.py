@@ -9,11 +9,11 @@ import sys
 import pytest
 from tests.cli.worlds import event
 
-from oncebridge import trail
-from oncebridge.audit_trail import AuditTrail, instant, who
 from oncebridge.errors import ConfigError
-from oncebridge.stores.sqlite import SQLiteStore
-from oncebridge.trail import Acts
+from oncebridge.operate import operator_log as trail
+from oncebridge.operate.operator_log import Acts
+from oncebridge.operate.operator_log_file import AuditTrail, instant, who
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 
 def test_each_act_is_one_line_with_who_when_and_what(tmp_path, caplog):

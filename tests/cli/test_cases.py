@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.cli.worlds import event, setup_of
 
-from oncebridge import Gateway, Verdict, cases
+from oncebridge import Gateway, Verdict
+from oncebridge.check import cases
 from oncebridge.errors import ConfigErrors
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.stores.memory import MemoryStore

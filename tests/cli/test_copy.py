@@ -9,10 +9,10 @@ import pytest
 from tests.cli.strangers import CANARY, installed
 from tests.cli.worlds import event
 
-from oncebridge.copying import Copying
 from oncebridge.errors import StoreUnavailable
-from oncebridge.store import Fate, Memory, Part, Want
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.api import Fate, Memory, Part, Want
+from oncebridge.stores.copying import Copying
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 OLD, NEW = "sqlite:old.db", "sqlite:new.db"
 HOUR = 3_600_000

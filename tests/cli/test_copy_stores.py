@@ -10,8 +10,8 @@ from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisServer, prefix
 from tests.servers.s3 import S3Server
 
-from oncebridge.store import Commit, Fate, Part, Record, Release, Want
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.api import Commit, Fate, Part, Record, Release, Want
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 HOUR = 3_600_000
 TIMES = ("until_ms", "keep_until_ms", "hard_until_ms")

@@ -13,20 +13,20 @@ import pytest
 from msgspec.structs import replace
 from tests.cli.worlds import event, raw, setup_of
 
-from oncebridge import control
-from oncebridge.cli.manners import opened
-from oncebridge.clock import SystemDice
-from oncebridge.config import Setup
-from oncebridge.dead import DeadLetter
+from oncebridge.base.clock import SystemDice
+from oncebridge.cli.command import opened
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.redrive import Choice, Redrive, Replayed, select
-from oncebridge.service import make_router
-from oncebridge.sink import Delivery, Never, SinkAnswer, Unknown, Yes
-from oncebridge.store import Part, Want
+from oncebridge.engine import pauses as control
+from oncebridge.engine.verdict import Verdict
+from oncebridge.operate.replay import Choice, Redrive, Replayed, select
+from oncebridge.service.config import Setup
+from oncebridge.service.service import make_router
+from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Unknown, Yes
+from oncebridge.stores.api import Part, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import Verdict
 
 
 class Taker:

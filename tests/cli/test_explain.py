@@ -12,23 +12,23 @@ from tests.cli.worlds import event, raw, setup_of
 from tests.servers.aws import DynamoDBServer
 from tests.servers.postgres import Postgres, schema
 
-from oncebridge.backends import StorePlace
-from oncebridge.clock import SystemDice
-from oncebridge.config import Setup
+from oncebridge.base.clock import SystemDice
 from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.engine.batch import Memo, Register
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import SinkRejected
-from oncebridge.explain import explain, explain_key
-from oncebridge.explanation import Explanation
-from oncebridge.flight import Memo, Register
-from oncebridge.gateway import Gateway
-from oncebridge.lookup import scan_costs
-from oncebridge.plain_words import summary, summary_of_key
-from oncebridge.records import Record
-from oncebridge.sink import Never, No, Unknown, Yes
-from oncebridge.store import Commit, Fate, Part, Release, Want
+from oncebridge.events.framing import Record
+from oncebridge.operate.explain.explanation import Explanation
+from oncebridge.operate.explain.finding import explain, explain_key
+from oncebridge.operate.explain.words import summary, summary_of_key
+from oncebridge.operate.lookup import scan_costs
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import Setup
+from oncebridge.sinks.api import Never, No, Unknown, Yes
+from oncebridge.stores.api import Commit, Fate, Part, Release, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import Verdict
 
 RULES = """
 [[rules]]

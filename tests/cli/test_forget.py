@@ -5,14 +5,14 @@ import json
 
 from tests.cli.worlds import event, raw, setup_of
 
-from oncebridge import trail
-from oncebridge.audit_trail import who
-from oncebridge.event import parse
-from oncebridge.forget import forget
-from oncebridge.identity import Identities
-from oncebridge.store import Fate, Memory, Part, Want
+from oncebridge.events.event import parse
+from oncebridge.operate import operator_log as trail
+from oncebridge.operate.forget import forget
+from oncebridge.operate.identity import Identities
+from oncebridge.operate.operator_log_file import who
+from oncebridge.stores.api import Fate, Memory, Part, Want
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 FLAGS = ("--store", "sqlite:seen.db", "--sink", "file:out.ndjson")
 

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from oncebridge.cli.init import KINDS, starter
-from oncebridge.config import load
+from oncebridge.service.config import load
 
 
 def loaded(text: str, tmp_path):

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from oncebridge import control
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.engine import pauses as control
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 CONFIG = """
 store = "sqlite:seen.db"

@@ -10,17 +10,17 @@ import sys
 import pytest
 from tests.cli.worlds import event, raw, setup_of
 
-from oncebridge import trail
-from oncebridge.event import parse
-from oncebridge.flight import Memo
-from oncebridge.gateway import Gateway
-from oncebridge.identity import Identities
-from oncebridge.release import look, release
-from oncebridge.store import Commit, Extension, Fate, Memory, Part, Release, Reply, Want
+from oncebridge.engine.batch import Memo
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.event import parse
+from oncebridge.operate import operator_log as trail
+from oncebridge.operate.identity import Identities
+from oncebridge.operate.release import look, release
+from oncebridge.stores.api import Commit, Extension, Fate, Memory, Part, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import Verdict
 
 CONFIG = """
 store = "sqlite:seen.db"

@@ -15,19 +15,20 @@ import pytest
 from tests.cli.test_dead import Killed, Seams, World, _wrapped
 from tests.cli.worlds import event, raw
 
-from oncebridge import control, trail
-from oncebridge.clock import SystemDice
-from oncebridge.config import load
-from oncebridge.event import parse
-from oncebridge.identity import Identities, Identity
-from oncebridge.judging import Look
-from oncebridge.resend import Intent, Resend, Resent, intend
-from oncebridge.service import gateways
-from oncebridge.sink import Never, Unknown, Yes
-from oncebridge.store import Part, Want
-from oncebridge.stores.sqlite import SQLiteStore
-from oncebridge.trail import StoreTrail
-from oncebridge.verdict import Verdict
+from oncebridge.base.clock import SystemDice
+from oncebridge.engine import pauses as control
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.event import parse
+from oncebridge.operate import operator_log as trail
+from oncebridge.operate.explain.judgement import Look
+from oncebridge.operate.identity import Identities, Identity
+from oncebridge.operate.operator_log import StoreTrail
+from oncebridge.operate.resend import Intent, Resend, Resent, intend
+from oncebridge.service.config import load
+from oncebridge.service.service import gateways
+from oncebridge.sinks.api import Never, Unknown, Yes
+from oncebridge.stores.api import Part, Want
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 HOUR = 3_600_000
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
+from oncebridge.base.options import settings_of
 from oncebridge.cli.init import KINDS, starter
-from oncebridge.config import PREFIX, Config, load
 from oncebridge.errors import ConfigError
-from oncebridge.options import settings_of
-from oncebridge.reference import json_schema, markdown
-from oncebridge.rules import RuleOptions
+from oncebridge.events.rules import RuleOptions
+from oncebridge.service.config import PREFIX, Config, load
+from oncebridge.service.reference import json_schema, markdown
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

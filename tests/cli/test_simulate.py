@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from oncebridge.cli.app import app
-from oncebridge.event import Event, read
+from oncebridge.events.event import Event, read
 from oncebridge.genesys.simulator import LOOK_ALIKES, REPEATS, Label, simulate
 
 SIMULATE = [sys.executable, "-m", "oncebridge", "simulate"]

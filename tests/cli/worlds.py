@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from oncebridge.config import Setup, load
+from oncebridge.service.config import Setup, load
 
 SHOP = "com.example.shop"
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Busy,
     Claim,
     ClaimAnswer,
@@ -35,7 +35,7 @@ from oncebridge.store import (
     Store,
     Want,
 )
-from oncebridge.stores.compare import Cell
+from oncebridge.stores.conditional import Cell
 from oncebridge.stores.memory import MemoryStore, _name
 from oncebridge.testing import ManualClock, StoreContract, StoreMachine
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import settings
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.store import Busy, Claim, Fate, Memory, NoAnswer, Part, Reply, Store, Want
-from oncebridge.stores.compare import (
+from oncebridge.stores.api import Busy, Claim, Fate, Memory, NoAnswer, Part, Reply, Store, Want
+from oncebridge.stores.conditional import (
     Cell,
     Change,
     ChangeAnswer,
@@ -167,7 +167,7 @@ def want(*keys, token=b"t", lease_ms=1000):
 
 
 def done(claim):
-    from oncebridge.store import Commit
+    from oncebridge.stores.api import Commit
 
     return [Commit(held.key, held.generation, Fate.DELIVERED, 60_000) for held in claim.held]
 
@@ -204,7 +204,7 @@ async def test_a_margin_keeps_others_from_a_hold_whose_holder_may_be_behind(cell
 
 
 async def test_nobody_waits_for_the_margin_of_a_hold_that_was_given_back(cells, clock):
-    from oncebridge.store import Release
+    from oncebridge.stores.api import Release
 
     store = StoreInMemory(cells, margin_ms=200)
     await store.claim([want(b"a")])

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 from tests.servers.aws import DynamoDBServer
 
-from oncebridge.store import Store
-from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.testing import ManualClock, StoreContract
 
 

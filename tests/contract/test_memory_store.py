@@ -1,7 +1,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from oncebridge.store import Store
+from oncebridge.stores.api import Store
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing import ManualClock, StoreContract
 

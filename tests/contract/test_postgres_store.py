@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 from tests.servers.postgres import PgBouncer, Postgres, schema
 
-from oncebridge.store import Store
-from oncebridge.stores.postgres import PostgresOptions, PostgresStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock, StoreContract
 from oncebridge.testing.contract.harness import Harness
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 
-from oncebridge.store import Store
-from oncebridge.stores.redis import RedisOptions, RedisStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.redis.store import RedisOptions, RedisStore
 from oncebridge.testing import ManualClock, StoreContract
 from oncebridge.testing.contract.batches import BatchCases
 from oncebridge.testing.contract.harness import Harness

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from tests.servers.s3 import S3Server
 
-from oncebridge.store import Store
-from oncebridge.stores.s3 import S3Options, S3Store
+from oncebridge.stores.api import Store
+from oncebridge.stores.s3.store import S3Options, S3Store
 from oncebridge.testing import ManualClock, StoreContract
 from oncebridge.testing.contract.batches import BatchCases
 from oncebridge.testing.contract.claims import ClaimCases

@@ -3,8 +3,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from oncebridge.store import Store
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock, StoreContract
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from oncebridge import Rule, parse
+from oncebridge.events.rules import RuleSet
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.rules import RuleSet
 
 EVENTS = Path(__file__).parents[1] / "events"
 KNOWN = json.loads(Path(__file__).with_name("keys.json").read_bytes())

@@ -18,9 +18,9 @@ from tests.http.live import Desk as Sink
 from tests.http.live import Live
 from tests.http.live import event as order
 
-from oncebridge import config
-from oncebridge.backends import SinkPlace
-from oncebridge.verdict import Outcome
+from oncebridge.engine.verdict import Outcome
+from oncebridge.service import config
+from oncebridge.service.addresses import SinkPlace
 
 RULES = """
 [[rules]]

@@ -19,11 +19,11 @@ import pytest
 from msgspec.structs import replace
 from tests.http.live import Live, live
 
-from oncebridge import config
-from oncebridge.backends import StorePlace
-from oncebridge.config import Setup
 from oncebridge.dashboard import Dashboard, Desk
 from oncebridge.dashboard.routes import VIEWS
+from oncebridge.service import config
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import Setup
 
 TOKEN = "a-token-of-thirty-two-characters"
 _FIELD = re.compile(r'name="token" value="([^"]+)"')

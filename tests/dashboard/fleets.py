@@ -3,10 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
-from oncebridge.verdict import Verdict
-from oncebridge.watch.counts import ITEMS, LAGS, SECONDS, CallCounts, Counts, Histogram, RouteCounts
-from oncebridge.watch.fleet import View
-from oncebridge.watch.report import Report, RouteState, State, Vitals
+from oncebridge.engine.verdict import Verdict
+from oncebridge.observe.counts import (
+    ITEMS,
+    LAGS,
+    SECONDS,
+    CallCounts,
+    Counts,
+    Histogram,
+    RouteCounts,
+)
+from oncebridge.observe.fleet import View
+from oncebridge.observe.report import Report, RouteState, State, Vitals
 
 NOW_MS = 1_767_225_600_000 + 37 * 60_000 + 21_000
 """Some Thursday, 37 minutes and 21 seconds after midnight, UTC."""

@@ -12,7 +12,7 @@ from tests.http.live import event
 from oncebridge.dashboard.page import Route
 from oncebridge.dashboard.server import Dashboard
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 PROXIED = {"dashboard_user_header": "X-Forwarded-User", "dashboard_proxies": "127.0.0.1"}
 WRONG = "not-the-token-but-just-as-long-0"

@@ -8,12 +8,12 @@ from xml.etree import ElementTree as ET
 import pytest
 from tests.dashboard import fleets
 
-from oncebridge import charts as shared
-from oncebridge.charts import Chart
+from oncebridge.base.formatting import MINUTE
 from oncebridge.dashboard import charts
-from oncebridge.figures import MINUTE
-from oncebridge.verdict import Verdict
-from oncebridge.watch.counts import SECONDS, Histogram
+from oncebridge.engine.verdict import Verdict
+from oncebridge.observe import charts as shared
+from oncebridge.observe.charts import Chart
+from oncebridge.observe.counts import SECONDS, Histogram
 
 
 def parsed(svg: str) -> ET.Element:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from oncebridge.config import load
 from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.http.listening import Listening
+from oncebridge.service.config import load
 
 TOKEN = "sixteen-letters!"
 

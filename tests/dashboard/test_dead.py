@@ -14,16 +14,17 @@ from tests.dashboard.conftest import Answer, Visitor, loaded
 from tests.http.live import Live, event
 from tests.unit.test_dead_letters import letter
 
-from oncebridge import control
-from oncebridge.clock import SystemDice
-from oncebridge.dashboard import acting, letters
-from oncebridge.dead import DeadLetter
+from oncebridge.base.clock import SystemDice
+from oncebridge.dashboard import actions as acting
+from oncebridge.dashboard import dead_letters as letters
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.file import FileDeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
+from oncebridge.engine import pauses as control
 from oncebridge.errors import StoreUnavailable
-from oncebridge.redrive import Choice
-from oncebridge.sink import Never, No, Yes
+from oncebridge.operate.replay import Choice
+from oncebridge.sinks.api import Never, No, Yes
 
 NO = Never("no such customer")
 

@@ -11,11 +11,12 @@ import pytest
 from msgspec.structs import replace
 from tests.dashboard.arrivals import NOTHING, World, event, world
 
-from oncebridge import config
-from oncebridge.clock import system_clock
-from oncebridge.dashboard import Desk, beyond
+from oncebridge.base.clock import system_clock
+from oncebridge.dashboard import Desk
+from oncebridge.dashboard import store_lookup as beyond
 from oncebridge.errors import StoreUnavailable
-from oncebridge.watch.archive import Archive
+from oncebridge.observe.history_reader import Archive
+from oncebridge.service import config
 
 ORGANISATION = "aws.partner/genesys.com/cloud/0a1b2c3d-0000-4000-8000-000000000001"
 

@@ -15,24 +15,24 @@ from tests.dashboard import fleets
 from tests.dashboard.fleets import MINUTE, NOW_MS, busy, histogram, route, state, view
 from tests.unit.test_dead_letters import letter
 
-from oncebridge import control
-from oncebridge.books import Books
-from oncebridge.clock import SystemDice
+from oncebridge.base.clock import SystemDice
 from oncebridge.dashboard import health
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.health import COUNTERS, Finding, Health, Letters
 from oncebridge.dashboard.page import Ask
-from oncebridge.dashboard.paper import environment, rate, seconds, short, soft
-from oncebridge.dashboard.pulse import Pulse, Sums, by_minutes
+from oncebridge.dashboard.rates import Pulse, Sums, by_minutes
+from oncebridge.dashboard.rendering import environment, rate, seconds, short, soft
 from oncebridge.dashboard.views import overview
 from oncebridge.dashboard.views.overview import values_of
-from oncebridge.dead import DeadLetter
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.engine import pauses as control
+from oncebridge.engine.counters import Books
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreUnavailable
-from oncebridge.verdict import Verdict
-from oncebridge.watch.counts import LAGS, SECONDS, CallCounts, Counts
-from oncebridge.watch.fleet import View
-from oncebridge.watch.report import Report, RouteState, Vitals
+from oncebridge.observe.counts import LAGS, SECONDS, CallCounts, Counts
+from oncebridge.observe.fleet import View
+from oncebridge.observe.report import Report, RouteState, Vitals
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 

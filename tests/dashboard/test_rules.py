@@ -17,13 +17,24 @@ from tests.dashboard.conftest import Answer, Visitor
 from tests.http.live import Desk as Sink
 from tests.http.live import Live, event
 
-from oncebridge import config
-from oncebridge.dashboard import aside, misfits, rulebook, trying
-from oncebridge.dashboard.rulebook import anchor
+from oncebridge.dashboard import (
+    background_work as aside,
+)
+from oncebridge.dashboard import (
+    mismatches as misfits,
+)
+from oncebridge.dashboard import (
+    rule_descriptions as rulebook,
+)
+from oncebridge.dashboard import (
+    try_events as trying,
+)
+from oncebridge.dashboard.rule_descriptions import anchor
 from oncebridge.dashboard.views import rules
 from oncebridge.errors import StoreUnavailable
-from oncebridge.pattern import Pattern
-from oncebridge.sink import Yes
+from oncebridge.events.pattern import Pattern
+from oncebridge.service import config
+from oncebridge.sinks.api import Yes
 
 EVENTS = Path(__file__).parents[1] / "events"
 

@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace
 from tests.dashboard.arrivals import Page, World, event, world
 
-from oncebridge.dashboard.arrival_words import At, Story, likely_cause, ordinal, tell
+from oncebridge.dashboard.arrival_text import At, Story, likely_cause, ordinal, tell
 from oncebridge.dashboard.why import compared, payload_of, time_line
-from oncebridge.key import FieldsKey
-from oncebridge.rules import Rule, Tier
-from oncebridge.sink import Never, No, Unknown
-from oncebridge.store import Fate
-from oncebridge.trail import StoreTrail, of_event
-from oncebridge.verdict import Verdict
-from oncebridge.watch.archive import Archive
-from oncebridge.watch.history import Row, Seen
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.key import FieldsKey
+from oncebridge.events.rules import Rule, Tier
+from oncebridge.observe.history import Row, Seen
+from oncebridge.observe.history_reader import Archive
+from oncebridge.operate.operator_log import StoreTrail, of_event
+from oncebridge.sinks.api import Never, No, Unknown
+from oncebridge.stores.api import Fate
 
 AT_MS = 1_767_225_600_000
 ORGANISATION = "aws.partner/genesys.com/cloud/0a1b2c3d-0000-4000-8000-000000000001"

@@ -17,9 +17,9 @@ from tests.docs.world import World
 from tests.servers.redis import RedisServer
 from tests.servers.redis import running as redis_running
 
-from oncebridge.config import load
-from oncebridge.stores.postgres import PostgresStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.service.config import load
+from oncebridge.stores.postgres.store import PostgresStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 KINDS = {
     "console": "run, or listed with the reason: test_sessions.py",

@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.towns import Command, Senders, event, receiving, send
 from tests.servers.redis import RedisServer, running
 
-from oncebridge.verdict import Verdict
+from oncebridge.engine.verdict import Verdict
 
 
 @pytest.fixture

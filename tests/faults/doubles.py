@@ -22,7 +22,7 @@ from typing import Any, Self
 from oncebridge import Delivery, Gateway, Outcome, Rule, Settings, StoreUnavailable, Yes, parse
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.errors import DeadLetterError
-from oncebridge.store import NoAnswer, Record
+from oncebridge.stores.api import NoAnswer, Record
 from oncebridge.stores.memory import MemoryStore
 
 START_MS = 1_700_000_000_000

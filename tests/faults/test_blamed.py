@@ -10,8 +10,8 @@ import asyncio
 import pytest
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Unwell, Verdict, Yes
-from oncebridge.pattern import Pattern
-from oncebridge.router import Router, Way
+from oncebridge.engine.router import Router, Way
+from oncebridge.events.pattern import Pattern
 
 from .doubles import After, Bench, FailingDeadLetters, ScriptedSink, event, seconds, virtual
 

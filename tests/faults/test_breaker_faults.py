@@ -12,8 +12,8 @@ from collections import Counter
 import pytest
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Unwell, Verdict, Yes
-from oncebridge.relay import Item, Relay
-from oncebridge.router import Router, Way
+from oncebridge.engine.router import Router, Way
+from oncebridge.sources.relay import Item, Relay
 
 from .doubles import (
     After,

@@ -27,7 +27,7 @@ from oncebridge import (
     Yes,
     parse,
 )
-from oncebridge.store import Claim, Fate, Part, Release, Reply, Want
+from oncebridge.stores.api import Claim, Fate, Part, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
 
 from .doubles import (

@@ -8,7 +8,7 @@ import asyncio
 from datetime import timedelta
 
 from oncebridge import Never, Settings, Unknown, Verdict, Yes
-from oncebridge.store import Fate
+from oncebridge.stores.api import Fate
 
 from .doubles import Bench, ScriptedSink, event, eventually, now, rule, virtual
 

@@ -9,8 +9,8 @@ import pytest
 from tests.faults.doubles import Bench, CountingDice, FaultyStore, event, now, now_ms, virtual
 
 from oncebridge import Settings, Yes
-from oncebridge.options import Rate
-from oncebridge.rate_share import RateShare, key_of
+from oncebridge.base.options import Rate
+from oncebridge.engine.shared_rate_limit import RateShare, key_of
 from oncebridge.stores.memory import MemoryStore
 
 

@@ -22,10 +22,10 @@ from tests.servers.redis import (
     running,
 )
 
-from oncebridge.clock import SystemDice
+from oncebridge.base.clock import SystemDice
+from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.secret import Secret
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Busy,
     Claim,
     ClaimAnswer,
@@ -40,8 +40,8 @@ from oncebridge.store import (
     Reply,
     Want,
 )
-from oncebridge.stores.redis import RedisOptions, RedisStore
-from oncebridge.stores.redis_servers import slot_of
+from oncebridge.stores.redis.servers import slot_of
+from oncebridge.stores.redis.store import RedisOptions, RedisStore
 
 HASTY = {"timeout": timedelta(seconds=1), "connect_timeout": timedelta(seconds=1)}
 
@@ -502,7 +502,7 @@ async def test_a_connection_that_died_while_we_were_frozen_is_not_used(
 ) -> None:
     async with here(server) as store:
         await works(store)
-        monkeypatch.setattr("oncebridge.stores.redis_connection._LOOK_AFTER_S", 0)
+        monkeypatch.setattr("oncebridge.stores.redis.connection._LOOK_AFTER_S", 0)
         server.ask("CLIENT", "KILL", "TYPE", "normal")
         time.sleep(0.3)  # noqa: ASYNC251 - the loop must not come round to it
         await works(store)
@@ -517,8 +517,8 @@ async def test_a_connection_that_rested_for_long_is_replaced(
     ):
         await works(store)
         assert middle.connections == 1
-        monkeypatch.setattr("oncebridge.stores.redis_connection._LOOK_AFTER_S", 0.2)
-        monkeypatch.setattr("oncebridge.stores.redis_connection._REST_S", 0.2)
+        monkeypatch.setattr("oncebridge.stores.redis.connection._LOOK_AFTER_S", 0.2)
+        monkeypatch.setattr("oncebridge.stores.redis.connection._REST_S", 0.2)
         await asyncio.sleep(0.3)
         await works(store)
         assert middle.connections == 2

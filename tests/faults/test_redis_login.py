@@ -27,14 +27,14 @@ from tests.servers.redis import (
 )
 
 from oncebridge.aws.elasticache import IamCredentials
-from oncebridge.backends import StorePlace
+from oncebridge.base.clock import system_clock
+from oncebridge.base.secrets import Secret
 from oncebridge.check.finding import Checkup
 from oncebridge.check.redis import check_redis
-from oncebridge.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.secret import Secret
-from oncebridge.stores.redis import RedisOptions, RedisStore
-from oncebridge.stores.redis_connection import Dialer
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores.redis.connection import Dialer
+from oncebridge.stores.redis.store import RedisOptions, RedisStore
 
 _numbers = count()
 PATIENT = {"timeout": timedelta(seconds=20), "connect_timeout": timedelta(seconds=20)}

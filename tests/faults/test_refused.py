@@ -13,10 +13,10 @@ from itertools import cycle
 import pytest
 
 from oncebridge import Closed, No, Settings, Throttled, Unknown, Unwell, Verdict, Yes
-from oncebridge.options import Rate
-from oncebridge.relay import Item, Relay
-from oncebridge.router import Router, Way
-from oncebridge.store import Fate
+from oncebridge.base.options import Rate
+from oncebridge.engine.router import Router, Way
+from oncebridge.sources.relay import Item, Relay
+from oncebridge.stores.api import Fate
 
 from .doubles import Bench, ScriptedSink, event, now, rule, virtual
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Verdict, Yes
-from oncebridge.event import Unreadable
+from oncebridge.events.event import Unreadable
 
 from .doubles import (
     SEAMS,

@@ -8,8 +8,8 @@ import pytest
 from tests.faults.doubles import Bench, ScriptedSink, event, now, virtual
 
 from oncebridge import Delivery, Never, No, Settings, Throttled, Verdict, Yes
-from oncebridge.relay import Item, Relay
-from oncebridge.router import Router, Way
+from oncebridge.engine.router import Router, Way
+from oncebridge.sources.relay import Item, Relay
 
 # --- limiters -------------------------------------------------------------------------------
 

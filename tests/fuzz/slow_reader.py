@@ -9,7 +9,7 @@ import json
 import math
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
-from oncebridge.exact_float import ExactFloat
+from oncebridge.events.exact_float import ExactFloat
 
 DEEPEST = 100
 LONGEST_INTEGER = 4300

@@ -37,16 +37,16 @@ from tests.fuzz.strategies import (
 )
 from tests.http.live import PATH, Desk, event, live
 
-from oncebridge import config
-from oncebridge.canonical import canonical
+from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, EventError
-from oncebridge.event import REASONS, Unreadable, parse, read
+from oncebridge.events.canonical import canonical
+from oncebridge.events.event import REASONS, Unreadable, parse, read
+from oncebridge.events.framing import BadGzip, Records, TooLarge, as_line, inflate, split
+from oncebridge.events.pattern import Pattern
+from oncebridge.events.rules import Rule, RuleSet
 from oncebridge.http.auth import AuthOptions, Guard
 from oncebridge.http.server import Request
-from oncebridge.pattern import Pattern
-from oncebridge.records import BadGzip, Records, TooLarge, as_line, inflate, split
-from oncebridge.rules import Rule, RuleSet
-from oncebridge.secret import Secret
+from oncebridge.service import config
 
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 RULES = RuleSet([], namespace="fuzz")

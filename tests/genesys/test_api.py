@@ -9,6 +9,8 @@ import pytest
 from tests.servers.genesys import CLIENT_ID, CLIENT_SECRET, playing_genesys
 from tests.servers.process import free_port
 
+from oncebridge.base.secrets import Secret
+from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.errors import ConfigError
 from oncebridge.genesys.api import (
     PERMISSION,
@@ -22,8 +24,6 @@ from oncebridge.genesys.api import (
     Unsaid,
     is_plausible,
 )
-from oncebridge.rate_limit import RateLimit
-from oncebridge.secret import Secret
 
 CALL = "7d1e2f00-0000-4000-8000-000000000001"
 OTHER = "7d1e2f00-0000-4000-8000-000000000002"

@@ -13,15 +13,15 @@ from tests.faults.doubles import eventually
 from tests.servers.genesys import CLIENT_ID, CLIENT_SECRET, playing_genesys
 
 from oncebridge import Gateway, Settings, Verdict, Yes
+from oncebridge.base.options import Rate
+from oncebridge.base.secrets import Secret
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.errors import ConfigError, ConfigErrors, SinkRejected
-from oncebridge.event import parse
+from oncebridge.events.event import parse
 from oncebridge.genesys import lookups, verification
 from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.verification import Verifier, VerifyingSink
-from oncebridge.options import Rate
-from oncebridge.secret import Secret
-from oncebridge.sink import Closed, Delivery, Never, No, Unknown
+from oncebridge.sinks.api import Closed, Delivery, Never, No, Unknown
 from oncebridge.stores.memory import MemoryStore
 
 CALL = "7d1e2f00-0000-4000-8000-000000000001"

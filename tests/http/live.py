@@ -20,14 +20,14 @@ from datetime import timedelta
 import uvloop
 from msgspec.structs import replace
 
-from oncebridge import config, epoch
-from oncebridge.backends import SinkPlace, StorePlace
-from oncebridge.dead import DeadLetter
-from oncebridge.service import Service
-from oncebridge.sink import Yes
-from oncebridge.store import Want
-from oncebridge.verdict import Verdict
-from oncebridge.watch.agreement import sink_key
+from oncebridge.dead_letters.api import DeadLetter
+from oncebridge.engine.verdict import Verdict
+from oncebridge.observe.agreement import sink_key
+from oncebridge.service import config, epoch
+from oncebridge.service.addresses import SinkPlace, StorePlace
+from oncebridge.service.service import Service
+from oncebridge.sinks.api import Yes
+from oncebridge.stores.api import Want
 
 PATH = "/events"
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.http.live import PATH, event, live, read_answer
 
-from oncebridge import config
+from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError
 from oncebridge.http.auth import AuthOptions, Guard
 from oncebridge.http.server import Request
-from oncebridge.secret import Secret
+from oncebridge.service import config
 
 NOW_S = 1_790_000_000
 HERE = "127.0.0.1"

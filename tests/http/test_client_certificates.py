@@ -17,12 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tests.http.live import PATH, event, live, prepare
 from tests.http.targets import TLS, on_both_loops, server_tls
 
-from oncebridge import config
+from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError
 from oncebridge.http.auth import AuthOptions
 from oncebridge.http.server import Response, Server
-from oncebridge.secret import Secret
-from oncebridge.sources.openapi import describe
+from oncebridge.service import config
+from oncebridge.sources.http.openapi import describe
 
 SERVER = str(TLS / "localhost.pem")
 YEAR = timedelta(days=365)

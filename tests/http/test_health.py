@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from oncebridge.config import load
 from oncebridge.errors import ConfigError
-from oncebridge.http.health import Health
-from oncebridge.service import Service
+from oncebridge.observe.health import Health
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 
 
 async def ask(port, path, method="GET"):

@@ -40,7 +40,7 @@ from oncebridge import (
     Yes,
     parse,
 )
-from oncebridge.secret import Secret
+from oncebridge.base.secrets import Secret
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions, _encoded, _signature
 from oncebridge.stores.memory import MemoryStore
 
@@ -713,7 +713,7 @@ async def test_defaults_are_as_documented():
 def test_every_option_says_what_it_does():
     from typing import get_args, get_type_hints
 
-    from oncebridge.options import Doc
+    from oncebridge.base.options import Doc
 
     for name, hint in get_type_hints(HttpSinkOptions, include_extras=True).items():
         docs = [extra for extra in get_args(hint)[1:] if isinstance(extra, Doc)]

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from tests.http.live import PATH, Answer, Desk, event, live, prepare, read_answer
 from tests.http.targets import TLS
 
-from oncebridge import config, control
-from oncebridge.clock import SystemDice
+from oncebridge.base.clock import SystemDice
+from oncebridge.engine import pauses as control
+from oncebridge.engine.router import Answer as Verdicts
+from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import ConfigError, DeadLetterError, StoreUnavailable
-from oncebridge.router import Answer as Verdicts
-from oncebridge.sink import Closed, Never, No, Unknown, Yes
-from oncebridge.sources.http import HttpSource, HttpSourceOptions, _response
-from oncebridge.verdict import Outcome, Verdict
+from oncebridge.service import config
+from oncebridge.sinks.api import Closed, Never, No, Unknown, Yes
+from oncebridge.sources.http.source import HttpSource, HttpSourceOptions, _response
 
 NDJSON = "application/x-ndjson"
 PROMPT = "300ms"
@@ -318,7 +319,7 @@ def test_a_large_body_whose_turn_comes_too_late_has_to_come_again(tmp_path, desk
 
 @pytest.mark.usefixtures("busy")
 def test_large_bodies_that_wait_have_a_limit_together(door, monkeypatch):
-    monkeypatch.setattr("oncebridge.sources.http._MOST_QUEUED", 150_000)
+    monkeypatch.setattr("oncebridge.sources.http.source._MOST_QUEUED", 150_000)
     in_background(door, "POST", body=LARGE, headers={})
     door.until(lambda: door.service.sources[0]._queued == len(LARGE))
     answer = door.post(LARGE)
@@ -332,7 +333,7 @@ def test_a_large_body_that_fails_unforeseen_has_to_come_again(door, monkeypatch,
         raise ZeroDivisionError("payload")
 
     with monkeypatch.context() as patched:
-        patched.setattr("oncebridge.sources.http.split", broken)
+        patched.setattr("oncebridge.sources.http.source.split", broken)
         assert is_later(door.post(LARGE))
     assert [r.error for r in caplog.records if r.name == "oncebridge"] == ["ZeroDivisionError"]
     assert "payload" not in caplog.text

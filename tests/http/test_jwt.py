@@ -30,10 +30,10 @@ from tests.http.provider import (
 )
 from tests.http.test_auth import Clock
 
-from oncebridge import config
 from oncebridge.errors import ConfigError
 from oncebridge.http import jwt as tokens
 from oncebridge.http.jwt import JwtOptions, Verifier
+from oncebridge.service import config
 
 ISSUER = "https://login.example.com/eu"
 PRIMARY, SPARE, CURVE = rsa_key("primary"), rsa_key("spare"), ec_key("curve")

@@ -15,11 +15,11 @@ import pytest
 import schemathesis
 from tests.http.live import PATH, Desk, event, live
 
+from oncebridge.base.secrets import Secret
+from oncebridge.engine.verdict import Verdict
 from oncebridge.http.auth import AuthOptions
-from oncebridge.secret import Secret
-from oncebridge.sink import Closed
-from oncebridge.sources.openapi import describe
-from oncebridge.verdict import Verdict
+from oncebridge.sinks.api import Closed
+from oncebridge.sources.http.openapi import describe
 
 KINDS = {
     "api_keys": ("apple-key-of-a-mill", "x-api-key: apple-key-of-a-mill"),

@@ -10,10 +10,10 @@ import pytest
 from tests.http.live import Desk, event, live
 from tests.servers.small_disk import KINDS, small_disk
 
-from oncebridge import control
-from oncebridge.clock import SystemDice
-from oncebridge.sink import No, Yes
-from oncebridge.sqlite_file import wal_limit
+from oncebridge.base.clock import SystemDice
+from oncebridge.engine import pauses as control
+from oncebridge.sinks.api import No, Yes
+from oncebridge.stores.sqlite.database import wal_limit
 
 MIB = 1024 * 1024
 WAIT_S = 90  # beside others on a slow disk

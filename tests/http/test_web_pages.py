@@ -6,8 +6,8 @@ import pytest
 from tests.http.live import PATH, event, live, read_answer
 from tests.http.test_auth import basic
 
-from oncebridge import config
 from oncebridge.errors import ConfigError
+from oncebridge.service import config
 
 KEY, PAIR = "apple-key-of-a-mill", "mill:grain-in-the-sacks"
 OTHER_SITES = [

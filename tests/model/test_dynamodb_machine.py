@@ -7,8 +7,8 @@ import pytest
 from hypothesis import settings
 from tests.servers.aws import DynamoDBServer
 
-from oncebridge.store import Store
-from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.testing import ManualClock, StoreMachine
 
 

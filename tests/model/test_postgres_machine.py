@@ -8,8 +8,8 @@ import pytest
 from hypothesis import settings
 from tests.servers.postgres import Postgres, ask, schema
 
-from oncebridge.store import Store
-from oncebridge.stores.postgres import PostgresOptions, PostgresStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock, StoreMachine
 
 # A failure prints a blob; @reproduce_failure with it runs that very walk again.

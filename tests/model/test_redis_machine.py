@@ -6,8 +6,8 @@ import pytest
 from hypothesis import settings
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 
-from oncebridge.store import Store
-from oncebridge.stores.redis import RedisOptions, RedisStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.redis.store import RedisOptions, RedisStore
 from oncebridge.testing import ManualClock, StoreMachine
 
 # A failure prints a blob; @reproduce_failure with it runs that very walk again.

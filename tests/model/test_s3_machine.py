@@ -9,8 +9,8 @@ import pytest
 from hypothesis import settings
 from tests.servers.s3 import S3Server
 
-from oncebridge.store import Store
-from oncebridge.stores.s3 import S3Options, S3Store
+from oncebridge.stores.api import Store
+from oncebridge.stores.s3.store import S3Options, S3Store
 from oncebridge.testing import ManualClock, StoreMachine
 
 # A walk is some 700 requests, so there are fewer than for stores in this process.

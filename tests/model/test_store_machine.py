@@ -5,9 +5,9 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import settings
 
-from oncebridge.store import Store
+from oncebridge.stores.api import Store
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock, StoreMachine
 
 # A failure prints a blob; @reproduce_failure with it runs that very walk again.

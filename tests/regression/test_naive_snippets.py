@@ -24,7 +24,7 @@ from oncebridge import Gateway, Rule, Settings, StoreUnavailable, Verdict
 from oncebridge.check.rules import lint
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.sinks.function import FunctionSink
-from oncebridge.store import Part, Want
+from oncebridge.stores.api import Part, Want
 from oncebridge.stores.memory import MemoryStore
 
 from . import naive

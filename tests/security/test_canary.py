@@ -747,7 +747,7 @@ def test_what_cannot_be_opened_is_told_without_secrets(tmp_path, toml):
     ["redis://user:SECRET@127.0.0.1:1", "postgresql://user:SECRET@127.0.0.1:1/events"],
 )
 def test_commands_about_stores_that_are_away_print_no_secret(tmp_path, monkeypatch, command, url):
-    monkeypatch.setattr("oncebridge.copying._PAUSES_S", (0.1,))
+    monkeypatch.setattr("oncebridge.stores.copying._PAUSES_S", (0.1,))
     url = url.replace("SECRET", secret("store"))
     stores = ["--store", url] if command == "migrate" else ["--from", url, "--to", "sqlite:x.db"]
     done = invoke(tmp_path, monkeypatch, command, *stores)

@@ -24,7 +24,7 @@ from typing import Any
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
-from oncebridge.aws.stream import Stream
+from oncebridge.sources.kinesis.stream import Stream
 
 _KEYS = 2**128
 _EXPIRES_MS = 300_000

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from oncebridge.sink import Already, Closed, JointAnswer, Lost, Never, Unknown, Unwell, Yes
+from oncebridge.sinks.api import Already, Closed, JointAnswer, Lost, Never, Unknown, Unwell, Yes
 
 from .simloop import Node
 

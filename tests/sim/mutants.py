@@ -13,12 +13,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from oncebridge import Gateway, Rule, Verdict, Yes
-from oncebridge.backlog import Backlog, Debt, Decided
-from oncebridge.breaker import Blame
-from oncebridge.flight import Flight
-from oncebridge.registers import Registers
-from oncebridge.sink import Delivery, Joint, JointAnswer, SinkAnswer, Unwell
-from oncebridge.store import (
+from oncebridge.engine.backlog import Backlog, Debt, Decided
+from oncebridge.engine.batch import Flight
+from oncebridge.engine.breaker import Blame
+from oncebridge.engine.entity_state import Registers
+from oncebridge.engine.verdict import First
+from oncebridge.sinks.api import Delivery, Joint, JointAnswer, SinkAnswer, Unwell
+from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,
@@ -34,7 +35,6 @@ from oncebridge.store import (
     Want,
 )
 from oncebridge.stores.memory import _name
-from oncebridge.verdict import First
 
 from ..contract.broken_stores import CommitByKeyAlone, Faulty, NoExpiryCondition
 from .world import JointSinkClient, SinkClient, Violation, World

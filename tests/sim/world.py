@@ -22,13 +22,12 @@ from random import Random
 from typing import Any, Literal
 
 from oncebridge import Gateway, Never, No, Outcome, Rule, Settings, Unknown, Verdict, Yes
-from oncebridge import record as table
-from oncebridge.dead import DeadLetter
+from oncebridge.base.options import Rate
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.errors import DeadLetterError, StoreUnavailable
-from oncebridge.event import parse
-from oncebridge.options import Rate
-from oncebridge.rules import RuleSet
-from oncebridge.sink import (
+from oncebridge.events.event import parse
+from oncebridge.events.rules import RuleSet
+from oncebridge.sinks.api import (
     Already,
     Closed,
     Delivery,
@@ -38,9 +37,10 @@ from oncebridge.sink import (
     SinkAnswer,
     Unwell,
 )
-from oncebridge.store import Claim, Commit, Mismatch, NoAnswer, Record, Reply, Store
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import Claim, Commit, Mismatch, NoAnswer, Record, Reply, Store
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 from .attempts import Attempts, Content
 from .simloop import Node, SimLoop

@@ -2,7 +2,7 @@
 The operations of the model and those of the code are the same.
 
 Spin runs each operation of `spec/store.pml` on every small record and prints what comes of it;
-here `oncebridge.record` is asked the same.
+here `oncebridge.stores.transitions` is asked the same.
 """
 
 import subprocess
@@ -12,8 +12,8 @@ import pytest
 from spec.search import HERE
 from tests.servers.spin import Tools, translate
 
-from oncebridge import record as code
-from oncebridge.store import (
+from oncebridge.stores import transitions as code
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,

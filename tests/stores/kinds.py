@@ -19,7 +19,7 @@ from tests.servers.process import Process, free_port, listens
 from tests.servers.redis import RedisCluster, RedisServer
 from tests.servers.s3 import S3Server
 
-from oncebridge.backends import StorePlace
+from oncebridge.service.addresses import StorePlace
 
 from . import naive, wired
 

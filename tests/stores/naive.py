@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from oncebridge import record as table
-from oncebridge.store import (
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,
@@ -20,7 +20,7 @@ from oncebridge.store import (
     Record,
     Want,
 )
-from oncebridge.stores.sqlite import SQLiteStore, _write
+from oncebridge.stores.sqlite.store import SQLiteStore, _write
 
 
 class GetThenPut(SQLiteStore):

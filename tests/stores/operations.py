@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from oncebridge.clock import SystemDice
+from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,

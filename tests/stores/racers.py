@@ -19,9 +19,9 @@ import msgspec
 from msgspec import Struct
 from tests.chaos.worker import die_with_parent
 
-from oncebridge.clock import SystemDice
+from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,

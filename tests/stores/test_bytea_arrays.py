@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from tests.servers.postgres import Postgres
 
-from oncebridge.postgres.address import read_address
-from oncebridge.postgres.arrays import read, written
-from oncebridge.postgres.pool import Pool
+from oncebridge.stores.postgres.address import read_address
+from oncebridge.stores.postgres.arrays import read, written
+from oncebridge.stores.postgres.pool import Pool
 
 ARRAYS: list[list[bytes | None]] = [
     [],

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.servers.process import Process, free_port, listens
 
-from oncebridge.store import Busy, Claim, Commit, Duplicate, Fate, Release, Reply
+from oncebridge.stores.api import Busy, Claim, Commit, Duplicate, Fate, Release, Reply
 
 from . import abroad
 from .kinds import SHARED, Kind, Running

@@ -14,8 +14,8 @@ import pytest
 from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 
-from oncebridge import record as table
-from oncebridge.store import (
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,
@@ -27,10 +27,10 @@ from oncebridge.store import (
     Store,
     Want,
 )
-from oncebridge.stores.postgres import PostgresOptions, PostgresStore
-from oncebridge.stores.redis import RedisStore
-from oncebridge.stores.redis_options import RedisOptions
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
+from oncebridge.stores.redis.options import RedisOptions
+from oncebridge.stores.redis.store import RedisStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
 
 Opened = Callable[[ManualClock], AbstractAsyncContextManager[Store]]

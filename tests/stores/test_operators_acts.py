@@ -11,14 +11,14 @@ from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 from tests.servers.s3 import S3Server
 
-from oncebridge import trail
-from oncebridge.backends import StorePlace
-from oncebridge.flight import Memo
-from oncebridge.lookup import records_with_id
-from oncebridge.release import look, release
-from oncebridge.store import Claim, Commit, Fate, Memory, Part, Reply, Want
+from oncebridge.engine.batch import Memo
+from oncebridge.operate import operator_log as trail
+from oncebridge.operate.lookup import records_with_id
+from oncebridge.operate.operator_log import MOST_BYTES, Acts, StoreTrail
+from oncebridge.operate.release import look, release
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores.api import Claim, Commit, Fate, Memory, Part, Reply, Want
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.trail import MOST_BYTES, Acts, StoreTrail
 
 Opened = Callable[[], AbstractAsyncContextManager]
 HOUR = 3_600_000

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from oncebridge.backends import StorePlace
-from oncebridge.config import load
-from oncebridge.secret import Address
-from oncebridge.service import Service
+from oncebridge.base.secrets import Address
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 
 from .kinds import REDIS_IN_MEMORY, SHARED, Running, running
 from .town import RECEIVE, Town, event

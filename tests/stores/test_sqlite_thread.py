@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from oncebridge import StoreError
-from oncebridge.sqlite_file import SQLiteFile, _Thread
-from oncebridge.store import Claim, Commit, Fate, Part, Want
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.api import Claim, Commit, Fate, Part, Want
+from oncebridge.stores.sqlite.database import SQLiteFile, _Thread
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
 
 WINDOW_MS = 600_000

@@ -17,10 +17,10 @@ from random import Random
 from typing import Any, NamedTuple, Self
 
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.gateway import Gateway
-from oncebridge.settings import Settings
-from oncebridge.sink import Delivery, SinkAnswer, Yes
-from oncebridge.store import Claim, Commit, Extension, Reply, Want
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.settings import Settings
+from oncebridge.sinks.api import Delivery, SinkAnswer, Yes
+from oncebridge.stores.api import Claim, Commit, Extension, Reply, Want
 
 LEASE_S = 4.0
 SETTINGS = Settings(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.store import NoAnswer, Store
+from oncebridge.stores.api import NoAnswer, Store
 
 from .kinds import Running
 from .operations import Claiming, Committing, Operation

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from oncebridge.clock import SystemDice
+from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

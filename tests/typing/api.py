@@ -40,23 +40,23 @@ from oncebridge import (
     parse,
     parse_all,
 )
-from oncebridge.backends import SinkPlace, SourcePlace, StorePlace
-from oncebridge.config import Config, Route, Setup, load, with_sink
+from oncebridge.base.options import Doc, Rate, Size, schema
+from oncebridge.base.secrets import Secret
 from oncebridge.dead_letters.file import FileDeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.options import Doc, Rate, Size, schema
-from oncebridge.secret import Secret
 from oncebridge.service import Service, gateways
+from oncebridge.service.addresses import SinkPlace, SourcePlace, StorePlace
+from oncebridge.service.config import Config, Route, Setup, load, with_sink
 from oncebridge.sinks.file import FileSink
 from oncebridge.sinks.function import FunctionOptions, FunctionSink
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions
 from oncebridge.sinks.stdout import StdoutSink
-from oncebridge.source import Host, Source
+from oncebridge.sources.api import Host, Source
 from oncebridge.sources.file import FileSource
 from oncebridge.sources.http import HttpSource, HttpSourceOptions
-from oncebridge.store import (
+from oncebridge.stores.api import (
     ClaimAnswer,
     Commit,
     CommitAnswer,

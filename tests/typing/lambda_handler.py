@@ -14,8 +14,8 @@ from oncebridge import Event, Gateway
 from oncebridge.aws import HandedBack, NotRecognised, lambda_handler
 from oncebridge.aws.function import handler as ready_made
 from oncebridge.aws.handler import Context, Failures, LambdaHandler
-from oncebridge.config import load
 from oncebridge.service import make_router
+from oncebridge.service.config import load
 from oncebridge.stores.memory import MemoryStore
 
 logger = Logger()

@@ -7,18 +7,18 @@ import pytest
 from tests.aws.functions import Context
 
 from oncebridge import ConfigError, Gateway, Rule, Settings, Verdict
-from oncebridge.allow import AllowOptions, Guard
 from oncebridge.aws import lambda_handler
-from oncebridge.config import load
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.errors import ConfigErrors
-from oncebridge.event import from_object, parse
-from oncebridge.explain import explain
+from oncebridge.events.access import AllowOptions, Guard
+from oncebridge.events.event import from_object, parse
+from oncebridge.events.framing import Record
+from oncebridge.events.rules import RuleSet
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.identity import Identities
-from oncebridge.records import Record
-from oncebridge.rules import RuleSet
-from oncebridge.service import make_router
+from oncebridge.operate.explain.finding import explain
+from oncebridge.operate.identity import Identities
+from oncebridge.service.config import load
+from oncebridge.service.service import make_router
 from oncebridge.stores.memory import MemoryStore
 
 SOURCE = "aws.partner/genesys.com/cloud/org-1/prod"
@@ -204,7 +204,7 @@ def test_what_is_remembered_about_one_sender_is_about_no_other():
 
 
 def test_many_senders_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("oncebridge.allow._MOST_REMEMBERED", 10)
+    monkeypatch.setattr("oncebridge.events.access._MOST_REMEMBERED", 10)
     guard = Guard(ALL)
     for n in range(50):
         assert guard.refusal(from_object(event(source=f"s{n}")))

@@ -19,7 +19,7 @@ from tests.http.targets import OK, TLS, refusing_port, server_tls, serving
 from oncebridge.aws.account import Account
 from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
 from oncebridge.aws.signing import Identity, Request, Signer, encoded_path, encoded_query
-from oncebridge.clock import system_clock
+from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError
 
 TABLE = Example("dynamodb", "describe_table", {"TableName": "records"})

@@ -8,8 +8,11 @@ from typing import Annotated, ClassVar
 import pytest
 from msgspec import Struct
 
-from oncebridge import backends
-from oncebridge.backends import (
+from oncebridge.base.options import Doc, Problems, Text
+from oncebridge.base.secrets import Address, Secret
+from oncebridge.errors import ConfigError, ConfigErrors
+from oncebridge.service import addresses as backends
+from oncebridge.service.addresses import (
     DeadPlace,
     SinkPlace,
     SourcePlace,
@@ -17,12 +20,9 @@ from oncebridge.backends import (
     as_table,
     scheme_of,
 )
-from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.options import Doc, Problems, Text
-from oncebridge.secret import Address, Secret
 from oncebridge.sinks.http import HttpSink
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 CANARY = "c4n4ry-5hh"
 

@@ -3,11 +3,12 @@ import asyncio
 import pytest
 from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
 
-from oncebridge import Books, StoreError, backlog
-from oncebridge.backlog import Backlog, Debt, Decided
-from oncebridge.store import Commit, Fate, Memory, NoAnswer, Part, Release, Want
+from oncebridge import Books, StoreError
+from oncebridge.engine import backlog
+from oncebridge.engine.backlog import Backlog, Debt, Decided
+from oncebridge.engine.verdict import First
+from oncebridge.stores.api import Commit, Fate, Memory, NoAnswer, Part, Release, Want
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.verdict import First
 
 DAY_MS = 86_400_000
 

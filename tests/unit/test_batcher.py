@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from tests.faults.doubles import virtual
 
-from oncebridge.batcher import Batcher
+from oncebridge.engine.batcher import Batcher
 
 
 class Store:

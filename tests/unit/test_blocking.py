@@ -9,7 +9,7 @@ from tests.faults.doubles import event
 
 from oncebridge import BlockingGateway, Gateway, Settings, Verdict
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 
 def gateway(sink=None, **settings):

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.faults.doubles import CountingDice
 
-from oncebridge.breaker import Breaker
+from oncebridge.engine.breaker import Breaker
 
 NOW = 100.0
 

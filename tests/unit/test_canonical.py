@@ -11,16 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.fuzz.slow_reader import decimal_text
 
-from oncebridge.canonical import (
+from oncebridge.errors import EventError
+from oncebridge.events.canonical import (
     canonical,
     canonical_plain,
     decode_canonical,
     number_text,
     plain_number,
 )
-from oncebridge.errors import EventError
-from oncebridge.event import parse
-from oncebridge.exact_float import ExactFloat
+from oncebridge.events.event import parse
+from oncebridge.events.exact_float import ExactFloat
 
 VECTORS = Path(__file__).parent.parent / "jcs"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from oncebridge.causes import MEANINGS, Cause, Sighting, cause_of_repeat
-from oncebridge.event import parse
+from oncebridge.engine.causes import MEANINGS, Cause, Sighting, cause_of_repeat
+from oncebridge.events.event import parse
 
 VARIANTS = Path(__file__).parents[1] / "events" / "variants"
 

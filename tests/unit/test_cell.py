@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
 
-from oncebridge.clock import SystemDice
+from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.key import make_key
-from oncebridge.store import Fate, Memory, Part, Want
+from oncebridge.events.key import make_key
+from oncebridge.stores.api import Fate, Memory, Part, Want
 from oncebridge.stores.cell import Cell, CellBusy
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 KEY = make_key("crm", b"count", "", "", ())
 KEEP_MS = 60_000

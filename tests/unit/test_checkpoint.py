@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.faults.doubles import CountingDice, FaultyStore, VirtualLoop, now_ms, virtual
 
 from oncebridge import StoreError, StoreUnavailable
-from oncebridge.checkpoint import Checkpoint, Taken
+from oncebridge.sources.checkpoint import Checkpoint, Taken
 from oncebridge.stores.memory import MemoryStore
 
 LEASE_MS = 60_000

@@ -20,20 +20,20 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from oncebridge import Gateway
-from oncebridge.backends import Place, SinkPlace, StorePlace
-from oncebridge.config import Config, Setup, load, with_sink
+from oncebridge.base.options import Rate, Size, schema, settings_of
+from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.event import Limits, parse
+from oncebridge.events.event import Limits, parse
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.options import Rate, Size, schema, settings_of
-from oncebridge.reference import json_schema
-from oncebridge.secret import Secret
+from oncebridge.service.addresses import Place, SinkPlace, StorePlace
+from oncebridge.service.config import Config, Setup, load, with_sink
+from oncebridge.service.reference import json_schema
 from oncebridge.sinks.http import HttpSink
 from oncebridge.sinks.stdout import StdoutSink
 from oncebridge.sources.file import FileSource
-from oncebridge.sources.http import HttpSource
+from oncebridge.sources.http.source import HttpSource
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 CANARY = "c4n4ry-5hh"
 MEMORY = 'store = "memory:"\ndead = "memory:"\nsink = "-"\n'

@@ -4,10 +4,11 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.faults.doubles import CountingDice, FaultyStore, ScriptedSink, event, now_ms, virtual
 
-from oncebridge import Gateway, StoreError, StoreUnavailable, Verdict, Yes, control
-from oncebridge.clock import SystemDice
+from oncebridge import Gateway, StoreError, StoreUnavailable, Verdict, Yes
+from oncebridge.base.clock import SystemDice
+from oncebridge.engine import pauses as control
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
 
 DICE = SystemDice()

@@ -8,10 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.contract.test_compare_store import CellsInMemory, StoreInMemory
 
-from oncebridge import copying
-from oncebridge.copying import Copying, Held, condition, is_former, is_portable, shifted
 from oncebridge.errors import StoreUnavailable
-from oncebridge.store import (
+from oncebridge.stores import copying
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
@@ -25,8 +24,9 @@ from oncebridge.store import (
     Reply,
     Want,
 )
+from oncebridge.stores.copying import Copying, Held, condition, is_former, is_portable, shifted
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
 
 HOUR = 3_600_000

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from oncebridge.costly import TURN_S, Costly
+from oncebridge.engine.cpu_turns import TURN_S, Costly
 
 
 def work(costly, seconds):

@@ -5,10 +5,10 @@ import pytest
 from tests.faults.doubles import event
 
 from oncebridge import ConfigError, DeadLetter, DeadLetterError, Event, parse
-from oncebridge.dead import DeadLetters
+from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 
 def letter(n=1, **changes):

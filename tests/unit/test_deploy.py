@@ -17,13 +17,13 @@ import click
 import pytest
 import yaml
 
-from oncebridge import config
 from oncebridge.aws.templates import stack
+from oncebridge.base.options import settings_of
 from oncebridge.cli.app import app
-from oncebridge.config import PREFIX, Config
 from oncebridge.http.server import Response, Server
-from oncebridge.options import settings_of
-from oncebridge.sources.http import HttpSourceOptions
+from oncebridge.service import config
+from oncebridge.service.config import PREFIX, Config
+from oncebridge.sources.http.source import HttpSourceOptions
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "oncebridge.service"

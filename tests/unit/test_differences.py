@@ -1,7 +1,7 @@
 import pytest
 
-from oncebridge.differences import differences
-from oncebridge.exact_float import ExactFloat
+from oncebridge.events.differences import differences
+from oncebridge.events.exact_float import ExactFloat
 
 
 @pytest.mark.parametrize(

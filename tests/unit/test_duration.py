@@ -3,7 +3,7 @@ from datetime import timedelta
 import pytest
 
 from oncebridge import ConfigError
-from oncebridge.duration import format_duration, parse_duration
+from oncebridge.base.durations import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from tests.servers.meddler import (
 )
 
 from oncebridge.aws import templates
-from oncebridge.backends import StorePlace
-from oncebridge.clock import system_clock
+from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.store import (
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
@@ -43,7 +43,7 @@ from oncebridge.store import (
     Reply,
     Want,
 )
-from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.packed import packed, unpacked
 from oncebridge.testing import ManualClock
 

@@ -6,7 +6,7 @@ from typing import Self
 
 import pytest
 
-from oncebridge.backends import SinkPlace, StorePlace
+from oncebridge.service.addresses import SinkPlace, StorePlace
 
 pytestmark = pytest.mark.usefixtures("aws_identity")
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 import oncebridge
 from oncebridge import ConfigError
-from oncebridge.options import settings_of
+from oncebridge.base.options import settings_of
 
 ADDRESSES = {
     "oncebridge.sources": {

@@ -6,9 +6,9 @@ import pytest
 from tests.faults.doubles import Bench, CountingDice, FaultyStore, event, now_ms, virtual
 
 from oncebridge import Verdict
-from oncebridge.clock import SystemDice
-from oncebridge.epoch import KEY, Epoch
-from oncebridge.settings import Settings
+from oncebridge.base.clock import SystemDice
+from oncebridge.engine.settings import Settings
+from oncebridge.service.epoch import KEY, Epoch
 from oncebridge.stores.cell import Cell
 from oncebridge.stores.memory import MemoryStore
 

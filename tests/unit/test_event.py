@@ -8,9 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncebridge.canonical import canonical
 from oncebridge.errors import EventError
-from oncebridge.event import REASONS, Event, Limits, Unreadable, from_object, parse, parse_all
+from oncebridge.events.canonical import canonical
+from oncebridge.events.event import (
+    REASONS,
+    Event,
+    Limits,
+    Unreadable,
+    from_object,
+    parse,
+    parse_all,
+)
 
 EVENTS = Path(__file__).parent.parent / "events"
 SAMPLES = sorted(EVENTS.glob("*.json")) + sorted(EVENTS.glob("variants/*.json"))

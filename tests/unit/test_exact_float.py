@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.fuzz.slow_reader import Refused, decimal_slowly
 from tests.fuzz.strategies import decimals, floats
 
-from oncebridge.aws.payload import digest, finder
-from oncebridge.canonical import canonical, number_text
-from oncebridge.event import parse
-from oncebridge.exact_float import ExactFloat, read_decimal
-from oncebridge.key import ContentKey, FieldsKey, fingerprint
+from oncebridge.aws.powertools.payload import digest, finder
+from oncebridge.events.canonical import canonical, number_text
+from oncebridge.events.event import parse
+from oncebridge.events.exact_float import ExactFloat, read_decimal
+from oncebridge.events.key import ContentKey, FieldsKey, fingerprint
 
 # Texts that name one number, a row each. No two rows have a number in common.
 NUMBERS = [

@@ -65,7 +65,7 @@ def test_the_version_is_the_packages():
 
 def test_the_core_asks_for_no_driver():
     loaded = loaded_after("import oncebridge")
-    assert "oncebridge.gateway" in loaded
+    assert "oncebridge.engine.gateway" in loaded
     assert not loaded & DRIVERS
 
 
@@ -74,9 +74,9 @@ def test_the_store_in_memory_asks_for_no_driver():
 
 
 def test_a_configuration_loads_the_drivers_of_what_it_names_and_no_others():
-    assert not loaded_after("from oncebridge.config import load") & DRIVERS
+    assert not loaded_after("from oncebridge.service.config import load") & DRIVERS
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:print"}
-    code = f"from oncebridge.config import load\nload(environment={{}}, flags={flags!r})"
+    code = f"from oncebridge.service.config import load\nload(environment={{}}, flags={flags!r})"
     assert not loaded_after(code) & DRIVERS
     code = code.replace("python:builtins:print", "https://crm.example.com/")
     assert loaded_after(code) & DRIVERS == {"httptools"}
@@ -152,7 +152,7 @@ def test_nothing_walks_a_set_whose_order_differs_from_run_to_run():
                 text = ast.unparse(iterable)
                 if isinstance(iterable, ast.Set | ast.SetComp) or text == "self._holds":
                     walked.append(f"{name}: {text}")
-    holds = oncebridge.gateway.Gateway(
+    holds = oncebridge.engine.gateway.Gateway(
         store=importlib.import_module("oncebridge.stores.memory").MemoryStore(), sink=print
     )._holds._holds
     if not isinstance(holds, set):

@@ -9,10 +9,10 @@ from tests.faults.doubles import CountingDice, eventually, now_ms, virtual
 from tests.servers.kinesis_model import Refused, modelled
 
 from oncebridge import ConfigError
-from oncebridge.aws.stream import Position
-from oncebridge.sources import fan_out as module
-from oncebridge.sources.fan_out import Pushed, registered
-from oncebridge.sources.shard_feed import Pauses
+from oncebridge.sources.kinesis import fan_out as module
+from oncebridge.sources.kinesis.fan_out import Pushed, registered
+from oncebridge.sources.kinesis.shard_feed import Pauses
+from oncebridge.sources.kinesis.stream import Position
 
 
 def pushed(*numbers, after=None, children=(), behind=0):

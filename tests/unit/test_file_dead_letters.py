@@ -17,7 +17,7 @@ from tests.faults.doubles import event
 from tests.unit.test_dead_letters import DeadLettersContract, letter, without_number
 
 from oncebridge import ConfigError, DeadLetterError, StoreError, StoreUnavailable, parse
-from oncebridge import line_file as file_module
+from oncebridge.base import line_files as file_module
 from oncebridge.dead_letters.file import FileDeadLetters, FileDeadLettersOptions
 
 

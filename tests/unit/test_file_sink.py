@@ -26,8 +26,8 @@ from oncebridge import (
     Yes,
     parse,
 )
-from oncebridge import line_file as file_module
-from oncebridge.options import Size, settings_of
+from oncebridge.base import line_files as file_module
+from oncebridge.base.options import Size, settings_of
 from oncebridge.sinks.file import FileSink, FileSinkOptions
 from oncebridge.stores.memory import MemoryStore
 

@@ -15,17 +15,17 @@ from msgspec.structs import replace
 from tests.faults.doubles import FaultyStore, ScriptedSink, event, eventually, rule
 
 from oncebridge import ConfigError, Gateway, No, Settings, StoreUnavailable, Verdict, Yes
-from oncebridge.checkpoint import Taken
-from oncebridge.clock import SystemDice, system_clock
+from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.intake import Intake
-from oncebridge.records import BadGzip
-from oncebridge.router import Router, Way
-from oncebridge.source import Host
+from oncebridge.engine.router import Router, Way
+from oncebridge.events.framing import BadGzip
 from oncebridge.sources import file as module
+from oncebridge.sources.api import Host
+from oncebridge.sources.checkpoint import Taken
 from oncebridge.sources.file import FileSource, FileSourceOptions
+from oncebridge.sources.intake import Intake
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 QUICK = Settings(
     backoff=timedelta(milliseconds=5), max_backoff=timedelta(milliseconds=20), breaker=10_000

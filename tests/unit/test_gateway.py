@@ -27,13 +27,15 @@ from oncebridge import (
     Unreadable,
     Verdict,
     Yes,
-    flight,
     parse,
 )
-from oncebridge.aws.fifo import deduplication_id
-from oncebridge.dead_copies import copies_of
-from oncebridge.key import conflict_key, fingerprint
-from oncebridge.store import Fate
+from oncebridge.dead_letters.copies import copies_of
+from oncebridge.engine import (
+    batch as flight,
+)
+from oncebridge.events.key import conflict_key, fingerprint
+from oncebridge.sinks.aws.fifo import deduplication_id
+from oncebridge.stores.api import Fate
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing import ManualClock
 

@@ -4,8 +4,8 @@ import pytest
 from tests.faults.doubles import After, Bench, ScriptedSink, event, rule, virtual
 
 from oncebridge import Unknown, Verdict, Yes
-from oncebridge.sink import Already, Lost
-from oncebridge.store import Commit, Fate, Release, Reply
+from oncebridge.sinks.api import Already, Lost
+from oncebridge.stores.api import Commit, Fate, Release, Reply
 
 
 class TableSink(ScriptedSink):

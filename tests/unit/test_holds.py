@@ -6,10 +6,10 @@ from itertools import count, pairwise
 import pytest
 from tests.faults.doubles import virtual
 
-from oncebridge.books import Books
+from oncebridge.engine.counters import Books
+from oncebridge.engine.leases import Hold, Holds
 from oncebridge.errors import StoreUnavailable
-from oncebridge.holds import Hold, Holds
-from oncebridge.store import Claim, Held, Reply
+from oncebridge.stores.api import Claim, Held, Reply
 
 LEASE_S, BEAT_S = 30, 10
 numbers = count(1)

@@ -6,13 +6,14 @@ from datetime import timedelta
 import pytest
 from tests.faults.doubles import After, Bench, ScriptedSink, event, virtual
 
-from oncebridge import Decision, Event, No, Unreadable, Verdict, hooks
+from oncebridge import Decision, Event, No, Unreadable, Verdict
 from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.engine import hooks
+from oncebridge.engine.hooks import tell
+from oncebridge.engine.router import Router, Way
 from oncebridge.errors import StoreUnavailable
-from oncebridge.hooks import tell
-from oncebridge.pattern import Pattern
-from oncebridge.router import Router, Way
-from oncebridge.sink import Unknown, Yes
+from oncebridge.events.pattern import Pattern
+from oncebridge.sinks.api import Unknown, Yes
 
 
 @virtual

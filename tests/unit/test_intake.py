@@ -4,9 +4,9 @@ import pytest
 from tests.faults.doubles import After, Bench, ScriptedSink, event, eventually, seconds, virtual
 
 from oncebridge import Verdict, Yes
-from oncebridge.costly import SMALL
-from oncebridge.intake import Intake
-from oncebridge.router import Answer, Router, Way
+from oncebridge.engine.cpu_turns import SMALL
+from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.sources.intake import Intake
 
 
 class Recorder:

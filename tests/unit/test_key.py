@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from oncebridge.canonical import canonical
 from oncebridge.errors import ConfigError
-from oncebridge.event import Limits, from_object, parse
-from oncebridge.key import (
+from oncebridge.events.canonical import canonical
+from oncebridge.events.event import Limits, from_object, parse
+from oncebridge.events.key import (
     KEY_VERSION,
     ContentKey,
     FieldsKey,

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from oncebridge import key, rules
-from oncebridge.config import load
+from oncebridge.events import key, rules
+from oncebridge.events.rules import Rule, RuleSet
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.rules import Rule, RuleSet
+from oncebridge.service.config import load
 
 BASE = {
     "name": "orders",
@@ -34,7 +34,7 @@ def test_it_is_short_and_the_same_whenever_it_is_asked_for():
 
 def test_it_is_the_same_in_another_process_with_another_hash_seed():
     text = (
-        "from oncebridge.rules import Rule, RuleSet\n"
+        "from oncebridge.events.rules import Rule, RuleSet\n"
         "from oncebridge.genesys.preset import genesys_rules\n"
         f"rules = [Rule.parse({BASE!r}), *genesys_rules()]\n"
         "print(RuleSet(rules, namespace='crm').key_fingerprint())\n"

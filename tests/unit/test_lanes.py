@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from tests.faults.doubles import now, virtual
 
-from oncebridge.lanes import Lanes
+from oncebridge.engine.lanes import Lanes
 
 
 class Bringing:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from oncebridge import logs
-from oncebridge.secret import Address, Secret
+from oncebridge.base.secrets import Address, Secret
+from oncebridge.service import logs
 
 CANARY = "c4n4ry-5hh"
 

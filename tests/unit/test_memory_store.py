@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from oncebridge import ConfigError
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,

@@ -10,7 +10,7 @@ import pytest
 from oncebridge import ConfigError, EventError, HandedBack, SinkRejected, from_object, once
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
 
 LATER_MS = 600_000

@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from msgspec import NODEFAULT, Struct, field
 from msgspec.structs import fields as struct_fields
 
-from oncebridge.backends import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
-from oncebridge.config import Config, RouteOptions
-from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.event import Limits
-from oncebridge.options import (
+from oncebridge.base.options import (
     Doc,
     Problems,
     Rate,
@@ -33,8 +29,12 @@ from oncebridge.options import (
     settings_of,
     written,
 )
-from oncebridge.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
-from oncebridge.secret import Address, Secret
+from oncebridge.base.secrets import Address, Secret
+from oncebridge.errors import ConfigError, ConfigErrors
+from oncebridge.events.event import Limits
+from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
+from oncebridge.service.addresses import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
+from oncebridge.service.config import Config, RouteOptions
 
 CANARY = "c4n4ry-5hh"
 

@@ -19,8 +19,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from oncebridge.errors import ConfigError
-from oncebridge.exact_float import ExactFloat
-from oncebridge.pattern import Pattern
+from oncebridge.events.exact_float import ExactFloat
+from oncebridge.events.pattern import Pattern
 
 EVENT = {
     "version": "0",

@@ -13,8 +13,8 @@ from tests.servers.postgres import PgBouncer, Postgres, ask, running, schema, un
 from tests.servers.process import free_port
 
 from oncebridge.errors import ConfigError
-from oncebridge.event import parse
-from oncebridge.sink import (
+from oncebridge.events.event import parse
+from oncebridge.sinks.api import (
     Already,
     Closed,
     Delivery,
@@ -26,9 +26,9 @@ from oncebridge.sink import (
     Yes,
 )
 from oncebridge.sinks.postgres import PostgresSink, PostgresSinkOptions
-from oncebridge.store import Claim, Commit, Fate, Part, Record, Release, Reply, Want
+from oncebridge.stores.api import Claim, Commit, Fate, Part, Record, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.postgres import PostgresOptions, PostgresStore
+from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock
 
 LONG = 600_000

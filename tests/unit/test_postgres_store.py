@@ -28,11 +28,10 @@ from tests.servers.postgres import (
 )
 from tests.servers.process import free_port
 
-from oncebridge import record as table
-from oncebridge.backends import StorePlace
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.postgres.address import read_address
-from oncebridge.store import (
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
@@ -47,7 +46,8 @@ from oncebridge.store import (
     Reply,
     Want,
 )
-from oncebridge.stores.postgres import PostgresOptions, PostgresStore
+from oncebridge.stores.postgres.address import read_address
+from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock
 
 LONG = 600_000

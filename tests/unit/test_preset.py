@@ -14,13 +14,13 @@ from tests.aws.functions import Context
 
 from oncebridge import ConfigError, Gateway, Settings, Verdict
 from oncebridge.aws import lambda_handler
-from oncebridge.canonical import canonical
-from oncebridge.config import load
-from oncebridge.event import from_object, parse
+from oncebridge.events.canonical import canonical
+from oncebridge.events.event import from_object, parse
+from oncebridge.events.rules import RuleSet
 from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import REPEATS, simulate
-from oncebridge.rules import RuleSet
+from oncebridge.service.config import load
 from oncebridge.stores.memory import MemoryStore
 
 EVENTS = Path(__file__).parents[1] / "events"

@@ -11,14 +11,14 @@ import pytest
 from tests.e2e.towns import Command, event, receiving, send
 from tests.unit.test_dead_letters import letter
 
-from oncebridge.audit_trail import AuditTrail
+from oncebridge.base.private_files import create_private, open_private
 from oncebridge.dead_letters.file import FileDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.errors import ConfigError, StoreError
-from oncebridge.private_file import create_private, open_private
+from oncebridge.operate.operator_log_file import AuditTrail
 from oncebridge.sinks.file import FileSink
-from oncebridge.spool import Spool
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.sources.spool import Spool
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 
 @contextmanager

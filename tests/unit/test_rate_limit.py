@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.faults.doubles import now, virtual
 
-from oncebridge.rate_limit import RateLimit
+from oncebridge.engine.rate_limit import RateLimit
 
 
 async def wait(pace, count):

@@ -12,7 +12,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oncebridge import OncebridgeError
-from oncebridge.records import BadGzip, Record, Records, TooLarge, TooMany, as_line, inflate, split
+from oncebridge.events.framing import (
+    BadGzip,
+    Record,
+    Records,
+    TooLarge,
+    TooMany,
+    as_line,
+    inflate,
+    split,
+)
 
 BOM = b"\xef\xbb\xbf"
 

@@ -9,15 +9,15 @@ from hiredis import ReplyError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncebridge.backends import StorePlace
+from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.secret import Secret
-from oncebridge.store import Fate, Record
-from oncebridge.stores.redis import RedisOptions, RedisStore
-from oncebridge.stores.redis_address import RedisAddress
-from oncebridge.stores.redis_connection import NotThePrimary, Unfit, failure
-from oncebridge.stores.redis_scripts import LATEST_MS, _long, _short, record_of, scripts, written
-from oncebridge.stores.redis_servers import slot_of
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores.api import Fate, Record
+from oncebridge.stores.redis.address import RedisAddress
+from oncebridge.stores.redis.connection import NotThePrimary, Unfit, failure
+from oncebridge.stores.redis.scripts import LATEST_MS, _long, _short, record_of, scripts, written
+from oncebridge.stores.redis.servers import slot_of
+from oncebridge.stores.redis.store import RedisOptions, RedisStore
 
 FIT = {
     "redis_version": "7.2.4",

@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.store import Busy, Claim, Duplicate, Fate, NoAnswer, Part, Record, Want
-from oncebridge.stores.compare import CompareStore
-from oncebridge.stores.redis_scripts import record_of, written
-from oncebridge.stores.redis_tiers import RedisCells
+from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Part, Record, Want
+from oncebridge.stores.conditional import CompareStore
+from oncebridge.stores.redis.scripts import record_of, written
+from oncebridge.stores.redis.tiers import RedisCells
 from oncebridge.testing import ManualClock
 
 HOUR = 3_600_000
@@ -18,7 +18,7 @@ A, B = b"a", b"b"
 
 
 class Servers:
-    """One server per key, each with a clock of its own; what `redis.lua` does, in short."""
+    """One server per key, each with a clock of its own; what `records.lua` does, in short."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()

@@ -22,10 +22,10 @@ from tests.servers.process import free_port
 
 from oncebridge.aws import references
 from oncebridge.aws.references import NotNow
-from oncebridge.backends import SinkPlace
-from oncebridge.config import load
+from oncebridge.base.secrets import asked_once, resolve
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
-from oncebridge.secret import asked_once, resolve
+from oncebridge.service.addresses import SinkPlace
+from oncebridge.service.config import load
 
 CANARY = "c4n4ry-5hh"
 WHERE = "sink.headers.Authorization"
@@ -378,7 +378,7 @@ def test_without_botocore_it_is_told_what_to_install():
 
 def test_botocore_is_imported_only_when_it_is_needed():
     code = (
-        "import sys; from oncebridge.secret import resolve; from oncebridge.config import load; "
+        "import sys; from oncebridge.base.secrets import resolve; from oncebridge.service.config import load; "
         "load(environment={}); resolve('x', ''); resolve('env:PATH', ''); "
         "print('botocore' in sys.modules)"
     )

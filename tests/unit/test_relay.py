@@ -22,8 +22,8 @@ from tests.faults.doubles import (
 )
 
 from oncebridge import Closed, No, Settings, Unknown, Verdict, Yes
-from oncebridge.relay import Item, Relay
-from oncebridge.router import Answer, Router, Way
+from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.sources.relay import Item, Relay
 
 FINAL = Answer(acknowledge=True, verdict=Verdict.DELIVERED)
 

@@ -20,10 +20,10 @@ from tests.faults.doubles import (
 )
 
 from oncebridge import Never, No, Settings, StoreUnavailable, Verdict, Yes
+from oncebridge.engine.router import Router, Way
 from oncebridge.errors import StoreError
-from oncebridge.event import Unreadable
-from oncebridge.pattern import Pattern
-from oncebridge.router import Router, Way
+from oncebridge.events.event import Unreadable
+from oncebridge.events.pattern import Pattern
 
 
 def only(kind):

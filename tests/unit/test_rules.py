@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from oncebridge import ConfigError, Latest, Pattern, Quiet, Rule, Tier, from_object, parse
-from oncebridge.key import ContentKey, FieldsKey, IdKey, make_key
-from oncebridge.rules import _MOST_KINDS, DEFAULT_WINDOW, Bare, RuleSet
+from oncebridge.events.key import ContentKey, FieldsKey, IdKey, make_key
+from oncebridge.events.rules import _MOST_KINDS, DEFAULT_WINDOW, Bare, RuleSet
 
 DAY_MS = 86_400_000
 

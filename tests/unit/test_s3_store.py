@@ -17,12 +17,12 @@ from tests.servers.process import free_port
 from tests.servers.s3 import S3Server
 from tests.servers.s3_meddler import Asked, Meddler, Told, error
 
-from oncebridge import control
-from oncebridge.aws.s3_templates import table
-from oncebridge.backends import StorePlace
-from oncebridge.clock import SystemDice
+from oncebridge.aws.templates.s3 import table
+from oncebridge.base.clock import SystemDice
+from oncebridge.engine import pauses as control
 from oncebridge.errors import ConfigError, StoreUnavailable
-from oncebridge.store import (
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
@@ -37,7 +37,7 @@ from oncebridge.store import (
     Want,
 )
 from oncebridge.stores.packed import packed, unpacked
-from oncebridge.stores.s3 import S3Options, S3Store, _name
+from oncebridge.stores.s3.store import S3Options, S3Store, _name
 from oncebridge.testing import ManualClock
 
 _numbers = count()

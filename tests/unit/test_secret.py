@@ -12,8 +12,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from oncebridge.errors import ConfigError
-from oncebridge.secret import (
+from oncebridge.base.secrets import (
     Address,
     Secret,
     has_credentials,
@@ -22,6 +21,7 @@ from oncebridge.secret import (
     resolve,
     resolve_address,
 )
+from oncebridge.errors import ConfigError
 
 CANARY = "c4n4ry-5hh"
 

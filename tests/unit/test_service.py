@@ -21,19 +21,20 @@ from tests.faults.doubles import (
     virtual,
 )
 
-from oncebridge import No, StoreError, StoreUnavailable, Verdict, Yes, control
-from oncebridge.backends import DeadPlace, SinkPlace, SourcePlace, StorePlace
-from oncebridge.clock import SystemDice
-from oncebridge.config import load
+from oncebridge import No, StoreError, StoreUnavailable, Verdict, Yes
+from oncebridge.base.clock import SystemDice
+from oncebridge.base.secrets import Address
+from oncebridge.engine import pauses as control
+from oncebridge.engine.gateway import Gateway
 from oncebridge.errors import ConfigError
-from oncebridge.gateway import Gateway
-from oncebridge.pattern import Pattern
-from oncebridge.relay import Item, Relay
-from oncebridge.secret import Address
-from oncebridge.service import Service
+from oncebridge.events.pattern import Pattern
+from oncebridge.observe import fleet
+from oncebridge.service.addresses import DeadPlace, SinkPlace, SourcePlace, StorePlace
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
+from oncebridge.sources.relay import Item, Relay
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
-from oncebridge.watch import fleet
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 
 class Stream:

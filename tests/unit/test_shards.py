@@ -25,18 +25,18 @@ from tests.faults.doubles import (
 from tests.servers.kinesis_model import Model, Refused, modelled
 
 from oncebridge import ConfigError, Gateway, No, Settings, Yes
-from oncebridge.aws import stream as stream_module
 from oncebridge.aws.client import NotSent, Unclear
-from oncebridge.aws.stream import Position, Shard, Stream, start_of
-from oncebridge.checkpoint import Checkpoint, Seen, Taken, look
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.intake import Intake
-from oncebridge.router import Router, Way
-from oncebridge.source import Host
-from oncebridge.sources.held_shard import Times
-from oncebridge.sources.kinesis import KinesisOptions, KinesisSource
-from oncebridge.sources.roster import Roster, share
-from oncebridge.sources.shards import END, Place, choose, due, is_free, surplus
+from oncebridge.engine.router import Router, Way
+from oncebridge.sources.api import Host
+from oncebridge.sources.checkpoint import Checkpoint, Seen, Taken, look
+from oncebridge.sources.intake import Intake
+from oncebridge.sources.kinesis import stream as stream_module
+from oncebridge.sources.kinesis.held_shard import Times
+from oncebridge.sources.kinesis.roster import Roster, share
+from oncebridge.sources.kinesis.shards import END, Place, choose, due, is_free, surplus
+from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
+from oncebridge.sources.kinesis.stream import Position, Shard, Stream, start_of
 from oncebridge.stores.memory import MemoryStore
 
 STREAM = "calls"

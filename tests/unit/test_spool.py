@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from tests.faults.doubles import Deaf, ScriptedSink, event, eventually, rule
 
 from oncebridge import Gateway, No, Settings, StoreUnavailable, Unknown, Verdict, Yes
-from oncebridge import spool as module
-from oncebridge.clock import SystemDice, system_clock
+from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.engine.router import Router, Way
 from oncebridge.errors import ConfigError, StoreError
-from oncebridge.router import Router, Way
-from oncebridge.source import Host
-from oncebridge.spool import SPOOLED, Spool
+from oncebridge.sources import spool as module
+from oncebridge.sources.api import Host
+from oncebridge.sources.spool import SPOOLED, Spool
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 
 QUICK = Settings(
     backoff=timedelta(milliseconds=5), max_backoff=timedelta(milliseconds=20), breaker=10_000

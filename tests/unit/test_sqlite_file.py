@@ -14,11 +14,18 @@ from types import SimpleNamespace
 import pytest
 from tests.servers.small_disk import KINDS, small_disk
 
-from oncebridge import ConfigError, StoreError, StoreUnavailable, sqlite_file
+from oncebridge import ConfigError, StoreError, StoreUnavailable
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.sqlite_file import Disk, SQLiteFile, file_system, transaction, wal_limit
-from oncebridge.store import Claim, Commit, Duplicate, Fate, Part, Want
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.api import Claim, Commit, Duplicate, Fate, Part, Want
+from oncebridge.stores.sqlite import database as sqlite_file
+from oncebridge.stores.sqlite.database import (
+    Disk,
+    SQLiteFile,
+    file_system,
+    transaction,
+    wal_limit,
+)
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
 
 LEASE_MS, WINDOW_MS = 30_000, 600_000
@@ -178,8 +185,8 @@ def as_nobody(code, directory):
         [
             "import asyncio, os, sys",
             "from oncebridge import StoreError",
-            "from oncebridge.sqlite_file import file_system",
-            "from oncebridge.stores.sqlite import SQLiteStore",
+            "from oncebridge.stores.sqlite.database import file_system",
+            "from oncebridge.stores.sqlite.store import SQLiteStore",
             # what is imported late may not be readable for nobody
             "import encodings.unicode_escape, pathlib, traceback",
             "file_system(pathlib.Path('/'))",

@@ -6,18 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from oncebridge import trail
-from oncebridge.audit_trail import AuditTrail, who
-from oncebridge.clock import SystemDice
-from oncebridge.copying import Copying
+from oncebridge.base.clock import SystemDice
+from oncebridge.engine.batch import Memo
 from oncebridge.errors import StoreUnavailable
-from oncebridge.flight import Memo
-from oncebridge.key import conflict_key, make_key
-from oncebridge.store import Part, Want
+from oncebridge.events.key import conflict_key, make_key
+from oncebridge.operate import operator_log as trail
+from oncebridge.operate.operator_log import (
+    KEPT_MS,
+    MOST_ACTS,
+    MOST_BYTES,
+    Act,
+    Acts,
+    StoreTrail,
+    Trails,
+)
+from oncebridge.operate.operator_log_file import AuditTrail, who
+from oncebridge.stores.api import Part, Want
+from oncebridge.stores.copying import Copying
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.trail import KEPT_MS, MOST_ACTS, MOST_BYTES, Act, Acts, StoreTrail, Trails
 
 KEY = make_key("crm", b"content", "com.example.shop", "Order", (b"{}",))
 NAME = trail.of_event(KEY)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import VirtualLoop, virtual
 
-from oncebridge.turns import Turns
+from oncebridge.engine.turns import Turns
 
 X, Y = b"x", b"y"
 

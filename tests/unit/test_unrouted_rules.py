@@ -5,11 +5,12 @@ import json
 import pytest
 from tests.cli.worlds import event, raw, setup_of
 
-from oncebridge import Verdict, cases
-from oncebridge.explain import explain
-from oncebridge.plain_words import summary
-from oncebridge.records import Record
-from oncebridge.service import make_router
+from oncebridge import Verdict
+from oncebridge.check import cases
+from oncebridge.events.framing import Record
+from oncebridge.operate.explain.finding import explain
+from oncebridge.operate.explain.words import summary
+from oncebridge.service.service import make_router
 from oncebridge.stores.memory import MemoryStore
 
 CONFIGURATION = """

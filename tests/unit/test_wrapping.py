@@ -9,11 +9,11 @@ from tests.fuzz.for_a_while import for_a_while
 from tests.fuzz.strategies import PIECES, envelopes, mutated, plain, spelt, values
 
 from oncebridge import Event, Gateway, Limits, Settings, Unreadable
-from oncebridge.event import REASONS, read
-from oncebridge.router import Router, Way
-from oncebridge.rules import RuleSet
+from oncebridge.engine.router import Router, Way
+from oncebridge.events.envelopes import unwrap
+from oncebridge.events.event import REASONS, read
+from oncebridge.events.rules import RuleSet
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.wrapping import unwrap
 
 TRANSPORTS = Path(__file__).parents[1] / "events" / "transports"
 EVENT = plain({"id": "e1", "detail-type": "Order", "source": "shop", "detail": {"n": 1}})

@@ -7,15 +7,15 @@ from typing import Any
 
 from tests.faults.doubles import CountingDice
 
-from oncebridge.event import Event, parse
-from oncebridge.hooks import Decision
-from oncebridge.key import make_key
+from oncebridge.engine.hooks import Decision
+from oncebridge.engine.verdict import First, Outcome, Verdict
+from oncebridge.events.event import Event, parse
+from oncebridge.events.key import make_key
+from oncebridge.observe.counts import Counts
+from oncebridge.observe.history import Found, Query
+from oncebridge.observe.history_writer import Recorder
+from oncebridge.observe.report import Report, State
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import First, Outcome, Verdict
-from oncebridge.watch.counts import Counts
-from oncebridge.watch.history import Found, Query
-from oncebridge.watch.recorder import Recorder
-from oncebridge.watch.report import Report, State
 
 NOW_MS = ManualClock().now_ms
 TOPIC = "v2.detail.events.conversation.{id}.acd.end"

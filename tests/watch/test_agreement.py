@@ -8,19 +8,19 @@ import pytest
 from msgspec.structs import replace
 from tests.faults.doubles import CountingDice
 
-from oncebridge.clock import system_clock
-from oncebridge.config import load
+from oncebridge.base.clock import system_clock
 from oncebridge.dashboard import health
-from oncebridge.dashboard.pulse import Pulse
+from oncebridge.dashboard.rates import Pulse
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreUnavailable
-from oncebridge.service import Service
+from oncebridge.observe.agreement import ROLLING_RESTART_MS, Warnings, differences, lost_routes
+from oncebridge.observe.counts import Counts
+from oncebridge.observe.fleet import GONE_AFTER_MS, SEEN_AFTER_MS, SILENT_MS, Member, View, read
+from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import Verdict
-from oncebridge.watch.agreement import ROLLING_RESTART_MS, Warnings, differences, lost_routes
-from oncebridge.watch.counts import Counts
-from oncebridge.watch.fleet import GONE_AFTER_MS, SEEN_AFTER_MS, SILENT_MS, Member, View, read
-from oncebridge.watch.report import Report, RouteState, State, Vitals
 
 OLD = ROLLING_RESTART_MS
 NOW = 10 * 24 * 3600 * 1000
@@ -282,7 +282,7 @@ async def test_a_read_that_hangs_or_fails_neither_delays_nor_fails_the_start(
         raise StoreUnavailable("gone")
 
     running = service(tmp_path, '"content"', Clock())
-    monkeypatch.setattr("oncebridge.watch.watch.read", read_badly)
+    monkeypatch.setattr("oncebridge.service.monitor.read", read_badly)
     await running.open()
     try:
         await asked.wait()

@@ -27,20 +27,20 @@ from tests.watch.arrivals import (
     report,
 )
 
-from oncebridge.backends import StorePlace
-from oncebridge.causes import Cause
-from oncebridge.clock import system_clock
-from oncebridge.copying import Copying
+from oncebridge.base.clock import system_clock
+from oncebridge.engine.batch import Memo
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.verdict import First, Verdict
 from oncebridge.errors import StoreUnavailable
-from oncebridge.flight import Memo
-from oncebridge.lookup import records_with_id
-from oncebridge.store import Fate, Memory, Part, Release, Want
+from oncebridge.observe.history import Query, Row, Seen, Sheet, joined, page_key, tail_key
+from oncebridge.observe.history_reader import Archive
+from oncebridge.operate.lookup import records_with_id
+from oncebridge.service.addresses import StorePlace
+from oncebridge.stores.api import Fate, Memory, Part, Release, Want
+from oncebridge.stores.copying import Copying
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import First, Verdict
-from oncebridge.watch.archive import Archive
-from oncebridge.watch.history import Query, Row, Seen, Sheet, joined, page_key, tail_key
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -112,7 +112,7 @@ async def _leaf_through(workers, limit: int, rows_a_page: int) -> None:
     of = event()
     kept = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("oncebridge.watch.recorder.MOST_ROWS", rows_a_page)
+        patch.setattr("oncebridge.observe.history_writer.MOST_ROWS", rows_a_page)
         for name, times in zip("abc", workers, strict=False):
             told = [decision(n, at_ms=NOW_MS + t, of=of) for n, t in enumerate(times)]
             kept.append(await written(store, name, *told))
@@ -300,7 +300,7 @@ async def test_a_worker_that_is_long_gone_is_read_only_once():
 
 
 async def test_a_reader_follows_a_ring_that_wraps(monkeypatch):
-    monkeypatch.setattr("oncebridge.watch.recorder.MOST_ROWS", 3)
+    monkeypatch.setattr("oncebridge.observe.history_writer.MOST_ROWS", 3)
     store = MemoryStore()
     kept, archive = recorder(store), reader(store)
     stale = report(kept)
@@ -449,7 +449,7 @@ async def test_how_many_were_left_out_is_told_by_all_workers():
 
 
 async def test_how_many_were_lost_is_told_by_all_workers(monkeypatch):
-    monkeypatch.setattr("oncebridge.watch.recorder.MOST_ROWS", 2)
+    monkeypatch.setattr("oncebridge.observe.history_writer.MOST_ROWS", 2)
     store = FaultyStore(MemoryStore())
     one, two = recorder(store, "a"), recorder(store, "b")
     for kept, count in ((one, 300), (two, 400)):
@@ -469,8 +469,8 @@ async def test_how_many_were_lost_is_told_by_all_workers(monkeypatch):
 
 
 async def test_many_workers_are_read_within_bounds(monkeypatch):
-    monkeypatch.setattr("oncebridge.watch.recorder.MOST_ROWS", 2)
-    monkeypatch.setattr("oncebridge.watch.archive.MOST_SHEETS", 40)
+    monkeypatch.setattr("oncebridge.observe.history_writer.MOST_ROWS", 2)
+    monkeypatch.setattr("oncebridge.observe.history_reader.MOST_SHEETS", 40)
     store = Looked(MemoryStore())
     workers = [await written(store, f"w{n}", *[decision(i) for i in range(40)]) for n in range(10)]
     archive = reader(store)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncebridge.watch.counts import (
+from oncebridge.observe.counts import (
     ITEMS,
     LAGS,
     MINUTES,

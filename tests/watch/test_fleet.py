@@ -19,21 +19,21 @@ from tests.faults.doubles import CountingDice, FaultyStore, VirtualLoop, now_ms,
 from tests.servers.postgres import schema
 from tests.servers.redis import prefix
 
-from oncebridge.clock import Clock, SystemDice, system_clock
+from oncebridge.base.clock import Clock, SystemDice, system_clock
 from oncebridge.errors import StoreUnavailable
-from oncebridge.key import make_key
-from oncebridge.store import Part, Release, Want
-from oncebridge.stores.dynamodb import DynamoDBOptions, DynamoDBStore
+from oncebridge.events.key import make_key
+from oncebridge.observe import fleet
+from oncebridge.observe.counts import LAGS, SECONDS, CallCounts, Counts, Histogram, RouteCounts
+from oncebridge.observe.fleet import GONE_AFTER_MS, Member, read
+from oncebridge.observe.report import Report, RouteState, State
+from oncebridge.stores.api import Part, Release, Want
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.stores.postgres import PostgresOptions, PostgresStore
-from oncebridge.stores.redis import RedisOptions, RedisStore
-from oncebridge.stores.s3 import S3Options, S3Store
-from oncebridge.stores.sqlite import SQLiteStore
+from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
+from oncebridge.stores.redis.store import RedisOptions, RedisStore
+from oncebridge.stores.s3.store import S3Options, S3Store
+from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.watch import fleet
-from oncebridge.watch.counts import LAGS, SECONDS, CallCounts, Counts, Histogram, RouteCounts
-from oncebridge.watch.fleet import GONE_AFTER_MS, Member, read
-from oncebridge.watch.report import Report, RouteState, State
 
 LIST = make_key("", b"workers", "", "", ())
 DAY_MS = 24 * 3600 * 1000

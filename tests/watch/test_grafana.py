@@ -9,11 +9,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from oncebridge.config import load
-from oncebridge.service import Service
-from oncebridge.watch.families import families
-from oncebridge.watch.prometheus import exposition, name_of
-from oncebridge.watch.report import Vitals
+from oncebridge.observe.metric_families import families
+from oncebridge.observe.prometheus import exposition, name_of
+from oncebridge.observe.report import Vitals
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def test_panels_have_their_own_ids_and_places():
 
 
 def test_every_verdict_has_a_colour():
-    from oncebridge.verdict import Verdict
+    from oncebridge.engine.verdict import Verdict
 
     (panel,) = [panel for panel in PANELS if panel["title"] == "What became of arrivals"]
     coloured = [one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]]

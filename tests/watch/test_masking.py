@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncebridge.config import MASKED
-from oncebridge.watch.masking import HIDDEN, Mask, indented
+from oncebridge.observe.masking import HIDDEN, Mask, indented
+from oncebridge.service.config import MASKED
 
 ENVELOPE = {
     "version": "0",

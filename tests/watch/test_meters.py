@@ -11,18 +11,18 @@ from tests.faults.doubles import Bench, ScriptedSink, now_ms, virtual
 from tests.watch.arrivals import TOPIC, event
 
 from oncebridge import Gateway, StoreUnavailable
-from oncebridge.books import Books
-from oncebridge.causes import Cause
-from oncebridge.event import Event, Unreadable, parse
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.counters import Books
+from oncebridge.engine.hooks import Decision, RoundTrip
+from oncebridge.engine.verdict import Outcome, Verdict
+from oncebridge.events.event import Event, Unreadable, parse
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import simulate
-from oncebridge.hooks import Decision, RoundTrip
+from oncebridge.observe.counters import Meters, Noisiest
+from oncebridge.observe.counts import ITEMS, LAGS, MINUTES, NOISIEST, SECONDS, Counts
+from oncebridge.observe.duplicate_causes import Repeats
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import Outcome, Verdict
-from oncebridge.watch.counts import ITEMS, LAGS, MINUTES, NOISIEST, SECONDS, Counts
-from oncebridge.watch.meters import Meters, Noisiest
-from oncebridge.watch.repeats import Repeats
 
 AT_MS = 1_767_323_045_000
 """The time that the events of `arrivals` bear: 2026-01-02T03:04:05Z."""

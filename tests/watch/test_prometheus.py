@@ -9,17 +9,25 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from oncebridge.books import Books
-from oncebridge.causes import Cause
-from oncebridge.config import load
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.counters import Books
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import ConfigError
-from oncebridge.http.health import Health, listeners
-from oncebridge.service import Service
-from oncebridge.verdict import Verdict
-from oncebridge.watch.counts import ITEMS, LAGS, SECONDS, CallCounts, Counts, Histogram, RouteCounts
-from oncebridge.watch.families import CALLS, COUNTED, DEFAULT, MOST_RULES, NO_RULE, OTHER
-from oncebridge.watch.prometheus import CONTENT_TYPE, exposition
-from oncebridge.watch.report import Report, RouteState, State, Vitals
+from oncebridge.observe.counts import (
+    ITEMS,
+    LAGS,
+    SECONDS,
+    CallCounts,
+    Counts,
+    Histogram,
+    RouteCounts,
+)
+from oncebridge.observe.health import Health, listeners
+from oncebridge.observe.metric_families import CALLS, COUNTED, DEFAULT, MOST_RULES, NO_RULE, OTHER
+from oncebridge.observe.prometheus import CONTENT_TYPE, exposition
+from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 
 BUCKET = "oncebridge_decision_seconds_bucket"
 LABELS = {"route", "rule", "verdict", "cause", "call", "version", "le"}

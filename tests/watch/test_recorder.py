@@ -13,19 +13,19 @@ from tests.faults.doubles import FaultyStore
 from tests.watch.arrivals import NOW_MS, TOPIC, decision, event, key, numbers, recorder, report
 from tests.watch.arrivals import everything as search
 
-from oncebridge.causes import Cause
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.hooks import Decision
+from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.errors import StoreUnavailable
-from oncebridge.event import Unreadable
-from oncebridge.hooks import Decision
-from oncebridge.store import Part, Want
+from oncebridge.events.event import Unreadable
+from oncebridge.observe.history import SLOTS, Row, Sheet, page_key, tail_key
+from oncebridge.observe.history_reader import Archive
+from oncebridge.observe.history_writer import MOST_BYTES, MOST_PAYLOADS, MOST_ROWS, MOST_WAITING
+from oncebridge.observe.masking import Mask
+from oncebridge.observe.sampling import MOST_A_SECOND, Sampler
+from oncebridge.stores.api import Part, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
-from oncebridge.verdict import First, Outcome, Verdict
-from oncebridge.watch.archive import Archive
-from oncebridge.watch.history import SLOTS, Row, Sheet, page_key, tail_key
-from oncebridge.watch.masking import Mask
-from oncebridge.watch.recorder import MOST_BYTES, MOST_PAYLOADS, MOST_ROWS, MOST_WAITING
-from oncebridge.watch.sampling import MOST_A_SECOND, Sampler
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -218,7 +218,7 @@ async def test_the_loop_is_let_go_again_and_again_while_payloads_are_masked(monk
         spells.append(mask.masked_bytes - before)
         return done
 
-    monkeypatch.setattr("oncebridge.watch.recorder.asyncio.to_thread", at_once)
+    monkeypatch.setattr("oncebridge.observe.history_writer.asyncio.to_thread", at_once)
     kept = recorder(MemoryStore(), payloads=mask)
     of = event()
     for number in range(1000):
@@ -330,7 +330,7 @@ async def test_a_page_of_payloads_is_bounded_by_its_bytes():
 
 
 async def test_the_ring_wraps_and_memory_and_store_agree(monkeypatch):
-    monkeypatch.setattr("oncebridge.watch.recorder.MOST_ROWS", 5)
+    monkeypatch.setattr("oncebridge.observe.history_writer.MOST_ROWS", 5)
     store = MemoryStore()
     kept = recorder(store)
     for number in range(1, 1003):
@@ -493,7 +493,7 @@ async def test_a_write_that_is_cut_off_is_made_good():
 
 
 async def test_while_the_store_is_away_the_oldest_go_and_are_counted(monkeypatch):
-    monkeypatch.setattr("oncebridge.watch.recorder.MOST_ROWS", 5)
+    monkeypatch.setattr("oncebridge.observe.history_writer.MOST_ROWS", 5)
     store = FaultyStore(MemoryStore())
     kept = recorder(store)
     store.arm("claim.before", times=1e9)

@@ -9,16 +9,16 @@ import pytest
 from tests.faults.doubles import ScriptedSink, now_ms, virtual
 
 from oncebridge import Gateway
-from oncebridge.causes import Cause
-from oncebridge.event import Unreadable, parse
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.hooks import Decision
+from oncebridge.engine.verdict import First, Outcome, Verdict
+from oncebridge.events.event import Unreadable, parse
+from oncebridge.events.rules import Rule
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import Label, simulate
-from oncebridge.hooks import Decision
-from oncebridge.rules import Rule
+from oncebridge.observe import duplicate_causes as repeats
+from oncebridge.observe.duplicate_causes import Repeats
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.verdict import First, Outcome, Verdict
-from oncebridge.watch import repeats
-from oncebridge.watch.repeats import Repeats
 
 ENVELOPE = {
     "id": "i1",

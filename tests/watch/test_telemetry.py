@@ -17,14 +17,14 @@ import pytest
 from opentelemetry.sdk.resources import Resource
 from tests.watch.collector import attributes, collecting, serving
 
-from oncebridge.config import load
-from oncebridge.service import Service
-from oncebridge.watch.counts import Counts
-from oncebridge.watch.families import families
-from oncebridge.watch.report import Report, State
-from oncebridge.watch.telemetry import Wish, from_environment, wish
-from oncebridge.watch.telemetry.metrics import metrics_data
-from oncebridge.watch.telemetry.setup import _Metrics
+from oncebridge.observe.counts import Counts
+from oncebridge.observe.metric_families import families
+from oncebridge.observe.report import Report, State
+from oncebridge.observe.telemetry import Wish, from_environment, wish
+from oncebridge.observe.telemetry.metrics import metrics_data
+from oncebridge.observe.telemetry.setup import _Metrics
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 
 _REPORT = Report(State("w", "box", 1, "1.0", 5, 6), Counts())
 CLIENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -428,7 +428,7 @@ async def test_the_loop_looks_and_a_thread_writes_it_down(environment, monkeypat
         threads["written"] = threading.current_thread()
         return metrics_data(*given)
 
-    monkeypatch.setattr("oncebridge.watch.telemetry.setup.metrics_data", written)
+    monkeypatch.setattr("oncebridge.observe.telemetry.setup.metrics_data", written)
     with collecting() as collector:
         environment.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{collector.url}/v1/metrics")
         telemetry = from_environment(os.environ, looked, "w")

@@ -26,25 +26,25 @@ from tests.servers.meddler import meddling
 from tests.watch.collector import serving
 
 from oncebridge import Gateway, Limits, SinkRejected, Yes, parse
-from oncebridge.clock import SystemDice, system_clock
+from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.event import Event, Unreadable, carry, read
-from oncebridge.intake import Intake
-from oncebridge.router import Router, Way
-from oncebridge.sink import Already, Lost
-from oncebridge.sinks.events import EventsSink, EventsSinkOptions
+from oncebridge.engine.router import Router, Way
+from oncebridge.events.event import Event, Unreadable, carry, read
+from oncebridge.events.trace_context import Carried, read_traceparent, read_xray, xray_of
+from oncebridge.observe import telemetry
+from oncebridge.observe.telemetry import Wish
+from oncebridge.observe.telemetry.spans import Spans
+from oncebridge.sinks.api import Already, Lost
+from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions
 from oncebridge.sinks.kinesis import _encode, _Record
 from oncebridge.sinks.sns import SnsSink, SnsSinkOptions
 from oncebridge.sinks.sqs import SqsSink, SqsSinkOptions
-from oncebridge.source import Host
-from oncebridge.sources.http import HttpSource
-from oncebridge.spool import Spool
+from oncebridge.sources.api import Host
+from oncebridge.sources.http.source import HttpSource
+from oncebridge.sources.intake import Intake
+from oncebridge.sources.spool import Spool
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.trace_context import Carried, read_traceparent, read_xray, xray_of
-from oncebridge.watch import telemetry
-from oncebridge.watch.telemetry import Wish
-from oncebridge.watch.telemetry.spans import Spans
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -395,7 +395,7 @@ class Seen:
 
 
 def reads(propagators):
-    from oncebridge.watch.telemetry.setup import Exports
+    from oncebridge.observe.telemetry.setup import Exports
 
     exports = Exports.__new__(Exports)
     exports._reads = Wish(propagators=frozenset(propagators)).propagators
@@ -580,7 +580,7 @@ async def test_an_http_target_is_told():
 
 
 async def test_a_header_of_the_users_own_stays():
-    from oncebridge.secret import Secret
+    from oncebridge.base.secrets import Secret
 
     headers = {"Traceparent": Secret("mine")}
     ((told, _),) = await headers_of(delivery(trace=PARENT), headers=headers)

@@ -16,16 +16,16 @@ from tests.servers.postgres import schema
 from tests.servers.redis import RedisCluster, RedisServer, running
 from tests.stores.proxy import Fault, Proxy
 
-from oncebridge.backends import StorePlace
-from oncebridge.clock import system_clock
-from oncebridge.config import load
+from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.service import Service
-from oncebridge.store import Fate, Memory
-from oncebridge.stores import dynamodb
+from oncebridge.observe.report import Vitals
+from oncebridge.observe.store_health import vitals
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
+from oncebridge.stores.api import Fate, Memory
+from oncebridge.stores.dynamodb import store as dynamodb
 from oncebridge.stores.memory import MemoryStore
-from oncebridge.watch.report import Vitals
-from oncebridge.watch.vitals import vitals
 
 DAY_MS = 86_400_000
 NEAR_MS = 50

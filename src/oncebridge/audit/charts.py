@@ -1,13 +1,13 @@
-"""The charts that only an audit has; see `oncebridge.charts`."""
+"""The charts that only an audit has; see `oncebridge.observe.charts`."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from oncebridge.audit import words
+from oncebridge.audit import text as words
 from oncebridge.audit.report import Gaps
-from oncebridge.charts import LEFT, RIGHT, WIDE, Chart, Frame, Log, coord, label, path
-from oncebridge.figures import DAY, HOUR, MINUTE, SECOND, elapsed
+from oncebridge.base.formatting import DAY, HOUR, MINUTE, SECOND, elapsed
+from oncebridge.observe.charts import LEFT, RIGHT, WIDE, Chart, Frame, Log, coord, label, path
 
 _MARKS: Final = (
     (1, "1 ms"),

@@ -20,21 +20,21 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.audit.crew import cpus, working
+from oncebridge.audit.comparison import compare
+from oncebridge.audit.field_study import study_all
 from oncebridge.audit.findings import Findings
 from oncebridge.audit.naive import Naive
 from oncebridge.audit.reading import Damage, File, Skipped, find_files, read_pieces
 from oncebridge.audit.report import Difference, Report
 from oncebridge.audit.rows import Job, Summary
-from oncebridge.audit.study import study_all
 from oncebridge.audit.suspicions import Suspicions
 from oncebridge.audit.table import Chunk, Table, check_engine, check_folder, opened
-from oncebridge.audit.trial import compare
 from oncebridge.audit.verdicts import CANDIDATE, RULES, judge_all
-from oncebridge.clock import ms, steady_clock
+from oncebridge.audit.workers import cpus, working
+from oncebridge.base.clock import ms, steady_clock
 from oncebridge.errors import ConfigError
-from oncebridge.event import Limits
-from oncebridge.rules import DEFAULT_WINDOW, Rule, RuleSet, Tier
+from oncebridge.events.event import Limits
+from oncebridge.events.rules import DEFAULT_WINDOW, Rule, RuleSet, Tier
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many were read."""

@@ -14,9 +14,9 @@ from oncebridge.audit.report import CauseFound, Example, Gaps, Moment, Tally
 from oncebridge.audit.rows import as_read
 from oncebridge.audit.table import Table
 from oncebridge.audit.verdicts import UNKEYED
-from oncebridge.causes import Cause
-from oncebridge.rules import Rule
-from oncebridge.verdict import Verdict
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.rules import Rule
 
 _S, _MIN, _H, _D = 1000, 60_000, 3_600_000, 86_400_000
 BOUNDS: Final = (
@@ -82,7 +82,7 @@ class Findings:
                         THEN '{Cause.ID_REUSED}'
                     WHEN verdict = '{Verdict.CONFLICT}' OR (is_other AND NOT id_was_seen)
                         THEN '{Cause.UNKNOWN}'
-                    -- and from here on as `oncebridge.causes` has it
+                    -- and from here on as `oncebridge.engine.causes` has it
                     WHEN kinds.replay <> '""' AND kinds.replay <> first_kinds.replay
                         THEN '{Cause.REPLAY}'
                     WHEN id_was_seen OR pairs.id = first_id THEN '{Cause.REDELIVERY}'

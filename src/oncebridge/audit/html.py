@@ -13,15 +13,17 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from oncebridge import __version__, charts, figures
-from oncebridge.audit import words
+from oncebridge import __version__
+from oncebridge.audit import text as words
 from oncebridge.audit.charts import gaps as draw_gaps
 from oncebridge.audit.report import CauseFound, Difference, Example, Report, Tally, Trial
 from oncebridge.audit.suggest import Suggestion
-from oncebridge.causes import MEANINGS
-from oncebridge.charts import Chart
-from oncebridge.event import REASONS
-from oncebridge.verdict import Verdict
+from oncebridge.base import formatting as figures
+from oncebridge.engine.causes import MEANINGS
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.event import REASONS
+from oncebridge.observe import charts
+from oncebridge.observe.charts import Chart
 
 _MOST_DIFFERENCES: Final = 50
 _ROWS: Final = 15

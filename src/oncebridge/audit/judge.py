@@ -2,7 +2,7 @@
 What a gateway would have said to each arrival, had every delivery succeeded at once.
 
 A `Judge` has a store of its own, empty at first, and decides by the operations table of the
-protocol (`oncebridge.record`), so that windows, tiers, conflicts and registers come out as
+protocol (`oncebridge.stores.transitions`), so that windows, tiers, conflicts and registers come out as
 they do in the real thing; `tests/audit/test_judge.py` holds it to that, against a gateway.
 It is pure: arrivals go in, in their order, each with its time.
 
@@ -15,12 +15,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge import record as table
 from oncebridge.audit.rows import Claimed, Complex
-from oncebridge.flight import Register
-from oncebridge.key import conflict_key
-from oncebridge.rules import Plan, Rule, Span
-from oncebridge.store import (
+from oncebridge.engine.batch import Register
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.key import conflict_key
+from oncebridge.events.rules import Plan, Rule, Span
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import (
     Claim,
     Commit,
     Duplicate,
@@ -32,7 +33,6 @@ from oncebridge.store import (
     Reply,
     Want,
 )
-from oncebridge.verdict import Verdict
 
 _LEASE_MS: Final = 1
 _FEW: Final = 1_000

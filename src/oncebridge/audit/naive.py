@@ -14,7 +14,7 @@ from typing import Any, Final
 from oncebridge.audit.findings import Findings
 from oncebridge.audit.report import Example, NaiveKey
 from oncebridge.audit.table import Table
-from oncebridge.verdict import Verdict
+from oncebridge.engine.verdict import Verdict
 
 _COLUMNS: Final = {
     "conversation-id": ("conversation", "the conversation id alone"),

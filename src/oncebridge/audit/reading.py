@@ -3,7 +3,7 @@ From paths to pieces of work: what a recording is made of, in the order in which
 
 A plain file of lines is cut into blocks at line ends, and whoever does the work reads its
 block; so a large one is read by all workers at once. Whatever else (gzip, arrays, events laid
-out over lines, pipes) is taken apart here, by `oncebridge.records`, and handed over in
+out over lines, pipes) is taken apart here, by `oncebridge.events.framing`, and handed over in
 batches. Memory stays flat, whatever the size of files, lines and arrays.
 """
 
@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.errors import ConfigError
-from oncebridge.records import BadGzip, Record, Records
+from oncebridge.events.framing import BadGzip, Record, Records
 
 _STDIN: Final = "-"
 _BLOCK: Final = 2 << 20

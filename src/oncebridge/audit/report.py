@@ -9,8 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from oncebridge.causes import Cause
-from oncebridge.verdict import Verdict
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.verdict import Verdict
 
 
 class Gaps(Struct, frozen=True):

@@ -19,10 +19,13 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
-from oncebridge.audit.opening import Opener
 from oncebridge.audit.order import in_order
 from oncebridge.audit.reading import Batch, Block, content_of
-from oncebridge.audit.traits import (
+from oncebridge.audit.unpacking import Opener
+from oncebridge.events.event import Event, Limits, Unreadable
+from oncebridge.events.key import ContentKey
+from oncebridge.events.rules import Plan, Rule, RuleSet, Version
+from oncebridge.events.summary import (
     body_of,
     conversation_of,
     entity_finder,
@@ -30,10 +33,7 @@ from oncebridge.audit.traits import (
     published_ms,
     state_of,
 )
-from oncebridge.event import Event, Limits, Unreadable
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.key import ContentKey
-from oncebridge.rules import Plan, Rule, RuleSet, Version
 
 COLUMNS: Final = {
     "running": "BIGINT",  # the latest time in the chunk so far

@@ -15,15 +15,15 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge import figures
-from oncebridge.audit import words
+from oncebridge.audit import text as words
 from oncebridge.audit.report import Example, FieldStudy, Report, Suspicion
-from oncebridge.causes import Cause
-from oncebridge.duration import format_duration
+from oncebridge.base import formatting as figures
+from oncebridge.base.durations import format_duration
+from oncebridge.engine.causes import Cause
 from oncebridge.errors import ConfigError
+from oncebridge.events.rules import DEFAULT_WINDOW, Rule
 from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.rules import DEFAULT_WINDOW, Rule
 
 _SOURCES: Final = GenesysOptions().sources
 _OF_PRESET: Final = frozenset(rule.name for rule in genesys_rules())

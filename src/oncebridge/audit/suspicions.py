@@ -21,9 +21,9 @@ from typing import Final, Literal
 from oncebridge.audit.findings import Findings
 from oncebridge.audit.report import Suspicion
 from oncebridge.audit.table import Table
-from oncebridge.causes import Cause
-from oncebridge.clock import ms
-from oncebridge.rules import Rule
+from oncebridge.base.clock import ms
+from oncebridge.engine.causes import Cause
+from oncebridge.events.rules import Rule
 
 _Kind = Literal["double-emission", "out-of-order", "id-reused", "other-content", "return"]
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 
-from oncebridge.audit.crew import AuditFailed
 from oncebridge.audit.rows import (
     CANDIDATE_COLUMNS,
     COLUMNS,
@@ -26,6 +25,7 @@ from oncebridge.audit.rows import (
     NAME_COLUMNS,
     Summary,
 )
+from oncebridge.audit.workers import AuditFailed
 from oncebridge.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge import figures
-from oncebridge.audit import words
+from oncebridge.audit import text as words
 from oncebridge.audit.report import CauseFound, Difference, Report, Tally, Trial
 from oncebridge.audit.suggest import Suggestion
-from oncebridge.causes import MEANINGS
-from oncebridge.event import REASONS
-from oncebridge.verdict import Verdict
+from oncebridge.base import formatting as figures
+from oncebridge.engine.causes import MEANINGS
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.event import REASONS
 
 _WIDEST: Final = 118
 _BAR: Final = 24

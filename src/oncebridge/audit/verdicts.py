@@ -13,9 +13,9 @@ from typing import Any, Final
 from oncebridge.audit.judge import Judge, Judgement
 from oncebridge.audit.rows import Claimed, Complex
 from oncebridge.audit.table import Table
-from oncebridge.clock import ms
-from oncebridge.rules import Rule
-from oncebridge.verdict import Verdict
+from oncebridge.base.clock import ms
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.rules import Rule
 
 UNKEYED: Final = {
     "deduplicate": Verdict.DELIVERED,

@@ -18,19 +18,19 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from oncebridge.audit.crew import AuditFailed, why
-from oncebridge.audit.opening import Opener
 from oncebridge.audit.reading import Damage, File, Piece, content_of, read_pieces
-from oncebridge.backends import StorePlace
-from oncebridge.config import Route, Setup
-from oncebridge.dead import DeadLetter
+from oncebridge.audit.unpacking import Opener
+from oncebridge.audit.workers import AuditFailed, why
+from oncebridge.dead_letters.api import DeadLetter
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreUnavailable
-from oncebridge.event import Event, Unreadable
-from oncebridge.gateway import Gateway
-from oncebridge.router import Answer, Router, Way
-from oncebridge.settings import Settings
-from oncebridge.sink import Delivery, SinkAnswer, Yes
-from oncebridge.verdict import Verdict
+from oncebridge.events.event import Event, Unreadable
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import Route, Setup
+from oncebridge.sinks.api import Delivery, SinkAnswer, Yes
 
 BATCH: Final = 2000
 _BLOCK: Final = 4 << 20

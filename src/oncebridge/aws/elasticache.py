@@ -11,7 +11,7 @@ from typing import Final
 
 from oncebridge.aws.account import Account, Example
 from oncebridge.aws.signing import Identity, Signer
-from oncebridge.clock import Clock, system_clock
+from oncebridge.base.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
 
 LOGIN_EVERY: Final = timedelta(hours=6)

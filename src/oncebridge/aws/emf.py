@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from oncebridge.clock import Clock
+from oncebridge.base.clock import Clock
 from oncebridge.errors import ConfigError
 
 _log = logging.getLogger("oncebridge")

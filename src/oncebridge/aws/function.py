@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oncebridge import logs
 from oncebridge.aws.handler import LambdaHandler
-from oncebridge.backends import scheme_of
-from oncebridge.config import DEFAULT_FILE, PREFIX, Config, Setup, load
+from oncebridge.base.options import settings_of
+from oncebridge.base.secrets import is_at_aws
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.options import settings_of
-from oncebridge.secret import is_at_aws
-from oncebridge.service import make_router
+from oncebridge.service import logs
+from oncebridge.service.addresses import scheme_of
+from oncebridge.service.config import DEFAULT_FILE, PREFIX, Config, Setup, load
+from oncebridge.service.service import make_router
 
 _log = logging.getLogger("oncebridge")
 

@@ -31,14 +31,14 @@ from msgspec import UNSET
 
 from oncebridge.aws.emf import Counted, Metrics
 from oncebridge.aws.invocation import Invocation, Record, Trigger, recognise
-from oncebridge.blocking import OneLoop
-from oncebridge.clock import Clock, system_clock
+from oncebridge.base.clock import Clock, system_clock
+from oncebridge.engine.batch import Arrival
+from oncebridge.engine.blocking import OneLoop
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.lanes import Lanes, Tell
+from oncebridge.engine.router import Answer, Router, Way
 from oncebridge.errors import ConfigError, HandedBack, StoreUnavailable
-from oncebridge.event import Event, Unreadable
-from oncebridge.flight import Arrival
-from oncebridge.gateway import Gateway
-from oncebridge.lanes import Lanes, Tell
-from oncebridge.router import Answer, Router, Way
+from oncebridge.events.event import Event, Unreadable
 
 _log = logging.getLogger("oncebridge")
 

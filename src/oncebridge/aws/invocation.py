@@ -28,7 +28,7 @@ from typing import Any, Final
 from msgspec import UNSET, Struct
 
 from oncebridge.errors import OncebridgeError
-from oncebridge.event import Event, Unreadable
+from oncebridge.events.event import Event, Unreadable
 
 _Object = Mapping[str, Any]
 Read = Callable[[bytes], Event | Unreadable]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from oncebridge.options import Doc
+from oncebridge.base.options import Doc
 
 
 class AwsOptions(Struct, frozen=True, kw_only=True):

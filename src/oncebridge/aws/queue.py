@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.addresses import name_and_region
-from oncebridge.aws.answers import is_denied, is_missing
 from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
+from oncebridge.sinks.aws.answers import is_denied, is_missing
 
 _T = TypeVar("_T")
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.clock import Clock, steady_clock
+from oncebridge.base.clock import Clock, steady_clock
 from oncebridge.errors import ConfigError
 
 _KEPT: Final = 15

@@ -11,8 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncebridge.base.clock import Clock
 from oncebridge.check.finding import Checkup, Severity
-from oncebridge.clock import Clock
 
 _SAMPLES: Final = 5
 _MUCH_MS: Final = 2_000

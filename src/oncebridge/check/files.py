@@ -16,12 +16,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.backends import scheme_of
+from oncebridge.base.line_files import path_of
 from oncebridge.check.finding import Checkup, Severity, in_shell
-from oncebridge.config import Setup
-from oncebridge.line_file import path_of
-from oncebridge.spool import Spool
-from oncebridge.sqlite_file import SQLiteFile, looking_at, network_file_system
+from oncebridge.service.addresses import scheme_of
+from oncebridge.service.config import Setup
+from oncebridge.sources.spool import Spool
+from oncebridge.stores.sqlite.database import SQLiteFile, looking_at, network_file_system
 
 _LOW: Final = 1024**3
 _VERY_LOW: Final = 100 * 1024**2

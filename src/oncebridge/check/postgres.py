@@ -2,7 +2,7 @@
 PostgreSQL, looked at by `SELECT` alone: the server, our tables, and what they have grown to.
 
 What the store and the sink refuse at their start is found by the very same rules
-(`oncebridge.postgres.checks`); here nothing is refused, so that all of it is told.
+(`oncebridge.stores.postgres.checks`); here nothing is refused, so that all of it is told.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import asyncpg
 
+from oncebridge.base.clock import Clock
 from oncebridge.check.clocks import judge, measure
 from oncebridge.check.finding import Checkup, Severity, capitalised
-from oncebridge.clock import Clock
 from oncebridge.errors import ConfigError
-from oncebridge.postgres.checks import Fault, look_at_server, server_faults, table_faults
-from oncebridge.postgres.pool import Link, Pool
-from oncebridge.postgres.schema import Layout, quoted
+from oncebridge.stores.postgres.checks import Fault, look_at_server, server_faults, table_faults
+from oncebridge.stores.postgres.pool import Link, Pool
+from oncebridge.stores.postgres.schema import Layout, quoted
 
 _STALE_MS: Final = 60 * 60 * 1000
 _MANY: Final = 1000

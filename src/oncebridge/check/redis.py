@@ -2,21 +2,21 @@
 Redis and Valkey, looked at as they are: `INFO`, `CONFIG GET`, `TIME`, and nothing that writes.
 
 What the store refuses at its start is found by the very same rules
-(`oncebridge.stores.redis_checks`); here nothing is refused, so that all of it is told.
+(`oncebridge.stores.redis.checks`); here nothing is refused, so that all of it is told.
 """
 
 import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
+from oncebridge.base.clock import Clock
 from oncebridge.check.clocks import judge, measure
 from oncebridge.check.finding import Checkup, Severity, capitalised
-from oncebridge.clock import Clock
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.stores.redis import RedisStore
-from oncebridge.stores.redis_checks import faults
-from oncebridge.stores.redis_connection import Nonsense, info_of
-from oncebridge.stores.redis_servers import Servers
+from oncebridge.stores.redis.checks import faults
+from oncebridge.stores.redis.connection import Nonsense, info_of
+from oncebridge.stores.redis.servers import Servers
+from oncebridge.stores.redis.store import RedisStore
 
 _FULL: Final = 0.8
 _SETTINGS: Final = (b"save", b"appendfsync", b"min-replicas-to-write")

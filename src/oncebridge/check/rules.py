@@ -16,12 +16,12 @@ from typing import Any, Final
 import jmespath
 from msgspec import Struct
 
+from oncebridge.base.durations import format_duration
+from oncebridge.base.options import written
 from oncebridge.check.finding import Checkup, Finding, Severity
-from oncebridge.duration import format_duration
-from oncebridge.key import ContentKey, FieldsKey, IdKey
-from oncebridge.options import written
-from oncebridge.pattern import Pattern
-from oncebridge.rules import Rule
+from oncebridge.events.key import ContentKey, FieldsKey, IdKey
+from oncebridge.events.pattern import Pattern
+from oncebridge.events.rules import Rule
 
 Path = tuple[str, ...]
 

@@ -14,15 +14,15 @@ from typing import Final
 
 from msgspec import Struct
 
+from oncebridge.base.clock import Clock, system_clock
 from oncebridge.check.aws import check_aws
+from oncebridge.check.endpoints import check_places
 from oncebridge.check.files import check_files
 from oncebridge.check.finding import Checkup, Finding
-from oncebridge.check.places import check_places
 from oncebridge.check.secrets import check_secrets
 from oncebridge.check.settings import check_rules, check_settings
 from oncebridge.check.stores import check_sinks, check_store
-from oncebridge.clock import Clock, system_clock
-from oncebridge.config import Setup
+from oncebridge.service.config import Setup
 
 WITHIN_S: Final = 10.0
 _AWS_WITHIN_S: Final = 60.0  # many questions, some of them page by page

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from msgspec import Struct
 
-from oncebridge.backends import Place, as_table, backend
+from oncebridge.base.options import settings_of
+from oncebridge.base.secrets import Secret, has_credentials, is_at_aws, resolve_address
 from oncebridge.check.finding import Checkup, Severity, in_shell
-from oncebridge.config import Config, Setup
 from oncebridge.errors import ConfigError
-from oncebridge.options import settings_of
-from oncebridge.secret import Secret, has_credentials, is_at_aws, resolve_address
+from oncebridge.service.addresses import Place, as_table, backend
+from oncebridge.service.config import Config, Setup
 
 _REFERENCE: Final = re.compile(r"(env|file|ssm|secretsmanager):.")
 _TELLING: Final = re.compile(r"(?i)auth|cookie|key|pass|secret|sign|token")

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Final
 
-from oncebridge.backends import scheme_of
+from oncebridge.base.durations import format_duration
 from oncebridge.check.finding import Checkup, Finding, Severity
 from oncebridge.check.rules import About, is_genesys, lint, mentions_genesys
-from oncebridge.config import Route, Setup
-from oncebridge.duration import format_duration
-from oncebridge.key import IdKey
-from oncebridge.rules import Rule, Tier
-from oncebridge.settings import Settings
-from oncebridge.trail import KEPT_MS, MOST_ACTS
+from oncebridge.engine.settings import Settings
+from oncebridge.events.key import IdKey
+from oncebridge.events.rules import Rule, Tier
+from oncebridge.operate.operator_log import KEPT_MS, MOST_ACTS
+from oncebridge.service.addresses import scheme_of
+from oncebridge.service.config import Route, Setup
 
 EVENTBRIDGE_RETRIES: Final = timedelta(days=1)
 GENESYS_RETRIES: Final = timedelta(days=4) + EVENTBRIDGE_RETRIES

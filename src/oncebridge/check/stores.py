@@ -7,12 +7,12 @@ at in `oncebridge.check.aws`, files in `oncebridge.check.files`.
 
 import re
 
-from oncebridge.backends import Place, scheme_of
+from oncebridge.base.clock import Clock
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.workers import check_workers
-from oncebridge.clock import Clock
-from oncebridge.config import Setup
 from oncebridge.errors import OncebridgeError
+from oncebridge.service.addresses import Place, scheme_of
+from oncebridge.service.config import Setup
 
 UNREACHABLE = "store-unreachable"
 _REDIS = re.compile(r"rediss?(\+(unix|sentinel|cluster))?")

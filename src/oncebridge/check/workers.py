@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from oncebridge.backends import StorePlace, scheme_of
+from oncebridge.base.formatting import instant
 from oncebridge.check.files import has_write_ahead_log
 from oncebridge.check.finding import Checkup, Severity
-from oncebridge.config import Setup
 from oncebridge.errors import ConfigError, StoreError
-from oncebridge.figures import instant
-from oncebridge.lookup import is_not_ours, opened_to_look
-from oncebridge.reach import is_missing, is_out_of_reach
-from oncebridge.watch import fleet
-from oncebridge.watch.agreement import differences, lost_routes
+from oncebridge.observe import fleet
+from oncebridge.observe.agreement import differences, lost_routes
+from oncebridge.operate.lookup import is_not_ours, opened_to_look
+from oncebridge.operate.reachability import is_missing, is_out_of_reach
+from oncebridge.service.addresses import StorePlace, scheme_of
+from oncebridge.service.config import Setup
 
 
 async def check_workers(setup: Setup, checkup: Checkup) -> None:

@@ -26,15 +26,15 @@ from rich.progress import (
 
 from oncebridge.audit.report import Difference, Report
 from oncebridge.audit.suggest import Suggestion, suggest
-from oncebridge.backends import StorePlace
-from oncebridge.cli.manners import command, note
+from oncebridge.base.durations import format_duration, parse_duration
+from oncebridge.base.formatting import listed
+from oncebridge.base.options import Text, did_you_mean
+from oncebridge.cli.command import command, note
 from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop
-from oncebridge.config import PREFIX, Route, Setup, load
-from oncebridge.duration import format_duration, parse_duration
 from oncebridge.errors import ConfigError
-from oncebridge.figures import listed
-from oncebridge.options import Text, did_you_mean
-from oncebridge.reach import refuse_memory
+from oncebridge.operate.reachability import refuse_memory
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import PREFIX, Route, Setup, load
 
 QUIET = "500ms"
 

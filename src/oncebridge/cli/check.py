@@ -18,10 +18,10 @@ from oncebridge.check import aws, run
 from oncebridge.check.codes import CODES
 from oncebridge.check.finding import Blind, Checkup, Finding, Severity
 from oncebridge.check.stores import UNREACHABLE
-from oncebridge.cli.manners import as_json_option, command, printable, printable_lines, screen
+from oncebridge.cli.command import as_json_option, command, printable, printable_lines, screen
 from oncebridge.cli.setup import CANNOT_OPEN, NEEDS_YOU, run_loop
-from oncebridge.config import Setup
 from oncebridge.errors import ConfigError
+from oncebridge.service.config import Setup
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
 _WIDEST, _NARROWEST = 100, 40

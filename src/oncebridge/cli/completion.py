@@ -3,7 +3,7 @@
 import click
 from click.shell_completion import get_completion_class
 
-from oncebridge.cli.manners import examples
+from oncebridge.cli.command import examples
 
 _SHELLS = ("bash", "zsh", "fish")
 

@@ -10,16 +10,16 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from oncebridge import logs
-from oncebridge.backends import StorePlace
-from oncebridge.cli.manners import examples, field, note, opened, screen
+from oncebridge.base.options import Text
+from oncebridge.cli.command import examples, field, note, opened, screen
 from oncebridge.cli.setup import LEFT, NEEDS_YOU, on_signals, remove_signal_handlers, run_loop, told
-from oncebridge.config import load
-from oncebridge.copying import Copying, is_portable
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.options import Text
-from oncebridge.reach import is_missing, refuse_memory
-from oncebridge.store import Portable
+from oncebridge.operate.reachability import is_missing, refuse_memory
+from oncebridge.service import logs
+from oncebridge.service.addresses import StorePlace
+from oncebridge.service.config import load
+from oncebridge.stores.api import Portable
+from oncebridge.stores.copying import Copying, is_portable
 
 
 @click.command(

@@ -6,14 +6,14 @@ import logging
 import click
 from msgspec.structs import replace
 
-from oncebridge import logs
-from oncebridge.cli.manners import command, note
+from oncebridge.cli.command import command, note
 from oncebridge.cli.setup import on_signals, run_loop
-from oncebridge.config import Setup
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.lookup import is_not_ours, opened_to_look
-from oncebridge.reach import is_missing, refuse_memory
-from oncebridge.watch.watch import mode_of
+from oncebridge.operate.lookup import is_not_ours, opened_to_look
+from oncebridge.operate.reachability import is_missing, refuse_memory
+from oncebridge.service import logs
+from oncebridge.service.config import Setup
+from oncebridge.service.monitor import mode_of
 
 _log = logging.getLogger("oncebridge")
 DEFAULT = "127.0.0.1:8081"

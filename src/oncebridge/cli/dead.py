@@ -12,9 +12,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from oncebridge.audit_trail import instant
-from oncebridge.cli.finding import because_option, store_to_look
-from oncebridge.cli.manners import (
+from oncebridge.cli.command import (
     as_json_option,
     audited,
     chosen_routes,
@@ -27,20 +25,22 @@ from oncebridge.cli.manners import (
     printable,
     screen,
 )
-from oncebridge.cli.screen import STYLES
+from oncebridge.cli.event_selection import because_option, store_to_look
 from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
-from oncebridge.config import Setup
-from oncebridge.dead import DeadLetter, DeadLetters
-from oncebridge.dead_copies import Copies, copies_of
+from oncebridge.cli.status_line import STYLES
+from oncebridge.dead_letters.api import DeadLetter, DeadLetters
+from oncebridge.dead_letters.copies import Copies, copies_of
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.event import Event
-from oncebridge.identity import Identities
-from oncebridge.reach import is_missing, is_out_of_reach, refuse_memory
-from oncebridge.redrive import Choice, Doomed, Redrive, Replayed, select, write_replay
-from oncebridge.redrive import drop as drop_letters
-from oncebridge.service import make_router
-from oncebridge.store import Store
-from oncebridge.trail import Trails
+from oncebridge.events.event import Event
+from oncebridge.operate.identity import Identities
+from oncebridge.operate.operator_log import Trails
+from oncebridge.operate.operator_log_file import instant
+from oncebridge.operate.reachability import is_missing, is_out_of_reach, refuse_memory
+from oncebridge.operate.replay import Choice, Doomed, Redrive, Replayed, select, write_replay
+from oncebridge.operate.replay import drop as drop_letters
+from oncebridge.service.config import Setup
+from oncebridge.service.service import make_router
+from oncebridge.stores.api import Store
 
 _BATCH = 100
 

@@ -29,8 +29,6 @@ from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge import config, logs
-from oncebridge.cli.screen import STYLES
 from oncebridge.cli.setup import (
     LEFT,
     NEEDS_YOU,
@@ -39,15 +37,17 @@ from oncebridge.cli.setup import (
     run_loop,
     told,
 )
-from oncebridge.dead import DeadLetter
+from oncebridge.cli.status_line import STYLES
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.genesys.simulator import LOOK_ALIKES, START_MS, Label, Simulated, simulate
 from oncebridge.http.client import Answer, Client
 from oncebridge.http.server import Request, Response, Server
-from oncebridge.service import Service
-from oncebridge.sources.http import HttpSource
-from oncebridge.verdict import Verdict
+from oncebridge.service import config, logs
+from oncebridge.service.service import Service
+from oncebridge.sources.http.source import HttpSource
 
 _A_SECOND = 9
 """How many arrivals a person can follow."""

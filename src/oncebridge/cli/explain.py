@@ -13,18 +13,7 @@ from msgspec import UNSET, Struct
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge.audit_trail import instant
-from oncebridge.causes import MEANINGS, Cause
-from oncebridge.cli.finding import (
-    Finder,
-    counting,
-    finding,
-    in_option,
-    not_found,
-    scan_option,
-    store_to_look,
-)
-from oncebridge.cli.manners import (
+from oncebridge.cli.command import (
     as_json_option,
     command,
     field,
@@ -33,19 +22,30 @@ from oncebridge.cli.manners import (
     printable,
     screen,
 )
-from oncebridge.cli.screen import STYLES
+from oncebridge.cli.event_selection import (
+    Finder,
+    counting,
+    finding,
+    in_option,
+    not_found,
+    scan_option,
+    store_to_look,
+)
 from oncebridge.cli.setup import NEEDS_YOU, run_loop
-from oncebridge.config import Setup
-from oncebridge.dead import DeadLetter
-from oncebridge.differences import Change
-from oncebridge.explain import Wanted, explain_key
-from oncebridge.explain import explain as explain_records
-from oncebridge.explanation import Explanation, KeyExplanation, dumps, window
-from oncebridge.lookup import Named
-from oncebridge.plain_words import moment, state, summary, summary_of_key
-from oncebridge.records import BadGzip, Record, Records
-from oncebridge.store import Store
-from oncebridge.trail import Acts
+from oncebridge.cli.status_line import STYLES
+from oncebridge.dead_letters.api import DeadLetter
+from oncebridge.engine.causes import MEANINGS, Cause
+from oncebridge.events.differences import Change
+from oncebridge.events.framing import BadGzip, Record, Records
+from oncebridge.operate.explain.explanation import Explanation, KeyExplanation, dumps, window
+from oncebridge.operate.explain.finding import Wanted, explain_key
+from oncebridge.operate.explain.finding import explain as explain_records
+from oncebridge.operate.explain.words import moment, state, summary, summary_of_key
+from oncebridge.operate.lookup import Named
+from oncebridge.operate.operator_log import Acts
+from oncebridge.operate.operator_log_file import instant
+from oncebridge.service.config import Setup
+from oncebridge.stores.api import Store
 
 _WIDTH = 78
 _MOST_PATHS = 12

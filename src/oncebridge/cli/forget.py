@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from oncebridge.cli.finding import (
+from oncebridge.cli.command import (
+    as_json_option,
+    audited,
+    chosen_routes,
+    command,
+    field,
+    printable,
+    screen,
+)
+from oncebridge.cli.event_selection import (
     Asked,
     asked,
     finding,
@@ -18,23 +27,14 @@ from oncebridge.cli.finding import (
     tell_of_headers,
     tell_of_other_keys,
 )
-from oncebridge.cli.manners import (
-    as_json_option,
-    audited,
-    chosen_routes,
-    command,
-    field,
-    printable,
-    screen,
-)
 from oncebridge.cli.setup import NEEDS_YOU, run_loop
-from oncebridge.config import Setup
-from oncebridge.forget import Forgotten
-from oncebridge.forget import forget as forget_keys
-from oncebridge.judging import ENDED
-from oncebridge.reach import refuse_memory
-from oncebridge.store import Store
-from oncebridge.trail import Trails
+from oncebridge.operate.explain.judgement import ENDED
+from oncebridge.operate.forget import Forgotten
+from oncebridge.operate.forget import forget as forget_keys
+from oncebridge.operate.operator_log import Trails
+from oncebridge.operate.reachability import refuse_memory
+from oncebridge.service.config import Setup
+from oncebridge.stores.api import Store
 
 _LEFT = " (of another event)"
 _BUT = "; another event has its key, with other content, and stays"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from oncebridge.cli.manners import examples, note
+from oncebridge.cli.command import examples, note
 from oncebridge.cli.setup import told
-from oncebridge.config import DEFAULT_FILE
 from oncebridge.errors import ConfigError
+from oncebridge.service.config import DEFAULT_FILE
 
 KINDS = ("http", "worker", "lambda")
 _NEXT = {

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import click
 
-from oncebridge import logs
-from oncebridge.backends import Migrates, MigratesBySQL, Place
-from oncebridge.cli.manners import as_json_option, command, note, printable
+from oncebridge.cli.command import as_json_option, command, note, printable
 from oncebridge.cli.setup import NEEDS_YOU, run_loop
-from oncebridge.config import Setup
+from oncebridge.service import logs
+from oncebridge.service.addresses import Migrates, MigratesBySQL, Place
+from oncebridge.service.config import Setup
 
 
 @command(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import click
 
-from oncebridge import control
-from oncebridge.cli.finding import reason_option
-from oncebridge.cli.manners import audited, chosen_routes, command, note, opened
+from oncebridge.base.clock import SystemDice
+from oncebridge.cli.command import audited, chosen_routes, command, note, opened
+from oncebridge.cli.event_selection import reason_option
 from oncebridge.cli.setup import run_loop
-from oncebridge.clock import SystemDice
-from oncebridge.config import Setup
-from oncebridge.reach import is_missing, refuse_memory
-from oncebridge.trail import Trails
+from oncebridge.engine import pauses as control
+from oncebridge.operate.operator_log import Trails
+from oncebridge.operate.reachability import is_missing, refuse_memory
+from oncebridge.service.config import Setup
 
 _route = click.option("--route", "routes", multiple=True, help="This route; may be repeated.")
 _json = click.option("--json", "as_json", is_flag=True, help="The routes as one JSON object.")

@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from oncebridge.cli.finding import (
+from oncebridge.cli.command import (
+    as_json_option,
+    audited,
+    chosen_routes,
+    command,
+    field,
+    note,
+    printable,
+    screen,
+)
+from oncebridge.cli.event_selection import (
     Asked,
     asked,
     finding,
@@ -18,25 +28,15 @@ from oncebridge.cli.finding import (
     scan_option,
     yes_option,
 )
-from oncebridge.cli.manners import (
-    as_json_option,
-    audited,
-    chosen_routes,
-    command,
-    field,
-    note,
-    printable,
-    screen,
-)
 from oncebridge.cli.setup import NEEDS_YOU, run_loop
-from oncebridge.config import Setup
-from oncebridge.judging import ENDED, Standing
-from oncebridge.plain_words import moment
-from oncebridge.reach import refuse_memory
-from oncebridge.release import Released, can_go, look
-from oncebridge.release import release as release_held
-from oncebridge.store import Store
-from oncebridge.trail import Trails
+from oncebridge.operate.explain.judgement import ENDED, Standing
+from oncebridge.operate.explain.words import moment
+from oncebridge.operate.operator_log import Trails
+from oncebridge.operate.reachability import refuse_memory
+from oncebridge.operate.release import Released, can_go, look
+from oncebridge.operate.release import release as release_held
+from oncebridge.service.config import Setup
+from oncebridge.stores.api import Store
 
 _WARNING = (
     "if the worker still lives, the event may be sent twice: another takes it at once, and what "

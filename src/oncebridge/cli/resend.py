@@ -10,8 +10,18 @@ import click
 from msgspec import Struct
 from rich.console import Console
 
+from oncebridge.cli.command import (
+    as_json_option,
+    audited,
+    chosen_routes,
+    command,
+    field,
+    note,
+    opened,
+    printable,
+)
 from oncebridge.cli.dead import replayed_as_json
-from oncebridge.cli.finding import (
+from oncebridge.cli.event_selection import (
     Finder,
     Found,
     counting,
@@ -22,30 +32,20 @@ from oncebridge.cli.finding import (
     route_option,
     yes_option,
 )
-from oncebridge.cli.manners import (
-    as_json_option,
-    audited,
-    chosen_routes,
-    command,
-    field,
-    note,
-    opened,
-    printable,
-)
-from oncebridge.cli.screen import STYLES
 from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
-from oncebridge.config import Setup
-from oncebridge.dead import DeadLetter
-from oncebridge.event import Event
-from oncebridge.identity import Identity
-from oncebridge.lookup import Named
-from oncebridge.reach import refuse_memory
-from oncebridge.redrive import Redrive, Replayed, write_replay
-from oncebridge.resend import Intent, Resend, Resent, intend
-from oncebridge.router import Router
-from oncebridge.service import make_router
-from oncebridge.store import Store
-from oncebridge.trail import Trails
+from oncebridge.cli.status_line import STYLES
+from oncebridge.dead_letters.api import DeadLetter
+from oncebridge.engine.router import Router
+from oncebridge.events.event import Event
+from oncebridge.operate.identity import Identity
+from oncebridge.operate.lookup import Named
+from oncebridge.operate.operator_log import Trails
+from oncebridge.operate.reachability import refuse_memory
+from oncebridge.operate.replay import Redrive, Replayed, write_replay
+from oncebridge.operate.resend import Intent, Resend, Resent, intend
+from oncebridge.service.config import Setup
+from oncebridge.service.service import make_router
+from oncebridge.stores.api import Store
 
 _LOOKED_AT = 200
 _AT_ONCE = 10_000

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from oncebridge import logs
-from oncebridge.cli.manners import command
-from oncebridge.cli.screen import Screen, table_of_counts
+from oncebridge.cli.command import command
 from oncebridge.cli.setup import LEFT, NEEDS_YOU, is_to_stdout, on_signals, run_loop
-from oncebridge.config import Setup
+from oncebridge.cli.status_line import Screen, table_of_counts
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.service import Service
+from oncebridge.service import logs
+from oncebridge.service.config import Setup
+from oncebridge.service.service import Service
 
 _log = logging.getLogger("oncebridge")
 _SAME_STROKE_S = 0.05  # a supervisor may signal the process and its group

@@ -4,9 +4,9 @@ import json
 
 import click
 
-from oncebridge.cli.manners import examples
-from oncebridge.reference import json_schema
-from oncebridge.reference import markdown as page
+from oncebridge.cli.command import examples
+from oncebridge.service.reference import json_schema
+from oncebridge.service.reference import markdown as page
 
 
 @click.command(

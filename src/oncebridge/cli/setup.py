@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from oncebridge import logs
-from oncebridge.config import DEFAULT_FILE, Config, Setup, load
+from oncebridge.base.options import Setting, form, settings_of, written
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
-from oncebridge.options import Setting, form, settings_of, written
+from oncebridge.service import logs
+from oncebridge.service.config import DEFAULT_FILE, Config, Setup, load
 
 NEEDS_YOU, WRONG, CANNOT_OPEN, LEFT = 1, 2, 3, 130
 

@@ -9,9 +9,9 @@ from typing import BinaryIO
 import click
 import msgspec
 
+from oncebridge.events.framing import as_line
 from oncebridge.genesys.simulator import START_MS
 from oncebridge.genesys.simulator import simulate as simulated
-from oncebridge.records import as_line
 
 _encode = msgspec.json.Encoder().encode
 

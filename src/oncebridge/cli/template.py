@@ -15,18 +15,19 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from oncebridge.aws import s3_templates, templates
+from oncebridge.aws import templates
+from oncebridge.aws.templates import s3 as s3_templates
 from oncebridge.aws.templates.policies import FORMATS, Known, policy
 from oncebridge.aws.templates.policies import Format as PolicyFormat
 from oncebridge.aws.templates.stacks import Format
-from oncebridge.backends import MigratesBySQL, StorePlace, as_table, scheme_of
-from oncebridge.cli.manners import examples
+from oncebridge.base.durations import parse_duration
+from oncebridge.base.options import Text, did_you_mean
+from oncebridge.base.secrets import is_at_aws, masked
+from oncebridge.cli.command import examples
 from oncebridge.cli.setup import told
-from oncebridge.config import PREFIX
-from oncebridge.duration import parse_duration
 from oncebridge.errors import ConfigError
-from oncebridge.options import Text, did_you_mean
-from oncebridge.secret import is_at_aws, masked
+from oncebridge.service.addresses import MigratesBySQL, StorePlace, as_table, scheme_of
+from oncebridge.service.config import PREFIX
 
 
 @click.group(

@@ -6,10 +6,10 @@ import sys
 import click
 from rich.text import Text
 
-from oncebridge import cases
-from oncebridge.cli.manners import as_json_option, command, field, printable, screen
+from oncebridge.check import cases
+from oncebridge.cli.command import as_json_option, command, field, printable, screen
 from oncebridge.cli.setup import NEEDS_YOU, run_loop
-from oncebridge.config import Setup
+from oncebridge.service.config import Setup
 
 
 @command(

@@ -15,21 +15,23 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from oncebridge.config import Config
-from oncebridge.dashboard import answers, asking, paper
-from oncebridge.dashboard.answers import elsewhere, is_here
-from oncebridge.dashboard.asking import Unreadable, WrongKind
+from oncebridge.dashboard import rendering as paper
+from oncebridge.dashboard import requests as asking
+from oncebridge.dashboard import responses as answers
 from oncebridge.dashboard.assets import assets
 from oncebridge.dashboard.auth import Gate, Identity
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.page import Ask, Elsewhere, NotFound, Route, Shown
+from oncebridge.dashboard.requests import Unreadable, WrongKind
+from oncebridge.dashboard.responses import elsewhere, is_here
 from oncebridge.dashboard.routes import VIEWS, Match, Routes, Views
-from oncebridge.dashboard.seal import Seal
 from oncebridge.dashboard.sessions import SESSION_S
+from oncebridge.dashboard.signatures import Seal
 from oncebridge.errors import ConfigError, DeadLetterError, StoreError
 from oncebridge.http.clients import TooOften
-from oncebridge.http.health import MetricsPage
 from oncebridge.http.server import Request, Response
+from oncebridge.observe.health import MetricsPage
+from oncebridge.service.config import Config
 
 _log = logging.getLogger("oncebridge")
 _LONGEST_NOTE: Final = 2000

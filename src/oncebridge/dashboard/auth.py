@@ -21,14 +21,14 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from oncebridge.clock import Clock
-from oncebridge.config import Config
-from oncebridge.dashboard.asking import cookies
-from oncebridge.dashboard.seal import Seal
+from oncebridge.base.clock import Clock
+from oncebridge.dashboard.requests import cookies
 from oncebridge.dashboard.sessions import SESSION_S, Sessions
+from oncebridge.dashboard.signatures import Seal
 from oncebridge.http.clients import TrustedProxies, WrongTries
 from oncebridge.http.server import Request
 from oncebridge.http.web_pages import OwnNames, asked_host, without_port
+from oncebridge.service.config import Config
 
 _LONGEST_NAME: Final = 256
 _HOLDER: Final = "somebody with the token"

@@ -1,4 +1,4 @@
-"""The charts that only the dashboard has; see `oncebridge.charts`."""
+"""The charts that only the dashboard has; see `oncebridge.observe.charts`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -6,11 +6,11 @@ from typing import Final
 from markupsafe import Markup
 from msgspec import Struct
 
-from oncebridge import charts
-from oncebridge.charts import Chart
-from oncebridge.figures import MINUTE, instant, many
-from oncebridge.verdict import Verdict
-from oncebridge.watch.counts import Histogram
+from oncebridge.base.formatting import MINUTE, instant, many
+from oncebridge.engine.verdict import Verdict
+from oncebridge.observe import charts
+from oncebridge.observe.charts import Chart
+from oncebridge.observe.counts import Histogram
 
 MINUTES: Final = 60
 _ON_A_PHONE: Final = 45

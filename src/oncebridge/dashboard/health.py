@@ -13,14 +13,14 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.dashboard.paper import rate
-from oncebridge.dashboard.pulse import Pulse, Sums
-from oncebridge.figures import HOUR, MINUTE, SECOND, elapsed, instant, listed, many, spelt
-from oncebridge.verdict import Verdict
-from oncebridge.watch.agreement import differences
-from oncebridge.watch.counts import added
-from oncebridge.watch.fleet import View, here_ms, is_silent, present
-from oncebridge.watch.report import RouteState, State
+from oncebridge.base.formatting import HOUR, MINUTE, SECOND, elapsed, instant, listed, many, spelt
+from oncebridge.dashboard.rates import Pulse, Sums
+from oncebridge.dashboard.rendering import rate
+from oncebridge.engine.verdict import Verdict
+from oncebridge.observe.agreement import differences
+from oncebridge.observe.counts import added
+from oncebridge.observe.fleet import View, here_ms, is_silent, present
+from oncebridge.observe.report import RouteState, State
 
 Kind = Literal["good", "warn", "bad", "note", "off"]
 _Books = Mapping[str, Mapping[str, int]]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard.data import Desk
 
 
 class Ask(Struct, frozen=True, kw_only=True):

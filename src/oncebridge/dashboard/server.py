@@ -15,20 +15,20 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from oncebridge.clock import Clock, Dice, SystemDice, system_clock
-from oncebridge.config import Setup
-from oncebridge.dashboard import answers
+from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
+from oncebridge.dashboard import responses as answers
 from oncebridge.dashboard.app import App
 from oncebridge.dashboard.auth import Gate
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.routes import VIEWS, Views
-from oncebridge.dashboard.seal import Seal
 from oncebridge.dashboard.sessions import Sessions
-from oncebridge.dashboard_safety import too_open
+from oncebridge.dashboard.signatures import Seal
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import is_loopback
 from oncebridge.http.listening import Listening
 from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.service.config import Setup
+from oncebridge.service.dashboard_safety import too_open
 
 _log = logging.getLogger("oncebridge")
 _BOUNDS: Final = Bounds(

@@ -13,10 +13,10 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from oncebridge.clock import Dice
+from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.key import make_key
-from oncebridge.store import Fate, Memory, NoAnswer, Store
+from oncebridge.events.key import make_key
+from oncebridge.stores.api import Fate, Memory, NoAnswer, Store
 
 SESSION_S: Final = 12 * 3600
 _KEPT_MS: Final = 2 * SESSION_S * 1000

@@ -14,9 +14,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct
 
-from oncebridge.causes import remembered
-from oncebridge.config import Route, Setup
-from oncebridge.dashboard.arrival_words import (
+from oncebridge.base.formatting import elapsed
+from oncebridge.dashboard.arrival_text import (
     Likely,
     Story,
     Words,
@@ -25,21 +24,22 @@ from oncebridge.dashboard.arrival_words import (
     likely_cause,
     tell,
 )
-from oncebridge.dashboard.beyond import Letters, has_id, known, letters_that
-from oncebridge.dashboard.desk import Desk
-from oncebridge.dead import DeadLetter
-from oncebridge.differences import Change, changes
+from oncebridge.dashboard.data import Desk
+from oncebridge.dashboard.store_lookup import Letters, has_id, known, letters_that
+from oncebridge.dead_letters.api import DeadLetter
+from oncebridge.engine.causes import remembered
+from oncebridge.engine.router import UNROUTED
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreError
-from oncebridge.explanation import KeyExplanation, lasting
-from oncebridge.figures import elapsed
-from oncebridge.key import ContentKey, FieldsKey
-from oncebridge.router import UNROUTED
-from oncebridge.rules import Rule, Tier
-from oncebridge.store import Fate
-from oncebridge.verdict import Verdict
-from oncebridge.watch.history import Found, Query, Row, Seen
-from oncebridge.watch.masking import indented
-from oncebridge.watch.report import Report
+from oncebridge.events.differences import Change, changes
+from oncebridge.events.key import ContentKey, FieldsKey
+from oncebridge.events.rules import Rule, Tier
+from oncebridge.observe.history import Found, Query, Row, Seen
+from oncebridge.observe.masking import indented
+from oncebridge.observe.report import Report
+from oncebridge.operate.explain.explanation import KeyExplanation, lasting
+from oncebridge.service.config import Route, Setup
+from oncebridge.stores.api import Fate
 
 _MOST_ARRIVALS: Final = 60
 _MOST_NAMESAKES: Final = 20

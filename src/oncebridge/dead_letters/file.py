@@ -3,7 +3,7 @@ Dead letters in a file: NDJSON, one letter per line, to be read with any tool.
 
 A letter is on the disk before its event is acknowledged. The event stands in the line as
 text under `raw`, or under `raw_base64` if it is not UTF-8. Several processes may share the
-file (`oncebridge.line_file` says how). Numbers ascend from line to line. Dropping letters
+file (`oncebridge.base.line_files` says how). Numbers ascend from line to line. Dropping letters
 writes the file anew beside the old one and then puts it in its place; the highest number
 so far stays behind in a line of its own, so that no number is given twice.
 """
@@ -21,10 +21,10 @@ from typing import BinaryIO, ClassVar, Final, Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncebridge.dead import DeadLetter
+from oncebridge.base.line_files import LineFile, WriterThread, path_of
+from oncebridge.base.private_files import create_private, explained, sync_directory
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.errors import DeadLetterError, StoreError, StoreUnavailable
-from oncebridge.line_file import LineFile, WriterThread, path_of
-from oncebridge.private_file import create_private, explained, sync_directory
 
 _T = TypeVar("_T")
 

@@ -5,7 +5,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from oncebridge.dead import DeadLetter
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.errors import ConfigError, DeadLetterError
 
 

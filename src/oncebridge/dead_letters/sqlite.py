@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from oncebridge.dead import DeadLetter
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.errors import ConfigError, DeadLetterError, StoreError
-from oncebridge.sqlite_file import SQLiteFile
+from oncebridge.stores.sqlite.database import SQLiteFile
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS oncebridge_dead (

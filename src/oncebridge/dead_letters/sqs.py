@@ -31,8 +31,6 @@ from typing import ClassVar, Final, Self, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.aws.answers import is_denied, is_missing
-from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.aws.queue import (
@@ -47,9 +45,9 @@ from oncebridge.aws.queue import (
     refused_character,
     size_of,
 )
-from oncebridge.clock import Clock, Dice, SystemDice, system_clock
-from oncebridge.dead import DeadLetter
-from oncebridge.duration import format_duration
+from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
+from oncebridge.base.durations import format_duration
+from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.errors import (
     ConfigError,
     DeadLetterError,
@@ -57,7 +55,9 @@ from oncebridge.errors import (
     StoreError,
     StoreUnavailable,
 )
-from oncebridge.sink import Closed, Never, SinkAnswer, Yes
+from oncebridge.sinks.api import Closed, Never, SinkAnswer, Yes
+from oncebridge.sinks.aws.answers import is_denied, is_missing
+from oncebridge.sinks.aws.batches import Entry, Room, send_all
 from oncebridge.sinks.sqs import understood
 
 _T = TypeVar("_T")

@@ -30,13 +30,13 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from oncebridge.base.options import did_you_mean
+from oncebridge.base.secrets import Secret
+from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Unclear
 from oncebridge.http.target import Target
-from oncebridge.options import did_you_mean
-from oncebridge.rate_limit import RateLimit
-from oncebridge.secret import Secret
 
 PERMISSION: Final = "conversation:communication:view"
 """What the role of the OAuth client has to permit."""

@@ -14,11 +14,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.breaker import Breaker
-from oncebridge.clock import Dice
+from oncebridge.base.clock import Dice
+from oncebridge.engine.breaker import Breaker
+from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.genesys.api import Api, Exists, Finding, Hidden, Missing, Refused, Unsaid
 from oncebridge.genesys.options import GenesysOptions
-from oncebridge.rate_limit import RateLimit
 
 _MOST: Final = 50_000
 """How many conversations are remembered."""

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from oncebridge.key import Scope
-from oncebridge.options import Doc, Rate
-from oncebridge.secret import Secret
+from oncebridge.base.options import Doc, Rate
+from oncebridge.base.secrets import Secret
+from oncebridge.events.key import Scope
 
 
 class GenesysOptions(Struct, frozen=True, kw_only=True):

@@ -28,10 +28,10 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from oncebridge.errors import ConfigError
+from oncebridge.events.key import ContentKey, Scope
+from oncebridge.events.pattern import Pattern
+from oncebridge.events.rules import DEFAULT_WINDOW, Bare, Rule, Tier
 from oncebridge.genesys.options import GenesysOptions
-from oncebridge.key import ContentKey, Scope
-from oncebridge.pattern import Pattern
-from oncebridge.rules import DEFAULT_WINDOW, Bare, Rule, Tier
 
 _VOLATILE: Final = ["detail.timestamp", "detail.metadata"]
 _LABELS: Final = ("topicName", "version")

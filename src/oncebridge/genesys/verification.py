@@ -34,9 +34,14 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, Final, TypeVar
 
-from oncebridge.clock import Clock, Dice, SystemDice, ms, system_clock
+from oncebridge.base.clock import Clock, Dice, SystemDice, ms, system_clock
+from oncebridge.base.options import Problems, written
+from oncebridge.base.secrets import Secret
+from oncebridge.engine.rate_limit import RateLimit
+from oncebridge.engine.settings import Settings
 from oncebridge.errors import ConfigError, SinkRejected
-from oncebridge.event import Event
+from oncebridge.events.event import Event
+from oncebridge.events.key import compile_field
 from oncebridge.genesys.api import (
     Api,
     Exists,
@@ -50,12 +55,7 @@ from oncebridge.genesys.api import (
 )
 from oncebridge.genesys.lookups import BRIEFLY_S, Later, Lookups
 from oncebridge.genesys.options import GenesysOptions
-from oncebridge.key import compile_field
-from oncebridge.options import Problems, written
-from oncebridge.rate_limit import RateLimit
-from oncebridge.secret import Secret
-from oncebridge.settings import Settings
-from oncebridge.sink import (
+from oncebridge.sinks.api import (
     Closed,
     Delivery,
     Joint,
@@ -69,7 +69,7 @@ from oncebridge.sink import (
     joint,
 )
 from oncebridge.sinks.function import FunctionSink
-from oncebridge.store import Store
+from oncebridge.stores.api import Store
 
 _log = logging.getLogger("oncebridge")
 

@@ -23,13 +23,13 @@ from urllib.parse import parse_qs
 
 from msgspec import Struct
 
-from oncebridge.clock import Clock
+from oncebridge.base.clock import Clock
+from oncebridge.base.options import Doc
+from oncebridge.base.secrets import Secret, weakness
 from oncebridge.errors import ConfigError
 from oncebridge.http.clients import TooOften, WrongTries
 from oncebridge.http.jwt import JwtOptions, Refused, Verifier
 from oncebridge.http.server import Request, Response
-from oncebridge.options import Doc
-from oncebridge.secret import Secret, weakness
 
 _log = logging.getLogger("oncebridge")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Final
 
-from oncebridge.clock import Clock
+from oncebridge.base.clock import Clock
 from oncebridge.errors import ConfigError
 from oncebridge.http.web_pages import without_port
 

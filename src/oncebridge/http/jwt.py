@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from oncebridge.clock import Clock
+from oncebridge.base.clock import Clock
+from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Unclear
 from oncebridge.http.target import Target
-from oncebridge.options import Doc
 
 if TYPE_CHECKING:
     from jwt import PyJWK

@@ -2,7 +2,7 @@
 The sink that is a file: NDJSON, one line per event.
 
 A batch is written at once and is on the disk (`fsync`) before it counts as delivered.
-Several processes may write to the same file (`oncebridge.line_file`). A last line that was
+Several processes may write to the same file (`oncebridge.base.line_files`). A last line that was
 cut off belongs to an event that was never committed and comes again, so it is removed.
 """
 
@@ -16,12 +16,12 @@ from typing import Annotated, ClassVar, Final, Self
 
 from msgspec import Struct
 
+from oncebridge.base.line_files import HalfWritten, LineFile, WriterThread, path_of
+from oncebridge.base.options import Doc, Size
+from oncebridge.base.private_files import explained, sync_directory
 from oncebridge.errors import ConfigError, SinkError
-from oncebridge.line_file import HalfWritten, LineFile, WriterThread, path_of
-from oncebridge.options import Doc, Size
-from oncebridge.private_file import explained, sync_directory
-from oncebridge.records import as_line
-from oncebridge.sink import Closed, Delivery, No, SinkAnswer, Unknown, Yes
+from oncebridge.events.framing import as_line
+from oncebridge.sinks.api import Closed, Delivery, No, SinkAnswer, Unknown, Yes
 
 _FOR_SOMEBODY_TO_LOOK_AT: Final = frozenset(
     {

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Struct
 
+from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, SinkRejected
-from oncebridge.event import Event
-from oncebridge.options import Doc
-from oncebridge.sink import Delivery, Never, No, SinkAnswer, Unknown, Yes
+from oncebridge.events.event import Event
+from oncebridge.sinks.api import Delivery, Never, No, SinkAnswer, Unknown, Yes
 
 
 class FunctionOptions(Struct, frozen=True, kw_only=True):

@@ -46,15 +46,16 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from msgspec import Struct
 
-from oncebridge.clock import Clock, system_clock
+from oncebridge.base.clock import Clock, system_clock
+from oncebridge.base.options import Doc
+from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError
-from oncebridge.event import Event
+from oncebridge.events.event import Event
+from oncebridge.events.trace_context import NAME
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.client import Answer, Client, NotSent, Unclear, check_header
 from oncebridge.http.target import Target
-from oncebridge.options import Doc
-from oncebridge.secret import Secret
-from oncebridge.sink import (
+from oncebridge.sinks.api import (
     Closed,
     Delivery,
     Never,
@@ -65,7 +66,6 @@ from oncebridge.sink import (
     Unwell,
     Yes,
 )
-from oncebridge.trace_context import NAME
 
 _DAY_MS = 86_400_000
 _AGAIN = frozenset({408, 409, 425})

@@ -24,12 +24,18 @@ from typing import ClassVar, Final, Self
 import msgspec
 from msgspec import Struct
 
-from oncebridge.aws.answers import answer_to_code
-from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
-from oncebridge.aws.targets import AwsSinkOptions, Kind, client_for, raise_or_tell, understood
-from oncebridge.clock import Dice, SystemDice
-from oncebridge.sink import Delivery, SinkAnswer, Unknown, Yes
+from oncebridge.base.clock import Dice, SystemDice
+from oncebridge.sinks.api import Delivery, SinkAnswer, Unknown, Yes
+from oncebridge.sinks.aws.answers import answer_to_code
+from oncebridge.sinks.aws.batches import Entry, Room, send_all
+from oncebridge.sinks.aws.target import (
+    AwsSinkOptions,
+    Kind,
+    client_for,
+    raise_or_tell,
+    understood,
+)
 
 _STREAM: Final = Kind("kinesis", "a Kinesis stream", "stream/", r"[A-Za-z0-9_.-]{1,128}")
 _AT_ONCE: Final = 500

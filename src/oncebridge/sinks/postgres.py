@@ -29,14 +29,9 @@ from typing import Annotated, ClassVar, Final, Self, TypeVar
 import asyncpg
 from msgspec import Struct
 
+from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, SinkError
-from oncebridge.options import Doc
-from oncebridge.postgres.address import Address, read_address
-from oncebridge.postgres.checks import check_server, migrate
-from oncebridge.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
-from oncebridge.postgres.schema import Layout, checked_names, choose
-from oncebridge.postgres.writers import StatementWriter, TableWriter, Writer
-from oncebridge.sink import (
+from oncebridge.sinks.api import (
     Already,
     Closed,
     Delivery,
@@ -49,8 +44,13 @@ from oncebridge.sink import (
     Unknown,
     Yes,
 )
-from oncebridge.store import Store
-from oncebridge.stores.postgres import PostgresStore
+from oncebridge.stores.api import Store
+from oncebridge.stores.postgres.address import Address, read_address
+from oncebridge.stores.postgres.checks import check_server, migrate
+from oncebridge.stores.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
+from oncebridge.stores.postgres.schema import Layout, checked_names, choose
+from oncebridge.stores.postgres.store import PostgresStore
+from oncebridge.stores.postgres.writers import StatementWriter, TableWriter, Writer
 
 _T = TypeVar("_T")
 _A = TypeVar("_A")

@@ -28,16 +28,16 @@ from xml.etree import ElementTree as ET
 
 from msgspec import Struct
 
-from oncebridge.aws.answers import answer_to_code
-from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
-from oncebridge.aws.fifo import checked_group, deduplication_id, short
-from oncebridge.aws.targets import AwsSinkOptions, Kind, client_for, raise_or_tell
 from oncebridge.aws.xml import document
-from oncebridge.clock import Dice, SystemDice
-from oncebridge.options import Doc
-from oncebridge.sink import Delivery, SinkAnswer, Unknown, Yes
-from oncebridge.trace_context import NAME
+from oncebridge.base.clock import Dice, SystemDice
+from oncebridge.base.options import Doc
+from oncebridge.events.trace_context import NAME
+from oncebridge.sinks.api import Delivery, SinkAnswer, Unknown, Yes
+from oncebridge.sinks.aws.answers import answer_to_code
+from oncebridge.sinks.aws.batches import Entry, Room, send_all
+from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, short
+from oncebridge.sinks.aws.target import AwsSinkOptions, Kind, client_for, raise_or_tell
 
 _TOPIC: Final = Kind("sns", "an SNS topic", "", r"[A-Za-z0-9_-]{1,256}(\.fifo)?")
 _VERSION: Final = "2010-03-31"

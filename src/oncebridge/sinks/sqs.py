@@ -24,10 +24,7 @@ key; what has neither is its own group.
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
-from oncebridge.aws.answers import answer_to_code
-from oncebridge.aws.batches import Entry, Room, send_all
 from oncebridge.aws.client import AwsError, NotSent, Unclear
-from oncebridge.aws.fifo import checked_group, deduplication_id, short
 from oncebridge.aws.queue import (
     MOST_BYTES,
     MOST_ENTRIES,
@@ -39,11 +36,14 @@ from oncebridge.aws.queue import (
     refused_character,
     size_of,
 )
-from oncebridge.aws.targets import AwsSinkOptions, raise_or_tell
-from oncebridge.clock import Dice, SystemDice
-from oncebridge.options import Doc
-from oncebridge.sink import Delivery, Never, SinkAnswer, Yes
-from oncebridge.trace_context import NAME
+from oncebridge.base.clock import Dice, SystemDice
+from oncebridge.base.options import Doc
+from oncebridge.events.trace_context import NAME
+from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Yes
+from oncebridge.sinks.aws.answers import answer_to_code
+from oncebridge.sinks.aws.batches import Entry, Room, send_all
+from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, short
+from oncebridge.sinks.aws.target import AwsSinkOptions, raise_or_tell
 
 
 class SqsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):

@@ -18,10 +18,10 @@ from typing import BinaryIO, ClassVar, Final, Self
 
 from msgspec import Struct
 
+from oncebridge.base.line_files import WriterThread
 from oncebridge.errors import ConfigError, SinkError
-from oncebridge.line_file import WriterThread
-from oncebridge.records import as_line
-from oncebridge.sink import Closed, Delivery, No, SinkAnswer, Unknown, Yes
+from oncebridge.events.framing import as_line
+from oncebridge.sinks.api import Closed, Delivery, No, SinkAnswer, Unknown, Yes
 
 _PAUSE_MS: Final = 50
 _PIECE: Final = select.PIPE_BUF  # as much as a pipe takes whole once it says that it takes any

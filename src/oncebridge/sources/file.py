@@ -22,16 +22,16 @@ from typing import Annotated, BinaryIO, ClassVar, Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncebridge.checkpoint import Checkpoint, Taken
+from oncebridge.base.line_files import path_of
+from oncebridge.base.options import Doc
+from oncebridge.base.waiting import happens_within
+from oncebridge.engine.batch import Arrival
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.event import Unreadable
-from oncebridge.flight import Arrival
-from oncebridge.line_file import path_of
-from oncebridge.options import Doc
-from oncebridge.records import Record, Records
-from oncebridge.relay import Item, Relay
-from oncebridge.source import Host
-from oncebridge.waiting import happens_within
+from oncebridge.events.event import Unreadable
+from oncebridge.events.framing import Record, Records
+from oncebridge.sources.api import Host
+from oncebridge.sources.checkpoint import Checkpoint, Taken
+from oncebridge.sources.relay import Item, Relay
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")

@@ -17,9 +17,9 @@ from contextlib import suppress
 from itertools import chain, repeat
 from typing import Final
 
-from oncebridge.clock import Dice
+from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.store import Busy, Claim, Claims, NoAnswer, Part, Release, Reply, Want
+from oncebridge.stores.api import Busy, Claim, Claims, NoAnswer, Part, Release, Reply, Want
 
 Change = Callable[[bytes, int], bytes]
 """Return the new value for the present one (empty: none yet) and the store's time in ms."""

@@ -22,11 +22,11 @@ from typing import Annotated, ClassVar, Self, TypeVar
 
 from msgspec import Struct
 
-from oncebridge import record as table
-from oncebridge.clock import Clock, system_clock
+from oncebridge.base.clock import Clock, system_clock
+from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
-from oncebridge.options import Doc
-from oncebridge.store import (
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,

@@ -8,7 +8,7 @@ records have equal bytes, so the bytes themselves can be a condition.
 import msgspec
 
 from oncebridge.errors import StoreError
-from oncebridge.store import Fate, Record
+from oncebridge.stores.api import Fate, Record
 
 _VERSION = b"\x01"
 _FATES = (None, *Fate)

@@ -3,7 +3,7 @@
 
 class ManualClock:
     """
-    A `oncebridge.clock.Clock` that stands still until it is moved.
+    A `oncebridge.base.clock.Clock` that stands still until it is moved.
 
     `advance` moves it on; set `now_ms` to put it anywhere, also back.
     """

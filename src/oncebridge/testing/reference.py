@@ -1,7 +1,7 @@
 """
 What the operations mean: one dict and one clock.
 
-Written from PROTOCOL §2, §3 and §10 alone, on purpose without `oncebridge.record`, so
+Written from PROTOCOL §2, §3 and §10 alone, on purpose without `oncebridge.stores.transitions`, so
 that a mistake there is not repeated here. It is slow, it is plain, and it has only one
 subtlety: a record past keeping may or may not have been removed, so there is more than
 one state a healthy store can be in (`worlds`).
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from oncebridge.clock import Clock
-from oncebridge.store import (
+from oncebridge.base.clock import Clock
+from oncebridge.stores.api import (
     Busy,
     Claim,
     ClaimAnswer,

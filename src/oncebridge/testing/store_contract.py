@@ -18,7 +18,7 @@ listed in `left_out`, printed, and recorded with the test results.
 
 import pytest
 
-from oncebridge.store import Store
+from oncebridge.stores.api import Store
 from oncebridge.testing.contract.batches import BatchCases
 from oncebridge.testing.contract.claims import ClaimCases
 from oncebridge.testing.contract.commits import CommitCases

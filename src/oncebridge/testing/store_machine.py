@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,

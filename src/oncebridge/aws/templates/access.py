@@ -7,7 +7,7 @@ A backend that begins to call something else has to say so here, and nowhere els
 from collections.abc import Mapping
 from typing import Final
 
-from oncebridge.aws.s3_templates import BUCKET_ACTIONS, OBJECT_ACTIONS
+from oncebridge.aws.templates.s3 import BUCKET_ACTIONS, OBJECT_ACTIONS
 from oncebridge.aws.templates.tables import ACTIONS as TABLE_ACTIONS
 
 ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Final, Literal
 
 from oncebridge.aws.templates.access import ACTIONS
+from oncebridge.engine.settings import Settings
 from oncebridge.errors import ConfigError
-from oncebridge.settings import Settings
 
 Kind = Literal["lambda", "worker"]
 Format = Literal["cloudformation", "terraform"]

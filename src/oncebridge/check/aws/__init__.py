@@ -8,10 +8,10 @@ IAM action that it takes, and the rest is looked at all the same.
 from collections.abc import Sequence
 from typing import Final
 
-from oncebridge.backends import scheme_of
+from oncebridge.base.clock import Clock
 from oncebridge.check.finding import Checkup
-from oncebridge.clock import Clock
-from oncebridge.config import Setup
+from oncebridge.service.addresses import scheme_of
+from oncebridge.service.config import Setup
 
 CODES: Final = frozenset(
     {
@@ -72,7 +72,7 @@ async def check_aws(
     if not (is_there or functions or destinations):
         return
     try:
-        from oncebridge.check.aws import whole  # noqa: PLC0415 - botocore is an extra
+        from oncebridge.check.aws import run as whole  # noqa: PLC0415 - botocore is an extra
     except ImportError:
         checkup.could_not("AWS", "all that is there", "a package: pip install 'oncebridge[aws]'")
         return

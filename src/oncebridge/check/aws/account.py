@@ -33,10 +33,10 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from botocore.loaders import create_loader  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from oncebridge.aws.answers import is_denied, is_missing
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.skewed_clock import SkewedClock
-from oncebridge.clock import Clock
+from oncebridge.base.clock import Clock
+from oncebridge.sinks.aws.answers import is_denied, is_missing
 
 _log = logging.getLogger("oncebridge")
 

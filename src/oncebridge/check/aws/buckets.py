@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncebridge.aws.s3_rule import PASSED_OVER, Expiry, days_of
 from oncebridge.check.aws.account import Absent
 from oncebridge.check.aws.commands import aws, migrate
-from oncebridge.check.aws.visit import Spot, Visit
+from oncebridge.check.aws.context import Spot, Visit
 from oncebridge.check.finding import Severity
+from oncebridge.stores.s3.lifecycle_rule import PASSED_OVER, Expiry, days_of
 
 
 async def check_bucket(visit: Visit, spot: Spot) -> None:

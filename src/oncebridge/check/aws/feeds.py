@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from oncebridge.check.aws.account import Absent, Service, Unseen, Where
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.visit import Visit
+from oncebridge.check.aws.context import Visit
 
 GENESYS: Final = "aws.partner/genesys.com"
 LONGEST_AGE: Final = timedelta(hours=24)

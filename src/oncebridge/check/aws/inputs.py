@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncebridge.event import Unreadable, read
+from oncebridge.events.event import Unreadable, read
 
 _SAMPLE: Final[dict[str, Any]] = {
     "version": "0",

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from oncebridge.base.durations import format_duration
 from oncebridge.check.aws.account import Absent, Where
 from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.context import Visit
 from oncebridge.check.aws.queues import Queue
-from oncebridge.check.aws.visit import Visit
 from oncebridge.check.finding import Severity
-from oncebridge.duration import format_duration
 
 _OFF: Final = ("Deleting", "Disabled", "Disabling")
 _FEW: Final = 3

@@ -14,13 +14,13 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.base.durations import format_duration
 from oncebridge.check.aws.account import Absent, Where
 from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.context import Spot, Visit
 from oncebridge.check.aws.policies import open_to_all
-from oncebridge.check.aws.visit import Spot, Visit
 from oncebridge.check.finding import Severity
-from oncebridge.duration import format_duration
-from oncebridge.sources.sqs import SPARE_RECEIVES
+from oncebridge.sources.sqs.source import SPARE_RECEIVES
 
 LONGEST_RETENTION: Final = timedelta(days=14)
 

@@ -15,9 +15,9 @@ from msgspec import Struct
 from oncebridge.aws.templates.access import ACTIONS
 from oncebridge.aws.templates.needs import Grant, Resource
 from oncebridge.check.aws.account import Absent, Unseen, Where
+from oncebridge.check.aws.context import Visit
 from oncebridge.check.aws.policies import lets_principal
 from oncebridge.check.aws.queues import Queue
-from oncebridge.check.aws.visit import Visit
 from oncebridge.check.finding import Severity
 
 _UNKNOWN_END: Final = "-??????"

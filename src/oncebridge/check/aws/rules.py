@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from oncebridge.check.aws.account import Where
 from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.context import Visit
 from oncebridge.check.aws.feeds import Bus, Feed, Feeds, partner_sources
 from oncebridge.check.aws.targets import check_target
-from oncebridge.check.aws.visit import Visit
 from oncebridge.check.finding import Severity
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from oncebridge.check.aws import queues, streams
 from oncebridge.check.aws.account import Absent
 from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.context import Spot, Visit
 from oncebridge.check.aws.feeds import Feed
 from oncebridge.check.aws.patterns import Overlap, Pattern, overlap
 from oncebridge.check.aws.queues import Queue
-from oncebridge.check.aws.visit import Spot, Visit
 from oncebridge.check.finding import Severity
 
 

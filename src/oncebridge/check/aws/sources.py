@@ -8,16 +8,26 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncebridge.check.aws import feeds, horizon, mappings, queues, rules, streams, targets
+from oncebridge.base.durations import format_duration
+from oncebridge.check.aws import (
+    feeds,
+    mappings,
+    queues,
+    rules,
+    streams,
+    targets,
+)
+from oncebridge.check.aws import (
+    window as horizon,
+)
 from oncebridge.check.aws.account import Absent, Where
 from oncebridge.check.aws.commands import aws
+from oncebridge.check.aws.context import Spot, Visit
 from oncebridge.check.aws.feeds import Feed, Feeds
 from oncebridge.check.aws.mappings import Function, SourceMapping
 from oncebridge.check.aws.queues import Queue
 from oncebridge.check.aws.streams import Stream
-from oncebridge.check.aws.visit import Spot, Visit
 from oncebridge.check.finding import Severity
-from oncebridge.duration import format_duration
 
 _POST: Final = ("--http-method", "POST")
 

@@ -7,11 +7,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.base.durations import format_duration
 from oncebridge.check.aws.account import Absent, Where
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.visit import Spot, Visit
+from oncebridge.check.aws.context import Spot, Visit
 from oncebridge.check.finding import Severity
-from oncebridge.duration import format_duration
 
 _USUAL = timedelta(hours=24)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from oncebridge.check.aws.account import Absent
 from oncebridge.check.aws.commands import aws, migrate
-from oncebridge.check.aws.visit import Spot, Visit
+from oncebridge.check.aws.context import Spot, Visit
 from oncebridge.check.finding import Severity
 
 _LOW_WRITES: Final = 100

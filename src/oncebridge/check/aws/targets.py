@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from oncebridge.base.durations import format_duration
 from oncebridge.check.aws.account import Absent
+from oncebridge.check.aws.context import Visit
 from oncebridge.check.aws.feeds import MOST_ATTEMPTS, Feed, Feeds
 from oncebridge.check.aws.inputs import Shape, shape
 from oncebridge.check.aws.policies import EVENTS, lets_send
 from oncebridge.check.aws.queues import Queue, check_key, make, read_arn
-from oncebridge.check.aws.visit import Visit
 from oncebridge.check.finding import Severity
-from oncebridge.duration import format_duration
 
 _SHORTEST_AGE: Final = timedelta(hours=1)
 _FEWEST_ATTEMPTS: Final = 10

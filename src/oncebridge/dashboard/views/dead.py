@@ -11,24 +11,24 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge import control
-from oncebridge.backends import scheme_of
-from oncebridge.dashboard import letters
-from oncebridge.dashboard.acting import MOST_AT_A_TIME, Order, Verb, carry_out
-from oncebridge.dashboard.beyond import known
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard import dead_letters as letters
+from oncebridge.dashboard.actions import MOST_AT_A_TIME, Order, Verb, carry_out
+from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.page import Answer, Ask, Elsewhere, NotFound, Route, Shown
-from oncebridge.dashboard.rulebook import anchor
-from oncebridge.dead import DeadLetter, DeadLetters
-from oncebridge.dead_copies import Copies, copies_of
+from oncebridge.dashboard.rule_descriptions import anchor
+from oncebridge.dashboard.store_lookup import known
+from oncebridge.dead_letters.api import DeadLetter, DeadLetters
+from oncebridge.dead_letters.copies import Copies, copies_of
+from oncebridge.engine import pauses as control
 from oncebridge.errors import OncebridgeError
-from oncebridge.event import Event
-from oncebridge.identity import Identities, Identity
-from oncebridge.judging import Look
-from oncebridge.plain_words import summary_of_key
-from oncebridge.redrive import Choice
-from oncebridge.trail import Acts
-from oncebridge.watch.watch import mask_of
+from oncebridge.events.event import Event
+from oncebridge.operate.explain.judgement import Look
+from oncebridge.operate.explain.words import summary_of_key
+from oncebridge.operate.identity import Identities, Identity
+from oncebridge.operate.operator_log import Acts
+from oncebridge.operate.replay import Choice
+from oncebridge.service.addresses import scheme_of
+from oncebridge.service.monitor import mask_of
 
 _PAGE: Final = 50
 _LONGEST_BECAUSE: Final = 200

@@ -14,21 +14,21 @@ from urllib.parse import quote, urlencode
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.causes import Cause
-from oncebridge.dashboard.arrival_words import is_unreadable
-from oncebridge.dashboard.beyond import Beyond, look_beyond
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard.arrival_text import is_unreadable
+from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.page import Answer, Ask, NotFound, Route, Shown
-from oncebridge.dashboard.rulebook import anchor
+from oncebridge.dashboard.rule_descriptions import anchor
+from oncebridge.dashboard.store_lookup import Beyond, look_beyond
 from oncebridge.dashboard.why import explain_arrival, explain_event, shown
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.router import UNROUTED
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreError
-from oncebridge.lookup import key_in
-from oncebridge.plain_words import state, summary_of_key
-from oncebridge.router import UNROUTED
-from oncebridge.verdict import Verdict
-from oncebridge.watch.history import Found, Place, Query, Seen
-from oncebridge.watch.report import Report
-from oncebridge.watch.watch import mode_of
+from oncebridge.observe.history import Found, Place, Query, Seen
+from oncebridge.observe.report import Report
+from oncebridge.operate.explain.words import state, summary_of_key
+from oncebridge.operate.lookup import key_in
+from oncebridge.service.monitor import mode_of
 
 _PAGE: Final = 50
 _LONGEST_TEXT: Final = 400

@@ -7,24 +7,24 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from oncebridge.backends import scheme_of
-from oncebridge.causes import MEANINGS, Cause
+from oncebridge.base.formatting import listed, spelt
 from oncebridge.dashboard import charts, health
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard.data import Desk
+from oncebridge.dashboard.dead_letters import opened
 from oncebridge.dashboard.health import Health, Kind, Letters
-from oncebridge.dashboard.letters import opened
 from oncebridge.dashboard.page import Answer, Ask, Route, Shown
-from oncebridge.dashboard.paper import seconds
-from oncebridge.dashboard.pulse import Pulse, Sums, Times, sums, times
-from oncebridge.dead import DeadLetters
+from oncebridge.dashboard.rates import Pulse, Sums, Times, sums, times
+from oncebridge.dashboard.rendering import seconds
+from oncebridge.dead_letters.api import DeadLetters
+from oncebridge.engine.causes import MEANINGS, Cause
+from oncebridge.engine.router import UNROUTED
+from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import OncebridgeError, StoreError
-from oncebridge.figures import listed, spelt
-from oncebridge.router import UNROUTED
-from oncebridge.verdict import Verdict
-from oncebridge.watch.counts import LAGS, SECONDS, Counts, Histogram, RouteCounts, added
-from oncebridge.watch.fleet import View, is_silent, present
-from oncebridge.watch.report import Report, RouteState, State, Vitals
-from oncebridge.watch.watch import mode_of
+from oncebridge.observe.counts import LAGS, SECONDS, Counts, Histogram, RouteCounts, added
+from oncebridge.observe.fleet import View, is_silent, present
+from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.service.addresses import scheme_of
+from oncebridge.service.monitor import mode_of
 
 _MOST_LETTERS: Final = 100
 _LETTERS_LAST_S: Final = 4.0

@@ -5,10 +5,10 @@ import json
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from oncebridge.dashboard import rulebook
-from oncebridge.dashboard.desk import Desk
+from oncebridge.dashboard import rule_descriptions as rulebook
+from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.page import Answer, Ask, Route, Shown
-from oncebridge.dashboard.trying import Result, try_out
+from oncebridge.dashboard.try_events import Result, try_out
 from oncebridge.errors import OncebridgeError
 
 _ORDER: Final = {

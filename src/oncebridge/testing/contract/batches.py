@@ -1,4 +1,4 @@
-from oncebridge.store import Busy, Claim, Duplicate, Fate, Held, Mismatch, Reply, Store
+from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, Held, Mismatch, Reply, Store
 from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, ask, claimed, see
 
 

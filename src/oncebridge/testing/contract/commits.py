@@ -1,4 +1,4 @@
-from oncebridge.store import Claim, Commit, Duplicate, Fate, Reply, Store
+from oncebridge.stores.api import Claim, Commit, Duplicate, Fate, Reply, Store
 from oncebridge.testing.contract.harness import (
     CONTENT,
     Harness,

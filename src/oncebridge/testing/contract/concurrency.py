@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Busy,
     Claim,
     ClaimAnswer,

@@ -1,4 +1,4 @@
-from oncebridge.store import Busy, Extension, Reply, Store
+from oncebridge.stores.api import Busy, Extension, Reply, Store
 from oncebridge.testing.contract.harness import (
     CONTENT,
     Harness,

@@ -6,8 +6,8 @@ from typing import ClassVar, TypeVar
 import pytest
 import pytest_asyncio
 
-from oncebridge.clock import SystemDice
-from oncebridge.store import (
+from oncebridge.base.clock import SystemDice
+from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,

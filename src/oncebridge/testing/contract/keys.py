@@ -1,4 +1,4 @@
-from oncebridge.store import Busy, Duplicate, Fate, Reply, Store
+from oncebridge.stores.api import Busy, Duplicate, Fate, Reply, Store
 from oncebridge.testing.contract.harness import Harness, _fresh, ask, claimed, commit, hold, see
 
 

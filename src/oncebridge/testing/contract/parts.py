@@ -1,4 +1,4 @@
-from oncebridge.store import Busy, Duplicate, Fate, Held, Mismatch, Part, Reply, Store
+from oncebridge.stores.api import Busy, Duplicate, Fate, Held, Mismatch, Part, Reply, Store
 from oncebridge.testing.contract.harness import (
     CONTENT,
     OTHER,

@@ -3,7 +3,17 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from oncebridge.store import Busy, Claim, Duplicate, Fate, Held, Part, Portable, Record, Reply
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    Duplicate,
+    Fate,
+    Held,
+    Part,
+    Portable,
+    Record,
+    Reply,
+)
 from oncebridge.testing.contract.harness import (
     CONTENT,
     TASKS,

@@ -1,4 +1,4 @@
-from oncebridge.store import Busy, Duplicate, Held, Part, Reply, Store
+from oncebridge.stores.api import Busy, Duplicate, Held, Part, Reply, Store
 from oncebridge.testing.contract.harness import (
     Harness,
     ask,

@@ -1,4 +1,4 @@
-from oncebridge.store import Reply, Store
+from oncebridge.stores.api import Reply, Store
 from oncebridge.testing.contract.harness import Harness, hold, release, see
 
 

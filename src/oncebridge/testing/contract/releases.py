@@ -1,4 +1,4 @@
-from oncebridge.store import (
+from oncebridge.stores.api import (
     Busy,
     Claim,
     Duplicate,

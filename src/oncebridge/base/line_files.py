@@ -1,0 +1,224 @@
+"""
+Files of lines that several processes append to, and the thread that writes them.
+
+Whoever writes takes the file's lock (`flock`), and looks first whether the name still means
+the same file, as it may have been rotated, and whether the last line is whole, as a writer
+may have been killed in the middle of it. The file sink and the dead letters in a file are
+both made of this.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from oncebridge.base.private_files import open_private, sync_directory
+from oncebridge.errors import ConfigError
+
+_T = TypeVar("_T")
+
+_PAUSE_S: Final = 0.01
+_PAUSES: Final = 500  # less than a gateway waits, so that the answer can still be a clear no
+_BLOCK: Final = 64 * 1024
+_LONGEST_LINE: Final = 64 * 1024 * 1024
+
+_read_any = msgspec.json.Decoder(Raw).decode
+
+
+def path_of(url: str) -> str:
+    """Take the path out of `file:PATH` or `file:///PATH`, as it is written there."""
+    kind, _, path = url.partition(":")
+    if path.startswith("//"):
+        path = path.removeprefix("//")
+        if not path.startswith("/"):
+            raise ConfigError("", f"{url!r}: names a host; a file is file:PATH or file:///PATH")
+    if kind != "file" or not path or "\0" in path:
+        raise ConfigError("", f"{url!r}: a file is file:PATH or file:///PATH")
+    return path
+
+
+class WriterThread:
+    """One thread for writes that may block, in the order they were asked for."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._calls: dict[Future[Any], threading.Event] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """True also while a write goes on that nobody waits for any more."""
+        return any(not call.done() for call in self._calls)
+
+    async def run(self, work: Callable[[threading.Event], _T]) -> _T:
+        """Do *work*; the event it gets is set when it is not waited for any more."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="oncebridge-writer")
+        stop = threading.Event()
+        call = self._pool.submit(work, stop)
+        self._calls = {call: stop} | {
+            earlier: event for earlier, event in self._calls.items() if not earlier.done()
+        }
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
+
+    async def aclose(self, close: Callable[[], None]) -> None:
+        """Let *close* be the last thing that is done; it is not waited for behind a stuck write."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        for stop in self._calls.values():
+            stop.set()
+        closing = pool.submit(close)
+        pool.shutdown(wait=False)
+        if not self.is_busy:
+            await asyncio.wrap_future(closing)
+
+
+class HalfWritten(OSError):
+    """A write failed half-way, and what was written could not be taken back."""
+
+
+class LineFile:
+    """
+    A file of lines at *path* that several processes append to. Everything here blocks.
+
+    All errors are of the type `OSError`; `explained` puts them into words.
+    """
+
+    def __init__(self, path: Path, *, mode: int, fsync: bool = True) -> None:
+        self._path = path
+        self._mode = mode
+        self._fsync = fsync
+        self._fd = -1
+
+    @contextmanager
+    def locked(self, stop: threading.Event) -> Iterator[int]:
+        """
+        Hold the file alone, with whole lines in it, and give its size.
+
+        It is created if need be. Waiting for others is given up after some seconds, and
+        when *stop* is set.
+        """
+        try:
+            while True:
+                if self._fd < 0:
+                    self._open()
+                _lock(self._fd, stop)
+                if self._is_current():
+                    break
+                self.close()  # while we waited it was renamed or removed
+            _mend(self._fd)
+            yield os.fstat(self._fd).st_size
+        except OSError:
+            self.close()
+            raise
+        finally:
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def append(self, text: bytes) -> None:
+        """Write all of *text*, or nothing; only while the lock is held."""
+        size = os.fstat(self._fd).st_size
+        try:
+            left = memoryview(text)
+            while left:
+                left = left[os.write(self._fd, left) :]
+            if self._fsync:
+                os.fsync(self._fd)
+        except OSError as error:
+            try:
+                os.ftruncate(self._fd, size)
+            except OSError:
+                raise HalfWritten(error.errno, error.strerror) from error
+            raise
+
+    def read_last_line(self) -> bytes:
+        """Read the last line, without its end; only while the lock is held."""
+        size = os.fstat(self._fd).st_size
+        begin = _line_start(self._fd, max(0, size - 1))
+        return os.pread(self._fd, size - begin, begin).rstrip(b"\n")
+
+    def close(self) -> None:
+        """Let go of the file and of its lock; safe to repeat."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOCTTY
+        self._fd, is_new = open_private(self._path, flags, mode=self._mode)
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        if is_new:
+            sync_directory(self._path.parent)
+
+    def _is_current(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+
+def _lock(fd: int, stop: threading.Event) -> None:
+    for _ in range(_PAUSES):
+        if stop.is_set():
+            break
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stop.wait(_PAUSE_S)
+        else:
+            return
+    raise BlockingIOError(errno.EAGAIN, "another process keeps it locked")
+
+
+def _mend(fd: int) -> None:
+    """Finish or remove a last line that has no end: who wrote it was stopped in the middle."""
+    size = os.fstat(fd).st_size
+    if not size or os.pread(fd, 1, size - 1) == b"\n":
+        return
+    begin = _line_start(fd, size)
+    line = os.pread(fd, size - begin, begin)
+    if _is_json(line):
+        os.write(fd, b"\n")
+    elif line.lstrip(b" \t\r\0")[:1] in {b"{", b""}:  # a crash of the system leaves zeros
+        os.ftruncate(fd, begin)
+    else:
+        raise OSError(
+            errno.EINVAL, "it has a last line that is no JSON and has no end; name another path"
+        )
+
+
+def _line_start(fd: int, end: int) -> int:
+    """Find the beginning of the line that goes on to the offset *end*."""
+    at = end
+    while at > 0:
+        if end - at > _LONGEST_LINE:
+            raise OSError(errno.EINVAL, "it does not look like lines of JSON; name another path")
+        block = min(_BLOCK, at)
+        found = os.pread(fd, block, at - block).rfind(b"\n")
+        if found >= 0:
+            return at - block + found + 1
+        at -= block
+    return 0
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        _read_any(line)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,210 @@
+"""
+The same event more than once: by two targets of a rule, or by two rules, whichever way they take.
+
+All that leads to a source of the configuration is looked at together: a queue and a function that
+reads another one share the store, and an event that comes by both comes twice.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Final
+
+from msgspec import Struct
+
+from oncebridge.check.aws.context import Visit
+from oncebridge.check.aws.feeds import Bus, Feed, Feeds, rules_to
+from oncebridge.check.aws.patterns import Overlap, Pattern, overlap
+from oncebridge.check.finding import Severity
+
+_FEW: Final = 3
+_BREATHE: Final = 500
+"""After so many pairs, others have their turn."""
+
+
+class _Rule(Struct, frozen=True):
+    """A rule, and those of its targets that lead here."""
+
+    feeds: tuple[Feed, ...]
+    pattern: Pattern | None
+
+    @property
+    def first(self) -> Feed:
+        return self.feeds[0]
+
+    @property
+    def to(self) -> str:
+        return self.first.to
+
+
+class _Pair(Struct, frozen=True):
+    """Two rules that bring the same events, or may."""
+
+    one: _Rule
+    other: _Rule
+    common: Overlap
+
+    @property
+    def is_proved(self) -> bool:
+        return self.common is not Overlap.PERHAPS
+
+    @property
+    def is_on_one_bus(self) -> bool:
+        return self.one.first.bus == self.other.first.bus
+
+    @property
+    def subject(self) -> str:
+        return " and ".join(sorted({self.one.to, self.other.to}))
+
+    @property
+    def needless(self) -> _Rule | None:
+        """The one without which the same events come; None where that is not certain."""
+        if not (self.is_proved and self.is_on_one_bus and self.one.to == self.other.to):
+            return None
+        is_first = self.common is Overlap.WITHIN
+        spare, kept = (self.one, self.other) if is_first else (self.other, self.one)
+        # Of one that does not send events as they are, nobody is to depend.
+        return None if "Input" in kept.first.changes else spare
+
+
+async def check_twice(visit: Visit, several: Sequence[Feeds]) -> None:
+    """Look for events that come more than once."""
+    rules = list(_rules(several))
+    for rule in rules:
+        if len(rule.feeds) > 1:
+            _tell_targets(visit, rule)
+    found = await _pairs(visit, rules)
+    for subject in dict.fromkeys(pair.subject for pair in found):
+        for is_proved in (True, False):
+            pairs = [
+                pair for pair in found if (pair.subject, pair.is_proved) == (subject, is_proved)
+            ]
+            if pairs:
+                _tell_pairs(visit, subject, pairs)
+    spoilt = {rule.to for rule in rules if len(rule.feeds) > 1}
+    spoilt |= {rule.to for pair in found for rule in (pair.one, pair.other)}
+    for feeds in several:
+        if feeds.found and feeds.is_sure and feeds.to not in spoilt:
+            visit.fine(feeds.to, "no two rules bring the same events")
+
+
+def _rules(several: Sequence[Feeds]) -> Iterator[_Rule]:
+    """Put the feeds that are enabled together, by their rules; each once."""
+    by_rule: dict[tuple[Bus, str], dict[str, Feed]] = {}
+    for feed in (feed for feeds in several for feed in feeds.found):
+        if feed.is_enabled:
+            by_rule.setdefault((feed.bus, feed.rule), {}).setdefault(feed.id, feed)
+    for feeds in by_rule.values():
+        found = tuple(feeds.values())
+        told = found[0].pattern
+        yield _Rule(found, None if told is None else Pattern.of(_on_its_bus(found[0])))
+
+
+def _on_its_bus(feed: Feed) -> dict[str, object]:
+    """Give the pattern, narrowed to what can be on the bus: a partner's has one source."""
+    pattern = dict(feed.pattern or {})
+    if feed.bus.is_partner:
+        pattern["source"] = [feed.bus.name]
+    return pattern
+
+
+async def _pairs(visit: Visit, rules: Sequence[_Rule]) -> list[_Pair]:
+    found: list[_Pair] = []
+    for at, (one, other) in enumerate(combinations(rules, 2)):
+        if at % _BREATHE == 0:
+            await asyncio.sleep(0)
+        if one.pattern is None or other.pattern is None:
+            continue  # a schedule, or not told
+        common = overlap(one.pattern, other.pattern)
+        if common is not Overlap.NEVER:
+            found.append(_Pair(one, other, common))
+    apart = {
+        (one.first.bus, other.first.bus): one.first
+        for pair in found
+        if not pair.is_on_one_bus
+        for one, other in ((pair.one, pair.other), (pair.other, pair.one))
+    }
+    ways = await asyncio.gather(
+        *[_is_way(visit, start, end, feed) for (start, end), feed in apart.items()]
+    )
+    joined = {way for way, is_there in zip(apart, ways, strict=True) if is_there}
+    # Of buses that are not joined, an event is on one only.
+    return [pair for pair in found if pair.is_on_one_bus or _joined(pair) & joined]
+
+
+def _joined(pair: _Pair) -> set[tuple[Bus, Bus]]:
+    one, other = pair.one.first.bus, pair.other.first.bus
+    return {(one, other), (other, one)}
+
+
+async def _is_way(visit: Visit, start: Bus, end: Bus, feed: Feed) -> bool:
+    """Tell whether a rule of a bus forwards to the other; nobody can to a partner's."""
+    if not end.arn or end.is_partner:
+        return False
+    return bool(await rules_to(visit, start, end.arn, feed.where))
+
+
+# --- what is told of it -----------------------------------------------------------------------
+
+
+def _tell_targets(visit: Visit, rule: _Rule) -> None:
+    ids = ", ".join(feed.id for feed in rule.feeds)
+    places = sorted({feed.to for feed in rule.feeds})
+    if len(places) > 1:
+        seen = f"{len(rule.feeds)} of its targets lead here, to {' and '.join(places)}: {ids}"
+        fix = "Choose one way, and remove the other targets (aws events remove-targets)."
+    else:
+        seen = f"{len(rule.feeds)} of its targets are {places[0]}: {ids}"
+        spare = [feed.id for feed in rule.feeds[1:]]
+        fix = "Remove all but one:\n" + rule.first.command("remove-targets", "--ids", *spare)
+    visit.find(
+        "target-twice",
+        Severity.WARNING,
+        rule.first.subject,
+        seen=seen,
+        why="Every event comes that many times. oncebridge passes one on, and you pay for the "
+        "others.",
+        fix=fix,
+    )
+
+
+def _tell_pairs(visit: Visit, subject: str, pairs: Sequence[_Pair]) -> None:
+    seen = "; ".join(_words(pair) for pair in pairs[:_FEW])
+    if len(pairs) > _FEW:
+        seen += f"; and {len(pairs) - _FEW:,} more pairs of rules"
+    visit.find(
+        "rules-overlap",
+        Severity.WARNING if pairs[0].is_proved else Severity.NOTE,
+        subject,
+        seen=seen,
+        why="Such an event comes once for each rule, with the same id. oncebridge passes one on; "
+        "you pay for the others, and a change of one rule changes nothing.",
+        fix=_fix(pairs),
+    )
+
+
+def _words(pair: _Pair) -> str:
+    way = "" if pair.is_on_one_bus else ", since a rule forwards from one bus to the other"
+    names = f"{pair.one.first.subject} and {pair.other.first.subject}"
+    return f"{names} both lead here, and {pair.common.value}{way}"
+
+
+def _fix(pairs: Sequence[_Pair]) -> str:
+    spare = {id(rule): rule for pair in pairs if (rule := pair.needless) is not None}
+    if spare:
+        removals = [feed.removal for rule in spare.values() for feed in rule.feeds]
+        more = f"\n(and {len(removals) - _FEW:,} more)" if len(removals) > _FEW else ""
+        return (
+            "The same events come without this; the rule keeps its other targets:\n"
+            + "\n".join(removals[:_FEW])
+            + more
+        )
+    if pairs[0].is_proved:
+        return (
+            "Choose one way. Before a target is removed, see that its events come by the other: "
+            "that what forwards matches them all."
+        )
+    return (
+        "See whether an event can match both. If so, leave out of one pattern what the other "
+        "matches (anything-but), or make one rule of the two."
+    )

@@ -1,0 +1,348 @@
+"""What `explain`, `forget`, `release` and `resend` share: how an event is named and found."""
+
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import click
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from oncebridge.cli.command import note, open_file, opened, printable
+from oncebridge.dead_letters.api import DeadLetter, DeadLetters
+from oncebridge.errors import ConfigError, OncebridgeError, StoreError
+from oncebridge.events.event import Event, Unreadable
+from oncebridge.events.framing import Records
+from oncebridge.operate.explain.judgement import contents
+from oncebridge.operate.identity import Identities, Identity
+from oncebridge.operate.lookup import (
+    Letters,
+    Named,
+    events_in,
+    is_not_ours,
+    opened_to_look,
+    recognised,
+    records_with_id,
+    scan_costs,
+)
+from oncebridge.operate.reachability import is_missing, is_out_of_reach
+from oncebridge.service.config import Setup
+from oncebridge.stores.api import Record, Store
+from oncebridge.stores.copying import is_portable
+
+in_option = click.option(
+    "--in", "recording", metavar="FILE", help="Look for the key or id in this file of events."
+)
+scan_option = click.option(
+    "--scan", is_flag=True, help="Read a whole DynamoDB or S3 store for an id; it costs."
+)
+reason_option = click.option(
+    "--reason", "--because", "reason", default="", metavar="TEXT", help="Why; kept in the trail."
+)
+because_option = click.option(
+    "--because", "because", default="", metavar="TEXT", help="Why; kept in the trail."
+)
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+route_option = click.option(
+    "--route", "routes", multiple=True, help="Only on this route; may be repeated."
+)
+
+
+class Found(Struct, frozen=True):
+    """One event, and where it was found."""
+
+    label: str
+    line: int
+    event: Event | Unreadable
+    letter: DeadLetter | None = None
+    """Where it was found in the dead letters."""
+
+    @property
+    def problem(self) -> str:
+        """Say why it is no event, if so."""
+        event = self.event
+        return f"{event.reason}: {event.message}" if isinstance(event, Unreadable) else ""
+
+
+class Finder:
+    """Finds events in files, dead letters and a store."""
+
+    def __init__(self, setup: Setup, *, recording: str | None = None, scan: bool = False) -> None:
+        self._setup = setup
+        self._settings = setup.config.settings()
+        self._recording = recording
+        self._scan = scan
+        self._dead: DeadLetters | None = None
+        self._has_tried = False
+        self.identities = Identities(setup)
+        self.letters = Letters(self._open_dead, self._settings)
+
+    def named(self, text: str) -> Named:
+        """Tell what was named, and say so where it could be something else."""
+        found = recognised(text)
+        if found.beside is not None:
+            note(f"{printable(text)} is a {found.beside} as well; the file of that name is meant")
+        return found
+
+    def in_file(self, name: str) -> Iterator[Found]:
+        """Read the events of a file, however they are wrapped."""
+        with open_file(name) as file:
+            for record in Records(file):
+                for event in events_in(record, self._settings):
+                    yield Found(f"{name}, line {record.line}", record.line, event)
+
+    async def events(self, named: Named) -> list[Found]:
+        """Find whole events by key or id: in the recording, then in the dead letters."""
+        if self._recording is not None:
+            found = [one for one in self.in_file(self._recording) if self.is_named(one, named)]
+            if found:
+                return found
+            note(f"{self._recording} has no event with that {named.kind}")
+        return [one async for one in self._in_letters(named)]
+
+    def is_named(self, one: Found, named: Named) -> bool:
+        """Tell whether an event has the id, or on some route the key, that was named."""
+        if not isinstance(one.event, Event):
+            return False
+        if named.kind == "id":
+            return one.event.id == named.text
+        return any(named.key in way.all_keys() for way in self.identities.of(one.event))
+
+    async def _in_letters(self, named: Named) -> AsyncIterator[Found]:
+        if named.kind == "id":
+            letters = await self.letters.with_id(named.text)
+        else:
+            letter = await self.letters.with_key([named.key])
+            whole = await self.letters.whole(letter) if letter else None
+            letters = [whole] if whole else []
+        for letter in letters:
+            for event in events_in(letter.raw, self._settings):
+                found = Found(f"letter {letter.number}", letter.number, event, letter)
+                is_key = named.kind == "key" and letter.key == named.key
+                if is_key or self.is_named(found, named):
+                    yield found
+
+    async def records(self, named: Named, store: Store) -> list[Record]:
+        """Find the records whose first copy had an id: by looking at all of them."""
+        place = self._setup.config.store
+        if not is_portable(store):
+            note(f"{place} cannot be searched; --in FILE looks in a file of events")
+            return []
+        costs = scan_costs(place)
+        if costs and not self._scan:
+            note(f"{place} was not searched: {costs}. --scan does, --in FILE looks in a file")
+            return []
+        found: dict[bytes, Record] = {}
+        with counting("read") as tell:
+            async for record in records_with_id(store, named.text, tell):
+                found[record.key] = record
+        return list(found.values())
+
+    def ways(self, one: Found, routes: Sequence[str]) -> list[Identity]:
+        """
+        Tell by what an event is known: where it died, or on each route that it takes.
+
+        Of those, *routes* are meant; all where none is named.
+        """
+        if not isinstance(one.event, Event):
+            return []
+        if one.letter is not None and one.letter.rule:
+            way = self.identities.on(one.letter.route, one.event)
+            ways = [way] if way else []
+        else:
+            ways = self.identities.of(one.event)
+        return [way for way in ways if not routes or way.route.name in routes]
+
+    async def _open_dead(self) -> DeadLetters | None:
+        """Open the dead letters when they are needed; without them, the rest is told."""
+        if not self._has_tried:
+            self._has_tried = True
+            place = self._setup.config.dead
+            if not (is_out_of_reach(place) or is_missing(place) or is_not_ours(place)):
+                try:
+                    await place.opened.open()
+                    self._dead = place.opened
+                except OncebridgeError as error:
+                    note(f"without the dead letters: {error}")
+        return self._dead
+
+    async def aclose(self) -> None:
+        """Close what was opened."""
+        if self._dead is not None:
+            await self._dead.aclose()
+
+
+@asynccontextmanager
+async def finding(setup: Setup, **options: Any) -> AsyncIterator[Finder]:
+    """Make a finder, and close what it opened."""
+    finder = Finder(setup, **options)
+    try:
+        yield finder
+    finally:
+        await finder.aclose()
+
+
+class Asked(Struct, frozen=True):
+    """What one event has in the store, and how to call it."""
+
+    name: str
+    own: dict[bytes, bytes]
+    """Its keys, with the content that it has there; empty where that is not known."""
+    route: str = ""
+    entity: bytes = b""
+    problem: str = ""
+    is_bare: bool = False
+    """Found by key or in the store: the event itself, and what else it is known by, is not."""
+
+
+async def asked(
+    finder: Finder, texts: Sequence[str], routes: Sequence[str], store: Store
+) -> AsyncIterator[Asked]:
+    """
+    Find the keys of what was named; the same event twice in a file counts once.
+
+    *routes* are those that were asked for: none, and all are meant.
+    """
+    seen: set[tuple[bytes, bytes]] = set()
+    for text in texts:
+        named = finder.named(text)
+        async for one in _asked(finder, named, routes, store):
+            if one.own and seen.issuperset(one.own.items()):
+                continue
+            seen.update(one.own.items())
+            yield one
+
+
+async def _asked(
+    finder: Finder, named: Named, routes: Sequence[str], store: Store
+) -> AsyncIterator[Asked]:
+    if named.kind == "key" and not routes:
+        yield Asked(str(named), {named.key: b""}, is_bare=True)
+        return
+    found = finder.in_file(named.text) if named.kind == "file" else await finder.events(named)
+    is_found = False
+    for one in found:
+        is_found = True
+        ways = finder.ways(one, routes)
+        if one.problem or not ways:
+            yield Asked(one.label, {}, problem=_no_way(one, routes))
+        for way in ways:
+            more = {one.letter.key: b""} if one.letter and one.letter.key else {}
+            own = more | contents(way)
+            if named.kind != "key":
+                yield Asked(one.label, own, way.route.name, way.plan.entity)
+            elif named.key in own:
+                its = {named.key: own[named.key]}  # of which no more was asked than that
+                yield Asked(one.label, its, way.route.name, is_bare=True)
+            else:
+                yield Asked(one.label, {}, problem=f"not its key on route {way.route.name}")
+    if is_found or named.kind == "file":
+        return
+    if routes:
+        yield Asked(str(named), {}, problem=_NO_ROUTE)
+        return
+    own = {record.key: b"" for record in await finder.records(named, store)}
+    yield Asked(str(named), own, problem="" if own else not_found(named), is_bare=True)
+
+
+_NO_ROUTE = (
+    "what the store has does not tell its route; with --route give the event itself, or --in FILE"
+)
+_NOT_FOUND = (
+    "not found; only the id of the first copy is remembered: use the event itself, or a key"
+)
+
+
+def _no_way(one: Found, routes: Sequence[str]) -> str:
+    """Say why nothing is known by which an event could be found; nothing if it has no key."""
+    if one.problem:
+        return f"not an event: {one.problem}"
+    if one.letter is not None and one.letter.rule and routes and one.letter.route not in routes:
+        return f"letter {one.letter.number} died on route {one.letter.route}"
+    return ""
+
+
+def not_found(named: Named) -> str:
+    """Say that an id led to nothing, and why that may be."""
+    return f"{_NOT_FOUND}{named.hint}"
+
+
+def tell_of_other_keys() -> None:
+    """Say what a key alone does not tell."""
+    note("as far as this key goes: a rule with tiers may know the event by another")
+
+
+def tell_of_headers() -> None:
+    """Explain what a text may be that has the form of a key and is not found."""
+    note(
+        "an Idempotency-Key is not always a key: where the rule compares contents it is made of "
+        "both; use the event itself, its id, or --in FILE"
+    )
+
+
+# --- asking and showing -------------------------------------------------------------------
+
+
+def refuse_unasked(what: str, *, yes: bool) -> None:
+    """Refuse where nobody can be asked, and nobody said yes beforehand."""
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError(f"{what}; say --yes where nobody can be asked")
+
+
+@asynccontextmanager
+async def opened_store(setup: Setup, what: str) -> AsyncIterator[Store | None]:
+    """Open the store, unless it is a file that is none yet: none is made to be changed."""
+    place = setup.config.store
+    if is_missing(place) or is_not_ours(place):
+        note(f"the store {place} is not there yet, so there is nothing to {what}")
+        yield None
+        return
+    async with opened(place.opened) as store:
+        yield store
+
+
+@asynccontextmanager
+async def store_to_look(setup: Setup, otherwise: str) -> AsyncIterator[Store | None]:
+    """
+    Open the store if nothing has to be made for that; if not, note *otherwise* and why.
+
+    Without *otherwise*, nothing is noted.
+    """
+    place = setup.config.store
+    store: Store | None = None
+    problem = ""
+    if is_out_of_reach(place):
+        problem = f"the store {place} lives in another process"
+    elif is_missing(place) or is_not_ours(place):
+        problem = f"the store {place} is not there yet"
+    else:
+        try:
+            store = await opened_to_look(place)
+        except (StoreError, ConfigError) as error:
+            problem = str(error)
+    if problem and otherwise:
+        note(f"{otherwise}: {problem}")
+    try:
+        yield store
+    finally:
+        if store is not None:
+            await store.aclose()
+
+
+@contextmanager
+def counting(word: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many there were so far, where nobody knows how many there are."""
+    console = Console(stderr=True)
+    bar = Progress(
+        BarColumn(bar_width=30),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    with bar:
+        row = bar.add_task("", total=None)
+        yield lambda count: bar.update(row, description=f"{count:,} {word}")

@@ -1,0 +1,133 @@
+"""
+What happened, told to whoever wants to know.
+
+A hook is a function that takes one frozen record: a `Decision` for each arrival, a `RoundTrip`
+for each call of a store or a sink. It runs on the gateway's loop, so it should be quick; if it
+raises, that is logged and the event goes its way.
+
+A tracer is told when an event arrives, when it is sent and what became of it, so that whoever
+traces requests can follow it through.
+"""
+
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar
+
+from msgspec import Struct
+
+from oncebridge.engine.verdict import Outcome
+from oncebridge.events.event import Event, Unreadable
+
+_log = logging.getLogger("oncebridge")
+_T = TypeVar("_T")
+
+
+class Decision(Struct, frozen=True, gc=False):
+    """One arrival and what became of it."""
+
+    route: str
+    event: Event | Unreadable
+    outcome: Outcome
+    arrived_ms: int = 0
+    """When it arrived, by this host's clock."""
+    took_s: float = 0.0
+    """From its arrival to the verdict."""
+    attempt: int = 1
+    """How often it was tried, this time included, as far as the store knows."""
+
+
+class RoundTrip(Struct, frozen=True, gc=False):
+    """One call of a store or a sink, for one event or many."""
+
+    route: str
+    place: Literal["store", "sink"]
+    call: str
+    """The method: `claim`, `commit`, `release`, `extend`, `remember` or `deliver`."""
+    items: int
+    """How many events it was for."""
+    took_s: float
+    ok: bool
+    """The store answered; the sink took all of them."""
+
+
+Hook = Callable[[Decision], None]
+"""Told of each arrival when its verdict is known."""
+TripHook = Callable[[RoundTrip], None]
+"""Told of each call of a store or a sink when it has ended."""
+
+
+class Trace(Protocol):
+    """One arrival, as a tracer follows it."""
+
+    def sending(self) -> str:
+        """Tell that it is sent now, and give the `traceparent` to send with it; may be empty."""
+        ...
+
+    def ended(self, outcome: Outcome) -> None:
+        """Tell what became of it."""
+        ...
+
+
+class Tracer(Protocol):
+    """Whoever follows events through."""
+
+    def arrived(self, route: str, event: Event | Unreadable) -> Trace | None:
+        """Begin to follow *event*; None where it is not worth following."""
+        ...
+
+
+def tell(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
+    """Call every hook with every record."""
+    for hook in hooks:
+        for record in records:
+            try:
+                hook(record)
+            except Exception as error:  # noqa: BLE001 - a hook must never cost an event
+                _log_failure(error)
+
+
+def follow(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | None:
+    """Begin to follow *event*."""
+    try:
+        return tracer.arrived(route, event)
+    except Exception as error:  # noqa: BLE001 - nor must a tracer
+        _log_failure(error)
+        return None
+
+
+def sending(trace: Trace) -> str:
+    """Tell *trace* that its event is sent now, and give the `traceparent` to send with it."""
+    try:
+        return trace.sending()
+    except Exception as error:  # noqa: BLE001
+        _log_failure(error)
+        return ""
+
+
+def ended(trace: Trace, outcome: Outcome) -> None:
+    """Tell *trace* what became of its event."""
+    try:
+        trace.ended(outcome)
+    except Exception as error:  # noqa: BLE001
+        _log_failure(error)
+
+
+_failed: Counter[str] = Counter()
+"""How often hooks have failed, by place."""
+
+
+def _log_failure(error: Exception) -> None:
+    """
+    Log where a hook failed, and how; not its text, which may quote the event.
+
+    What fails for one event mostly fails for all: the 1st, 10th, 100th … time is told.
+    """
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    at = f"{frame.filename}:{frame.lineno}"
+    _failed[at] += 1
+    times = _failed[at]
+    if str(times).strip("0") == "1":
+        extra = {"error": type(error).__name__, "at": at, "times": times}
+        _log.error("oncebridge.hook_failed", extra=extra)

@@ -1,0 +1,190 @@
+"""
+The decorator that protects one function.
+
+    @once(store=SQLiteStore("seen.db"), key=["detail.orderId"])
+    def charge(order): ...
+
+The first call with an order runs the function; a repeat returns without running it,
+in this process or any other on the same store. If the function raises, the caller gets
+the exception and the call may be made again.
+"""
+
+import asyncio
+import copy
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar, cast
+
+from oncebridge.dead_letters.api import DeadLetters
+from oncebridge.engine.blocking import BlockingGateway
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import Outcome
+from oncebridge.errors import EventError, HandedBack, SinkRejected
+from oncebridge.events.event import Event, from_object, parse
+from oncebridge.events.rules import Rule
+from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Unknown, Yes
+from oncebridge.stores.api import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def once(
+    *,
+    store: Store,
+    key: str | Sequence[str] = "content",
+    ignore: Sequence[str] = (),
+    window: str = "6d",
+    timeout: timedelta = timedelta(seconds=30),
+    route: str | None = None,
+    dead: DeadLetters | None = None,
+    otherwise: Any = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """
+    Run the function once per event, its first argument.
+
+    The event may be an `Event`, the bytes of one, or a mapping; a mapping without an
+    envelope counts as the detail, so its fields are `detail.…` here too. *key*, *ignore* and
+    *window* are those of a rule. *timeout* is how long the function may take.
+
+    A repeat returns *otherwise*. Where the call is neither made nor known to have been
+    made (another worker is at it, the store is down), `HandedBack` is raised.
+
+    *route* keeps functions apart in one store; by default it is the function's name.
+    """
+
+    def protect(function: Callable[P, R]) -> Callable[P, R]:
+        name = route or f"{function.__module__}.{function.__qualname__}"
+        spec = {"name": name, "key": key if isinstance(key, str) else list(key), "window": window}
+        if ignore:
+            spec["ignore"] = list(ignore)
+        budgets = Settings()
+        settings = Settings(
+            sink_timeout=timeout,
+            lease=max(budgets.lease, timeout + budgets.commit_budget + 2 * budgets.margin),
+        )
+        calls = _Calls(function)
+        gateway = Gateway(
+            store=store,
+            sink=calls,
+            rules=[Rule.parse(spec, "once")],
+            dead=dead,
+            route=name,
+            settings=settings,
+        )
+        if inspect.iscoroutinefunction(function):
+            return cast("Callable[P, R]", _protect_async(function, gateway, calls, otherwise))
+        return _protect_plain(function, BlockingGateway(gateway), calls, otherwise)
+
+    return protect
+
+
+def _protect_async(
+    function: Callable[P, Awaitable[R]], gateway: Gateway, calls: "_Calls", otherwise: Any
+) -> Callable[P, Awaitable[R]]:
+    @functools.wraps(function)
+    async def protected(*args: P.args, **kwargs: P.kwargs) -> R:
+        call = _Call(args, kwargs)
+        calls.add(call)
+        try:
+            (outcome,) = await gateway.process([call.event])
+        finally:
+            calls.discard(call)
+        return cast("R", call.result(outcome, otherwise))
+
+    return protected
+
+
+def _protect_plain(
+    function: Callable[P, R], gateway: BlockingGateway, calls: "_Calls", otherwise: Any
+) -> Callable[P, R]:
+    @functools.wraps(function)
+    def protected(*args: P.args, **kwargs: P.kwargs) -> R:
+        call = _Call(args, kwargs)
+        calls.add(call)
+        try:
+            (outcome,) = gateway.process([call.event])
+        finally:
+            calls.discard(call)
+        return cast("R", call.result(outcome, otherwise))
+
+    return protected
+
+
+class _Call:
+    """One call of the function: its arguments, and how it ended."""
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not args:
+            raise TypeError("a function protected by once takes the event as its first argument")
+        self.args = args
+        self.kwargs = kwargs
+        self.event = _event(args[0])
+        self.value: Any = None
+        self.error: Exception | None = None
+
+    def result(self, outcome: Outcome, otherwise: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        if outcome.forwarded:
+            return self.value
+        if outcome.acknowledge:
+            return otherwise
+        raise HandedBack(outcome.reason or outcome.verdict, outcome.retry_after_ms / 1000)
+
+
+def _event(argument: Any) -> Event:
+    if isinstance(argument, Event):
+        return copy.copy(argument)  # two calls with one event are two calls
+    if isinstance(argument, bytes):
+        return parse(argument, bare=True)
+    if isinstance(argument, Mapping):
+        return from_object(argument, bare=True)
+    raise EventError("not-an-object", "once takes an Event, bytes, or a mapping")
+
+
+class _Calls:
+    """The sink that makes the calls which are under way."""
+
+    batch = 1
+    concurrency = 1000
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._is_async = inspect.iscoroutinefunction(function)
+        self._calls: dict[int, _Call] = {}
+
+    def add(self, call: _Call) -> None:
+        self._calls[id(call.event)] = call
+
+    def discard(self, call: _Call) -> None:
+        self._calls.pop(id(call.event), None)
+
+    async def open(self) -> None:
+        """Do nothing: the function is there."""
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        (delivery,) = deliveries
+        call = self._calls[id(delivery.event)]
+        try:
+            if self._is_async:
+                call.value = await self._function(*call.args, **call.kwargs)
+            else:
+                call.value = await asyncio.to_thread(self._function, *call.args, **call.kwargs)
+                if inspect.isawaitable(call.value):
+                    raise TypeError(  # noqa: TRY301 - the caller gets it like any other
+                        "the function gave an awaitable; once protects it only as an async def"
+                    )
+        except SinkRejected as error:
+            call.error = error
+            return [Never(type(error).__name__)]
+        except Exception as error:  # noqa: BLE001 - it is the caller's, who gets it back
+            call.error = error
+            return [Unknown(type(error).__name__)]
+        return [Yes()]
+
+    async def aclose(self) -> None:
+        """Do nothing: calls end by themselves."""

@@ -1,0 +1,44 @@
+"""
+Pause and resume, for all workers at once.
+
+A paused route has a record in the store that says so. Every worker looks once a second, so
+it works from another process, on another machine, and lasts over a restart.
+"""
+
+from collections.abc import Sequence
+
+from oncebridge.base.clock import Dice
+from oncebridge.errors import StoreUnavailable
+from oncebridge.events.key import make_key
+from oncebridge.stores.api import Fate, Memory, NoAnswer, Store
+
+_FOR_EVER_MS = 10 * 365 * 24 * 3600 * 1000
+
+
+def _key(route: str) -> bytes:
+    return make_key(route, b"paused", "", "", ())
+
+
+async def pause(store: Store, routes: Sequence[str], dice: Dice) -> None:
+    """Tell every worker to take nothing on *routes* until `resume`."""
+    tokens = dice.tokens(len(routes))
+    answers = await store.remember(
+        [
+            Memory(_key(route), token, Fate.DROPPED, _FOR_EVER_MS, b"", b"")
+            for route, token in zip(routes, tokens, strict=True)
+        ]
+    )
+    for answer in answers:
+        if isinstance(answer, NoAnswer):
+            raise StoreUnavailable(answer.reason)
+
+
+async def resume(store: Store, routes: Sequence[str]) -> list[bool]:
+    """Let *routes* go on, and tell which were paused."""
+    return await store.forget([_key(route) for route in routes])
+
+
+async def paused(store: Store, routes: Sequence[str]) -> list[bool]:
+    """Tell which of *routes* are paused."""
+    records = await store.peek([_key(route) for route in routes])
+    return [record is not None and record.fate is not None for record in records]

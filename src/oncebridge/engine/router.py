@@ -1,0 +1,344 @@
+"""
+Several ways out: each arrival goes to every route it is for.
+
+A route is a gateway of its own, with its own claims, so an event that one sink has and
+another has not yet is a duplicate here and delivered there. An arrival is acknowledged when
+every one of its routes acknowledges it. An event that no route is for goes to the dead letters,
+unless a rule of the file or the setting `unrouted` discards it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncebridge.base.clock import Clock, system_clock
+from oncebridge.dead_letters.api import DeadLetter, DeadLetters
+from oncebridge.engine.batch import Arrival
+from oncebridge.engine.counters import Books
+from oncebridge.engine.cpu_turns import TURN_S, Costly
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.hooks import Decision, Hook, tell
+from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import Outcome, Verdict
+from oncebridge.errors import DeadLetterError, OncebridgeError
+from oncebridge.events.envelopes import unwrap
+from oncebridge.events.event import Event, Unreadable, read
+from oncebridge.events.pattern import Pattern
+from oncebridge.events.rules import RuleSet
+
+_log = logging.getLogger("oncebridge")
+UNROUTED = "unrouted"
+"""What stands for a route where none was for an event."""
+_BROKEN_OFF = "an unforeseen error"
+
+
+class Answer(Struct, frozen=True, gc=False):
+    """What became of one arrival on all its routes together."""
+
+    acknowledge: bool
+    verdict: Verdict | None
+    """None where the arrival is only kept for later (a spool)."""
+    retry_after_ms: int = 0
+    reason: str = ""
+    outcomes: tuple[tuple[str, Outcome], ...] = ()
+    """By the names of the routes, in their order."""
+    blamed: bool = False
+    """It failed, and may be the cause itself; see `Outcome.blamed`."""
+
+
+Answered = Callable[[int, Answer], None]
+"""Told the answer to each arrival of a batch, by its place in it."""
+
+
+class Way(Struct, frozen=True):
+    """One route: the gateway, and which events it is for."""
+
+    gateway: Gateway
+    match: Pattern | None = None
+
+
+class Router:
+    """
+    Give each arrival to the *ways* it is for.
+
+    Of the events that no way is for, those that *rules* discard are discarded.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[Way],
+        *,
+        dead: DeadLetters | None = None,
+        rules: RuleSet | None = None,
+        discard_unrouted: bool = False,
+        settings: Settings = Settings(),  # noqa: B008 - frozen
+        hooks: Sequence[Hook] = (),
+        clock: Clock = system_clock,
+    ) -> None:
+        self.ways = tuple(ways)
+        self.unrouted = Books()
+        """Counts of what no route was for."""
+        self._dead = dead
+        self._rules = rules
+        self._discard = discard_unrouted
+        self._settings = settings
+        self._hooks = tuple(hooks)
+        self._clock = clock
+        self._apart = ways[0].gateway.rules.apart
+        self._only = ways[0] if len(ways) == 1 and ways[0].match is None else None
+        self.costly = Costly()
+
+    @property
+    def gateways(self) -> list[Gateway]:
+        return [way.gateway for way in self.ways]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Tell whether a route keeps events of one entity in order."""
+        return any(gateway.is_ordered for gateway in self.gateways)
+
+    def away_s(self) -> float:
+        """Tell how many seconds there is no point in bringing events: no route takes any."""
+        return min(gateway.away_s() for gateway in self.gateways)
+
+    def crowded_s(self) -> float:
+        """Return for how many seconds all routes have enough that waits for its turn."""
+        return min(gateway.crowded_s() for gateway in self.gateways)
+
+    def read(self, raw: bytes, *, bare: bool | None = None) -> Event | Unreadable:
+        """Read one event as the routes will; *bare* says otherwise than the settings."""
+        settings = self._settings
+        is_bare = settings.bare if bare is None else bare
+        return read(raw, limits=settings.limits, bare=is_bare, apart=self._apart)
+
+    def unwrap(self, raw: bytes) -> tuple[Event | Unreadable, ...]:
+        """Read what is wrapped in what a queue or a stream holds: one event, rarely several."""
+        return unwrap(raw, self.read)
+
+    async def read_all(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
+        """Read what is bytes in turns, however costly it is to read; see `costly`."""
+        found: list[Arrival] = []
+        while len(found) < len(arrivals):
+            async with self.costly:
+                while len(found) < len(arrivals) and self.costly.used_s < TURN_S:
+                    found.append(self._read_if_bytes(arrivals[len(found)]))
+        return found
+
+    def _read_if_bytes(self, arrival: Arrival) -> Event | Unreadable:
+        return self.read(arrival) if isinstance(arrival, bytes) else arrival
+
+    async def process(
+        self,
+        arrivals: Sequence[Arrival],
+        *,
+        within: timedelta | None = None,
+        patience: timedelta = timedelta(0),
+        answered: Answered | None = None,
+        in_place: bool = False,
+    ) -> list[Answer]:
+        """
+        Process a batch of arrivals on their routes, and return an answer for each, in order.
+
+        *answered* is called with each answer as soon as it is known. *in_place* says that the
+        source retries in place. Nothing is raised: an unexpected error is logged, and its
+        arrivals are returned to the source.
+        """
+        gathered = _Gathered(len(arrivals), answered)
+        batches = list(self._sort(arrivals, gathered))
+        gathered.expect(batches)
+        try:
+            done = await asyncio.gather(
+                *[
+                    way.gateway.process(
+                        [arrival for _, arrival in batch],
+                        within=within,
+                        patience=patience,
+                        settled=gathered.of(way.gateway.route, [at for at, _ in batch]),
+                        in_place=in_place,
+                    )
+                    for way, batch in batches
+                ],
+                *([self._close_unrouted(gathered)] if gathered.unrouted else []),
+                return_exceptions=True,
+            )
+        finally:
+            gathered.close()
+        for error in done:
+            if isinstance(error, BaseException):
+                # Its type only: the text of an exception may quote the event.
+                _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
+                if not isinstance(error, Exception):
+                    raise error
+        return gathered.answers()
+
+    def _sort(
+        self, arrivals: Sequence[Arrival], gathered: "_Gathered"
+    ) -> "Iterator[tuple[Way, _Batch]]":
+        """Find each arrival's routes; what can't be read is the first one's to bury."""
+        if self._only is not None:
+            yield self._only, list(enumerate(arrivals))
+            return
+        batches: list[_Batch] = [[] for _ in self.ways]
+        for at, arrival in enumerate(arrivals):
+            event = self._read_if_bytes(arrival)
+            if isinstance(event, Unreadable):
+                batches[0].append((at, event))
+                continue
+            is_routed = False
+            for way, batch in zip(self.ways, batches, strict=True):
+                if way.match is None or way.match.matches(event.envelope):
+                    batch.append((at, event))
+                    is_routed = True
+            if not is_routed:
+                gathered.unrouted.append((at, event))
+        for way, batch in zip(self.ways, batches, strict=True):
+            if batch:
+                yield way, batch
+
+    async def _close_unrouted(self, gathered: "_Gathered") -> None:
+        now_s, arrived_ms = asyncio.get_running_loop().time, self._clock()
+        began_s = now_s()
+        self.unrouted.arrive(len(gathered.unrouted))
+
+        def settle(at: int, event: Event, outcome: Outcome) -> None:
+            self.unrouted.settle(outcome.verdict, 1)
+            wait, reason = outcome.retry_after_ms, outcome.reason
+            gathered.answer(at, Answer(outcome.acknowledge, outcome.verdict, wait, reason))
+            if self._hooks:
+                took_s = now_s() - began_s
+                tell(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
+
+        kept: list[tuple[int, Event]] = []
+        for at, event in gathered.unrouted:
+            plan = self._rules.discard_plan(event) if self._rules is not None else None
+            if plan is None and not self._discard:
+                kept.append((at, event))
+                continue
+            rule = plan.rule.name if plan is not None else ""
+            settle(at, event, Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
+        buried = Outcome(Verdict.FAILED, acknowledge=False, reason=_BROKEN_OFF)
+        try:
+            if kept:
+                await self._bury([event for _, event in kept])
+            reason = f"{UNROUTED}: no route is for it"
+            buried = Outcome(Verdict.DEAD, acknowledge=True, reason=reason)
+        except OncebridgeError as error:
+            buried = replace(buried, retry_after_ms=5000, reason=f"dead letters: {error}")
+        finally:
+            for at, event in kept:
+                settle(at, event, buried)
+
+    async def _bury(self, events: Sequence[Event]) -> None:
+        if self._dead is None:
+            raise DeadLetterError("none are configured")
+        await self._dead.open()
+        await self._dead.put(
+            [
+                DeadLetter(
+                    raw=event.raw,
+                    reason=UNROUTED,
+                    message="no route is for it",
+                    route="",
+                    rule="",
+                    key=b"",
+                    attempts=0,
+                    maybe_delivered=False,
+                    buried_ms=self._clock(),
+                )
+                for event in events
+            ]
+        )
+
+    async def open(self) -> None:
+        """Open every route."""
+        for gateway in self.gateways:
+            await gateway.open()
+
+    def pause(self, routes: Sequence[str] = ()) -> None:
+        """Pause the named routes (all, if none is named), and no others."""
+        for gateway in self.gateways:
+            if not routes or gateway.route in routes:
+                gateway.pause()
+
+    async def drain(self, grace: timedelta) -> bool:
+        """Stop taking work, finish what was sent, and tell whether that was in time."""
+        return all(await asyncio.gather(*[g.drain(grace) for g in self.gateways]))
+
+    async def aclose(self) -> None:
+        for gateway in self.gateways:
+            with suppress(Exception):  # the next one has to be closed all the same
+                await gateway.aclose()
+
+
+_Batch = list[tuple[int, Arrival]]
+
+
+class _Gathered:
+    """The answers to one batch, as its routes come in one after the other."""
+
+    def __init__(self, count: int, answered: Answered | None) -> None:
+        self._answers: list[Answer | None] = [None] * count
+        self._answered = answered
+        self._several = False
+        self._order: dict[str, int] = {}
+        self._waiting: list[int] = []
+        self._outcomes: list[list[tuple[str, Outcome]]] = []
+        self.unrouted: list[tuple[int, Event]] = []
+
+    def expect(self, batches: Sequence[tuple[Way, _Batch]]) -> None:
+        """Note how many routes each arrival takes."""
+        self._several = len(batches) > 1
+        if self._several:
+            self._order = {way.gateway.route: rank for rank, (way, _) in enumerate(batches)}
+            self._waiting = [0] * len(self._answers)
+            self._outcomes = [[] for _ in self._answers]
+            for _, batch in batches:
+                for at, _ in batch:
+                    self._waiting[at] += 1
+
+    def of(self, route: str, places: Sequence[int]) -> Callable[[int, Outcome], None]:
+        """Make what a gateway tells its outcomes to."""
+
+        def settled(index: int, outcome: Outcome) -> None:
+            at = places[index]
+            if not self._several:
+                self.answer(at, _answer(((route, outcome),)))
+                return
+            self._outcomes[at].append((route, outcome))
+            self._waiting[at] -= 1
+            if not self._waiting[at]:
+                outcomes = sorted(self._outcomes[at], key=lambda pair: self._order[pair[0]])
+                self.answer(at, _answer(tuple(outcomes)))
+
+        return settled
+
+    def answer(self, at: int, answer: Answer) -> None:
+        self._answers[at] = answer
+        if self._answered is not None:
+            self._answered(at, answer)
+
+    def close(self) -> None:
+        """Hand back what no route has answered for: it was broken off before it began."""
+        for at, answer in enumerate(self._answers):
+            if answer is None:
+                failed = Answer(acknowledge=False, verdict=Verdict.FAILED, reason=_BROKEN_OFF)
+                self.answer(at, failed)
+
+    def answers(self) -> list[Answer]:
+        return [answer for answer in self._answers if answer is not None]
+
+
+def _answer(outcomes: tuple[tuple[str, Outcome], ...]) -> Answer:
+    """Let the route decide that is furthest from done; among equals, the one that forwarded."""
+    outcome = outcomes[0][1]
+    for _, other in outcomes[1:]:
+        if (other.acknowledge, not other.forwarded) < (outcome.acknowledge, not outcome.forwarded):
+            outcome = other
+    wait = max([other.retry_after_ms for _, other in outcomes if not other.acknowledge], default=0)
+    blamed = any([other.blamed for _, other in outcomes])  # noqa: C419 - quicker
+    return Answer(outcome.acknowledge, outcome.verdict, wait, outcome.reason, outcomes, blamed)

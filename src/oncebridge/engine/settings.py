@@ -1,0 +1,133 @@
+"""How a gateway behaves: one frozen record, each setting with its default and its reason."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+from oncebridge.base.durations import format_duration
+from oncebridge.base.options import Doc, Rate
+from oncebridge.errors import ConfigError
+from oncebridge.events.event import Limits
+from oncebridge.events.rules import DEFAULT_WINDOW
+
+DEFAULT_ROUTE = "default"
+"""The name of a route that was given none. Never a part of the sink's address, which may be secret
+and may change: the name is part of every key."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """The defaults are meant to be kept."""
+
+    window: Annotated[
+        timedelta,
+        Doc(
+            "How long an event is remembered, unless its rule says otherwise: four days of "
+            "Genesys re-sends, one of EventBridge retries, and a margin.",
+            example="6d",
+        ),
+    ] = DEFAULT_WINDOW
+    lease: Annotated[
+        timedelta, Doc("How long a claim lasts without a heartbeat.", example="30s")
+    ] = timedelta(seconds=30)
+    sink_timeout: Annotated[
+        timedelta,
+        Doc(
+            "How long one send may take; after that nobody knows whether it arrived.",
+            example="10s",
+        ),
+    ] = timedelta(seconds=10)
+    commit_budget: Annotated[
+        timedelta,
+        Doc("How long a commit is tried before the event is acknowledged without it.", "5s"),
+    ] = timedelta(seconds=5)
+    margin: Annotated[timedelta, Doc("What a claim must outlast a send by.", "1s")] = timedelta(
+        seconds=1
+    )
+    max_hold: Annotated[
+        timedelta,
+        Doc("How long an event may wait here for its turn, heartbeat or not.", example="15m"),
+    ] = timedelta(minutes=15)
+    patience: Annotated[
+        timedelta,
+        Doc("How long to wait in place for an entity that another worker holds.", example="10s"),
+    ] = timedelta(seconds=10)
+    max_attempts: Annotated[
+        int,
+        Doc(
+            "Attempts that failed through the event's own fault before it goes to the dead "
+            "letters: no clear answer, or refused while other events passed.",
+            example="8",
+            at_least=1,
+        ),
+    ] = 8
+    give_up_after: Annotated[
+        timedelta | None,
+        Doc(
+            "The age, counted from the first attempt, at which an event that fails goes to the "
+            "dead letters. Default: its window, or 12h where the source retries in place "
+            "(Kinesis, FIFO queues, files, a spool).",
+            example="1d",
+        ),
+    ] = None
+    backoff: Annotated[
+        timedelta,
+        Doc(
+            "The pause after a first failure is drawn from none to this; it doubles each time.",
+            example="1s",
+        ),
+    ] = timedelta(seconds=1)
+    max_backoff: Annotated[
+        timedelta, Doc("The longest pause, also where a sink asks for a longer one.", "5m")
+    ] = timedelta(minutes=5)
+    breaker: Annotated[
+        int,
+        Doc(
+            "Failures in a row after which a sink or store counts as down, and nothing is "
+            "claimed until a single try goes through.",
+            example="5",
+            at_least=1,
+        ),
+    ] = 5
+    rate: Annotated[
+        Rate | None,
+        Doc(
+            "How many events the sink of a route is sent at most, by all workers together: they "
+            "share the rate through the store. Without it, a sink that throttles sets the rate.",
+            example="100/s",
+        ),
+    ] = None
+    order: Annotated[
+        Literal["none", "entity"],
+        Doc('"entity" sends the events of one entity (of the rule) one at a time, in order.'),
+    ] = "none"
+    mode: Annotated[
+        Literal["enforce", "shadow"],
+        Doc('"shadow" forwards everything and only counts what it would have dropped.'),
+    ] = "enforce"
+    on_store_outage: Annotated[
+        Literal["hold", "deliver"],
+        Doc('"deliver" sends unprotected while the store is down; duplicates may pass.'),
+    ] = "hold"
+    explain: Annotated[
+        bool, Doc("Remember the first arrival's id and time with each key, about 60 bytes.")
+    ] = True
+    limits: Annotated[Limits, Doc("How large and how deep an event may be.")] = Limits()
+    bare: Annotated[
+        bool, Doc("Accept events without an envelope (a target with `InputPath: $.detail`).")
+    ] = False
+
+    def check(self) -> None:
+        """Refuse settings that cannot keep the promise."""
+        needed = self.sink_timeout + self.commit_budget + self.margin
+        if self.lease < needed:
+            raise ConfigError(
+                "lease",
+                f"{format_duration(self.lease)} is too short: a send "
+                f"({format_duration(self.sink_timeout)}), its commit "
+                f"({format_duration(self.commit_budget)}) and a margin "
+                f"({format_duration(self.margin)}) have to fit in it",
+            )
+        for name in ("max_attempts", "breaker"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"must be at least 1, not {getattr(self, name)}")

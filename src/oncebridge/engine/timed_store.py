@@ -1,0 +1,66 @@
+"""A store whose round trips are told to hooks: how long each took, and for how many."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from oncebridge.engine.hooks import RoundTrip, TripHook, tell
+from oncebridge.stores.api import (
+    ClaimAnswer,
+    Claims,
+    Commit,
+    CommitAnswer,
+    ExtendAnswer,
+    Extension,
+    Memory,
+    NoAnswer,
+    Release,
+    ReleaseAnswer,
+    RememberAnswer,
+    Want,
+)
+
+_Asked = TypeVar("_Asked")
+_Answered = TypeVar("_Answered")
+
+
+class TimedStore:
+    """What *store* does while events pass, timed."""
+
+    def __init__(self, store: Claims, route: str, hooks: Sequence[TripHook]) -> None:
+        self._store = store
+        self._route = route
+        self._hooks = tuple(hooks)
+
+    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        return await self._timed("claim", self._store.claim, wants)
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        return await self._timed("commit", self._store.commit, commits)
+
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        return await self._timed("release", self._store.release, releases)
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+        return await self._timed("extend", self._store.extend, extensions)
+
+    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+        return await self._timed("remember", self._store.remember, memories)
+
+    async def _timed(
+        self,
+        call: str,
+        ask: Callable[[Sequence[_Asked]], Awaitable[list[_Answered]]],
+        asked: Sequence[_Asked],
+    ) -> list[_Answered]:
+        now_s = asyncio.get_running_loop().time
+        before = now_s()
+        is_answered = False
+        try:
+            answers = await ask(asked)
+            is_answered = any(type(answer) is not NoAnswer for answer in answers)
+        finally:
+            took_s = now_s() - before
+            trip = RoundTrip(self._route, "store", call, len(asked), took_s, is_answered)
+            tell(self._hooks, trip)
+        return answers

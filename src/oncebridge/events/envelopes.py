@@ -1,0 +1,301 @@
+"""
+What an event may be wrapped in on its way, and how to get it out.
+
+A queue, a topic, a stream, a failed function: each puts an envelope of its own around the
+event, and they stand in each other in any order. The event's bytes are given as they stood
+in the innermost one, so that it has the same key whichever way it came.
+
+| wrapping                       | known by                                  | what is taken out   |
+| ------------------------------ | ----------------------------------------- | ------------------- |
+| SNS notification               | its `Type`, `TopicArn` or `MessageId`     | `Message`           |
+| Lambda's record of one         | `aws:sns`                                 | `Message` in `Sns`  |
+| SQS message, Lambda and Pipes  | `aws:sqs` or `receiptHandle`              | `body`              |
+| SQS message, API               | `ReceiptHandle` or `MD5OfBody`            | `Body`              |
+| Kinesis record, Lambda, Pipes  | `aws:kinesis`                             | `data`, from base64 |
+| Kinesis record by itself       | a number or a key, and no foreign member  | `data`, `Data`      |
+| destination of a function      | `requestContext`                          | `requestPayload`    |
+| the same of a stream, in S3    | `KinesisBatchInfo`                        | `payload`           |
+| Custom Event Bus with metadata | `SystemMetadata`                          | `Data`              |
+| `Records`, `Messages`          | one of these, or an event, is among them  | each element        |
+| an array                       | it can be no event                        | each element        |
+
+A Genesys detail (a target with `InputPath: $.detail`) is taken as it is. What is an event is
+never looked into, so most records cost no more than reading them. Neither is what only looks
+like a wrapping: it may be somebody's event, and what stood beside the piece taken out would
+be lost. What only tells about events (the failure record of a stream, or of a Custom Event
+Bus) says so. Nothing is raised, whatever the bytes.
+"""
+
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+from msgspec import Raw
+
+from oncebridge.events.event import Event, Unreadable
+
+_DEEPEST: Final = 8
+_MOST_BYTES: Final = 16 << 20  # a Kinesis record may have 10 MiB
+_MOST_HELD: Final = 10_000  # the largest batch of any trigger
+
+_ABOUT_A_STREAM: Final = (
+    "this tells of records that a function failed on, and does not hold them: they have to be "
+    "read from the stream again, while it keeps them"
+)
+_ABOUT_A_BUS: Final = (
+    "this tells of events that a Custom Event Bus could not deliver, and does not hold them: "
+    "they have to be sent by the bus again, while it keeps them"
+)
+
+
+class Read(Protocol):
+    """Read one event; with *bare*, the whole text may be its detail, whatever the settings say."""
+
+    def __call__(self, raw: bytes, /, *, bare: bool | None = None) -> Event | Unreadable: ...
+
+
+def unwrap(raw: bytes, read: Read) -> tuple[Event | Unreadable, ...]:
+    """Give the events that *raw* holds, however they are wrapped; what holds none as it is."""
+    found = read(raw)
+    if isinstance(found, Event) and not found.bare:
+        return (found,)
+    if len(raw) > _MOST_BYTES:
+        return (found,)
+    try:
+        return tuple(_Opening(read).open(raw, found, _DEEPEST))
+    except _TooMany:
+        return (Unreadable(raw, "too-large", f"it holds more than {_MOST_HELD} records"),)
+
+
+class _TooMany(Exception):
+    """There is no end to what is in there."""
+
+
+class _Opening:
+    """Opens what is in one record, and counts it."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._left = _MOST_HELD
+
+    def open(
+        self, raw: bytes, found: Event | Unreadable, layers: int
+    ) -> Sequence[Event | Unreadable]:
+        """Open *raw*, which on its own was *found* to be no event, or a bare one at best."""
+        held = _held(raw)
+        if held is None:
+            return [found]
+        if isinstance(held, _Bare):
+            return [found if isinstance(found, Event) else self._read(raw, bare=True)]
+        if isinstance(held, Unreadable):
+            return [held]
+        if not layers:
+            return [Unreadable(raw, "too-deep", f"it is wrapped more than {_DEEPEST} times")]
+        self._left -= len(held)
+        if self._left < 0:
+            raise _TooMany
+        return [event for inner in held for event in self._look_into(inner, layers - 1)]
+
+    def _look_into(self, raw: bytes, layers: int) -> Sequence[Event | Unreadable]:
+        found = self._read(raw)
+        if isinstance(found, Event) and not found.bare:
+            return [found]
+        return self.open(raw, found, layers)
+
+
+class _Bare:
+    """A detail without its envelope."""
+
+
+_BARE: Final = _Bare()
+_Members = Mapping[str, Raw]
+_Held = Sequence[bytes] | Unreadable | _Bare | None
+"""What stands in a wrapping; None: it is no wrapping that we know."""
+
+
+def _held(raw: bytes) -> _Held:
+    members = _members(raw)
+    if members is None:
+        return _array(raw)
+    if "detail" in members:
+        return None
+    if _is_bare(members):
+        return _BARE
+    return _of_function(raw, members) or _of_batch(members) or _of_record(members)
+
+
+def _is_bare(members: _Members) -> bool:
+    return "topicName" in members and "eventBody" in members
+
+
+def _of_function(raw: bytes, members: _Members) -> _Held:
+    """Open what a function, or a bus that calls one, leaves behind."""
+    if {"requestPayload", "requestContext"} <= members.keys():
+        return _value(members["requestPayload"])
+    if "KinesisBatchInfo" in members or "DDBStreamBatchInfo" in members:
+        held = _value(members["payload"]) if "payload" in members else None  # S3 gets all of it
+        return held or Unreadable(raw, "no-detail", _ABOUT_A_STREAM)
+    if "busArn" in members and "version" in members:
+        return Unreadable(raw, "no-detail", _ABOUT_A_BUS)
+    return None
+
+
+def _of_batch(members: _Members) -> _Held:
+    for name in ("Records", "Messages"):
+        elements = _array(bytes(members[name])) if name in members else None
+        if elements is not None and any(map(_is_known, elements)):
+            return elements
+    return None
+
+
+def _is_known(element: bytes) -> bool:
+    """Tell an event or a record, beyond doubt: an event may have lists of its own."""
+    members = _members(element)
+    return members is not None and (
+        {"detail", "detail-type"} <= members.keys()
+        or _is_bare(members)
+        or _of_record(members) is not None
+    )
+
+
+# --- records --------------------------------------------------------------------------------
+
+
+def _of_record(members: _Members) -> Sequence[bytes] | None:
+    """Open one record of a topic, a queue, a stream or a bus."""
+    source = _source(members)
+    if source == "aws:sns":
+        return _string_in(_inner(members, "Sns"), "Message")
+    if source == "aws:sqs":
+        return _string_in(members, "body")
+    if source == "aws:kinesis":
+        return _base64_in(_inner(members, "kinesis") or members, "data")
+    if source is not None:
+        return None
+    return _of_topic(members) or _of_queue(members) or _of_stream(members) or _of_bus(members)
+
+
+def _source(members: _Members) -> str | None:
+    """Tell what Lambda or Pipes says where a record is from."""
+    for name in ("eventSource", "EventSource"):
+        if name in members:
+            return _text(members[name]) or ""
+    return None
+
+
+def _of_topic(members: _Members) -> Sequence[bytes] | None:
+    has = members.keys()
+    if "Type" in has and has & {"TopicArn", "MessageId"}:
+        return _string_in(members, "Message") if _text(members["Type"]) == "Notification" else None
+    return None
+
+
+def _of_queue(members: _Members) -> Sequence[bytes] | None:
+    has = members.keys()
+    if {"messageId", "receiptHandle"} <= has:
+        return _string_in(members, "body")
+    if "MessageId" in has and has & {"ReceiptHandle", "MD5OfBody"}:
+        return _string_in(members, "Body")
+    return None
+
+
+_RECORD: Final = frozenset(
+    {
+        *("data", "sequenceNumber", "partitionKey", "approximateArrivalTimestamp"),
+        *("kinesisSchemaVersion", "encryptionType"),
+    }
+)
+_API_RECORD: Final = frozenset(
+    {
+        *("Data", "SequenceNumber", "PartitionKey", "ApproximateArrivalTimestamp"),
+        *("EncryptionType", "ExplicitHashKey"),
+    }
+)
+
+
+def _of_stream(members: _Members) -> Sequence[bytes] | None:
+    # Nothing here is named after Kinesis, so one member more makes it something else.
+    has = members.keys()
+    marks = has & {"sequenceNumber", "partitionKey", "SequenceNumber", "PartitionKey"}
+    if not marks or any(_text(members[mark]) is None for mark in marks):
+        return None
+    if has <= _RECORD:
+        return _base64_in(members, "data")
+    if has <= _API_RECORD:
+        return _base64_in(members, "Data")
+    return None
+
+
+def _of_bus(members: _Members) -> Sequence[bytes] | None:
+    if "Data" in members and _is_object(members.get("SystemMetadata")):
+        return _value(members["Data"])
+    return None
+
+
+# --- pieces ---------------------------------------------------------------------------------
+
+
+def _members(raw: bytes) -> dict[str, Raw] | None:
+    """Take an object apart, with each value as it stands there; None where it can't be done."""
+    try:
+        members = _decode_object(raw)
+        again = _encode(members)
+    except (ValueError, RecursionError):
+        return None
+    # Of two members with one name, the first would be lost without a word. Each has a colon of
+    # its own, and values are encoded as they were.
+    is_whole = raw.count(b":") == again.count(b":") and not any(":" in name for name in members)
+    return members if is_whole else None
+
+
+def _array(raw: bytes) -> Sequence[bytes] | None:
+    """Take an array apart; one of nothing but plain values is none."""
+    try:
+        elements = [bytes(element) for element in _decode_array(raw)]
+    except (ValueError, RecursionError):
+        return None
+    return elements if any(e.startswith((b"{", b"[")) for e in elements) else None
+
+
+def _is_object(value: Raw | None) -> bool:
+    return value is not None and bytes(value).startswith(b"{")
+
+
+def _inner(members: _Members, name: str) -> _Members:
+    return (name in members and _members(bytes(members[name]))) or {}
+
+
+def _value(value: Raw) -> Sequence[bytes] | None:
+    """Take what is embedded, or sent along as a string."""
+    raw = bytes(value)
+    if raw.startswith((b"{", b"[")):
+        return [raw]
+    text = _text(value)
+    return None if text is None else [text.encode()]
+
+
+def _string_in(members: _Members, name: str) -> Sequence[bytes] | None:
+    text = _text(members[name]) if name in members else None
+    return None if text is None else [text.encode()]
+
+
+def _base64_in(members: _Members, name: str) -> Sequence[bytes] | None:
+    text = _text(members[name]) if name in members else None
+    try:
+        return None if text is None else [binascii.a2b_base64(text, strict_mode=True)]
+    except ValueError:
+        return None
+
+
+def _text(value: Raw) -> str | None:
+    try:
+        return _decode_string(value)
+    except ValueError:
+        return None
+
+
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_array = msgspec.json.Decoder(list[Raw]).decode
+_decode_string = msgspec.json.Decoder(str).decode
+_encode: Any = msgspec.json.Encoder().encode

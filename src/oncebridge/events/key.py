@@ -1,0 +1,489 @@
+"""
+How an event becomes a key.
+
+A key is one byte for the version of this algorithm, and the SHA-256 of everything that
+makes the event this one and no other: the namespace, the kind of key, the source, the
+detail-type, and the parts that the rule chose. Each stands behind its own length, so
+that ``a|bc`` and ``ab|c`` are two keys. In text a key is written in hex, which is safe
+in a header, in SQL and in the name of a file, whatever the event held.
+
+A kind of key answers None when it has nothing to go by: a part that is missing or null,
+an id that is empty, a detail with nothing left in it. That is not a key, and the caller
+decides what then. A constant would make strangers into duplicates.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+import jmespath
+from jmespath.exceptions import JMESPathError
+from jmespath.functions import Functions, signature
+
+from oncebridge.errors import ConfigError, EventError
+from oncebridge.events.canonical import canonical, canonical_plain
+from oncebridge.events.event import Event
+from oncebridge.events.exact_float import holds_exact_float, read_decimal
+
+Scope = Literal["source", "organisation"]
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
+
+KEY_VERSION: Final = 1
+"""The first byte of every key; it changes whenever equal events would get other keys."""
+
+_VERSION_BYTE: Final = bytes([KEY_VERSION])
+_SHORT: Final = 512
+"""How long a detail is, in bytes, that may say next to nothing."""
+
+
+class KeyKind(Protocol):
+    """
+    One way to tell events apart.
+
+    *kind* is its name, which goes into the key. `parts` gives what goes in besides, or
+    None if this event cannot be told apart in this way.
+    """
+
+    @property
+    def kind(self) -> bytes: ...
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None: ...
+
+
+class ContentKey:
+    """
+    The canonical detail, without the paths in *ignore*.
+
+    A path is made of names and dots and starts at the envelope: ``detail.timestamp``.
+    ``*`` stands for any name or any element of an array, and a name with odd characters
+    goes into double quotes: ``detail."odd.name"``. *where* names the setting in errors.
+
+    Where something is ignored, what is left must say something: nulls do not, nor does what
+    is empty. *labels* are members of the detail that count, but say too little to be a key
+    without any other. Of a long detail this is not asked: it would cost every event, and half
+    a kilobyte of nulls is nobody's. Without a member that it *needs*, a detail has no key.
+
+    *apart* is for `oncebridge.events.event.parse`, which then encodes each event only once.
+    """
+
+    kind: Final = b"content"
+
+    def __init__(
+        self,
+        ignore: Sequence[str] = (),
+        *,
+        where: str = "ignore",
+        labels: Sequence[str] = (),
+        needs: Sequence[str] = (),
+    ) -> None:
+        self.ignore = _listed(ignore, where)
+        self.labels, self.needs = _listed(labels, "labels"), _listed(needs, "needs")
+        self._paths = [_read_path(path, f"{where}[{n}]") for n, path in enumerate(self.ignore)]
+        names = [path[0] for path in self._paths if len(path) == 1 and path[0] is not None]
+        self._names = tuple(names) if len(names) == len(self._paths) else None
+        self.apart: tuple[str, ...] = self._names or ()
+        self._slight = frozenset(self.apart + self.labels)
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None:
+        body = event.kept if event.apart == self._names else self.body(event)
+        if len(body) < _SHORT and self._says_too_little(body, event.detail):
+            return None
+        if self.needs and any(says_nothing(event.detail.get(name)) for name in self.needs):
+            return None
+        return (body,)
+
+    def body(self, event: Event) -> bytes:
+        """Give what of the detail counts, as canonical bytes; ``{}`` when nothing does."""
+        if event.apart == self._names:
+            return event.kept
+        if self._names is not None:
+            left = {name: item for name, item in event.detail.items() if name not in self._names}
+        else:
+            left = _without(event.detail, self._paths)
+            if says_nothing(left):
+                return b"{}"
+        return canonical_plain(left) if event.plain else canonical(left)
+
+    def _says_too_little(self, body: bytes, detail: Mapping[str, Any]) -> bool:
+        if not self._slight:
+            return body == b"{}"
+        if self._names is None:
+            detail = _without(detail, self._paths)
+        for name, item in detail.items():
+            if name not in self._slight and not says_nothing(item):
+                return False
+        return True
+
+
+class IdKey:
+    """The id that EventBridge gave the event."""
+
+    kind: Final = b"id"
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None:
+        return (event.id.encode(),) if event.id else None
+
+
+class FieldsKey:
+    """
+    The values that JMESPath *expressions* find in the envelope.
+
+    Names and dots, ``[]`` once, and ``||`` between them are walked directly, anything else
+    is JMESPath's to evaluate. The expressions are part of the key, so two rules with different ones never meet. A value
+    is taken in its canonical form: 1 and 1.0 agree, ``"1"`` is another.
+    *where* names the setting in errors.
+    """
+
+    kind: Final = b"fields"
+
+    def __init__(self, expressions: Sequence[str], *, where: str = "key") -> None:
+        self.expressions = _listed(expressions, where)
+        if not expressions:
+            raise ConfigError(where, "is empty; name at least one field, such as detail.id")
+        found = [_compile(each, f"{where}[{n}]") for n, each in enumerate(self.expressions)]
+        self._finders = [
+            (expression.encode(), finder.in_event)
+            for expression, finder in zip(self.expressions, found, strict=True)
+        ]
+        if all(not says_nothing(finder.in_envelope({})) for finder in found):
+            raise ConfigError(
+                where,
+                "has a value even when the event is empty, so different events would get one "
+                "key; use at least one field without a fallback",
+            )
+
+    def parts(self, event: Event) -> tuple[bytes, ...] | None:
+        found: list[bytes] = []
+        for expression, find in self._finders:
+            value = find(event)
+            if says_nothing(value):
+                return None
+            try:
+                found += (expression, canonical(value))
+            except EventError:
+                # what an expression makes may be no JSON: to_number('nan'), for one
+                return None
+        return tuple(found)
+
+
+def compile_field(expression: str, where: str = "field") -> Callable[[Event], Any]:
+    """Compile one JMESPath expression over the envelope; None where it finds nothing."""
+    return _compile(expression, where).in_event
+
+
+def make_key(
+    namespace: str, kind: bytes, source: str, detail_type: str, parts: tuple[bytes, ...]
+) -> bytes:
+    """Make the key: 33 bytes, the first of which is `KEY_VERSION`."""
+    hashed = _start(namespace, kind, source, detail_type).copy()
+    hashed.update(_frame(parts))
+    return _VERSION_BYTE + hashed.digest()
+
+
+def key_maker(
+    namespace: str, how: KeyKind, source: str, detail_type: str
+) -> Callable[[Event], bytes | None]:
+    """
+    Give what makes the keys of events with this *source* and *detail_type*.
+
+    It is `make_key` of the parts that *how* finds, and None where it finds none.
+    """
+    parts_of, start = how.parts, _start(namespace, how.kind, source, detail_type).copy
+
+    def make(event: Event) -> bytes | None:
+        parts = parts_of(event)
+        if parts is None:
+            return None
+        hashed = start()
+        for part in parts:
+            hashed.update(len(part).to_bytes(8))
+            hashed.update(part)
+        return _VERSION_BYTE + hashed.digest()
+
+    return make
+
+
+def fingerprint(
+    event: Event, *, content: ContentKey | None = None, source: str | None = None
+) -> bytes:
+    """
+    Give 16 bytes which tell whether two events with one key say the same.
+
+    Only what the sender wrote counts, less what *content* ignores. What the transport
+    adds (id, time, region, account, replay-name) does not. *source* is for a scoped one.
+    """
+    body = event.canonical if content is None else content.body(event)
+    scope = event.source if source is None else source
+    hashed = _start("", b"fingerprint", scope, event.detail_type).copy()
+    hashed.update(_frame((body,)))
+    return hashed.digest()[:16]
+
+
+def conflict_key(key: bytes, fingerprint: bytes) -> bytes:
+    """Make the key of an event that came under another event's *key*."""
+    return _VERSION_BYTE + sha256(_frame((b"conflict", key, fingerprint))).digest()
+
+
+_ORGANISATION: Final = re.compile(
+    r"(aws\.partner/genesys\.com(?:\.test)?/cloud/[^/]+)/.+", re.DOTALL
+)
+
+
+@lru_cache(maxsize=1024)
+def scoped_source(source: str, scope: Scope) -> str:
+    """
+    Give the source under which events count as one sender's.
+
+    Within an organisation, all integrations of one Genesys organisation are one source:
+    the suffix goes. Sources of anyone else stay as they are.
+    """
+    if scope == "organisation" and (found := _ORGANISATION.fullmatch(source)):
+        return found[1]
+    return source
+
+
+def _frame(parts: Sequence[bytes]) -> bytes:
+    """Put each part behind its length."""
+    framed = b""
+    for part in parts:
+        framed += len(part).to_bytes(8) + part
+    return framed
+
+
+# Few senders send many events: what their keys have in common is hashed once.
+@lru_cache(maxsize=4096)
+def _start(namespace: str, kind: bytes, source: str, detail_type: str) -> "HASH":
+    """Hash what comes before the parts; to be copied, never updated."""
+    return sha256(_frame((namespace.encode(), kind, source.encode(), detail_type.encode())))
+
+
+def _listed(items: Sequence[str], where: str) -> tuple[str, ...]:
+    if isinstance(items, str) or not all(isinstance(item, str) for item in items):
+        raise ConfigError(where, "must be a list of strings")
+    return tuple(items)
+
+
+# A step on a path: a name, or None for the star, which any name and any element match.
+_Path = tuple[str | None, ...]
+
+_STEP: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\*|[^.*"\s\[\]]+')
+_PATH_HELP: Final = (
+    "a path is names and dots and starts with detail, as in detail.timestamp or "
+    'detail.items.*.sentAt; a name with odd characters stands in quotes: detail."odd.name"'
+)
+
+
+def _read_path(path: str, where: str) -> _Path:
+    """Read an ignored path, and give the steps below ``detail``."""
+    steps: list[str | None] = []
+    position = 0
+    while True:
+        step = _STEP.match(path, position)
+        if not step:
+            raise ConfigError(where, f"{path!r} breaks off at column {position + 1}; {_PATH_HELP}")
+        steps.append(_read_step(step[0], where))
+        position = step.end()
+        if position == len(path):
+            break
+        if path[position] != ".":
+            raise ConfigError(where, f"{path!r} has no dot at column {position + 1}; {_PATH_HELP}")
+        position += 1
+    if steps[0] != "detail" or len(steps) == 1:
+        raise ConfigError(where, f"{path!r} is not below detail; {_PATH_HELP}")
+    return tuple(steps[1:])
+
+
+def _read_step(step: str, where: str) -> str | None:
+    if step == "*":
+        return None
+    if not step.startswith('"'):
+        return step
+    try:
+        name: str = json.loads(step)
+        name.encode()
+    except ValueError:
+        raise ConfigError(where, f"{step} is not a name in quotes; {_PATH_HELP}") from None
+    return name
+
+
+def _without(value: Any, paths: Sequence[_Path]) -> Any:
+    """Copy what is left without *paths*; what no path touches is shared, not copied."""
+    if isinstance(value, dict):
+        members = ((name, item, _below(paths, name)) for name, item in value.items())
+        return {
+            name: _without(item, below) if below else item
+            for name, item, below in members
+            if () not in below
+        }
+    if isinstance(value, list):
+        below = _below(paths, None)
+        return [] if () in below else [_without(item, below) for item in value]
+    return value
+
+
+def _below(paths: Sequence[_Path], name: str | None) -> list[_Path]:
+    return [path[1:] for path in paths if path[0] is None or path[0] == name]
+
+
+def says_nothing(value: Any) -> bool:
+    """Recognise null, and what holds nothing but null: ``[a, b]`` makes that of missing fields."""
+    kind = type(value)
+    if kind is not dict and kind is not list:
+        return value is None
+    waiting = [value]  # and no recursion, for an event may be nested as deeply as Python's stack
+    while waiting:
+        within = waiting.pop()
+        for item in within.values() if type(within) is dict else within:
+            if type(item) is dict or type(item) is list:
+                waiting.append(item)
+            elif item is not None:
+                return False
+    return True
+
+
+_NAME: Final = r'(?:[A-Za-z_][A-Za-z0-9_]*|"(?:[^"\\]|\\.)*")'
+_PATH: Final = rf"{_NAME}(?:\.{_NAME})*"
+_PLAIN: Final = re.compile(rf"\s*(?P<head>{_PATH})(?P<each>\[\](?:\.(?P<tail>{_PATH}))?)?\s*")
+
+_Find = Callable[[Any], Any]
+
+
+class _Finder(NamedTuple):
+    """One compiled expression: to look into an envelope, and to look into an event."""
+
+    in_envelope: _Find
+    in_event: Callable[[Event], Any]
+
+
+def _compile(expression: str, where: str) -> _Finder:
+    try:
+        compiled = jmespath.compile(expression)
+    except JMESPathError as error:
+        raise ConfigError(where, f"{expression!r} is not JMESPath: {_in_a_line(error)}") from None
+    _check_functions(compiled.parsed, expression, where)
+    plain = [_PLAIN.fullmatch(choice) for choice in expression.split("||")]
+    if all(plain):
+        return _compile_plain([each for each in plain if each])
+
+    def search(envelope: Any) -> Any:
+        try:
+            return compiled.search(envelope, _EXACT)
+        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError):
+            # a function was given what it cannot take, often the null of a missing field
+            return None
+
+    return _Finder(search, lambda event: search(event.envelope))
+
+
+class ExactFunctions(Functions):
+    """
+    The functions of JMESPath, without those that would round a number.
+
+    Functions that calculate refuse an `ExactFloat` themselves: they check the name of its type.
+    """
+
+    @signature({"types": []})
+    def _func_to_string(self, value: Any) -> Any:
+        if holds_exact_float(value):
+            raise ValueError("json would round the number")
+        return super()._func_to_string(value)  # type: ignore[misc]  # not in its stubs
+
+    @signature({"types": []})
+    def _func_to_number(self, value: Any) -> Any:
+        if isinstance(value, str) and _DECIMAL.fullmatch(value):
+            return read_decimal(value)
+        return super()._func_to_number(value)  # type: ignore[misc]
+
+
+_EXACT: Final = jmespath.Options(custom_functions=ExactFunctions())
+_DECIMAL: Final = re.compile(r"-?[0-9]+(?=[.eE])(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:
+    """Compile names and dots: most expressions are no more, and JMESPath takes its time."""
+    heads = [_names(choice["head"]) for choice in choices]
+    tails = [
+        _walker(_names(choice["tail"] or "")) if choice["each"] else None for choice in choices
+    ]
+
+    def search(skip: int) -> _Find:
+        walkers = [_walker(head[skip:]) for head in heads]
+        return _first([_collector(w, t) if t else w for w, t in zip(walkers, tails, strict=True)])
+
+    whole = search(0)
+    if any(head[0] != "detail" for head in heads):
+        return _Finder(whole, lambda event: whole(event.envelope))
+    inner = search(1)  # the envelope would have to be put together first
+    return _Finder(whole, lambda event: inner(event.detail))
+
+
+def _first(finders: Sequence[_Find]) -> _Find:
+    """Find what ``a || b`` does: the last that there is, unless one before it says something."""
+    *others, last = finders
+    if not others:
+        return last
+
+    def choose(value: Any) -> Any:
+        for find in others:
+            found = find(value)
+            if found or type(found) is int or type(found) is float:  # 0 says something
+                return found
+        return last(value)
+
+    return choose
+
+
+def _collector(head: _Find, tail: _Find) -> _Find:
+    """Find `head[].tail` as JMESPath does: lists in the list are opened once, null is left out."""
+
+    def collect(envelope: Any) -> Any:
+        found = head(envelope)
+        if not isinstance(found, list):
+            return None
+        items = (item for one in found for item in (one if isinstance(one, list) else (one,)))
+        return [value for value in map(tail, items) if value is not None]
+
+    return collect
+
+
+def _walker(names: Sequence[str]) -> _Find:
+    def walk(envelope: Any) -> Any:
+        value = envelope
+        for name in names:
+            if not isinstance(value, dict):
+                return None
+            value = value.get(name)
+        return value
+
+    return walk
+
+
+def _names(path: str) -> list[str]:
+    return [_unquote(name) for name in re.findall(_NAME, path)]
+
+
+def _unquote(name: str) -> str:
+    return str(json.loads(name)) if name.startswith('"') else name
+
+
+def _in_a_line(error: JMESPathError) -> str:
+    first = str(error).splitlines()[0].rstrip(": ")
+    return f"{first} (a name with odd characters needs double quotes)" if "-" in first else first
+
+
+def _check_functions(node: Any, expression: str, where: str) -> None:
+    """Refuse an unknown function now; JMESPath would notice only when it is called."""
+    if not isinstance(node, dict):
+        return
+    if node["type"] == "function_expression" and node["value"] not in Functions.FUNCTION_TABLE:
+        known = ", ".join(sorted(Functions.FUNCTION_TABLE))
+        raise ConfigError(
+            where, f"{expression!r} calls {node['value']!r}, which is none of {known}"
+        )
+    for child in node["children"]:
+        _check_functions(child, expression, where)

@@ -1,0 +1,796 @@
+"""
+What makes two events the same, by rule.
+
+The first rule whose pattern matches decides; an event that no rule matches is judged by
+its content. A rule turns an event into a `Plan`: the keys to claim (one per tier, the
+identifying one last), how long each is remembered, and the entity whose newest state
+the event may change. Nothing here touches a store.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from hashlib import sha256
+from typing import Annotated, Any, Literal, Self
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from oncebridge.base.clock import ms
+from oncebridge.base.options import Doc, Problems, read
+from oncebridge.errors import ConfigError
+from oncebridge.events.access import Guard
+from oncebridge.events.canonical import canonical
+from oncebridge.events.event import Event, Unreadable
+from oncebridge.events.key import (
+    KEY_VERSION,
+    ContentKey,
+    FieldsKey,
+    IdKey,
+    Scope,
+    compile_field,
+    conflict_key,
+    fingerprint,
+    key_maker,
+    make_key,
+    says_nothing,
+    scoped_source,
+)
+from oncebridge.events.pattern import Pattern
+from oncebridge.stores.api import Part
+
+OnMissing = Literal["content", "deliver", "dead"]
+OnConflict = Literal["deliver", "dead", "duplicate"]
+OnReplay = Literal["deduplicate", "deliver", "separate"]
+
+_MOST_KINDS = 4096
+"""Of how many pairs of source and detail-type it is remembered what their events share."""
+
+DEFAULT_WINDOW = timedelta(days=6)
+"""Four days of Genesys re-sends, a day of EventBridge retries, and a margin."""
+
+DEFAULT_AHEAD = timedelta(days=1)
+"""Clocks are rarely off by more, and a version from far ahead hides all true ones."""
+
+Version = tuple[Literal["number", "instant"], int | float]
+"""Versions compare within their kind only."""
+
+
+class Tier(Struct, frozen=True, kw_only=True):
+    """One way to recognise an event, and for how long."""
+
+    key: ContentKey | IdKey | FieldsKey = field(default_factory=ContentKey)
+    window: timedelta = DEFAULT_WINDOW
+    sliding: bool = False
+    """Every repeat prolongs the window, up to *max_window* after the delivery."""
+    max_window: timedelta = timedelta(days=30)
+    check: bool = False
+    """Compare the content too: the same key with other content is a conflict."""
+    content: ContentKey | None = None
+    """What is compared, and what stands in for a key with nothing to go by; without it the
+    rule's first key by content, or else all of the detail (`Rule.content_of`)."""
+
+
+class Latest(Struct, frozen=True):
+    """Newest wins: of one *entity*, drop what is older than what was delivered."""
+
+    entity: str
+    version: str
+    ahead: timedelta = DEFAULT_AHEAD
+    """How far ahead of the store's clock a version that is an instant may be."""
+
+
+class Quiet(Struct, frozen=True):
+    """Of one *entity*, drop the same *state* again within *time* of its delivery."""
+
+    entity: str
+    state: str
+    time: timedelta
+
+
+class Bare(Struct, frozen=True):
+    """
+    Which details that come without an envelope a rule is for.
+
+    They *match*, and each of *members* says something. A pattern cannot ask the latter of an
+    object: to EventBridge only leaves exist.
+    """
+
+    match: Pattern
+    members: tuple[str, ...] = ()
+
+    def takes(self, event: Event) -> bool:
+        """Tell whether *event* came without an envelope and is one of those."""
+        return (
+            event.bare
+            and not any(says_nothing(event.detail.get(name)) for name in self.members)
+            and self.match.matches(event.envelope)
+        )
+
+
+class Rule(Struct, frozen=True, kw_only=True):
+    """
+    What is the same, for the events that *match*, and for *bare* details of its own.
+
+    Without *tiers* the rule does not deduplicate: events are forwarded as they are, or,
+    with *discard*, not at all. *entity* is what an event is about, for gateways that keep
+    the events of one entity in order; rules with the same word in *together* keep one order
+    of what they find by the same expression. A rule with a *guard* decides about those that
+    it does not let in, before all other rules, and about nobody else.
+    """
+
+    name: str
+    match: Pattern | None = None
+    bare: Bare | None = None
+    tiers: tuple[Tier, ...] = (Tier(),)
+    latest: Latest | None = None
+    quiet: Quiet | None = None
+    on_missing: OnMissing = "content"
+    on_conflict: OnConflict = "deliver"
+    on_replay: OnReplay = "deduplicate"
+    scope: Scope = "source"
+    entity: str | None = None
+    together: str = ""
+    discard: bool = False
+    guard: Guard | None = None
+
+    @classmethod
+    def parse(
+        cls, spec: Mapping[str, Any], where: str = "rule", *, window: timedelta = DEFAULT_WINDOW
+    ) -> Self:
+        """Read a rule as the configuration file writes it; raise every mistake at once."""
+        problems = Problems()
+        rule = read(RuleOptions, spec, where, problems)
+        if rule is None:
+            problems.check()
+        assert rule is not None  # noqa: S101 - or it was raised
+        return cls(**rule.build(where, window, problems))
+
+    @classmethod
+    def for_strangers(cls, guard: Guard) -> Self:
+        """Make the rule for those whom *guard* does not let in."""
+        return cls(name="allow", tiers=(), discard=guard.otherwise == "discard", guard=guard)
+
+    def takes(self, event: Event) -> bool:
+        """Tell whether the rule is for *event*; its guard is another matter."""
+        if self.match is None or self.match.matches(event.envelope):
+            return True
+        return self.bare is not None and self.bare.takes(event)
+
+    def content_of(self, tier: Tier) -> ContentKey:
+        """Tell what counts where *tier* compares the content, or falls back to it."""
+        keys = (tier.content, *(each.key for each in self.tiers))
+        return next((key for key in keys if isinstance(key, ContentKey)), ContentKey())
+
+
+_UNREADABLE = Rule(name="", tiers=())
+
+
+class Span(Struct, frozen=True, gc=False):
+    """A tier's window, as the store takes it."""
+
+    window_ms: int
+    hard_ms: int
+
+
+class Plan(Struct, frozen=True, gc=False):
+    """What a rule makes of one event."""
+
+    rule: Rule
+    action: Literal["deduplicate", "bypass", "discard", "dead"]
+    parts: tuple[Part, ...] = ()
+    spans: tuple[Span, ...] = ()
+    """How long each part is remembered, in the same order."""
+    entity: bytes = b""
+    """The key of the entity's register; empty where the rule has none."""
+    version: Version | None = None
+    state: bytes = b""
+    message: str = ""
+    """For the dead letters: what is missing, or who is not let in."""
+    about: bytes = b""
+    """The entity, for sinks that keep its events together; empty where nobody wants to know."""
+    refused: bool = False
+    """Its sender is not let in: no sink is to see it, whatever the mode."""
+    clashed: tuple[bytes, ...] = ()
+    """Those of its keys that are made of a key and the content already (`in_conflict`)."""
+
+    @property
+    def key(self) -> bytes:
+        """The identifying key: the last tier's."""
+        return self.parts[-1].key if self.parts else b""
+
+    @property
+    def sent_as(self) -> bytes:
+        """
+        The key that receivers are sent to recognise a duplicate by.
+
+        Where the identifying key can have several contents, it is made of both: the content
+        that was sent first and lost its claim must not hide the one that took its place.
+        """
+        if not self.parts:
+            return b""
+        last = self.parts[-1]
+        if not last.hash or last.key in self.clashed:
+            return last.key
+        return conflict_key(last.key, last.hash)
+
+    @property
+    def keep_ms(self) -> int:
+        """How long records stay that are not done: the longest window."""
+        if len(self.spans) == 1:
+            return self.spans[0].window_ms
+        return max(span.window_ms for span in self.spans)
+
+    def in_conflict(self, key: bytes) -> "Plan":
+        """
+        Make the plan for other content under *key*.
+
+        It is an event of its own: K2, made of the key and the content, takes the key's
+        place, with the same window.
+        """
+        made = {part.key: conflict_key(key, part.hash) for part in self.parts if part.key == key}
+        parts = tuple(
+            replace(part, key=made[part.key]) if part.key in made else part for part in self.parts
+        )
+        return replace(self, parts=parts, clashed=(*self.clashed, *made.values()))
+
+
+_Planner = Callable[[Event], Plan]
+
+
+class RuleSet:
+    """
+    The rules of one route, compiled; *namespace* keeps routes apart in one store.
+
+    With *ordered*, every rule that names an entity plans for a hold of its register; with
+    *about*, it says what the entity is. What no rule matches is remembered for *window*.
+    Guards are asked before all other rules, wherever they stand.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        namespace: str,
+        ordered: bool = False,
+        about: bool = False,
+        window: timedelta = DEFAULT_WINDOW,
+    ) -> None:
+        names = [rule.name for rule in rules if rule.guard is None]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError("rules", f"two rules are named {name!r}")
+        self.rules = tuple(rules)
+        self.namespace = namespace
+        self._compiled = [
+            _Compiled(rule, namespace, ordered=ordered, about=about)
+            for rule in rules
+            if rule.guard is None
+        ]
+        self._guards = [(rule, rule.guard) for rule in rules if rule.guard is not None]
+        self._default = _Compiled(Rule(name="default", tiers=(Tier(window=window),)), namespace)
+        # Most patterns look at these two only, and there are few pairs of them. A bare detail
+        # has neither, so what a rule asks of one is never remembered.
+        self._by_type = all(
+            rule.match is None or rule.match.fields <= {"source", "detail-type"} for rule in rules
+        )
+        self._found: dict[tuple[str, str], _Planner] = {}
+        self.apart = _apart(rules)
+        """What to tell `oncebridge.events.event.parse`, which then spares most keys some work."""
+        compiled = [*self._compiled, self._default]
+        self.longest_ms = max(span.window_ms for each in compiled for span in each.spans)
+        """The longest time for which any event is remembered."""
+
+    def plan(self, event: Event) -> Plan:
+        """Decide what *event* is the same as. Raises nothing, whatever the event holds."""
+        for rule, guard in self._guards:
+            if why := guard.refusal(event):
+                return Plan(rule, guard.otherwise, message=why, refused=True)
+        plan = self._found.get((event.source, event.detail_type))
+        return self._planner(event)(event) if plan is None else plan(event)
+
+    def plan_arrival(self, arrival: Event | Unreadable, *, shadow: bool = False) -> Plan:
+        """
+        Decide about any arrival, with a key for what goes to the dead letters.
+
+        Such an arrival is recognised by its bytes and the reason: a copy of it is a duplicate,
+        and not a second dead letter. In *shadow* mode an event is forwarded instead, unless its
+        sender is not let in.
+        """
+        if isinstance(arrival, Unreadable):
+            plan, reason = Plan(_UNREADABLE, "dead"), arrival.reason
+        else:
+            plan = self.plan(arrival)
+            reason = plan.message
+            if plan.action != "dead" or (shadow and not plan.refused):
+                return plan
+        key = make_key(self.namespace, b"dead", "", reason, (arrival.raw,))
+        return replace(plan, parts=(Part(key),), spans=self._default.spans)
+
+    def discard_plan(self, event: Event) -> Plan | None:
+        """Return the plan for *event* if its rule discards it, else None."""
+        plan = self.plan(event)
+        return plan if plan.action == "discard" else None
+
+    def key_fingerprint(self) -> str:
+        """
+        Return a short hash of everything that decides which events have one key.
+
+        It is the same in every process and on every version of Python. Workers of one route need
+        the same: otherwise one event has two keys, and is delivered twice. Left out is what
+        changes no key: windows, what is done with a conflict, who is let in, and the names of
+        rules that keep no entity.
+        """
+        forms = [compiled.key_form() for compiled in self._compiled]
+        return sha256(canonical([KEY_VERSION, forms])).hexdigest()[:12]
+
+    def _planner(self, event: Event) -> _Planner:
+        """Find who plans for *event*, and remember it where it is the same for all of a kind."""
+        kind = (event.source, event.detail_type)
+        plan = self._first(event).planner(*kind)
+        # Empty stands for missing, null and odd values too, and a pattern tells them apart.
+        if self._by_type and all(kind):
+            if len(self._found) >= _MOST_KINDS:  # sources are the sender's to invent
+                self._found.clear()
+            self._found[kind] = plan
+        return plan
+
+    def _first(self, event: Event) -> "_Compiled":
+        for compiled in self._compiled:
+            if compiled.rule.takes(event):
+                return compiled
+        return self._default
+
+
+def _apart(rules: Sequence[Rule]) -> tuple[str, ...]:
+    """Find the names that most of the rules ignore; of equals, those of the first."""
+    keys = [key for rule in rules for tier in rule.tiers for key in (tier.key, tier.content)]
+    counts = Counter(key.apart for key in keys if isinstance(key, ContentKey) and key.apart)
+    return max(counts, key=counts.__getitem__, default=())
+
+
+class _Compiled:
+    """One rule with its expressions compiled."""
+
+    def __init__(
+        self, rule: Rule, namespace: str, *, ordered: bool = False, about: bool = False
+    ) -> None:
+        self.rule = rule
+        self._namespace = namespace
+        self._tiers = [(tier, rule.content_of(tier)) for tier in rule.tiers]
+        self._slides = [ms(tier.window) if tier.sliding else 0 for tier in rule.tiers]
+        self.spans = tuple(
+            Span(ms(tier.window), ms(tier.max_window) if tier.sliding else 0) for tier in rule.tiers
+        )
+        only = rule.tiers[0].key if len(rule.tiers) == 1 else None
+        entities = {part.entity for part in (rule.latest, rule.quiet) if part}
+        if ordered and rule.entity:
+            entities.add(rule.entity)
+        if len(entities) > 1:
+            raise ConfigError(
+                f"rule {rule.name!r}",
+                "names different entities; a rule keeps the state of one: use the same "
+                "expression for entity, latest and quiet, or two rules",
+            )
+        self._entity = FieldsKey(list(entities)) if entities else None
+        named = rule.entity or next(iter(entities), None)
+        self._about = FieldsKey([named]) if about and named else None
+        checks = any(tier.check for tier in rule.tiers)
+        self._plain = None if self._entity or self._about or checks else only
+        self._together = f"rule\0{rule.together or rule.name}"
+        self._version = compile_field(rule.latest.version) if rule.latest else None
+        self._state = compile_field(rule.quiet.state) if rule.quiet else None
+        self.planner = lru_cache(maxsize=_MOST_KINDS)(self._make_planner)
+        """Gives `plan` for events of one source and detail-type, which is faster."""
+
+    def key_form(self) -> dict[str, Any]:
+        """Return what `RuleSet.key_fingerprint` is made of, as JSON."""
+        rule, bare = self.rule, self.rule.bare
+        form: dict[str, Any] = {
+            "match": rule.match.spec if rule.match else None,
+            "bare": [bare.match.spec, sorted(bare.members)] if bare else None,
+            "tiers": [
+                [_key_form(tier.key), _key_form(content), tier.check]
+                for tier, content in self._tiers
+            ],
+            "discard": rule.discard,
+            "on_missing": rule.on_missing,
+            "on_replay": rule.on_replay,
+            "scope": rule.scope,
+        }
+        if self._entity is not None:
+            version = rule.latest.version if rule.latest else None
+            state = rule.quiet.state if rule.quiet else None
+            form["entity"] = [_key_form(self._entity), self._together, version, state]
+        return form
+
+    def _make_planner(self, source: str, detail_type: str) -> _Planner:
+        if self._plain is None:
+            return self.plan
+        # The common case, with nothing to gather: what these events have in common is done here.
+        rule, spans, slide_ms = self.rule, self.spans, self._slides[0]
+        scope = scoped_source(source, rule.scope)
+        key_of = key_maker(self._namespace, self._plain, scope, detail_type)
+
+        def plan(event: Event) -> Plan:
+            key = key_of(event) if event.replay_name is None else None
+            if key is None:
+                return self.plan(event)
+            return Plan(rule, "deduplicate", (Part(key, b"", slide_ms),), spans)
+
+        return plan
+
+    def plan(self, event: Event) -> Plan:
+        rule = self.rule
+        if not rule.tiers:
+            return self._unkeyed(event)
+        namespace = self._namespace
+        if event.replay_name is not None:
+            if rule.on_replay == "deliver":
+                return Plan(rule, "bypass", about=self._whom(event))
+            if rule.on_replay == "separate":
+                namespace = f"{namespace}\0replay\0{event.replay_name}"
+        source = scoped_source(event.source, rule.scope)
+        return self._gather(event, namespace, source)
+
+    def _unkeyed(self, event: Event) -> Plan:
+        if self.rule.discard:
+            return Plan(self.rule, "discard")
+        source = scoped_source(event.source, self.rule.scope)
+        entity, *_ = self._register(event, self._namespace, source)
+        return Plan(self.rule, "bypass", entity=entity, about=self._whom(event))
+
+    def _gather(self, event: Event, namespace: str, source: str) -> Plan:
+        rule = self.rule
+        found: dict[bytes, tuple[Part, Span]] = {}
+        said: dict[ContentKey, bytes] = {}
+        missing = False
+        tiers = zip(self._tiers, self.spans, self._slides, strict=True)
+        for (tier, content), span, slide_ms in tiers:
+            how: ContentKey | IdKey | FieldsKey = tier.key
+            parts = how.parts(event)
+            if parts is None:
+                missing = True
+                how, parts = _instead(event, content)
+                if parts is None:
+                    continue
+            if tier.check and content not in said:
+                said[content] = fingerprint(event, content=content, source=source)
+            key = make_key(namespace, how.kind, source, event.detail_type, parts)
+            found.pop(key, None)  # the later tier decides the order
+            found[key] = Part(key, said[content] if tier.check else b"", slide_ms), span
+        entity, version, state, unknown = self._register(event, namespace, source)
+        if missing or unknown:
+            if rule.on_missing == "deliver":
+                return Plan(rule, "bypass", about=self._whom(event))
+            if rule.on_missing == "dead" or not found:
+                return Plan(rule, "dead", message=_MISSING.format(rule=rule.name))
+        return Plan(
+            rule,
+            "deduplicate",
+            tuple(part for part, _ in found.values()),
+            tuple(span for _, span in found.values()),
+            entity,
+            version,
+            state,
+            about=self._whom(event),
+        )
+
+    def _whom(self, event: Event) -> bytes:
+        """Tell what the event is about, whichever source and replay it comes from."""
+        parts = self._about.parts(event) if self._about else None
+        if parts is None:
+            return b""
+        return make_key(self._namespace, b"about", "", self._together, parts)
+
+    def _register(
+        self, event: Event, namespace: str, source: str
+    ) -> tuple[bytes, Version | None, bytes, bool]:
+        """Find the entity's register and the version and state to put there."""
+        if self._entity is None:
+            return b"", None, b"", False
+        parts = self._entity.parts(event)
+        version = _version(self._version(event)) if self._version else None
+        state = self._state(event) if self._state else None
+        if (
+            parts is None
+            or (self._version is not None and version is None)
+            or (self._state is not None and _is_no_state(state))
+        ):
+            return b"", None, b"", True
+        # One register for all detail-types of the rule: they are states of one thing.
+        key = make_key(namespace, b"entity", source, self._together, parts)
+        return key, version, b"" if state is None else canonical(state), False
+
+
+def _key_form(key: ContentKey | IdKey | FieldsKey) -> list[Any]:
+    kind = key.kind.decode()
+    if isinstance(key, FieldsKey):
+        return [kind, *key.expressions]
+    if isinstance(key, ContentKey):
+        return [kind, *(sorted(set(names)) for names in (key.ignore, key.labels, key.needs))]
+    return [kind]
+
+
+def _instead(
+    event: Event, content: ContentKey
+) -> tuple[ContentKey | IdKey, tuple[bytes, ...] | None]:
+    """Find a key where the configured one has none: the content, or else the id."""
+    parts = content.parts(event)
+    if parts is not None:
+        return content, parts
+    by_id = IdKey()
+    return by_id, by_id.parts(event)
+
+
+def _is_no_state(state: Any) -> bool:
+    """Recognise what missing fields make of a state; one that is empty is a state."""
+    return state is None or (state not in ({}, []) and says_nothing(state))
+
+
+_MISSING = "rule {rule!r}: a field that the key needs is missing or null"
+
+
+# Python would take a counter of eight digits for a date as well.
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d(?!\d)", re.ASCII)
+
+
+def _version(value: Any) -> Version | None:
+    """Read a version: a number, or an instant in ISO 8601. Nothing else has an order."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return "number", value
+    if isinstance(value, float):
+        # Of an ExactFloat the nearest double: versions that round alike are one, and both go.
+        return "number", float(value)
+    if not isinstance(value, str) or not _INSTANT.match(value):
+        return None
+    try:
+        instant = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    if instant.tzinfo is None:
+        instant = instant.replace(tzinfo=UTC)
+    return "instant", (instant - _EPOCH) // timedelta(microseconds=1)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# --- rules as people write them -----------------------------------------------------------
+
+
+class TierOptions(Struct, frozen=True, kw_only=True):
+    """One way to recognise an event, as the configuration writes it."""
+
+    key: Annotated[
+        Literal["content", "id", "none"] | list[str],
+        Doc(
+            'What makes it the same event: "content", "id", a list of JMESPath expressions, or '
+            '"none" to forward without deduplication.',
+            example='["detail.orderId", "detail.status"]',
+        ),
+    ] = "content"
+    ignore: Annotated[
+        list[str],
+        Doc(
+            "Paths that do not count in the content: where it is the key, where it is compared "
+            "(check), and where it stands in for a key of which a field is missing.",
+            example='["detail.sentAt"]',
+        ),
+    ] = []
+    window: Annotated[
+        timedelta | None,
+        Doc("How long an event is remembered; otherwise the window of the file.", example="6d"),
+    ] = None
+    sliding: Annotated[bool, Doc("Every repeat prolongs the window, up to max_window.")] = False
+    max_window: Annotated[
+        timedelta | None,
+        Doc("The end of a sliding window that no repeat can push further.", example="30d"),
+    ] = None
+    check: Annotated[
+        bool | None,
+        Doc(
+            "Compare the content too: the same key with other content is a conflict. "
+            'On for key = "id", otherwise off.'
+        ),
+    ] = None
+
+    def tier(self, where: str, window: timedelta) -> Tier:
+        """Make the tier, or raise what is wrong with it."""
+        key = self._key(where)
+        window = self.window or window
+        longest = self.max_window or max(Tier().max_window, window)
+        if self.max_window is not None and not self.sliding:
+            raise ConfigError(f"{where}.max_window", "goes with sliding = true only")
+        if longest < window:
+            raise ConfigError(f"{where}.max_window", "must not be shorter than the window")
+        check = isinstance(key, IdKey) if self.check is None else self.check
+        content = None
+        if self.ignore and not isinstance(key, ContentKey):
+            content = ContentKey(self.ignore, where=f"{where}.ignore")
+        return Tier(
+            key=key,
+            window=window,
+            sliding=self.sliding,
+            max_window=longest,
+            check=check,
+            content=content,
+        )
+
+    def _key(self, where: str) -> ContentKey | IdKey | FieldsKey:
+        if self.key == "content":
+            return ContentKey(self.ignore, where=f"{where}.ignore")
+        if self.key == "id":
+            return IdKey()
+        if isinstance(self.key, list) and self.key:
+            return FieldsKey(self.key, where=f"{where}.key")
+        raise ConfigError(
+            f"{where}.key",
+            f'{self.key!r}: must be "content", "id", "none", or a list of JMESPath expressions '
+            'such as ["detail.orderId"]',
+        )
+
+
+class LatestOptions(Struct, frozen=True, kw_only=True):
+    """Newest wins, as the configuration writes it."""
+
+    entity: Annotated[
+        str | None,
+        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+    ] = None
+    version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
+    ahead: Annotated[
+        timedelta,
+        Doc(
+            "How far ahead of the store's clock a version that is an instant may be. An event "
+            "beyond that is a conflict: it does not replace the newest version.",
+            example="1d",
+        ),
+    ] = DEFAULT_AHEAD
+
+
+class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
+    """The same state again so soon is noise, as the configuration writes it."""
+
+    entity: Annotated[
+        str | None,
+        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+    ] = None
+    state: Annotated[str, Doc("Its state.", example="detail.status")]
+    time: Annotated[timedelta, Doc("How long the same state is noise.", example="500ms")]
+
+
+class RuleOptions(TierOptions, frozen=True, kw_only=True):
+    """One rule, as the configuration writes it."""
+
+    name: Annotated[str, Doc("What the rule is called in verdicts and counts.", example="orders")]
+    match: Annotated[
+        dict[str, Any] | None,
+        Doc(
+            "Which events it is for, in EventBridge's own pattern language; without it, all.",
+            example='{ source = ["com.example.orders"] }',
+        ),
+    ] = None
+    tiers: Annotated[
+        list[TierOptions] | None,
+        Doc(
+            "Several ways to recognise an event, the identifying one last.",
+            example='[{ key = "id", window = "5m" }, { key = "content" }]',
+        ),
+    ] = None
+    entity: Annotated[
+        str | None,
+        Doc('What the event is about, for order = "entity".', example="detail.conversationId"),
+    ] = None
+    latest: Annotated[
+        LatestOptions | None,
+        Doc(
+            "Drop what is older than what was delivered of the same entity.",
+            example='{ entity = "detail.orderId", version = "detail.timestamp" }',
+        ),
+    ] = None
+    quiet: Annotated[
+        QuietOptions | None,
+        Doc(
+            "Drop the same state of the same entity again within a short time.",
+            example='{ entity = "detail.orderId", state = "detail.status", for = "500ms" }',
+        ),
+    ] = None
+    on_missing: Annotated[
+        OnMissing, Doc("What to do when a field of the key is missing or null.")
+    ] = "content"
+    on_conflict: Annotated[
+        OnConflict, Doc("What to do with the same identity and other content.")
+    ] = "deliver"
+    on_replay: Annotated[OnReplay, Doc("What to do with events out of an archive.")] = "deduplicate"
+    scope: Annotated[
+        Scope,
+        Doc('"organisation" takes all Genesys integrations of one organisation for one source.'),
+    ] = "source"
+    discard: Annotated[bool, Doc("Drop what matches: acknowledged, and not forwarded.")] = False
+
+    def build(self, where: str, window: timedelta, problems: Problems) -> dict[str, Any]:
+        """Give the arguments of a `Rule`; raise every mistake there is."""
+        made: dict[str, Any] = {"name": self.name, "discard": self.discard, "entity": self.entity}
+        for name in ("on_missing", "on_conflict", "on_replay", "scope"):
+            made[name] = getattr(self, name)
+        with problems.caught():
+            made["tiers"] = self._tiers(where, window, problems)
+        if self.match is not None:
+            with problems.caught():
+                made["match"] = Pattern.compile(self.match, f"{where}.match")
+        if self.entity is not None:
+            with problems.caught():
+                compile_field(self.entity, f"{where}.entity")
+        if self.latest is not None:
+            with problems.caught():
+                place, entity = f"{where}.latest", self.latest.entity or self.entity
+                made["latest"] = Latest(
+                    _expression(entity, f"{place}.entity"),
+                    _expression(self.latest.version, f"{place}.version"),
+                    self.latest.ahead,
+                )
+        if self.quiet is not None:
+            with problems.caught():
+                place, entity = f"{where}.quiet", self.quiet.entity or self.entity
+                made["quiet"] = Quiet(
+                    _expression(entity, f"{place}.entity"),
+                    _expression(self.quiet.state, f"{place}.state"),
+                    self.quiet.time,
+                )
+        if made.get("tiers") == () and (self.latest or self.quiet):
+            problems.add(where, "latest and quiet need a key")
+        problems.check()
+        return made
+
+    def _tiers(self, where: str, window: timedelta, problems: Problems) -> tuple[Tier, ...]:
+        default = TierOptions()
+        own = [
+            name
+            for name in TierOptions.__struct_fields__
+            if getattr(self, name) != getattr(default, name)
+        ]
+        if self.discard or self.key == "none":
+            beside = [name for name in own if name != "key" or self.discard]
+            beside += ["tiers"] if self.tiers is not None else []
+            why = "discard" if self.discard else 'key = "none"'
+            for name in beside:
+                problems.add(f"{where}.{name}", f"means nothing with {why}")
+            return ()
+        if self.tiers is None:
+            return (self._tier(self, where, window),)
+        if own:
+            raise ConfigError(
+                f"{where}.{own[0]}", "stands beside tiers; say it inside the tier it is for"
+            )
+        if not self.tiers:
+            raise ConfigError(f"{where}.tiers", "must be a list of at least one tier")
+        tiers = []
+        for at, tier in enumerate(self.tiers):
+            place = f"{where}.tiers[{at}]"
+            with problems.caught():
+                if tier.key == "none":
+                    raise ConfigError(f"{place}.key", '"none" is for a whole rule, not for a tier')
+                tiers.append(self._tier(tier, place, window))
+        return tuple(tiers)
+
+    def _tier(self, options: TierOptions, where: str, window: timedelta) -> Tier:
+        tier = options.tier(where, window)
+        if tier.content is not None and not tier.check and self.on_missing != "content":
+            raise ConfigError(
+                f"{where}.ignore",
+                f"means nothing here: with on_missing = {self.on_missing!r} and without "
+                "check = true, nobody looks at the content",
+            )
+        return tier
+
+
+def _expression(text: str | None, where: str) -> str:
+    if text is None:
+        raise ConfigError(where, "is missing, and the rule names no entity either")
+    compile_field(text, where)
+    return text

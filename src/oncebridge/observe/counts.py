@@ -1,0 +1,280 @@
+"""
+What a worker counts, in a form that can be added up.
+
+`Counts` holds nothing but sums, so those of several workers, or of one before and after a
+restart, add up by `+`. Everything in it is bounded: routes, rules, verdicts and causes are few by
+nature, and of topics and entities only the noisiest are kept.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Final, TypeVar
+
+from msgspec import Struct, field
+
+_Name = TypeVar("_Name")
+_Sums = TypeVar("_Sums", "RouteCounts", "CallCounts")
+
+SECONDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+"""Upper ends for how long something took."""
+LAGS: Final = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
+"""Upper ends, in seconds, for how old an event was when it was delivered."""
+ITEMS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+"""Upper ends for how many went together."""
+MINUTES: Final = 60
+"""For how many minutes it is known how many there were in each."""
+NOISIEST: Final = 20
+"""How many topics and entities a worker tells."""
+_MOST: Final = 1 << 53
+"""More than anybody counts to, and few enough that what is added up can still be written."""
+_MOST_AHEAD: Final = 24 * 60
+"""By how many minutes a worker's clock may be ahead."""
+
+
+class Histogram(Struct, omit_defaults=True):
+    """How often a value was at most each of some ends; the last place is for what is above all."""
+
+    counts: list[int] = []
+    """As many as there are ends, and one; none at all before the first value."""
+    sum: float = 0.0
+
+    def add(self, value: float, ends: Sequence[float]) -> None:
+        if not self.counts:
+            self.counts = [0] * (len(ends) + 1)
+        self.counts[bisect_left(ends, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def quantile(self, part: float, ends: Sequence[float]) -> float | None:
+        """Guess the value that *part* of all values are not above, as Prometheus does."""
+        total = self.count
+        if not total:
+            return None
+        wanted, below = part * total, 0
+        for at, count in enumerate(self.counts):
+            if count and below + count >= wanted:
+                if at >= len(ends):
+                    return ends[-1]
+                low = ends[at - 1] if at else 0.0
+                return low + (ends[at] - low) * (wanted - below) / count
+            below += count
+        return ends[-1]
+
+    def fitted(self, ends: Sequence[float]) -> list[int]:
+        """Give as many counts as *ends* need: another version may have told more of them, or less."""
+        places = len(ends)
+        own = self.counts[:places] + [0] * (places - len(self.counts))
+        return [*own, sum(self.counts[places:])]
+
+    def mended(self, ends: Sequence[float]) -> "Histogram":
+        """Make what somebody wrote one that can be for *ends*."""
+        if not self.counts:
+            return Histogram()
+        likely = Histogram([_mended(count) for count in self.counts]).fitted(ends)
+        return Histogram(
+            [_mended(count) for count in likely], self.sum if 0 <= self.sum <= _MOST else 0.0
+        )
+
+    def __add__(self, other: "Histogram") -> "Histogram":
+        pairs = zip_longest(self.counts, other.counts, fillvalue=0)
+        return Histogram([one + two for one, two in pairs], self.sum + other.sum)
+
+    def __sub__(self, other: "Histogram") -> "Histogram":
+        pairs = zip_longest(self.counts, other.counts, fillvalue=0)
+        left = [one - two for one, two in pairs]
+        return Histogram(left, self.sum - other.sum) if any(left) else Histogram()
+
+
+class RouteCounts(Struct, omit_defaults=True):
+    """What was counted on one route."""
+
+    books: dict[str, int] = {}
+    """`Books.counts()`, without what is in flight: that is a state, and no sum."""
+    rules: dict[str, dict[str, int]] = {}
+    """By rule and verdict."""
+    causes: dict[str, int] = {}
+    """Why what was not delivered came again: by `oncebridge.engine.causes.Cause`."""
+    took: Histogram = field(default_factory=Histogram)
+    """Seconds from an arrival to its verdict (`SECONDS`)."""
+    lag: Histogram = field(default_factory=Histogram)
+    """Seconds from the time an event bears to its delivery (`LAGS`)."""
+    sends: Histogram = field(default_factory=Histogram)
+    """Seconds that calls of the sink took (`SECONDS`)."""
+    sent_together: Histogram = field(default_factory=Histogram)
+    """How many events a call of the sink was for (`ITEMS`)."""
+    failed_sends: int = 0
+    """Calls of the sink after which not all was taken."""
+
+    def __add__(self, other: "RouteCounts") -> "RouteCounts":
+        names = {*self.rules, *other.rules}
+        return RouteCounts(
+            added(self.books, other.books),
+            {n: added(self.rules.get(n, {}), other.rules.get(n, {})) for n in sorted(names)},
+            added(self.causes, other.causes),
+            self.took + other.took,
+            self.lag + other.lag,
+            self.sends + other.sends,
+            self.sent_together + other.sent_together,
+            self.failed_sends + other.failed_sends,
+        )
+
+    def __sub__(self, other: "RouteCounts") -> "RouteCounts":
+        return RouteCounts(
+            taken(self.books, other.books),
+            {n: taken(rule, other.rules.get(n, {})) for n, rule in self.rules.items()},
+            taken(self.causes, other.causes),
+            self.took - other.took,
+            self.lag - other.lag,
+            self.sends - other.sends,
+            self.sent_together - other.sent_together,
+            self.failed_sends - other.failed_sends,
+        )
+
+    def mended(self) -> "RouteCounts":
+        return RouteCounts(
+            _mended_all(self.books),
+            {name: _mended_all(rule) for name, rule in self.rules.items()},
+            _mended_all(self.causes),
+            self.took.mended(SECONDS),
+            self.lag.mended(LAGS),
+            self.sends.mended(SECONDS),
+            self.sent_together.mended(ITEMS),
+            _mended(self.failed_sends),
+        )
+
+
+class CallCounts(Struct, omit_defaults=True):
+    """What was counted of one kind of call of the store."""
+
+    took: Histogram = field(default_factory=Histogram)
+    """Seconds (`SECONDS`)."""
+    together: Histogram = field(default_factory=Histogram)
+    """For how many it was asked (`ITEMS`)."""
+    failed: int = 0
+    """Calls without an answer."""
+
+    def __add__(self, other: "CallCounts") -> "CallCounts":
+        return CallCounts(
+            self.took + other.took, self.together + other.together, self.failed + other.failed
+        )
+
+    def __sub__(self, other: "CallCounts") -> "CallCounts":
+        return CallCounts(
+            self.took - other.took, self.together - other.together, self.failed - other.failed
+        )
+
+    def mended(self) -> "CallCounts":
+        return CallCounts(
+            self.took.mended(SECONDS), self.together.mended(ITEMS), _mended(self.failed)
+        )
+
+
+class Counts(Struct, omit_defaults=True):
+    """All sums of a worker, or of several together."""
+
+    routes: dict[str, RouteCounts] = {}
+    store: dict[str, CallCounts] = {}
+    """By the name of the call: claim, commit, release, extend, remember."""
+    minutes: dict[int, dict[str, int]] = {}
+    """The verdicts of the last hour, and how many were `forwarded`, by the minute since 1970 (by
+    the worker's clock)."""
+    topics: dict[str, dict[str, int]] = {}
+    """The noisiest topics: how many `arrived`, and how many of these were `repeats` (duplicates,
+    and what was stale or unchanged)."""
+    entities: dict[str, int] = {}
+    """What came again most often: repeats by entity."""
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            _merged(self.routes, other.routes, RouteCounts()),
+            _merged(self.store, other.store, CallCounts()),
+            _added_each(self.minutes, other.minutes),
+            _added_each(self.topics, other.topics),
+            added(self.entities, other.entities),
+        )
+
+    def __sub__(self, other: "Counts") -> "Counts":
+        """Take away what the same worker had counted at an earlier time."""
+        none, nothing = RouteCounts(), CallCounts()
+        return Counts(
+            {n: counts - other.routes.get(n, none) for n, counts in self.routes.items()},
+            {n: counts - other.store.get(n, nothing) for n, counts in self.store.items()},
+            _taken_each(self.minutes, other.minutes),
+            _taken_each(self.topics, other.topics),
+            {n: count for n, count in taken(self.entities, other.entities).items() if count > 0},
+        )
+
+    def trimmed(self, minute: int, noisiest: int | None = None) -> "Counts":
+        """Leave out minutes that cannot be of the last hour, and all but so many of the noisiest."""
+        topics = sorted(self.topics.items(), key=lambda item: -item[1].get("arrived", 0))
+        entities = sorted(self.entities.items(), key=lambda item: -item[1])
+        return Counts(
+            self.routes,
+            self.store,
+            {n: c for n, c in self.minutes.items() if -MINUTES < n - minute <= _MOST_AHEAD},
+            dict(topics[:noisiest]),
+            dict(entities[:noisiest]),
+        )
+
+    def mended(self) -> "Counts":
+        """Make what somebody wrote something that can be counted, and so be added up and shown."""
+        return Counts(
+            {name: counts.mended() for name, counts in self.routes.items()},
+            {name: counts.mended() for name, counts in self.store.items()},
+            {minute: _mended_all(counts) for minute, counts in self.minutes.items()},
+            {name: _mended_all(counts) for name, counts in self.topics.items()},
+            _mended_all(self.entities),
+        )
+
+
+def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Add up what stands under the same names."""
+    total = dict(one)
+    for name, count in other.items():
+        total[name] = total.get(name, 0) + count
+    return total
+
+
+def taken(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """Take away what stands under the same names."""
+    return {name: count - other.get(name, 0) for name, count in one.items()}
+
+
+def _mended(count: int) -> int:
+    return min(max(count, 0), _MOST)
+
+
+def _mended_all(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: _mended(count) for name, count in counts.items()}
+
+
+def _taken_each(
+    one: Mapping[_Name, Mapping[str, int]], other: Mapping[_Name, Mapping[str, int]]
+) -> dict[_Name, dict[str, int]]:
+    """Take away within each; what is left of nothing is left out, for not all is kept."""
+    each = {name: taken(counts, other.get(name, {})) for name, counts in one.items()}
+    return {
+        name: {n: max(count, 0) for n, count in counts.items()}
+        for name, counts in each.items()
+        if any(count > 0 for count in counts.values())
+    }
+
+
+def _added_each(
+    one: Mapping[_Name, Mapping[str, int]], other: Mapping[_Name, Mapping[str, int]]
+) -> dict[_Name, dict[str, int]]:
+    names = [*one, *(name for name in other if name not in one)]
+    return {name: added(one.get(name, {}), other.get(name, {})) for name in names}
+
+
+def _merged(one: Mapping[str, _Sums], other: Mapping[str, _Sums], none: _Sums) -> dict[str, _Sums]:
+    return {
+        name: one.get(name, none) + other.get(name, none) for name in dict.fromkeys([*one, *other])
+    }

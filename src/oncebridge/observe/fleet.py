@@ -1,0 +1,589 @@
+"""
+The reports of all workers, in the store that they share.
+
+Each worker has a record of its own with its latest report, and its name stands in one list. Both
+are records used as registers, like a trail: claimed, which keeps others off, and handed back
+with what is new in the memo. So every store has it.
+
+With the list stands the *past*: the sum of all that workers counted that are gone. A worker that
+has told nothing for ten minutes is taken for gone, and whoever notices
+
+1. closes its record: it is marked, and nobody changes it any more;
+2. adds what is in it to the past and takes the name off the list, which is one step, as both
+   stand in one record.
+
+What is counted is the past, and the records of those on the list; so at any moment everything
+that was told is counted once, whoever dies, and wherever. A worker that was only frozen finds
+its record closed when it wakes. What it had told is part of the past then or about to be, so it
+goes on with a new record (a new *life*), in which it counts from there.
+
+The list itself may get lost with a store's newest writes: each worker looks every two minutes, and
+before it goes, whether it is on it. Who is gone is looked for once a minute, by one for all: by
+whoever first sees that nobody has done it lately.
+
+Lost is only what a worker that was killed had counted since it last told. Counted twice is only
+what one wrote last that was then frozen for more than a day, if it never heard that the store
+took it: by then its record, which would tell, is forgotten.
+"""
+
+import asyncio
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from oncebridge.base.clock import Dice
+from oncebridge.errors import StoreUnavailable
+from oncebridge.events.key import make_key
+from oncebridge.observe.counts import Counts
+from oncebridge.observe.report import Report, RouteState, State
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    ClaimAnswer,
+    NoAnswer,
+    Part,
+    Record,
+    Release,
+    Reply,
+    Store,
+    Want,
+)
+
+GONE_AFTER_MS: Final = 10 * 60 * 1000
+"""A worker that has told nothing for so long is taken for gone."""
+KEPT_MS: Final = 365 * 24 * 3600 * 1000
+"""For how long after the last worker told anything it is all remembered."""
+SEEN_AFTER_MS: Final = 24 * 3600 * 1000
+"""For how long it is known who was there."""
+SILENT_MS: Final = 30 * 1000
+"""A worker that has reported nothing for so long may not run any more: they report every ten
+seconds."""
+MOST_GONE: Final = 100
+MOST_PAST: Final = 50
+"""How many topics and entities of the past are kept."""
+
+_LIST: Final = make_key("", b"workers", "", "", ())
+_LEASE_MS: Final = 2000
+_PATIENCE_S: Final = 4.0
+"""Longer than a lease: whoever died while writing is waited for."""
+_LOOK_AGAIN_S: Final = (0.04, 0.08, 0.16, 0.3, 0.5)
+_LIST_PATIENCE_S: Final = 10.0
+"""About as long as until the next report."""
+_LIST_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0)
+"""Over how long those spread that found the list taken: where many begin at once, they take turns
+instead of keeping each other off."""
+_LOOK_MS: Final = 120_000
+"""Within what time each worker looks whether it is on the list."""
+_FOLD_MS: Final = 60_000
+"""How often somebody, out of all, looks who is gone."""
+_TRIES: Final = 4
+_MOST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: no worker's clock tells more."""
+
+_FORM: Final = b"\x01"
+"""The first byte of a memo; another form has another one."""
+_MOST_BYTES: Final = 16 << 20
+_T = TypeVar("_T")
+
+
+# --- what is in the records ---------------------------------------------------------------
+
+
+class _Life(Struct, frozen=True, array_like=True):
+    """A worker on the list, and the name of its record."""
+
+    id: str
+    name: str
+
+    @property
+    def key(self) -> bytes:
+        return _key(self.id)
+
+
+class _Gone(Struct, frozen=True, omit_defaults=True):
+    """A worker that is not on the list any more; its record is still there."""
+
+    id: str
+    until_ms: int
+    state: State
+
+
+class _List(Struct, frozen=True, omit_defaults=True):
+    """The one record that all share."""
+
+    lives: tuple[_Life, ...] = ()
+    past: Counts = field(default_factory=Counts)
+    gone: tuple[_Gone, ...] = ()
+    """The latest last."""
+    folded_ms: int = 0
+    """When somebody last looked who is gone, by the store's clock."""
+
+    def has(self, life: str) -> bool:
+        return any(each.id == life for each in self.lives)
+
+    def had(self, life: str) -> bool:
+        return any(each.id == life for each in self.gone)
+
+    def and_(self, life: _Life) -> "_List":
+        return replace(self, lives=(*self.lives, life))
+
+    def without(self, closed: dict[str, "_Told"], now_ms: int) -> "_List":
+        """Add what is *closed* to the past; what is not on the list was added before."""
+        past, gone = self.past, list(self.gone)
+        for life in self.lives:
+            told = closed.get(life.id)
+            if told is not None:
+                past = past + told.counts
+                gone.append(_Gone(life.id, now_ms + SEEN_AFTER_MS, _in_short(told.state)))
+        left = tuple(life for life in self.lives if life.id not in closed)
+        past = past.mended().trimmed(now_ms // 60_000, MOST_PAST)
+        return replace(self, lives=left, past=past, gone=tuple(gone))
+
+    def forgettable(self, now_ms: int) -> list[_Gone]:
+        """Name those that were there too long ago, or before too many others."""
+        return [
+            each
+            for at, each in enumerate(self.gone)
+            if each.until_ms <= now_ms or at < len(self.gone) - MOST_GONE
+        ]
+
+
+class _Told(Struct, frozen=True, omit_defaults=True):
+    """The record of one life."""
+
+    told_ms: int
+    """When, by the store's clock."""
+    state: State
+    counts: Counts
+    """Since this life began."""
+    base: Counts | None = None
+    """What the worker had counted before; where this is its first life, nothing."""
+    closed: bool = False
+    """Somebody took it for gone: this is what it has told, for ever."""
+
+    @property
+    def whole(self) -> Counts:
+        """All that the worker had counted when it told this."""
+        return self.counts if self.base is None else self.base + self.counts
+
+    def is_over(self, now_ms: int) -> bool:
+        return self.closed or now_ms - self.told_ms >= GONE_AFTER_MS
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_list: Final = msgspec.msgpack.Decoder(_List).decode
+_decode_told: Final = msgspec.msgpack.Decoder(_Told).decode
+
+
+def _is_due(last_ms: int, every_ms: int, now_ms: int) -> bool:
+    """Tell whether so much time lies between; what is long yet to come was told by another clock."""
+    return abs(now_ms - last_ms) >= every_ms
+
+
+def _key(life: str) -> bytes:
+    return make_key("", b"worker", "", "", (life.encode(),))
+
+
+def _write(value: _List | _Told) -> bytes:
+    return _FORM + zlib.compress(_encode(value))
+
+
+def _read(memo: bytes, decode: Callable[[bytes], _T]) -> _T | None:
+    """Read a memo; None where there is none, or another version's."""
+    if not memo.startswith(_FORM):
+        return None
+    try:
+        return decode(zlib.decompressobj().decompress(memo[1:], _MOST_BYTES))
+    except (msgspec.MsgspecError, zlib.error, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _read_list(memo: bytes) -> _List | None:
+    listed = _read(memo, _decode_list)
+    if listed is None or not all(_is_likely(each.state) for each in listed.gone):
+        return None
+    return replace(listed, past=listed.past.mended())
+
+
+def _read_told(memo: bytes) -> _Told | None:
+    told = _read(memo, _decode_told)
+    if told is None or not _is_likely(told.state):
+        return None
+    base = None if told.base is None else told.base.mended()
+    return replace(told, counts=told.counts.mended(), base=base)
+
+
+def _is_likely(state: State) -> bool:
+    return 0 <= state.started_ms <= _MOST_MS and 0 <= state.at_ms <= _MOST_MS
+
+
+def _told_in(record: Record | None) -> _Told | None:
+    return None if record is None else _read_told(record.memo)
+
+
+async def _peek_list(store: Store) -> _List | None:
+    """Read the list; None where there is none, or another version's."""
+    (record,) = await store.peek([_LIST])
+    return None if record is None else _read_list(record.memo)
+
+
+def _in_short(state: State) -> State:
+    """Keep of a worker that is gone what tells who it was."""
+    return State(
+        name=state.name,
+        host=state.host,
+        pid=state.pid,
+        version=state.version,
+        started_ms=state.started_ms,
+        at_ms=state.at_ms,
+        ended=state.ended,
+        routes={route: RouteState() for route in state.routes},
+        history=state.history,
+    )
+
+
+# --- reading ------------------------------------------------------------------------------
+
+
+class View(Struct):
+    """All workers, as far as they have told."""
+
+    reports: list[Report]
+    """Of those that run, and of those that went lately; in the order of their names."""
+    past: Counts
+    """What was counted by workers that are gone, and not listed any more."""
+    now_ms: int
+    """The store's time."""
+    gone: list[Report] = []
+    """Of those that were listed until a day ago: who they were. What they counted is in the past."""
+
+    @property
+    def total(self) -> Counts:
+        """Everything that was ever counted."""
+        total = self.past
+        for report in self.reports:
+            total = total + report.counts
+        return total.trimmed(self.now_ms // 60_000)
+
+
+def here_ms(report: Report, store_ms: int) -> int:
+    """Return what a worker's clock shows when the store's shows *store_ms*."""
+    return store_ms - (report.state.store.clock_offset_ms or 0)
+
+
+def is_silent(report: Report, now_ms: int) -> bool:
+    """Return whether a worker has neither stopped in good order nor reported lately."""
+    silent_ms = here_ms(report, now_ms) - report.state.at_ms
+    return not report.state.ended and silent_ms > SILENT_MS
+
+
+def present(view: View) -> list[State]:
+    """Return the workers that run, as far as is known."""
+    return [
+        report.state
+        for report in view.reports
+        if not report.state.ended and not is_silent(report, view.now_ms)
+    ]
+
+
+async def read(store: Store, own: Report | None = None) -> View:
+    """
+    Read what the workers have told; *own* is this process's, and newer than what it wrote.
+
+    Raises `StoreUnavailable`. What another version wrote, and this one cannot read, is left out.
+    """
+    now_ms = await store.now_ms()
+    # The list comes first: what is on it then has a record that stays, closed or not.
+    listed = await _peek_list(store) or _List()
+    lives = {life.id: life.name for life in listed.lives}
+    if own is not None:
+        lives |= {each.id: "" for each in listed.gone if each.state.name == own.state.name}
+    records = await store.peek([_key(life) for life in lives]) if lives else []
+    told = dict(zip(lives, map(_told_in, records), strict=True))
+    reports: dict[str, Report] = {}
+    for life in listed.lives:
+        if (its := told[life.id]) is not None:
+            before = reports.get(life.name)
+            counts = its.counts if before is None else before.counts + its.counts
+            reports[life.name] = Report(its.state, counts)
+    if own is not None:
+        counts = own.counts - _counted_elsewhere(own.state.name, listed, told)
+        reports[own.state.name] = Report(own.state, counts)
+    gone = {each.state.name: Report(each.state, Counts()) for each in listed.gone}
+    return View(
+        [reports[name] for name in sorted(reports)],
+        listed.past,
+        now_ms,
+        [gone[name] for name in sorted(gone) if name not in reports],
+    )
+
+
+def _counted_elsewhere(name: str, listed: _List, told: dict[str, _Told | None]) -> Counts:
+    """Tell what of all that a worker has counted is part of the past."""
+    for life in listed.lives:
+        its = told[life.id]
+        if life.name == name and its is not None:
+            return its.base or Counts()
+    for each in reversed(listed.gone):
+        its = told.get(each.id)
+        if each.state.name == name and its is not None:
+            return its.whole
+    return Counts()
+
+
+# --- writing ------------------------------------------------------------------------------
+
+
+class _Taken(StoreUnavailable):
+    """Others have a record, and patience is at its end."""
+
+
+class Member:
+    """A worker, among all that share *store*."""
+
+    def __init__(self, store: Store, *, dice: Dice) -> None:
+        self._store = store
+        self._dice = dice
+        self._life = ""
+        self._base: Counts | None = None
+        """What was counted before this life, and is part of the past."""
+        self._told: Counts | None = None
+        """What the store is known to have of this life, and all before."""
+        self._told_ms = 0
+        self._is_listed = False
+        self._may_be_listed = False
+        self._looked_ms = 0
+        self._look_ms = 0
+        """For how long what was seen then is relied on."""
+        self._has_turn = False
+        """It is for this worker to look who is gone."""
+
+    async def tell(self, report: Report) -> None:
+        """Write *report*; raises `StoreUnavailable` where it cannot, and may be repeated."""
+        self._has_turn = False
+        listed = await self._tell(report)
+        if listed is None:
+            return
+        if not self._has_turn and _is_due(listed.folded_ms, _FOLD_MS, self._told_ms):
+            # Written whoever is gone: so the list does not expire as long as anybody tells.
+            with suppress(_Taken):  # most likely by another, for the same turn
+                listed = await self._change_list(self._take_turn, patience_s=0)
+        if self._has_turn:
+            await self._fold(listed)
+
+    async def leave(self, report: Report) -> None:
+        """Write the last report of a worker that goes in good order."""
+        self._look_ms = 0  # there is no later look that could put it right
+        await self._tell(Report(replace(report.state, ended=True), report.counts))
+
+    async def _tell(self, report: Report) -> _List | None:
+        """Write *report*, and be on the list, which is given where it was looked at."""
+        for _ in range(_TRIES):
+            # The record comes first: whoever is on the list has one.
+            if not await self._write(report):
+                continue
+            if self._is_listed and not _is_due(self._looked_ms, self._look_ms, self._told_ms):
+                return None
+            listed = await self._look(report.state.name)
+            if self._is_listed:
+                return listed
+        raise StoreUnavailable("others keep writing where this worker tells what it counted")
+
+    # --- the record of this worker --------------------------------------------------------
+
+    async def _write(self, report: Report) -> bool:
+        """Write *report* into this life's record; False where a new life began instead."""
+        if not self._life:
+            self._begin(None)
+        key = _key(self._life)
+        claim = await self._hold(key)
+        memo = claim.held[0].memo
+        before = _read_told(memo)
+        if before is not None and before.closed:
+            await self._release(key, claim, None)
+            self._begin(before.counts if self._base is None else self._base + before.counts)
+            return False
+        if (memo and before is None) or (not memo and await self._was_forgotten(claim.now_ms)):
+            await self._release(key, claim, None)
+            if not memo:
+                await self._store.forget([key])
+            self._begin(self._told)
+            return False
+        counts = report.counts if self._base is None else report.counts - self._base
+        told = _Told(claim.now_ms, report.state, counts, self._base)
+        if not await self._release(key, claim, _write(told)):
+            return False
+        self._told, self._told_ms = report.counts, claim.now_ms
+        return True
+
+    def _begin(self, base: Counts | None) -> None:
+        """Begin a life; *base* is what was counted before, and is not this life's to tell."""
+        self._life = self._dice.tokens(1)[0].hex()
+        self._base = self._told = base
+        self._is_listed = self._may_be_listed = False
+
+    async def _was_forgotten(self, now_ms: int) -> bool:
+        """Tell whether the record is not there because this worker was taken for gone long ago."""
+        if not self._may_be_listed or now_ms - self._told_ms < GONE_AFTER_MS:
+            return False
+        listed = await _peek_list(self._store)
+        return listed is not None and not listed.has(self._life)
+
+    # --- the list -------------------------------------------------------------------------
+
+    async def _look(self, name: str) -> _List:
+        """Look at the list, and get onto it."""
+        listed = await _peek_list(self._store) if self._is_listed else None
+        if listed is None or not listed.has(self._life):
+            self._is_listed = False
+            listed = await self._enter(name)
+        self._is_listed = listed.has(self._life)
+        self._looked_ms = self._told_ms
+        self._look_ms = int(_LOOK_MS * (0.5 + self._dice.fraction() / 2))
+        return listed
+
+    async def _enter(self, name: str) -> _List:
+        """Get onto the list, unless too much time has gone by to be sure of the record."""
+        life = _Life(self._life, name)
+
+        def entered(listed: _List, now_ms: int) -> _List | None:
+            # An earlier try may have worked, and this life may be over since.
+            may_be_over = now_ms - self._told_ms >= GONE_AFTER_MS or listed.had(life.id)
+            if may_be_over or listed.has(life.id):
+                return None
+            return self._take_turn(listed.and_(life), now_ms)
+
+        self._may_be_listed = True
+        return await self._change_list(entered)
+
+    async def _change_list(
+        self,
+        change: Callable[[_List, int], _List | None],
+        patience_s: float = _LIST_PATIENCE_S,
+    ) -> _List:
+        """Put what *change* makes of the list in its place, if anything, and give what is there."""
+        for _ in range(_TRIES):
+            claim = await self._hold(_LIST, _LIST_AGAIN_S, patience_s)
+            memo = claim.held[0].memo
+            listed = _read_list(memo) if memo else _List()
+            if listed is None:
+                await self._release(_LIST, claim, None)
+                raise StoreUnavailable("the list of workers in the store is another version's")
+            after = change(listed, claim.now_ms)
+            if after is None:
+                await self._release(_LIST, claim, None)
+                return listed
+            if await self._release(_LIST, claim, _write(after)):
+                return after
+        raise StoreUnavailable("others keep writing where the workers are listed")
+
+    # --- those that are gone --------------------------------------------------------------
+
+    def _take_turn(self, listed: _List, now_ms: int) -> _List:
+        """Let the others know that this worker looks who is gone, unless another just did."""
+        self._has_turn = _is_due(listed.folded_ms, _FOLD_MS, now_ms)
+        return replace(listed, folded_ms=now_ms) if self._has_turn else listed
+
+    async def _fold(self, listed: _List) -> None:
+        """Look who is gone, and add what they counted to the past."""
+        now_ms = listed.folded_ms
+        closed = await self._close([each for each in listed.lives if each.id != self._life], now_ms)
+        forgotten = {each.id for each in listed.forgettable(now_ms)}
+        if forgotten:
+            await self._store.forget([_key(life) for life in forgotten])
+        if closed or forgotten:
+
+            def tidied(listed: _List, now_ms: int) -> _List:
+                after = listed.without(closed, now_ms)
+                kept = tuple(each for each in after.gone if each.id not in forgotten)
+                return replace(after, gone=kept)
+
+            await self._change_list(tidied)
+
+    async def _close(self, lives: Sequence[_Life], now_ms: int) -> dict[str, _Told]:
+        """Close the records of those that are gone, and tell what is in them."""
+        records = await self._store.peek([life.key for life in lives]) if lives else []
+        closed: dict[str, _Told] = {}
+        over: dict[bytes, _Life] = {}
+        for life, record in zip(lives, records, strict=True):
+            told = _told_in(record)
+            if told is not None and told.closed:
+                closed[life.id] = told
+            elif record is None or (told is not None and told.is_over(now_ms)):
+                over[life.key] = life
+        if over:
+            answers = await self._store.claim([self._want(key) for key in over])
+            held = {k: a for k, a in zip(over, answers, strict=True) if isinstance(a, Claim)}
+            after = {key: _closed(over[key], claim) for key, claim in held.items()}
+            releases = [
+                _release(key, claim, _write(told) if (told := after[key]) is not None else None)
+                for key, claim in held.items()
+            ]
+            replies = await self._store.release(releases) if releases else []
+            for release, reply in zip(releases, replies, strict=True):
+                told = after[release.key]
+                if told is not None and reply is Reply.RELEASED:
+                    closed[over[release.key].id] = told
+        return closed
+
+    # --- holding a record -----------------------------------------------------------------
+
+    async def _hold(
+        self,
+        key: bytes,
+        pauses: Sequence[float] = _LOOK_AGAIN_S,
+        patience_s: float = _PATIENCE_S,
+    ) -> Claim:
+        """Take hold of a record, and wait for others that have it."""
+        now_s = asyncio.get_running_loop().time
+        ends, tries = now_s() + patience_s, 0
+        while True:
+            (answer,) = await self._store.claim([self._want(key)])
+            if isinstance(answer, Claim):
+                return answer
+            if not isinstance(answer, Busy):
+                raise StoreUnavailable(_why(answer))
+            if now_s() >= ends:
+                raise _Taken(_why(answer))
+            pause_s = pauses[min(tries, len(pauses) - 1)] * self._dice.fraction()
+            tries += 1
+            await asyncio.sleep(pause_s)
+
+    def _want(self, key: bytes) -> Want:
+        # Fresh for each try: a release that is under way still must not touch a later hold.
+        token, generation = self._dice.tokens(2)
+        return Want((Part(key),), token, generation, _LEASE_MS, KEPT_MS)
+
+    async def _release(self, key: bytes, claim: Claim, memo: bytes | None) -> bool:
+        """Hand a record back with *memo*; False where somebody else had taken it."""
+        (reply,) = await self._store.release([_release(key, claim, memo)])
+        if isinstance(reply, NoAnswer):
+            raise StoreUnavailable(reply.reason)
+        return reply is Reply.RELEASED
+
+
+def _closed(life: _Life, claim: Claim) -> _Told | None:
+    """Close the record that was taken hold of; None where it is not over, or not to be read."""
+    memo = claim.held[0].memo
+    if not memo:  # the store has lost it
+        nobody = State(life.name, "", 0, "", claim.now_ms, claim.now_ms)
+        return _Told(claim.now_ms, nobody, Counts(), closed=True)
+    told = _read_told(memo)
+    if told is None or not told.is_over(claim.now_ms):
+        return None
+    return replace(told, closed=True)
+
+
+def _release(key: bytes, claim: Claim, memo: bytes | None) -> Release:
+    return Release(key, claim.token, 0, KEPT_MS, memo, unsent=True)
+
+
+def _why(answer: ClaimAnswer) -> str:
+    if isinstance(answer, NoAnswer):
+        return answer.reason
+    return "others keep writing where workers tell what they counted"

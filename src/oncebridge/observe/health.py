@@ -1,0 +1,196 @@
+"""
+Whether the process lives, whether events can pass, and what was measured: for whoever looks on.
+
+`/healthz` answers as long as the process turns; `/readyz` names what stands in the way, if
+anything does. An HTTP source answers both beside its events; a worker that is not called by
+anybody listens here for nothing else. `/metrics` is for Prometheus: numbers, and the names of
+routes and rules. Nothing of an event or a secret is in any of them, so anybody may ask.
+"""
+
+import asyncio
+import gzip
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from oncebridge.errors import ConfigError
+from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.observe.report import Report
+
+_log = logging.getLogger("oncebridge")
+
+ALIVE = Response(200, b'{"alive":true}')
+_READY = Response(200, b'{"ready":true}')
+_METHOD = Response(
+    405, b'{"error":"the method is not for this path"}', headers=(("Allow", "GET, HEAD"),)
+)
+_FAILED = Response(500, b'{"error":"internal error"}')
+_encode = msgspec.json.Encoder().encode
+_BOUNDS = Bounds(
+    max_body=0,
+    head_time=timedelta(seconds=2),
+    idle_time=timedelta(seconds=10),
+    max_connections=256,
+    max_connections_per_peer=128,
+)
+_SMALL: Final = 1024
+_LEVEL: Final = 3
+"""Of gzip: half the time of the usual, and hardly larger."""
+
+Respond = Callable[[Response], None]
+Page = Callable[[Request, Respond], None]
+
+
+def readiness(reasons: list[str], warnings: Sequence[str] = ()) -> Response:
+    """Return whether events can pass, and why not; *warnings* are what may stop them later."""
+    if not reasons:
+        return Response(200, _encode({"ready": True, "warnings": warnings})) if warnings else _READY
+    body = _encode({"ready": False, "reasons": reasons})
+    return Response(503, body, headers=(("Retry-After", "1"),))
+
+
+def listeners(
+    health: str | None,
+    metrics: str | None,
+    reasons: Callable[[], list[str]],
+    report: Callable[[], Report],
+) -> "list[Health]":
+    """Make what listens at the address of *health*, of *metrics*, or of both if they are one."""
+    if health and metrics and _address(health, "health") == _address(metrics, "metrics"):
+        return [Health(health, reasons, report)]
+    made = [Health(health, reasons)] if health else []
+    return [*made, Health(metrics, report=report)] if metrics else made
+
+
+class Health:
+    """
+    Listen at `http://HOST:PORT`.
+
+    *reasons* names what keeps events from passing; *report* tells what was measured. What is not
+    given is not answered.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reasons: Callable[[], list[str]] | None = None,
+        report: Callable[[], Report] | None = None,
+    ) -> None:
+        self._setting = "health" if reasons is not None else "metrics"
+        host, port = _address(url, self._setting)
+        self._pages: dict[str, Page] = {}
+        if reasons is not None:
+            self._pages["/healthz"] = lambda _, respond: respond(ALIVE)
+            self._pages["/readyz"] = lambda _, respond: respond(readiness(reasons()))
+        if report is not None:
+            self._pages["/metrics"] = MetricsPage(report)
+        self._nothing = _nothing(list(self._pages))
+        self._server = Server(self._handle, host=host, port=port, bounds=_BOUNDS, spare=self._pages)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    async def open(self) -> None:
+        try:
+            await self._server.open()
+        except ConfigError as error:
+            raise ConfigError(self._setting, error.message) from error
+
+    async def aclose(self) -> None:
+        await self._server.aclose(timedelta(0))
+
+    def _handle(self, request: Request, respond: Respond) -> None:
+        page = self._pages.get(request.path)
+        if page is None:
+            respond(self._nothing)
+        elif request.method not in ("GET", "HEAD"):
+            respond(_METHOD)
+        else:
+            page(request, respond)
+
+
+class MetricsPage:
+    """
+    Answer with what *report* tells, as Prometheus reads it.
+
+    It is written beside the loop, and one at a time: whoever asks meanwhile gets the same.
+    """
+
+    def __init__(self, report: Callable[[], Report]) -> None:
+        try:
+            from oncebridge.observe import prometheus  # noqa: PLC0415 - most measure nothing
+        except ImportError as error:
+            raise ConfigError(
+                "metrics",
+                f"needs a package that is not installed ({error.name or error}); "
+                "pip install 'oncebridge[service]'",
+            ) from error
+        self._report = report
+        self._write = prometheus.exposition
+        self._content_type = prometheus.CONTENT_TYPE
+        self._beside = ThreadPoolExecutor(1, "oncebridge-metrics")
+        self._writing: asyncio.Future[tuple[bytes, bytes]] | None = None
+
+    def __call__(self, request: Request, respond: Respond) -> None:
+        """Answer *request*, later."""
+        if self._writing is None:
+            # On the loop, where nothing changes meanwhile.
+            report = self._report()
+            loop = asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(self._beside, self._written, report)
+            self._writing.add_done_callback(self._wrote)
+        packed = _takes_gzip(request)
+        self._writing.add_done_callback(lambda done: respond(self._response(done, packed=packed)))
+
+    def _written(self, report: Report) -> tuple[bytes, bytes]:
+        plain = self._write(report)
+        return plain, gzip.compress(plain, _LEVEL, mtime=0)
+
+    def _wrote(self, done: "asyncio.Future[tuple[bytes, bytes]]") -> None:
+        self._writing = None
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("oncebridge.metrics_failed", extra={"error": type(error).__name__})
+
+    def _response(self, done: "asyncio.Future[tuple[bytes, bytes]]", *, packed: bool) -> Response:
+        if done.cancelled() or done.exception() is not None:
+            return _FAILED
+        plain, small = done.result()
+        if not packed or len(plain) < _SMALL:
+            return Response(200, plain, self._content_type, (("Vary", "Accept-Encoding"),))
+        headers = (("Vary", "Accept-Encoding"), ("Content-Encoding", "gzip"))
+        return Response(200, small, self._content_type, headers)
+
+
+def _takes_gzip(request: Request) -> bool:
+    """Tell whether gzip is among the encodings that are accepted, with a weight above nought."""
+    accepted = b",".join(request.values(b"accept-encoding")).decode("latin-1").lower()
+    for part in accepted.split(","):
+        coding, _, weight = part.replace(" ", "").partition(";")
+        if coding in ("gzip", "x-gzip"):
+            return weight.removeprefix("q=").strip("0.") != "" or not weight
+    return False
+
+
+def _nothing(paths: list[str]) -> Response:
+    return Response(404, _encode({"error": f"nothing is here; ask {' or '.join(paths)}"}))
+
+
+def _address(url: str, setting: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    is_plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+    if parts.scheme != "http" or not parts.hostname or port is None or not is_plain:
+        raise ConfigError(setting, "is http://HOST:PORT and no more")
+    if parts.path not in ("", "/"):
+        paths = "/metrics" if setting == "metrics" else "/healthz and /readyz"
+        raise ConfigError(setting, f"has no path: it answers at {paths}")
+    return parts.hostname, port

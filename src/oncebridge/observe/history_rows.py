@@ -1,0 +1,126 @@
+"""One arrival as a row of the history: short, whatever the event held."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.hooks import Decision
+from oncebridge.engine.verdict import Outcome
+from oncebridge.events.event import Event, Unreadable
+from oncebridge.events.summary import ENTITIES, body_of, entity_of, topic_of
+from oncebridge.observe.history import Row
+from oncebridge.observe.masking import Mask
+
+_SHORT, _LONG = 128, 300
+"""How long texts may be, and reasons."""
+
+
+def row_of(
+    number: int, decision: Decision, event: Event, outcome: Outcome, cause: Cause | None
+) -> Row:
+    """Write down an event, and what became of it."""
+    first = outcome.first
+    return Row(
+        number,
+        decision.arrived_ms,
+        decision.route,
+        outcome.verdict.value,
+        outcome.rule,
+        outcome.key,
+        (event.id or "")[:_SHORT],
+        event.source[:_SHORT],
+        event.detail_type[:_SHORT],
+        topic_of(event)[:_SHORT],
+        entity_of(event)[:_SHORT],
+        (event.account or "")[:_SHORT],
+        (event.region or "")[:_SHORT],
+        (event.replay_name or "")[:_SHORT],
+        (event.time or "")[:_SHORT],
+        len(event.raw),
+        outcome.reason[:_LONG],
+        (first.id or "")[:_SHORT] if first is not None else "",
+        first.arrived_ms if first is not None else 0,
+        cause.value if cause is not None else "",
+        decision.took_s * 1000,
+        decision.attempt,
+        outcome.forwarded,
+        outcome.unprotected,
+        sent_as=outcome.sent_as,
+    )
+
+
+def row_of_refused(number: int, decision: Decision) -> Row:
+    """Write down what is no event: nothing of its content."""
+    outcome, event = decision.outcome, decision.event
+    reason = event.reason if isinstance(event, Unreadable) else ""
+    return Row(
+        number,
+        decision.arrived_ms,
+        decision.route,
+        outcome.verdict.value,
+        rule=outcome.rule,
+        key=outcome.key,
+        size=len(event.raw),
+        reason=(outcome.reason or reason)[:_LONG],
+        took_ms=decision.took_s * 1000,
+        attempt=decision.attempt,
+        forwarded=outcome.forwarded,
+        unprotected=outcome.unprotected,
+    )
+
+
+_ENVELOPE: Final = {
+    "id": "id",
+    "source": "source",
+    "detail_type": "detail-type",
+    "account": "account",
+    "region": "region",
+    "replay": "replay-name",
+    "time": "time",
+}
+
+
+class Secrets:
+    """What a mask hides of that which rows hold beside payloads; mostly nothing."""
+
+    def __init__(self, mask: Mask | None) -> None:
+        def hides(*path: str) -> bool:
+            return mask is not None and mask.hides(*path)
+
+        hidden = [field for field, name in _ENVELOPE.items() if hides(name)]
+        self._blank = dict.fromkeys(hidden, "")
+        if "id" in hidden:
+            self._blank["first_id"] = ""
+        if "detail_type" in hidden:
+            self._blank["topic"] = ""
+        names = (*ENTITIES, "topicName")
+        self._entities = [n for n in names if hides("detail", n) or hides("detail", "eventBody", n)]
+
+    def __bool__(self) -> bool:
+        return bool(self._blank or self._entities)
+
+    @property
+    def hide_topics(self) -> bool:
+        """Tell whether the topic of some event is hidden."""
+        return "topic" in self._blank or "topicName" in self._entities
+
+    @property
+    def hide_entities(self) -> bool:
+        """Tell whether the entity of some event is hidden."""
+        return bool(self._entities)
+
+    def blanked(self, row: Row, event: Event) -> Row:
+        """Give *row* without what is hidden."""
+        blank = self._blank
+        bodies = (body_of(event.detail), event.detail)
+        if any(self._is_at(name, body, row) for name in self._entities for body in bodies):
+            blank = {**blank, "entity": ""}
+        if "topicName" in self._entities and not event.detail_type:
+            blank = {**blank, "topic": ""}
+        return replace(row, **blank) if blank else row
+
+    def _is_at(self, name: str, body: Mapping[str, Any], row: Row) -> bool:
+        value = body.get(name)
+        return type(value) is str and bool(value) and value[:_SHORT] == row.entity

@@ -1,0 +1,390 @@
+"""
+Writes the history: what the hooks tell, row by row, page by page into the store.
+
+A row costs the loop a few microseconds when it is taken down. Every two seconds the new ones are
+gathered into pages, and what the store does not have yet is written there. While the store is
+away, rows wait in memory, as many as the ring of pages has room for; then the oldest go.
+
+Nothing is kept for longer than it may be: a page ends when its oldest row does, and spans at most
+an eighth of that time.
+"""
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from oncebridge.base.clock import Clock, Dice, ms
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.hooks import Decision
+from oncebridge.events.event import Event
+from oncebridge.observe.history import SLOTS, Mode, Row, Seen, Sheet, joined, page_key, tail_key
+from oncebridge.observe.history_rows import Secrets, row_of, row_of_refused
+from oncebridge.observe.masking import Mask
+from oncebridge.observe.sampling import Sampler
+from oncebridge.stores.api import Claim, Part, Release, Reply, Store, Want
+
+MOST_ROWS: Final = 512
+MOST_BYTES: Final = 160 << 10
+"""A page is full at either; bytes count before they are compressed, to about a third."""
+MOST_WAITING: Final = 16_384
+"""So many rows wait for the next write."""
+MOST_PAYLOADS: Final = 500
+_MOST_RAW: Final = 8 << 20
+"""So many events wait for being masked, and so many bytes; all others are kept without."""
+_TAIL_ROWS: Final = 64
+"""With so many new rows, the page itself is written."""
+_PARTS: Final = 8
+"""A page spans at most this part of the time that rows are kept."""
+_TOGETHER: Final = 4
+"""So many pages go in one call of the store."""
+_LEASE_MS: Final = 5000
+_TRIES: Final = 3
+_MANY, _MUCH = 500, 32 << 10
+"""So many rows are worth a thread, or so many bytes: from about half a millisecond on."""
+_SPELL: Final = 16 << 10
+_SPELL_ROWS: Final = 200
+"""So many bytes of events, or so many rows, are written down in one go: about a millisecond."""
+
+
+class Recorder:
+    """
+    Keep what was decided lately, for whoever looks.
+
+    *payloads* masks the events that are kept with their rows; without it, none are. What *mask*
+    hides by name is not kept in any other place either. Rows may wait for *lag* before they are
+    written, where writing costs money.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        worker: str,
+        *,
+        mode: Mode,
+        keep: timedelta,
+        payloads: Mask | None,
+        clock: Clock,
+        dice: Dice,
+        mask: Mask | None = None,
+        lag: timedelta = timedelta(0),
+    ) -> None:
+        self._store = store
+        self.worker = worker
+        self.keep_ms = max(ms(keep), 1000)
+        self.left_out = 0
+        """How many arrivals were not taken down, as there were too many."""
+        self._sampler = Sampler() if mode == "sample" else None
+        self._payloads = payloads
+        self._secrets = Secrets(mask or payloads)
+        self._clock = clock
+        self._dice = dice
+        self._lag_ms = ms(lag)
+        self._number = 0
+        self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
+        self._raws = _Raws()
+        self._paged = 0
+        """The number of the last row that went into a page."""
+        self._lost = 0
+        """How many were not there to go into one, or were dropped with one."""
+        self._page = _Page(0)
+        self._full: dict[int, Sheet] = {}
+        self._tail = 0, 0
+        """What was last written there: the latest page, and how many rows that had."""
+        self._unsaved: set[int] = set()
+        """Which of the full pages the store does not have yet."""
+        self._holds: dict[bytes, tuple[bytes, bytes]] = {}
+        """Token and generation of claims that may stand in the store."""
+        self._lock = asyncio.Lock()
+
+    @property
+    def pages(self) -> int:
+        """How many pages were begun."""
+        return self._page.number + bool(self._page.rows)
+
+    @property
+    def lost(self) -> int:
+        """How many rows never came to the store, as it was away for too long."""
+        first = self._waiting[0].number if self._waiting else 0
+        return self._lost + max(first - self._paged - 1, 0)
+
+    # --- taking down ------------------------------------------------------------------------
+
+    def decided(self, decision: Decision, cause: Cause | None) -> None:
+        """Take one arrival down, if it is to be kept."""
+        event, outcome = decision.event, decision.outcome
+        sampler = self._sampler
+        if sampler is not None and not sampler.takes(event, outcome, decision.arrived_ms):
+            self.left_out += 1
+            return
+        if len(self._waiting) == MOST_WAITING:  # the oldest makes room
+            self._raws.drop(self._waiting[0].number)
+        self._number = number = self._number + 1
+        if type(event) is Event:
+            row = row_of(number, decision, event, outcome, cause)
+            if self._secrets:
+                row = self._secrets.blanked(row, event)
+            if self._payloads is not None:
+                self._raws.add(number, event.raw)
+        else:
+            row = row_of_refused(number, decision)
+        self._waiting.append(row)
+
+    def rows(self) -> Sequence[Seen]:
+        """Give what this process remembers itself, oldest first: all its pages, and what follows."""
+        kept = [row for sheet in self._full.values() for row in sheet.rows()]
+        return [Seen(self.worker, row) for row in (*kept, *self.latest())]
+
+    def sheets(self) -> Sequence[Sheet]:
+        """Give the full pages that this process remembers."""
+        return list(self._full.values())
+
+    def latest(self) -> Sequence[Row]:
+        """Give the rows that are in no full page yet."""
+        return [*self._page.rows, *self._waiting]
+
+    # --- writing ----------------------------------------------------------------------------
+
+    async def write(self, *, last: bool = False) -> None:
+        """
+        Write to the store what is not there yet; raises `StoreUnavailable` where it cannot.
+
+        With *last*, nothing waits any longer.
+        """
+        async with self._lock:
+            await self._gather()
+            self._let_go()
+            if last or self._is_due():
+                await self._save()
+
+    async def _gather(self) -> None:
+        """Put the rows that wait into pages."""
+        rows, raws = list(self._waiting), self._raws.waiting()
+        if raws or len(rows) > _MANY:
+            # A thread that works on and on holds the loop up by five milliseconds, each time.
+            for spell in _spells(rows, raws):
+                await self._add(await asyncio.to_thread(self._encoded, spell, raws))
+        else:
+            await self._add(self._encoded(rows, raws))
+        if self._page.rows and self._clock() - self._page.first_ms > self.keep_ms // _PARTS:
+            await self._turn()
+
+    async def _add(self, texts: Sequence[tuple[Row, bytes]]) -> None:
+        """Add rows to the page, and to those that follow."""
+        for row, text in texts:
+            if self._page.is_full_with(text):
+                await self._turn()
+            self._page.add(row, text)
+            self._lost += row.number - self._paged - 1
+            self._paged = row.number
+            # Not before: whoever reads meanwhile is to find it, here or there.
+            self._raws.drop(row.number)
+            if self._waiting and self._waiting[0].number <= row.number:
+                self._waiting.popleft()
+
+    def _encoded(self, rows: Sequence[Row], raws: Mapping[int, bytes]) -> list[tuple[Row, bytes]]:
+        encoded: list[tuple[Row, bytes]] = []
+        for row in rows:
+            kept = row
+            raw = raws.get(row.number)
+            if self._payloads is not None and raw is not None:
+                payload = self._payloads.brief(raw) if raw else b""
+                kept = replace(row, payload=payload, bare=not raw)
+            try:
+                encoded.append((kept, _encode(kept)))
+            except UnicodeEncodeError:  # the message of a driver may hold half characters
+                kept = replace(kept, reason=kept.reason.encode("utf-8", "replace").decode())
+                encoded.append((kept, _encode(kept)))
+        return encoded
+
+    async def _turn(self) -> None:
+        """Begin the next page, in the place of the oldest."""
+        page = self._page
+        sheet = await self._sheet(page, is_full=True)
+        self._full[page.number] = sheet
+        self._unsaved.add(page.number)
+        self._page = _Page(page.number + 1)
+        self._drop(page.number + 1 - SLOTS)
+
+    def _let_go(self) -> None:
+        """Forget what is past keeping."""
+        ended_ms = self._clock() - self.keep_ms
+        for number, sheet in list(self._full.items()):
+            if sheet.first_ms < ended_ms:
+                self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        sheet = self._full.pop(number, None)
+        if sheet is not None and number in self._unsaved:
+            self._unsaved.discard(number)
+            self._lost += sheet.count
+
+    def _is_due(self) -> bool:
+        new = self._page.rows[self._told() :]
+        # A clock may be set back, and then a row is of the future: it need not wait for that.
+        is_young = bool(new) and 0 <= self._clock() - new[0].at_ms < self._lag_ms
+        return bool(self._unsaved) or (bool(new) and not is_young)
+
+    def _told(self) -> int:
+        """Tell how many rows of the latest page are in the store, there or in the tail."""
+        number, count = self._tail
+        return max(count if number == self._page.number else 0, self._page.saved)
+
+    async def _save(self) -> None:
+        """Write full pages, oldest first; then the one that is not full, or its latest rows."""
+        while self._unsaved:
+            numbers = sorted(self._unsaved)[:_TOGETHER]
+            keys = {page_key(self.worker, number): number for number in numbers}
+            written = await self._put({key: self._full[number] for key, number in keys.items()})
+            self._unsaved.difference_update(keys[key] for key in written)
+            if len(written) < len(numbers):
+                return  # the next will fare no better
+        page = self._page
+        count = len(page.rows)
+        if count - page.saved >= _TAIL_ROWS:
+            key = page_key(self.worker, page.number)
+            if not await self._put({key: await self._sheet(page)}):
+                return
+            page.saved = count
+        if self._tail != (page.number, count):
+            tail = await self._sheet(page, since=page.saved)
+            if await self._put({tail_key(self.worker): tail}):
+                self._tail = page.number, count
+
+    async def _sheet(self, page: "_Page", *, since: int = 0, is_full: bool = False) -> Sheet:
+        """Write down a page as it is now, or its rows *since* some."""
+        texts, rows = page.texts[since:], page.rows[since:]
+        if page.size > _MUCH:
+            zipped, body = await asyncio.to_thread(_zipped, texts)
+        else:
+            zipped, body = _zipped(texts)
+        times = [row.at_ms for row in rows] or [self._clock()]
+        return Sheet(
+            page.number,
+            is_full,
+            len(rows),
+            rows[-1].number if rows else 0,
+            min(times),
+            max(times),
+            self.keep_ms,
+            self.left_out,
+            zipped,
+            body,
+            self._lost,
+        )
+
+    async def _put(self, sheets: Mapping[bytes, Sheet]) -> set[bytes]:
+        """Write records, and tell which were written."""
+        left, written = dict(sheets), set[bytes]()
+        for _ in range(_TRIES):
+            fenced = await self._try(left, written)
+            left = {key: sheet for key, sheet in left.items() if key in fenced}
+            if not left:
+                break
+        return written
+
+    async def _try(self, sheets: Mapping[bytes, Sheet], written: set[bytes]) -> set[bytes]:
+        """Claim and release; tell for which a release of ours came late and was in the way."""
+        now_ms = self._clock()
+        keeps = {
+            key: max(sheet.first_ms + sheet.keep_ms - now_ms, 1) for key, sheet in sheets.items()
+        }
+        wants = [Want((Part(key),), *self._hold(key), _LEASE_MS, keeps[key]) for key in sheets]
+        answers = await self._store.claim(wants)
+        releases = [
+            Release(key, answer.token, 0, keeps[key], sheets[key].write(), unsent=True)
+            for key, answer in zip(sheets, answers, strict=True)
+            if isinstance(answer, Claim)
+        ]
+        fenced: set[bytes] = set()
+        replies = await self._store.release(releases) if releases else []
+        for release, reply in zip(releases, replies, strict=True):
+            if reply is Reply.RELEASED or reply is Reply.FENCED:
+                # A token is used again until it is known to be of no use, so that a claim that
+                # was cut off is no obstacle to the next.
+                self._holds.pop(release.key, None)
+                (written if reply is Reply.RELEASED else fenced).add(release.key)
+        return fenced
+
+    def _hold(self, key: bytes) -> tuple[bytes, bytes]:
+        if key not in self._holds:
+            token, generation = self._dice.tokens(2)
+            self._holds[key] = token, generation
+        return self._holds[key]
+
+
+class _Raws:
+    """Events that wait for being masked, by the numbers of their rows."""
+
+    def __init__(self) -> None:
+        self._raws: dict[int, bytes] = {}
+        self._places = MOST_PAYLOADS
+        self._room = _MOST_RAW
+
+    def add(self, number: int, raw: bytes) -> None:
+        """Let an event wait; where there is no room, only that it was there is remembered."""
+        if not self._places or len(raw) > self._room:
+            raw = b""
+        else:
+            self._places -= 1
+            self._room -= len(raw)
+        self._raws[number] = raw
+
+    def drop(self, number: int) -> None:
+        raw = self._raws.pop(number, b"")
+        if raw:
+            self._places += 1
+            self._room += len(raw)
+
+    def waiting(self) -> Mapping[int, bytes]:
+        return self._raws.copy()
+
+
+def _spells(rows: Sequence[Row], raws: Mapping[int, bytes]) -> Iterator[Sequence[Row]]:
+    """Part *rows* so that each part is little work."""
+    spell: list[Row] = []
+    size = 0
+    for row in rows:
+        spell.append(row)
+        size += len(raws.get(row.number, b""))
+        if size > _SPELL or len(spell) == _SPELL_ROWS:
+            yield spell
+            spell, size = [], 0
+    if spell:
+        yield spell
+
+
+class _Page:
+    """The page that rows are added to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.rows: list[Row] = []
+        self.texts: list[bytes] = []
+        self.size = 0
+        self.first_ms = 0
+        self.saved = 0
+        """How many of its rows are in its own record."""
+
+    def is_full_with(self, text: bytes) -> bool:
+        return len(self.rows) >= MOST_ROWS or (self.size > 0 and self.size + len(text) > MOST_BYTES)
+
+    def add(self, row: Row, text: bytes) -> None:
+        self.first_ms = min(self.first_ms, row.at_ms) if self.rows else row.at_ms
+        self.rows.append(row)
+        self.texts.append(text)
+        self.size += len(text)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _zipped(texts: Sequence[bytes]) -> tuple[bool, bytes]:
+    text = joined(texts)
+    zipped = zlib.compress(text, 1)
+    return (True, zipped) if len(zipped) < len(text) else (False, text)

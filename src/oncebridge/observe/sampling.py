@@ -1,0 +1,65 @@
+"""Which arrivals are kept, where there are too many for all."""
+
+import zlib
+from typing import Final
+
+from oncebridge.engine.verdict import Outcome, Verdict
+from oncebridge.events.event import Event, Unreadable
+
+MOST_A_SECOND: Final = 100
+_URGENT: Final = frozenset({Verdict.DEAD, Verdict.CONFLICT, Verdict.FAILED})
+_MOST_URGENT: Final = 50
+_MOST_BITS: Final = 32
+_LATEST: Final = 60
+"""So many seconds an arrival may take until it is decided."""
+
+
+class Sampler:
+    """
+    Chooses arrivals, about 100 a second at most, by their keys: all copies of one event, or none.
+
+    Above that, only keys are taken that end in so many zero bits, and these are as many as it
+    takes: one more halves what is taken. What was not delivered and should have been is taken in
+    any case, up to 50 a second more.
+    """
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._bits = 0
+        self._taken = 0
+        self._room = 2 * MOST_A_SECOND
+        self._urgent = _MOST_URGENT
+
+    def takes(self, event: Event | Unreadable, outcome: Outcome, at_ms: int) -> bool:
+        """Tell whether what arrived at *at_ms* is to be kept; they come nearly in order."""
+        second = at_ms // 1000
+        # Some took longer than others; and a clock that was set back is followed.
+        if second > self._second or second < self._second - _LATEST:
+            self._turn(second)
+        if self._bits and _ending(event, outcome.key) & ((1 << self._bits) - 1):
+            if outcome.verdict not in _URGENT or not self._urgent:
+                return False
+            self._urgent -= 1
+            return True
+        self._taken += 1
+        if self._taken > self._room:
+            self._bits = min(self._bits + 1, _MOST_BITS)
+            self._room += MOST_A_SECOND
+        return True
+
+    def _turn(self, second: int) -> None:
+        """Take as many in the next second as is right, by what was taken in the last."""
+        if self._taken > MOST_A_SECOND:
+            self._bits = min(self._bits + 1, _MOST_BITS)
+        elif self._taken < 0.45 * MOST_A_SECOND:  # twice as many will not be too many
+            self._bits = max(self._bits - max(second - self._second, 1), 0)
+        self._second, self._taken = second, 0
+        self._room, self._urgent = 2 * MOST_A_SECOND, _MOST_URGENT
+
+
+def _ending(event: Event | Unreadable, key: bytes) -> int:
+    """Give 32 bits that all copies of an event have in common."""
+    if key:
+        return int.from_bytes(key[-4:])
+    id_ = event.id if isinstance(event, Event) else None
+    return zlib.crc32(id_.encode() if id_ else event.raw[:512])

@@ -1,0 +1,225 @@
+"""
+What is exported, and how it ends.
+
+Everything that waits for a collector does so in a thread that nobody waits for: not an event, not
+a stop, and not the end of the process. What cannot be sent in the few seconds of a stop is lost.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+
+from oncebridge import __version__
+from oncebridge.events.trace_context import read_traceparent, read_xray
+from oncebridge.observe.report import Report
+from oncebridge.observe.telemetry import Wish
+from oncebridge.observe.telemetry.metrics import metrics_data
+from oncebridge.observe.telemetry.spans import Spans
+
+_log = logging.getLogger("oncebridge")
+
+_LEAVE_S: Final = 3.0
+_GIVE_UP_S: Final = 0.5
+"""For what was broken off to come to its end."""
+_INTERVAL_S: Final = 60.0
+_TELL_EVERY_S: Final = 60.0
+
+
+class Exports:
+    """Export what *wish* says, for the worker *name*."""
+
+    def __init__(self, wish: Wish, report: Callable[[], Report], name: str) -> None:
+        resource = _resource(name)
+        self._reads = wish.propagators
+        self._spans = _Spans(_span_exporter(wish.traces), resource) if _is_on(wish.traces) else None
+        self._metrics: _Metrics | None = None
+        if _is_on(wish.metrics):
+            self._metrics = _Metrics(_metric_exporter(wish.metrics), resource, report)
+        self.tracer: Spans | None = None
+        if self._spans is not None:
+            tracer = self._spans.provider.get_tracer("oncebridge", __version__)
+            is_known = "tracecontext" in wish.propagators
+            self.tracer = Spans(tracer, reads=is_known, sends=bool(wish.propagators))
+        self._trouble = _Trouble()
+        _hear(self._trouble)
+
+    def context(self, traceparent: str, xray: str, /) -> str:
+        """Read the context that came beside an event; see `oncebridge.sources.api.Context`."""
+        found = ""
+        if traceparent and "tracecontext" in self._reads:
+            found = read_traceparent(traceparent)
+        return found or (read_xray(xray) if xray and "xray" in self._reads else "")
+
+    def open(self) -> None:
+        """Begin to export metrics, on the running loop."""
+        if self._metrics is not None:
+            self._metrics.open()
+
+    async def aclose(self) -> None:
+        """Send what is left, for as long as that is reasonable."""
+        ends = [one.aclose() for one in (self._spans, self._metrics) if one is not None]
+        await asyncio.gather(*ends)
+        logging.getLogger("opentelemetry").removeHandler(self._trouble)
+
+
+class _Spans:
+    """Spans on their way to *exporter*; they are sent by a thread of OpenTelemetry's."""
+
+    def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
+        self._exporter = exporter
+        self._processor = BatchSpanProcessor(exporter)
+        self.provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self.provider.add_span_processor(self._processor)
+
+    async def aclose(self) -> None:
+        if not await _beside(self._processor.shutdown, _LEAVE_S):
+            await _beside(self._exporter.shutdown, _GIVE_UP_S)
+
+
+class _Metrics:
+    """What *report* tells on its way to *exporter*, every now and then."""
+
+    def __init__(
+        self, exporter: MetricExporter, resource: Resource, report: Callable[[], Report]
+    ) -> None:
+        self._exporter = exporter
+        self._resource = resource
+        self._report = report
+        self._every_s = _interval()
+        self._keeper: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+
+    async def aclose(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._send(_LEAVE_S)
+        await _beside(self._exporter.shutdown, _GIVE_UP_S)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self._send(self._every_s)
+
+    async def _send(self, within_s: float) -> None:
+        try:
+            report = self._report()
+        except Exception as error:  # noqa: BLE001 - the next time may be better
+            _log.warning("oncebridge.telemetry_failed", extra={"error": type(error).__name__})
+            return
+
+        def send() -> None:
+            data = metrics_data(report, self._resource)  # some 50 ms where rules are many
+            self._exporter.export(data, timeout_millis=within_s * 1000)
+
+        await _beside(send, within_s)
+
+
+async def _beside(work: Callable[[], object], within_s: float) -> bool:
+    """Do *work* in a thread that keeps nobody from leaving; tell whether it ended in time."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - an exporter may raise anything
+            _log.warning("oncebridge.telemetry_failed", extra={"error": type(error).__name__})
+        finally:
+            with suppress(RuntimeError):  # the loop has not waited
+                loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=run, name="oncebridge-telemetry", daemon=True).start()
+    try:
+        async with asyncio.timeout(within_s):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+def _is_on(exporter: str) -> bool:
+    return exporter != "none"
+
+
+def _span_exporter(kind: str) -> SpanExporter:
+    if kind == "console":
+        return ConsoleSpanExporter(out=sys.stderr)  # events may go to standard output
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+        OTLPSpanExporter,
+    )
+
+    return OTLPSpanExporter()
+
+
+def _metric_exporter(kind: str) -> MetricExporter:
+    if kind == "console":
+        return ConsoleMetricExporter(out=sys.stderr)
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import (  # noqa: PLC0415
+        OTLPMetricExporter,
+    )
+
+    return OTLPMetricExporter()
+
+
+def _resource(name: str) -> Resource:
+    """Say who we are, where the environment does not."""
+    ours = {
+        "service.name": "oncebridge",
+        "service.version": __version__,
+        "service.instance.id": name,
+    }
+    said = OTELResourceDetector().detect().attributes
+    return Resource.create({what: text for what, text in ours.items() if what not in said})
+
+
+def _interval() -> float:
+    try:
+        every_s = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000
+    except ValueError:
+        return _INTERVAL_S
+    return every_s if every_s > 0 else _INTERVAL_S
+
+
+# --- trouble ---------------------------------------------------------------------------------
+
+
+class _Trouble(logging.Handler):
+    """Tell in our own log what OpenTelemetry complains of, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told_at = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.created - self._told_at < _TELL_EVERY_S:
+            return
+        self._told_at = record.created
+        # Without what was filled in, which may be an address; a status is none.
+        filled = record.args if isinstance(record.args, tuple) else ()
+        status = next((one for one in filled if isinstance(one, int)), None)
+        told = {"said": str(record.msg), **({} if status is None else {"status": status})}
+        _log.warning("oncebridge.telemetry_trouble", extra=told)
+
+
+def _hear(trouble: _Trouble) -> None:
+    """Listen, unless somebody does so already."""
+    theirs = logging.getLogger("opentelemetry")
+    if not theirs.hasHandlers():
+        theirs.addHandler(trouble)

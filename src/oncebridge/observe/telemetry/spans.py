@@ -1,0 +1,180 @@
+"""
+Events as spans: one for each arrival, one for each delivery of it.
+
+    oncebridge process   from the arrival to the verdict; child of what the event came with
+      oncebridge deliver   from the send to the verdict; what the receiver continues
+
+A span tells the route, the rule, the verdict and the beginning of the key; never a payload. What
+the sampler does not want costs a decision and no more, and its receiver is told so.
+"""
+
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from oncebridge.engine import hooks
+from oncebridge.engine.verdict import Outcome, Verdict
+from oncebridge.events.event import Event, Unreadable
+from oncebridge.events.trace_context import NAME, read_traceparent
+
+_NAME_BYTES: Final = NAME.encode()
+_WRONG: Final = frozenset({Verdict.FAILED, Verdict.DEAD})
+_MOST_ID: Final = 128
+_KEY_DIGITS: Final = 16
+
+
+class Spans:
+    """
+    Follow events by *tracer*, or by the one of the provider that the program has set.
+
+    *reads* says whether a `traceparent` in an event counts, and *sends* whether one goes along
+    with it. An arrival that comes with none belongs to the span that is the current one, if any.
+    """
+
+    def __init__(
+        self, tracer: trace.Tracer | None = None, *, reads: bool = True, sends: bool = True
+    ) -> None:
+        self._tracer = tracer or trace.get_tracer("oncebridge")
+        self._reads = reads
+        self._sends = sends
+        self._attributes: dict[str, _Attributes] = {}
+        """Of arrivals, by route: they differ in nothing else before the verdict."""
+
+    def arrived(self, route: str, event: Event | Unreadable) -> "hooks.Trace | None":
+        """Begin the span of an arrival."""
+        parent = event.context or (self._reads and _in_event(event))
+        span = self._tracer.start_span(
+            "oncebridge process",
+            context=_context(parent) if parent else None,
+            kind=SpanKind.CONSUMER,
+            attributes=self._attributes.get(route) or self._attributes_of(route),
+        )
+        if not span.is_recording():
+            return _Unwanted(_written(span)) if self._sends else None
+        return _Followed(self._tracer, span, route, event, sends=self._sends)
+
+    def _attributes_of(self, route: str) -> "_Attributes":
+        made = self._attributes[route] = _operation("process", "process", route)
+        return made
+
+
+class _Unwanted:
+    """An arrival that the sampler does not want."""
+
+    __slots__ = ("_traceparent",)
+
+    def __init__(self, traceparent: str) -> None:
+        self._traceparent = traceparent
+
+    def sending(self) -> str:
+        return self._traceparent
+
+    def ended(self, outcome: Outcome) -> None:
+        pass
+
+
+class _Followed:
+    """An arrival with its spans."""
+
+    __slots__ = ("_delivery", "_event", "_route", "_sends", "_span", "_tracer")
+
+    def __init__(
+        self,
+        tracer: trace.Tracer,
+        span: Span,
+        route: str,
+        event: Event | Unreadable,
+        *,
+        sends: bool,
+    ) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._route = route
+        self._event = event
+        self._sends = sends
+        self._delivery: Span | None = None
+
+    def sending(self) -> str:
+        if self._delivery is not None:
+            self._delivery.end()
+        self._delivery = self._tracer.start_span(
+            "oncebridge deliver",
+            context=set_span_in_context(self._span, Context()),
+            kind=SpanKind.PRODUCER,
+            attributes=_operation("deliver", "send", self._route),
+        )
+        return _written(self._delivery) if self._sends else ""
+
+    def ended(self, outcome: Outcome) -> None:
+        is_wrong = outcome.verdict in _WRONG
+        if self._delivery is not None:
+            if is_wrong and not outcome.forwarded:
+                self._delivery.set_status(Status(StatusCode.ERROR, outcome.reason or None))
+            self._delivery.end()
+        self._span.set_attributes(_told(self._event, outcome))
+        if is_wrong:
+            self._span.set_status(Status(StatusCode.ERROR, outcome.reason or None))
+        self._span.end()
+
+
+_Attributes = dict[str, str | int]
+
+
+def _operation(name: str, kind: str, route: str) -> _Attributes:
+    """Tell what is done, as OpenTelemetry's conventions have it."""
+    return {
+        "messaging.system": "eventbridge",
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+        "oncebridge.route": route,
+    }
+
+
+def _told(event: Event | Unreadable, outcome: Outcome) -> _Attributes:
+    number = event.id if isinstance(event, Event) else None
+    told: _Attributes = {
+        "messaging.message.id": number[:_MOST_ID] if number else "",
+        "messaging.message.body.size": len(event.raw),
+        "oncebridge.verdict": outcome.verdict.value,
+        "oncebridge.rule": outcome.rule,
+        "oncebridge.key": outcome.key.hex()[:_KEY_DIGITS],
+        "oncebridge.reason": outcome.reason,
+        "oncebridge.unprotected": outcome.unprotected,
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _in_event(event: Event | Unreadable) -> str:
+    """Find the context in the event itself: at its top, or in its detail."""
+    if _NAME_BYTES not in event.raw or isinstance(event, Unreadable):
+        return ""
+    found = read_traceparent(event.envelope.get(NAME))
+    return found or read_traceparent(event.detail.get(NAME))
+
+
+def _context(traceparent: str) -> Context:
+    """Make the context in which whoever wrote *traceparent* is the parent."""
+    _, trace_id, span_id, flags = traceparent.split("-")
+    parent = SpanContext(
+        int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))
+    )
+    return set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def _written(span: Span) -> str:
+    context = span.get_span_context()
+    if not context.is_valid:
+        return ""
+    sampled = context.trace_flags & TraceFlags.SAMPLED
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{sampled:02x}"

@@ -1,0 +1,303 @@
+"""
+What there is to tell about an event, or about a key, and how it is told to programs.
+
+`oncebridge.operate.explain.finding` finds it out, and `oncebridge.operate.explain.words` tells it to people.
+"""
+
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.base.durations import format_duration
+from oncebridge.dead_letters.api import DeadLetter
+from oncebridge.engine.batch import first_arrival
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.verdict import First, Verdict
+from oncebridge.events.differences import Change
+from oncebridge.events.event import Event
+from oncebridge.events.exact_float import ExactFloat
+from oncebridge.operate.explain.judgement import Judged, Standing
+from oncebridge.operate.identity import Known
+from oncebridge.operate.operator_log import Act, Acts, is_trail
+from oncebridge.operate.operator_log_file import instant
+
+Action = Literal["deduplicate", "bypass", "discard", "dead"]
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """What one route makes of one event of a file."""
+
+    line: int
+    action: Action
+    event: Event | None = None
+    """None where the record is no event."""
+    reason: str = ""
+    """One word, where it is no event."""
+    route: str | None = None
+    """None where no route is for it."""
+    rule: str | None = None
+    scope: str = ""
+    """What its rule takes for one source."""
+    why: str = ""
+    keys: tuple[Known, ...] = ()
+    sent_as: bytes = b""
+    """The `Idempotency-Key` that a receiver is sent."""
+    entity_by: str = ""
+    """The expression by which its entity is found, where it has one."""
+    entity: Any = None
+    """What that finds; None unless values were asked for."""
+    entity_key: bytes = b""
+    version_by: str = ""
+    version: Any = None
+    judged: Judged | None = None
+    """None where there is no store to ask."""
+    standings: tuple[Standing, ...] = ()
+    """How the records stand: of each key, and of the entity where that is held."""
+    letter: DeadLetter | None = None
+    """Where it died, and the letter is still there."""
+    acts: Acts = Acts()
+    """What was done to it by hand."""
+    entity_acts: Acts = Acts()
+    """What was done by hand to its entity, for whichever event."""
+    paused: bool = False
+    paused_by: Act | None = None
+    same_as: int | None = None
+    """The line of the first event in this file that has one of the keys."""
+    same_in: str = ""
+    """The name of the file with that line; empty where it is this one."""
+    clashes: bool = False
+    """That one has other content: it is no repeat."""
+    on_conflict: str = ""
+    """What its rule does with the second of two such events."""
+    changes: tuple[Change, ...] | None = None
+    """How it differs from that one."""
+    cause: Cause | None = None
+    is_guess: bool = False
+    """Of the first one no more than the id is known, so the cause may be another."""
+
+    @property
+    def differs(self) -> tuple[str, ...] | None:
+        """The paths in which it differs from the one it repeats."""
+        return None if self.changes is None else tuple(one.path for one in self.changes)
+
+    @property
+    def standing(self) -> Standing | None:
+        """How the record stands by which it is known best: the last that there is."""
+        there = [
+            one
+            for one in self.standings
+            if one.record and not one.is_others and one.key != self.entity_key
+        ]
+        return there[-1] if there else None
+
+    def standing_of(self, key: bytes) -> Standing | None:
+        return next((one for one in self.standings if one.key == key), None)
+
+    def as_json(self, *, canonical: bool = False) -> dict[str, Any]:
+        """Give the whole explanation as a JSON object."""
+        judged = self.judged
+        told: dict[str, Any] = {
+            "line": self.line,
+            "route": self.route,
+            "id": self.event.id if self.event else None,
+            "rule": self.rule,
+            "action": self.action,
+            "keys": [self._key_as_json(known, canonical=canonical) for known in self.keys],
+        }
+        if canonical:
+            told["canonical"] = self.keys[-1].canonical if self.keys else None
+        told |= _filled(
+            idempotency_key=self.sent_as.hex() or None,
+            reason=self.reason or None,
+            why=self.why or None,
+            entity_by=self.entity_by or None,
+            entity=self.entity,
+            version_by=self.version_by or None,
+            version=self.version,
+        )
+        told["verdict"] = judged.verdict.value if judged else None
+        told |= _filled(fate=judged.fate.name.lower() if judged and judged.fate else None)
+        if judged is not None and judged.is_watched:
+            told |= {"mode": "shadow", "forwarded": True}
+        told["first"] = _first_as_json(judged.first if judged else None)
+        told["same_as"] = self.same_as
+        told["differs"] = None if self.differs is None else list(self.differs)
+        told["cause"] = self.cause
+        return told | self._more_as_json()
+
+    def _more_as_json(self) -> dict[str, Any]:
+        told = _filled(
+            cause_is_sure=None if self.cause is None else not self.is_guess,
+            same_in=self.same_in or None,
+            changes=None if self.changes is None else [one.as_json() for one in self.changes],
+            dead=_letter_as_json(self.letter) if self.letter else None,
+        )
+        told["trail"] = acts_as_json(self.acts)
+        if self.entity_acts.acts:
+            told["entity_trail"] = acts_as_json(self.entity_acts)
+        if self.paused:
+            told["paused"] = True
+            told["paused_by"] = _act_as_json(self.paused_by) if self.paused_by else None
+        return told
+
+    def _key_as_json(self, known: Known, *, canonical: bool) -> dict[str, Any]:
+        told: dict[str, Any] = {"kind": known.kind, "key": known.key.hex(), "window": window(known)}
+        standing = self.standing_of(known.key)
+        if standing is not None:
+            told |= _standing_as_json(standing)
+        return told | ({"canonical": known.canonical} if canonical else {})
+
+
+class KeyExplanation(Struct, frozen=True, kw_only=True):
+    """What is known under one key."""
+
+    key: bytes
+    standing: Standing | None = None
+    """None where there is no store to ask."""
+    letter: DeadLetter | None = None
+    acts: Acts = Acts()
+
+    @property
+    def route(self) -> str | None:
+        """The route, where a dead letter tells it: a key does not."""
+        return (self.letter.route or None) if self.letter else None
+
+    @property
+    def first(self) -> First | None:
+        record = self.standing.record if self.standing else None
+        if record is None or not record.memo or self.is_register or self.is_trail:
+            return None
+        return first_arrival(record.memo)
+
+    @property
+    def is_register(self) -> bool:
+        """Tell whether it is an entity's, as far as can be seen."""
+        record = self.standing.record if self.standing else None
+        if record is None or record.fate is not None:
+            return False
+        return record.memo.startswith((b'["number"', b'["instant"', b'["",0'))
+
+    @property
+    def is_trail(self) -> bool:
+        """Tell whether it is what was done by hand to an event or a route."""
+        record = self.standing.record if self.standing else None
+        return record is not None and is_trail(record)
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether anything at all is known."""
+        return bool((self.standing and self.standing.record) or self.letter or self.acts.acts)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """
+        What an event with this key, and the same content, would come to.
+
+        None where this key does not keep it from passing: it may have another that does.
+        """
+        if self.standing is None or self.is_register or self.is_trail:
+            return None
+        return _VERDICTS.get(self.standing.state)
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it in the form of an explanation, with nothing where an event would be needed."""
+        key: dict[str, Any] = {"kind": None, "key": self.key.hex(), "window": None}
+        told: dict[str, Any] = {
+            "route": self.route,
+            "rule": (self.letter.rule or None) if self.letter else None,
+            "keys": [key | (_standing_as_json(self.standing) if self.standing else {})],
+            "verdict": self.verdict,
+        }
+        record = self.standing.record if self.standing else None
+        if record is not None and record.fate is not None:
+            told["fate"] = record.fate.name.lower()
+        told |= {"first": _first_as_json(self.first), "differs": None, "cause": None}
+        if self.letter is not None:
+            told["dead"] = _letter_as_json(self.letter)
+        return told | {"trail": acts_as_json(self.acts)}
+
+
+_VERDICTS: Final = {
+    "done": Verdict.DUPLICATE,
+    "claimed": Verdict.BUSY,
+}
+
+
+def _filled(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _first_as_json(first: First | None) -> dict[str, Any] | None:
+    return None if first is None else {"id": first.id, "arrived": instant(first.arrived_ms)}
+
+
+def _standing_as_json(standing: Standing) -> dict[str, Any]:
+    told: dict[str, Any] = {"state": standing.state}
+    record = standing.record
+    if record is None:
+        return told
+    told |= {"until": instant(record.until_ms), "attempts": record.attempts}
+    if standing.is_others:
+        told["of_another"] = True
+    if record.fate is not None:
+        told["fate"] = record.fate.name.lower()
+    elif standing.state == "claimed":
+        told |= {"held": standing.is_held, "left_ms": standing.left_ms}
+    memo = standing.memo
+    if memo.error:
+        told["error"] = memo.error
+    if memo.maybe_delivered:
+        told["maybe_delivered"] = True
+    return told
+
+
+def _letter_as_json(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "number": letter.number,
+        "died": instant(letter.buried_ms),
+        "reason": letter.reason,
+        "message": letter.message,
+        "route": letter.route,
+        "attempts": letter.attempts,
+        "maybe_delivered": letter.maybe_delivered,
+    }
+
+
+def acts_as_json(acts: Acts) -> list[dict[str, Any]]:
+    """Give what was done by hand, the latest last."""
+    return [_act_as_json(act) for act in acts.acts]
+
+
+def _act_as_json(act: Act) -> dict[str, Any]:
+    told = {"time": instant(act.at_ms), "who": act.who, "verb": act.verb}
+    more = {"route": act.route, "reason": act.reason}
+    return told | {name: text for name, text in more.items() if text}
+
+
+def window(known: Known) -> str:
+    """Tell for how long a key is remembered."""
+    return lasting(known.window, known.longest)
+
+
+def lasting(window: timedelta, longest: timedelta | None) -> str:
+    """Tell how long a window is; *longest* is the end of a sliding one."""
+    text = format_duration(window)
+    return f"{text}, sliding up to {format_duration(longest)}" if longest else text
+
+
+def dumps(
+    explanation: Explanation | KeyExplanation, *, canonical: bool = False, **more: Any
+) -> str:
+    """Write an explanation as one line of JSON; *more* goes to its end."""
+    told = (
+        explanation.as_json(canonical=canonical)
+        if isinstance(explanation, Explanation)
+        else explanation.as_json()
+    )
+    return msgspec.json.encode(told | more, enc_hook=_exactly).decode()
+
+
+def _exactly(number: ExactFloat) -> msgspec.Raw:
+    return msgspec.Raw(number.text.encode())

@@ -1,0 +1,310 @@
+"""
+What a route would do with an event now.
+
+It is found with the table that stores decide by (`oncebridge.stores.transitions`), on records that were
+only looked at: nothing is claimed, and a judgement changes nothing.
+
+Here it is also told which records are an event's own. Another event may stand under the same
+key with other content, and nothing that is done to the one may touch the other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncebridge.base.clock import ms
+from oncebridge.engine import pauses as control
+from oncebridge.engine.batch import Memo, Register, first_arrival, why_no_version
+from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import First, Verdict
+from oncebridge.events.key import conflict_key
+from oncebridge.events.rules import Plan
+from oncebridge.operate import operator_log as trail
+from oncebridge.operate.identity import Identity
+from oncebridge.operate.operator_log import Act, Acts
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    Duplicate,
+    Fate,
+    Mismatch,
+    Part,
+    Record,
+    Store,
+    Want,
+)
+
+_NOBODY: Final = b"explain"  # a token that no claim ever has
+
+ENDED: Final = {
+    Fate.DELIVERED: "it was delivered",
+    Fate.DEAD: "it went to the dead letters",
+    Fate.STALE: "it was stale",
+    Fate.UNCHANGED: "it was unchanged",
+    Fate.DROPPED: "it was dropped as a conflict",
+}
+_CONFLICTS: Final = {
+    "deliver": "the same key was done with other content; it is delivered as an event of its own",
+    "dead": "the same key was done with other content; it goes to the dead letters",
+    "duplicate": "the same key was done with other content; it is dropped",
+}
+_SENT: Final = {"deliver": "it is delivered", "dead": "it goes to the dead letters"}
+_ON_ROUTES: Final = ("pause", "resume")
+_OUTDATED: Final = {
+    Verdict.STALE: "a newer state of the entity was delivered",
+    Verdict.UNCHANGED: "the same state of the entity was delivered just now",
+}
+
+
+def contents(way: Identity) -> dict[bytes, bytes]:
+    """List every key that may have a record of an event, with the content that it has there."""
+    own = {part.key: part.hash for part in way.plan.parts}
+    return own | {conflict_key(key, hashed): hashed for key, hashed in own.items() if hashed}
+
+
+def is_its(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
+    """
+    Tell whether a record is of the event that has *own* contents: by key, with its content.
+
+    The same key with other content is another event's. Where one of the two contents is not
+    known (empty), the key decides.
+    """
+    if record is None or record.key not in own:
+        return False
+    content = own[record.key]
+    return not record.hash or not content or record.hash == content
+
+
+def touched(own: Mapping[bytes, bytes], found: Mapping[bytes, Record | None]) -> dict[bytes, bytes]:
+    """Of *own* contents, give those of what the event has left or may leave: not another's."""
+    return {
+        key: content
+        for key, content in own.items()
+        if found.get(key) is None or is_its(found[key], own)
+    }
+
+
+class Judged(Struct, frozen=True):
+    """What a route would do with an event now."""
+
+    verdict: Verdict
+    why: str = ""
+    first: First | None = None
+    fate: Fate | None = None
+    key: bytes = b""
+    """The key by which the store knows it, where that is why."""
+    policy: str = ""
+    """What the rule does with a conflict, where it is one."""
+    is_watched: bool = False
+    """In shadow mode: it is forwarded, whatever the verdict."""
+
+
+class Standing(Struct, frozen=True):
+    """How the record of one key stands."""
+
+    key: bytes
+    state: table.State
+    """`done` past its window counts as absent."""
+    record: Record | None
+    left_ms: int = 0
+    """How long that lasts: a lease or a wait for the next attempt, or a window."""
+    is_others: bool = False
+    """It is of another event, that has the same key with other content."""
+
+    @classmethod
+    def of(
+        cls,
+        key: bytes,
+        record: Record | None,
+        now_ms: int,
+        own: Mapping[bytes, bytes] | None = None,
+    ) -> "Standing":
+        """Look at what stands under *key*; with *own* contents it is told whose that is."""
+        left_ms = record.until_ms - now_ms if record else 0
+        is_others = own is not None and key in own and not (record is None or is_its(record, own))
+        return cls(key, table.state(record, now_ms), record, max(left_ms, 0), is_others)
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether a worker has it in hand; else it waits for its next attempt, if at all."""
+        return self.state == "claimed" and bool(self.record and self.record.token)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether it was done, and its window is over."""
+        return self.state == "absent" and self.record is not None
+
+    @property
+    def memo(self) -> Memo:
+        return Memo.read(self.record.memo) if self.record else Memo()
+
+    @property
+    def attempts(self) -> int:
+        return self.record.attempts if self.record else 0
+
+
+class Look:
+    """Look at the records of a store, and judge by them as the gateway would."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._found: dict[bytes, Record | None] = {}
+        self._trails: dict[bytes, Acts] = {}
+        self.now_ms = 0
+
+    async def prepare(self, ways: Sequence[Identity]) -> set[str]:
+        """Look at all records of a batch at once, and tell which routes are paused."""
+        keys = [key for way in ways for key in (*way.all_keys(), way.plan.entity)]
+        await self.look_at(keys)
+        routes = sorted({way.route.name for way in ways})
+        states = await control.paused(self._store, routes) if routes else []
+        paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
+        unkeyed = {way.route.name for way in ways if not way.keys}
+        names = [trail.of_route(name) for name in sorted(paused | unkeyed)]
+        self._trails |= await trail.read(self._store, names)
+        return paused
+
+    async def look_at(self, keys: Sequence[bytes]) -> None:
+        """Look at the records of *keys* and at their trails, and at no others any more."""
+        self._found.clear()
+        self.now_ms = await self._store.now_ms()
+        await self._fetch(keys)
+        self._trails = await trail.read(self._store, [trail.of_event(key) for key in keys if key])
+
+    async def _fetch(self, keys: Iterable[bytes]) -> None:
+        missing = [key for key in dict.fromkeys(keys) if key and key not in self._found]
+        if missing:
+            self._found.update(zip(missing, await self._store.peek(missing), strict=True))
+
+    def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> Standing:
+        """Tell how a record stands that was looked at."""
+        return Standing.of(key, self._found.get(key), self.now_ms, own)
+
+    def touched(self, way: Identity) -> dict[bytes, bytes]:
+        """Give the contents that an event has and no other, of what was looked at."""
+        return touched(contents(way), self._found)
+
+    def acts(self, keys: Sequence[bytes]) -> Acts:
+        """Tell what was done by hand to what has *keys*."""
+        found = [self._trails.get(trail.of_event(key)) for key in keys if key]
+        return trail.merged([each for each in found if each is not None])
+
+    def acts_on(self, way: Identity) -> Acts:
+        """
+        Tell what was done by hand to an event.
+
+        Of what stands under a key that is another event's by now, only what is surely its own.
+        What has no key at all is among what was done on its route.
+        """
+        if not way.keys:
+            on_route = self._trails.get(trail.of_route(way.route.name), Acts())
+            return Acts(tuple(act for act in on_route.acts if act.verb not in _ON_ROUTES))
+        own = contents(way)
+        found: list[Acts] = []
+        for key, content in own.items():
+            acts = self._trails.get(trail.of_event(key), Acts())
+            is_others = self.standing(key, own).is_others
+            its = tuple(act for act in acts.acts if act.is_of(content, surely=is_others))
+            found.append(Acts(its, 0 if is_others else acts.before))
+        return trail.merged(found)
+
+    def paused_by(self, route: str) -> Act | None:
+        """Tell who has paused *route*, where that is known."""
+        acts = self._trails.get(trail.of_route(route), Acts()).acts
+        return next((act for act in reversed(acts) if act.verb == "pause"), None)
+
+    async def judge(self, plan: Plan, settings: Settings) -> Judged:
+        """Tell what would become of an event with *plan*."""
+        judged = await self._judge(plan, settings)
+        # Who is not let in stays out, in shadow mode too.
+        is_watched = settings.mode == "shadow" and not plan.refused
+        return replace(judged, is_watched=True) if is_watched else judged
+
+    async def _judge(self, plan: Plan, settings: Settings) -> Judged:
+        match plan.action:
+            case "discard":
+                return Judged(Verdict.DISCARDED)
+            case "bypass":
+                return Judged(Verdict.BYPASSED)
+            case "dead" if not plan.parts:
+                return Judged(Verdict.DEAD, plan.message)
+        clash: Mismatch | None = None
+        while True:
+            await self._fetch(part.key for part in plan.parts)
+            answer = self._ask(plan.parts, settings, plan.keep_ms)
+            match answer:
+                case Mismatch():
+                    clash = clash or answer
+                    plan = plan.in_conflict(answer.key)
+                case Duplicate():
+                    return Judged(
+                        Verdict.DUPLICATE,
+                        ENDED[answer.fate],
+                        first_arrival(answer.memo),
+                        answer.fate,
+                        answer.key,
+                    )
+                case Busy():
+                    standing = self.standing(answer.key)
+                    first = first_arrival(standing.record.memo) if standing.record else None
+                    return Judged(Verdict.BUSY, held(standing), first, key=answer.key)
+                case _ if plan.action == "dead":
+                    return Judged(Verdict.DEAD, plan.message)
+                case _:
+                    assert isinstance(answer, Claim)  # noqa: S101 - the table knows no other
+                    return self._claimed(plan, settings, answer, clash)
+
+    def outdated(self, plan: Plan) -> Verdict | None:
+        """Return why the entity's register stands against *plan*, whatever its keys say."""
+        return self._register(plan).judge(plan, self.now_ms) if plan.entity and plan.parts else None
+
+    def _register(self, plan: Plan) -> Register:
+        record = self._found.get(plan.entity)
+        return Register.read(record.memo) if record else Register()
+
+    def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
+        want = Want(parts, _NOBODY, _NOBODY, ms(settings.lease), keep_ms)
+        return table.claim([self._found[part.key] for part in parts], want, self.now_ms)[0]
+
+    def _claimed(
+        self, plan: Plan, settings: Settings, claim: Claim, clash: Mismatch | None
+    ) -> Judged:
+        tried = max(each.attempts for each in claim.held) - 1
+        policy = plan.rule.on_conflict
+        if settings.mode != "shadow":  # else it goes on to its entity, and is forwarded
+            if tried >= settings.max_attempts:
+                why = f"it was tried {tried} times"
+                return _conflict(clash, "dead") if clash else Judged(Verdict.DEAD, why)
+            if clash is not None and policy != "deliver":
+                return _conflict(clash, policy)
+        if plan.entity:
+            answer = self._ask((Part(plan.entity),), settings, plan.keep_ms)
+            if isinstance(answer, Busy):
+                why = f"the entity is {held(self.standing(plan.entity))}"
+                return Judged(Verdict.BUSY, why, key=plan.entity)
+            if isinstance(answer, Claim):
+                register = self._register(plan)
+                outdated = register.judge(plan, self.now_ms)
+                if outdated is Verdict.CONFLICT:
+                    why = why_no_version(register, plan, self.now_ms)
+                    sent = policy if policy == "deliver" else "dead"
+                    return Judged(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
+                if outdated is not None:
+                    return Judged(outdated, _OUTDATED[outdated])
+        if clash is not None:
+            return _conflict(clash, policy)
+        return Judged(Verdict.DELIVERED, f"after {tried} that failed" if tried else "")
+
+
+def _conflict(clash: Mismatch, policy: str) -> Judged:
+    why = _CONFLICTS[policy]
+    return Judged(Verdict.CONFLICT, why, first_arrival(clash.memo), key=clash.key, policy=policy)
+
+
+def held(standing: Standing) -> str:
+    """Tell for how long a record is not to be had."""
+    what = "held by a worker" if standing.is_held else "waiting for its next attempt"
+    return f"{what}, for {standing.left_ms / 1000:.1f} s more"

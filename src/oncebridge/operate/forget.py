@@ -1,0 +1,88 @@
+"""
+Let an event pass again: remove what the store knows of it.
+
+An event is forgotten as a whole. While a worker holds one of its keys nothing is removed, as
+the worker would go on and commit what was just forgotten. What another event has left under
+the same key, with other content, stays, and so does the trail of what was done by hand.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncebridge.operate.explain.judgement import is_its
+from oncebridge.operate.operator_log import is_trail
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import Fate, Record, Store
+
+
+class Forgotten(Struct, frozen=True):
+    """What became of one key."""
+
+    key: bytes
+    was: table.State
+    """`done` past its window counts as absent, and is removed all the same."""
+    fate: Fate | None = None
+    gone: bool = False
+    """It was there, and is not any more."""
+    left_ms: int = 0
+    """How long a claim, or the pause after a failure, still lasts."""
+    is_held: bool = False
+    """A worker has it in hand; else it only waits for its next attempt."""
+    is_others: bool = False
+    """It is of another event, that has the same key with other content; it stays."""
+    is_trail: bool = False
+    """It is what was done by hand, and no event; it stays."""
+
+    @property
+    def is_left(self) -> bool:
+        """Tell whether it is none of what was asked for."""
+        return self.is_others or self.is_trail
+
+
+async def forget(
+    store: Store,
+    own: Mapping[bytes, bytes],
+    *,
+    before: Callable[[Mapping[bytes, bytes]], Awaitable[None]],
+) -> list[Forgotten]:
+    """
+    Remove the records of one event, by its keys and what it has there, and tell what each was.
+
+    *own* are the event's contents (`oncebridge.operate.explain.judgement.contents`). *before* is told the keys
+    that are about to go, with what stands there. Where one is held, none goes.
+    """
+    keys = list(own)
+    records = await store.peek(keys)
+    now_ms = await store.now_ms()
+    looked = [_looked(key, record, own, now_ms) for key, record in zip(keys, records, strict=True)]
+    there = {
+        record.key: record.hash
+        for one, record in zip(looked, records, strict=True)
+        if record is not None and not one.is_left
+    }
+    gone: set[bytes] = set()
+    if there and not any(one.was == "claimed" and not one.is_left for one in looked):
+        await before(there)
+        answers = await store.forget(list(there))
+        gone = {key for key, is_gone in zip(there, answers, strict=True) if is_gone}
+    return [replace(one, gone=True) if one.key in gone else one for one in looked]
+
+
+def _looked(
+    key: bytes, record: Record | None, own: Mapping[bytes, bytes], now_ms: int
+) -> Forgotten:
+    state = table.state(record, now_ms)
+    if record is None:
+        return Forgotten(key, state)
+    is_claimed = state == "claimed"
+    return Forgotten(
+        key,
+        state,
+        record.fate,
+        left_ms=record.until_ms - now_ms if is_claimed else 0,
+        is_held=is_claimed and bool(record.token),
+        is_others=not is_its(record, own),
+        is_trail=is_trail(record),
+    )

@@ -1,0 +1,165 @@
+"""
+Which routes an event takes, and by what it is known there.
+
+A plan has the keys that the store is asked for. Here they are told with what they were made
+of, for people who want to know why two events are the same, or why they are not.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from msgspec import Struct
+
+from oncebridge.events.event import Event, Unreadable, read
+from oncebridge.events.framing import Record
+from oncebridge.events.key import (
+    ContentKey,
+    FieldsKey,
+    IdKey,
+    KeyKind,
+    conflict_key,
+    make_key,
+    scoped_source,
+)
+from oncebridge.events.rules import Plan, RuleSet, Span
+from oncebridge.service.config import Route, Setup
+from oncebridge.stores.api import Part
+
+
+class Known(Struct, frozen=True):
+    """One key of an event, and what it was made of."""
+
+    kind: str
+    """`content`, `id` or `fields`."""
+    part: Part
+    span: Span
+    made_of: tuple[bytes, ...]
+    instead: bool
+    """The key that the rule asks for has nothing to go by; this one takes its place."""
+
+    @property
+    def key(self) -> bytes:
+        return self.part.key
+
+    @property
+    def window(self) -> timedelta:
+        return timedelta(milliseconds=self.span.window_ms)
+
+    @property
+    def longest(self) -> timedelta | None:
+        """The end of a sliding window."""
+        return timedelta(milliseconds=self.span.hard_ms) if self.span.hard_ms else None
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What was hashed, in its canonical form, by name."""
+        texts = [part.decode() for part in self.made_of]
+        if self.kind == "fields":
+            return dict(zip(texts[::2], texts[1::2], strict=True))
+        return {"detail" if self.kind == "content" else "id": texts[0]}
+
+    @property
+    def canonical(self) -> str:
+        """What was hashed, as one text."""
+        if self.kind == "fields":
+            return "\n".join(f"{name} = {value}" for name, value in self.values.items())
+        return self.made_of[0].decode()
+
+
+class Identity(Struct, frozen=True):
+    """What one route makes of an event."""
+
+    route: Route
+    plan: Plan
+    keys: tuple[Known, ...]
+    """In the order of the plan: the identifying one last. None for what can never be sent."""
+
+    def sent_as_of(self, key: bytes) -> bytes:
+        """Return the `Idempotency-Key` of this event if it is known by *key*, else nothing."""
+        sent_as = self.plan.sent_as if self.keys else b""
+        return sent_as if key in (self.plan.key, sent_as) else b""
+
+    def all_keys(self) -> list[bytes]:
+        """List every key under which the store may have a record of this event."""
+        conflicts = [
+            conflict_key(known.key, known.part.hash) for known in self.keys if known.part.hash
+        ]
+        return [*(part.key for part in self.plan.parts), *conflicts]
+
+
+class Identities:
+    """Identify events as the gateways of *setup* would."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.file_rules = setup.file_rules()
+        """The rules that apply to events that no route is for."""
+        self._settings = setup.config.settings()
+        self._routes = [
+            (
+                route,
+                RuleSet(
+                    route.rules,
+                    namespace=route.name,
+                    ordered=_is_ordered(route),
+                    window=route.settings.window,
+                ),
+            )
+            for route in setup.routes
+        ]
+
+    def read(self, record: Record | bytes) -> Event | Unreadable:
+        """Read one event as the service would."""
+        raw = record if isinstance(record, bytes) else record.raw
+        if isinstance(record, Record) and record.too_long:
+            return Unreadable(raw, "too-large", "longer than can be read")
+        return read(raw, limits=self._settings.limits, bare=self._settings.bare)
+
+    def of(self, event: Event) -> list[Identity]:
+        """Tell by what *event* is known on each route that it takes."""
+        return [
+            self._on(route, rules, event)
+            for route, rules in self._routes
+            if route.match is None or route.match.matches(event.envelope)
+        ]
+
+    def on(self, name: str, event: Event) -> Identity | None:
+        """Tell by what *event* is known on one route, whether it would take it or not."""
+        for route, rules in self._routes:
+            if route.name == name:
+                return self._on(route, rules, event)
+        return None
+
+    def _on(self, route: Route, rules: RuleSet, event: Event) -> Identity:
+        plan = rules.plan_arrival(event, shadow=route.settings.mode == "shadow")
+        if plan.action == "dead":
+            return Identity(route, plan, ())
+        made = {key: (how, parts) for key, how, parts in _made(route, plan, event)}
+        asked = [tier.key.kind for tier in plan.rule.tiers]
+        keys = []
+        for part, span in zip(plan.parts, plan.spans, strict=True):
+            how, parts = made[part.key]
+            keys.append(Known(how.kind.decode(), part, span, parts, how.kind not in asked))
+        return Identity(route, plan, tuple(keys))
+
+
+def _is_ordered(route: Route) -> bool:
+    return route.settings.order == "entity"
+
+
+def _made(
+    route: Route, plan: Plan, event: Event
+) -> Iterator[tuple[bytes, KeyKind, tuple[bytes, ...]]]:
+    """Make every key that the rule could have come to, so that it can be told which it was."""
+    kinds: list[ContentKey | IdKey | FieldsKey] = [IdKey()]
+    for tier in plan.rule.tiers:
+        kinds += [plan.rule.content_of(tier), tier.key]
+    namespaces = [route.name]
+    if event.replay_name is not None:
+        namespaces.append(f"{route.name}\0replay\0{event.replay_name}")
+    source = scoped_source(event.source, plan.rule.scope)
+    for how in kinds:
+        parts = how.parts(event)
+        if parts is None:
+            continue
+        for namespace in namespaces:
+            yield make_key(namespace, how.kind, source, event.detail_type, parts), how, parts

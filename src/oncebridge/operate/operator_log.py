@@ -1,0 +1,304 @@
+"""
+Who did what by hand, kept where the events are: the trail in the store.
+
+The trail of an event stands in the store under a key made of the event's own, and that of a
+route under a key made of its name. So whoever can reach the store can read it, on any
+machine, and every store has it: it is one more record, used as a register. To add an act the
+record is claimed, which keeps others off, and handed back with the act in its memo. It is
+never done.
+
+An act is written down before it begins. What cannot be written down is not done, and what is
+written down was at least begun.
+
+A trail is bounded: the last 20 acts, about 2 KB, kept for 90 days after the last one.
+"""
+
+import asyncio
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncebridge.base.clock import Dice, SystemDice
+from oncebridge.errors import StoreUnavailable
+from oncebridge.events.key import make_key
+from oncebridge.operate.operator_log_file import AuditTrail, who
+from oncebridge.stores.api import Claim, NoAnswer, Part, Record, Release, Reply, Store, Want
+
+MOST_ACTS: Final = 20
+MOST_BYTES: Final = 2048
+KEPT_MS: Final = 90 * 24 * 3600 * 1000
+
+_KIND: Final = b"trail"
+_LEASE_MS: Final = 5000
+_PATIENCE_S: Final = 30.0
+"""Longer than a lease: whoever died while writing is waited for."""
+_LOOK_AGAIN_S: Final = (0.02, 0.04, 0.08, 0.16, 0.3)
+"""Others are soon done with it, unless they died."""
+_LONGEST_REASON: Final = 200
+_LONGEST_NAME: Final = 100
+_LONGEST_USER: Final = 60
+_NOTHING: Final[Mapping[bytes, bytes]] = {}
+
+
+class Act(Struct, frozen=True, array_like=True):
+    """What somebody did by hand."""
+
+    name: str
+    """Drawn at random: the same act stands under every key of an event."""
+    at_ms: int
+    """When, by the store's clock."""
+    who: str
+    """The user of the operating system, and the host."""
+    verb: str
+    route: str = ""
+    """Empty where it was done to keys, whichever route's."""
+    reason: str = ""
+    """In the words of whoever did it; empty where none was given."""
+    of: str = ""
+    """The content, in short, of the event that it was done to, where its key alone is not enough:
+    another event may have the same key. Empty where that is not known."""
+
+    def is_of(self, content: bytes, *, surely: bool = False) -> bool:
+        """Tell whether it was done to the event that has *content* under the key, or may be."""
+        if not self.of or not content:
+            return not surely
+        return self.of == _in_short(content)
+
+
+class Acts(Struct, frozen=True, omit_defaults=True):
+    """A trail as it stands in a record: an object, which no other memo is."""
+
+    acts: tuple[Act, ...] = ()
+    """The latest last."""
+    before: int = 0
+    """How many there were before, that are not kept any more."""
+
+    @classmethod
+    def read(cls, memo: bytes) -> "Acts":
+        """Read a trail; of one that cannot be read it is known that it was there."""
+        try:
+            return _read(memo) if memo else cls()
+        except msgspec.MsgspecError:
+            return cls(before=1)
+
+    def write(self) -> bytes:
+        return _write(self)
+
+    def and_(self, act: Act) -> "Acts":
+        """Add *act*, and let the oldest go where there is no more room."""
+        acts, before = (*self.acts, act), self.before
+        while len(acts) > 1 and (len(acts) > MOST_ACTS or len(_write(acts)) > MOST_BYTES - 50):
+            acts, before = acts[1:], before + 1
+        return Acts(acts, before)
+
+
+_read = msgspec.json.Decoder(Acts).decode
+_write = msgspec.json.Encoder().encode
+
+
+# --- reading ------------------------------------------------------------------------------
+
+
+def of_event(key: bytes) -> bytes:
+    """Name the record that has the trail of an event's *key*."""
+    return make_key("", _KIND, "", "", (key,))
+
+
+def of_route(route: str) -> bytes:
+    """Name the record that has the trail of *route* itself."""
+    return make_key(route, _KIND, "", "", ())
+
+
+def is_trail(record: Record) -> bool:
+    """Tell whether a record is a trail, by its memo."""
+    return record.fate is None and record.memo.startswith(b'{"acts":')
+
+
+async def read(store: Store, names: Sequence[bytes]) -> dict[bytes, Acts]:
+    """Read trails by the names of their records; those that are there."""
+    distinct = list(dict.fromkeys(names))
+    records = await store.peek(distinct) if distinct else []
+    return {
+        record.key: Acts.read(record.memo)
+        for record in records
+        if record is not None and record.fate is None and record.memo
+    }
+
+
+def merged(trails: Sequence[Acts]) -> Acts:
+    """Put the trails of one event's keys together, each act once, in the order of time."""
+    acts = {act.name: act for trail in trails for act in trail.acts}
+    before = max([trail.before for trail in trails], default=0)
+    return Acts(tuple(sorted(acts.values(), key=lambda act: act.at_ms)), before)
+
+
+# --- writing ------------------------------------------------------------------------------
+
+
+class StoreTrail:
+    """Write acts down in *store*, which is open."""
+
+    def __init__(self, store: Store, *, dice: Dice | None = None, by: str | None = None) -> None:
+        self._store = store
+        self._dice = dice or SystemDice()
+        self._by = by
+
+    async def write(
+        self,
+        verb: str,
+        names: Iterable[bytes],
+        *,
+        route: str = "",
+        reason: str = "",
+        contents: Mapping[bytes, bytes] = _NOTHING,
+    ) -> None:
+        """
+        Write one act into every trail of *names*; durable when this returns.
+
+        *contents* tell of the event what it has there, by the same names.
+        Raises `StoreUnavailable` where it cannot be written. It may stand in some of them then.
+        """
+        act = Act(
+            self._dice.tokens(1)[0][:6].hex(),
+            0,
+            _short(self._by or who(), _LONGEST_NAME),
+            verb,
+            _short(route, _LONGEST_NAME),
+            _short(reason, _LONGEST_REASON),
+        )
+        found = {name: contents.get(name, b"") for name in names}
+        await self._write({name: replace(act, of=_in_short(one)) for name, one in found.items()})
+
+    async def _write(self, left: dict[bytes, Act]) -> None:
+        now_s = asyncio.get_running_loop().time
+        ends = now_s() + _PATIENCE_S
+        for pause_s in chain(_LOOK_AGAIN_S, repeat(_LOOK_AGAIN_S[-1])):
+            try:
+                why = await self._round(left)
+            except StoreUnavailable as error:
+                why = str(error)
+            if not left:
+                return
+            if now_s() >= ends:
+                raise StoreUnavailable(
+                    f"the trail in the store cannot be written, so nothing was done ({why})"
+                )
+            await asyncio.sleep(pause_s * (0.5 + self._dice.fraction()))
+
+    async def _round(self, left: dict[bytes, Act]) -> str:
+        """Write what can be written now, and tell what keeps the rest."""
+        answers = dict(zip(left, await self._store.claim(self._wants(left)), strict=True))
+        releases = [
+            _release(name, answer, left[name])
+            for name, answer in answers.items()
+            if isinstance(answer, Claim)
+        ]
+        told = await self._store.release(releases) if releases else []
+        for release, reply in zip(releases, told, strict=True):
+            if reply is Reply.RELEASED:
+                del left[release.key]
+        reasons = [answer.reason for answer in answers.values() if isinstance(answer, NoAnswer)]
+        return reasons[0] if reasons else "others keep writing there"
+
+    def _wants(self, left: Mapping[bytes, Act]) -> list[Want]:
+        # Fresh for each try: a release that is under way still must not touch a later hold.
+        drawn = iter(self._dice.tokens(2 * len(left)))
+        return [Want((Part(name),), next(drawn), next(drawn), _LEASE_MS, KEPT_MS) for name in left]
+
+
+def _release(name: bytes, claim: Claim, act: Act) -> Release:
+    """Hand a trail back with *act* in it; it is there already if an answer was lost."""
+    acts = Acts.read(claim.held[0].memo)
+    is_there = any(other.name == act.name for other in acts.acts)
+    memo = None if is_there else acts.and_(replace(act, at_ms=claim.now_ms)).write()
+    return Release(name, claim.token, 0, KEPT_MS, memo, unsent=True)
+
+
+def _in_short(content: bytes) -> str:
+    return content[:6].hex()
+
+
+def _named(user: str) -> str:
+    """Name somebody; a name must leave room for where it was done."""
+    return _short(user, _LONGEST_USER) or "unknown"
+
+
+def _short(text: str, most: int) -> str:
+    """Shorten a text, and make UTF-8 of it: an argument may hold half characters."""
+    return text[:most].encode("utf-8", "replace").decode()
+
+
+class Trails:
+    """
+    All the places where an act is written down before it begins: file, log and store.
+
+    Without *store* there is none to write to: it is not there, or nobody else could read it.
+    *user* is whoever does it on the dashboard, empty where nobody knows; otherwise it is done by
+    whoever runs this process.
+    """
+
+    def __init__(
+        self,
+        audit: AuditTrail,
+        store: Store | None,
+        *,
+        reason: str = "",
+        user: str | None = None,
+    ) -> None:
+        self._audit = audit
+        by = None if user is None else f"{_named(user)} (dashboard on {platform.node()})"
+        self._store = StoreTrail(store, by=by) if store is not None else None
+        self._facts: dict[str, object] = {}
+        if user is not None:
+            self._facts = {"user": _named(user), "via": "dashboard"}
+        self._reason = reason
+        self._told: set[tuple[str, str]] = set()
+        """What was done on which route to events without a key; a trail has little room."""
+
+    async def write(
+        self,
+        verb: str,
+        *,
+        routes: Sequence[str] = (),
+        keys: Mapping[bytes, bytes] = _NOTHING,
+        **facts: object,
+    ) -> None:
+        """
+        Write down what is about to be done to the events of *keys*, on *routes*.
+
+        With each key is said what the event has there; empty where that is not known.
+        Events without a key have no trail of their own: in the store it is told once that this
+        was done on their routes.
+        """
+        told: dict[str, object] = self._facts | ({"routes": list(routes)} if routes else {})
+        told |= facts
+        told |= {"keys": [key.hex() for key in keys]} if keys else {}
+        told |= {"reason": self._reason} if self._reason else {}
+        self._audit.write(verb, **told)
+        if self._store is None:
+            return
+        route = routes[0] if len(routes) == 1 else ""
+        if keys:
+            contents = {of_event(key): content for key, content in keys.items()}
+            await self._store.write(
+                verb, contents, route=route, reason=self._reason, contents=contents
+            )
+            return
+        unkeyed = [name for name in routes if name and (verb, name) not in self._told]
+        if unkeyed:
+            names = [of_route(name) for name in unkeyed]
+            await self._store.write(verb, names, route=route, reason=self._reason)
+            self._told.update((verb, name) for name in unkeyed)
+
+    async def write_on_routes(self, verb: str, routes: Sequence[str]) -> None:
+        """Write down what is about to be done to whole *routes*."""
+        facts = {"reason": self._reason} if self._reason else {}
+        self._audit.write(verb, routes=list(routes), **self._facts, **facts)
+        if self._store is not None:
+            names = [of_route(route) for route in routes]
+            await self._store.write(verb, names, reason=self._reason)

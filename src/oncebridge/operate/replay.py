@@ -1,0 +1,340 @@
+"""
+Dead letters, tried again.
+
+A letter is replayed in an order in which nothing is lost, wherever the process dies:
+
+    look      was the event delivered since? then the letter can go
+    forget    what the store knows of its death, or it would be a duplicate
+    process   on the route where it died, or the one named instead, as if it had just arrived
+    drop      the letter, once the event is acknowledged
+
+Between the steps the letter is still there, and the next replay goes on from what it finds.
+An event that dies again is put into the dead letters anew before the old letter goes.
+
+A letter that is dropped is gone with its event. Either act is written into the trail before it
+begins, whoever does it: `oncebridge dead` and the dashboard both come here.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from oncebridge.dead_letters.api import DeadLetter, DeadLetters
+from oncebridge.engine import pauses as control
+from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.event import Event
+from oncebridge.operate.explain.judgement import contents, is_its, touched
+from oncebridge.operate.identity import Identities
+from oncebridge.operate.operator_log import Trails
+from oncebridge.service.config import Setup
+from oncebridge.stores import transitions as table
+from oncebridge.stores.api import Fate, Record, Store
+
+_PAGE = 100
+
+
+class Choice(Struct, frozen=True):
+    """Which letters are meant: by number, or all that have the same reason and route."""
+
+    numbers: tuple[int, ...] = ()
+    """None: all."""
+    reason: str = ""
+    route: str | None = None
+    up_to: int | None = None
+    """No letter with a higher number: what dies again while all are replayed waits."""
+
+    def takes(self, letter: DeadLetter) -> bool:
+        return (
+            (not self.reason or letter.reason == self.reason)
+            and (self.route is None or letter.route == self.route)
+            and (self.up_to is None or letter.number <= self.up_to)
+        )
+
+
+async def select(dead: DeadLetters, choice: Choice) -> AsyncIterator[DeadLetter]:
+    """Read the letters that are meant, oldest first; they may be dropped meanwhile."""
+    if choice.numbers:
+        for number in sorted(set(choice.numbers)):
+            for letter in await dead.list(after=number - 1, limit=1):
+                if letter.number == number and choice.takes(letter):
+                    yield letter
+        return
+    after = 0
+    while page := await dead.list(after=after, limit=_PAGE):
+        after = page[-1].number
+        for letter in page:
+            if choice.takes(letter):
+                yield letter
+
+
+class Replayed(Struct, frozen=True):
+    """What became of one letter."""
+
+    number: int
+    gone: bool
+    """The letter was dropped: the event is where it belongs."""
+    verdict: Verdict | None
+    """None where it was not brought to the gateway."""
+    reason: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Tell whether nobody has to look at it again."""
+        return self.gone and self.verdict is not Verdict.DEAD
+
+    @property
+    def result(self) -> str:
+        """Tell it in a word or two."""
+        if self.gone and self.verdict is Verdict.DEAD:
+            return "dead again"
+        return "kept" if not self.gone else self.verdict.value if self.verdict else "gone"
+
+
+class Redrive:
+    """
+    Replay dead letters through *router*, which is open.
+
+    *before* is called with the letters that are about to be acted upon. All go to the route *to*,
+    if it is given: the claim and the key are those of that route then, and what the store knows
+    of the letters' own routes is left alone.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        router: Router,
+        *,
+        before: Callable[[Sequence[DeadLetter]], Awaitable[None]],
+        to: str | None = None,
+    ) -> None:
+        self._store: Store = setup.config.store.opened
+        self._dead: DeadLetters = setup.config.dead.opened
+        self._identities = Identities(setup)
+        self._before = before
+        self._to = to
+        self._all = router
+        self._ways = {
+            gateway.route: Router([Way(gateway)], dead=self._dead, settings=setup.config.settings())
+            for gateway in router.gateways
+        }
+
+    async def replay(
+        self, letters: Sequence[DeadLetter], *, within: timedelta | None = None
+    ) -> list[Replayed]:
+        """
+        Take each letter through all steps, and tell what became of it, in order.
+
+        *within* is the time there is: what cannot be sent by then keeps its letter.
+        """
+        done: dict[int, Replayed] = {}
+        if self._to is not None:
+            letters = [self._moved(letter, self._to) for letter in letters]
+        ready = await self._that_can_go(letters, done)
+        if ready:
+            await self._before(ready)
+        ready = await self._not_delivered_since(ready, done)
+        ready = await self._forgotten(ready, done)
+        for router, batch in self._sorted(ready):
+            answers = await router.process([letter.raw for letter in batch], within=within)
+            for letter, answer in zip(batch, answers, strict=True):
+                done[letter.number] = _replayed(letter, answer)
+            await self._dead.drop([o.number for o in batch if done[o.number].gone])
+        return [done[letter.number] for letter in letters]
+
+    def _moved(self, letter: DeadLetter, route: str) -> DeadLetter:
+        """Return *letter* as if it had died on *route*, with the rule and the key of that route."""
+        if letter.route == route:
+            return letter
+        (gateway,) = self._ways[route].gateways
+        is_shadow = gateway.settings.mode == "shadow"
+        plan = gateway.rules.plan_arrival(self._identities.read(letter.raw), shadow=is_shadow)
+        return replace(letter, route=route, rule=plan.rule.name, key=plan.key)
+
+    def _route_of(self, letter: DeadLetter) -> str | None:
+        """Return the route that a letter goes to; None if it goes to all that its event matches."""
+        return self._to or (letter.route if letter.rule else None)
+
+    async def _that_can_go(
+        self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
+    ) -> list[DeadLetter]:
+        """Keep back what has no route any more, or one that is paused."""
+        routes = list(self._ways)
+        states = await control.paused(self._store, routes)
+        paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
+        ready = []
+        for letter in letters:
+            route = self._route_of(letter)
+            if route is not None and route not in self._ways:
+                why = (
+                    f"there is no route {route!r} in this configuration; "
+                    "`oncebridge dead replay --to ROUTE` sends it to another"
+                )
+                _keep(letter, why, done)
+            elif route in paused or (route is None and paused):
+                _keep(letter, "the route is paused", done)
+            else:
+                ready.append(letter)
+        return ready
+
+    async def _not_delivered_since(
+        self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
+    ) -> list[DeadLetter]:
+        """Let letters go whose event was delivered in the meantime."""
+        records = await self._look([letter.key for letter in letters if letter.key])
+        now_ms = await self._store.now_ms()
+        ready, delivered = [], []
+        for letter in letters:
+            record = records.get(letter.key)
+            if record is not None and self._is_delivered(letter, record, now_ms):
+                delivered.append(letter.number)
+                done[letter.number] = Replayed(
+                    letter.number, True, Verdict.DUPLICATE, "it was delivered since"
+                )
+            else:
+                ready.append(letter)
+        await self._dead.drop(delivered)
+        return ready
+
+    def _is_delivered(self, letter: DeadLetter, record: Record, now_ms: int) -> bool:
+        """Tell whether *record* proves that this event, and no other, was delivered."""
+        if record.fate is not Fate.DELIVERED or table.state(record, now_ms) != "done":
+            return False
+        return is_its(record, self._own(letter))
+
+    async def _forgotten(
+        self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
+    ) -> list[DeadLetter]:
+        """Forget that these events died; keep back what a worker holds."""
+        own = {letter.number: self._own(letter) for letter in letters}
+        records = await self._look([key for each in own.values() for key in each])
+        now_ms = await self._store.now_ms()
+        ready = []
+        gone: list[bytes] = []
+        for letter in letters:
+            there = [record for key in own[letter.number] if (record := records.get(key))]
+            held = [r for r in there if table.state(r, now_ms) == "claimed"]
+            if held:
+                left_s = max(record.until_ms - now_ms for record in held) / 1000
+                why = f"held, or waiting for its next attempt, for {left_s:.1f} s more"
+                _keep(letter, why, done, Verdict.BUSY)
+                continue
+            gone += [
+                record.key
+                for record in there
+                if record.fate is not Fate.DELIVERED and is_its(record, own[letter.number])
+            ]
+            ready.append(letter)
+        if gone:
+            await self._store.forget(list(dict.fromkeys(gone)))
+        return ready
+
+    async def _look(self, keys: Sequence[bytes]) -> dict[bytes, Record]:
+        return await _looked_at(self._store, keys)
+
+    def _own(self, letter: DeadLetter) -> dict[bytes, bytes]:
+        return contents_of(letter, self._identities)
+
+    def _sorted(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
+        """Bring each letter back to where it died; what had no route takes all that it matches."""
+        batches: dict[str | None, list[DeadLetter]] = {}
+        for letter in letters:
+            batches.setdefault(self._route_of(letter), []).append(letter)
+        return [(self._ways[name] if name else self._all, each) for name, each in batches.items()]
+
+
+# --- dropping -----------------------------------------------------------------------------
+
+
+class Doomed(Struct, frozen=True):
+    """What has to be known of a letter to drop it, without what it holds."""
+
+    number: int
+    route: str
+    key: bytes
+    own: dict[bytes, bytes]
+    """Every key of its event, with the content that it has there."""
+
+    @classmethod
+    def of(cls, letter: DeadLetter, identities: Identities) -> "Doomed":
+        return cls(letter.number, letter.route, letter.key, contents_of(letter, identities))
+
+
+async def drop(
+    doomed: Sequence[Doomed], dead: DeadLetters, store: Store | None, trails: Trails
+) -> int:
+    """
+    Drop letters for good, once that is written down, and tell how many were there.
+
+    *store* is asked whose the keys are by now; without one, they are taken for the letters'.
+    """
+    owns = [each.own for each in doomed]
+    if store is not None:
+        keys = await keys_of(owns, store)
+    else:
+        keys = {key: one for own in owns for key, one in own.items()}
+    await _write(trails, "drop", doomed, keys)
+    return await dead.drop([each.number for each in doomed])
+
+
+# --- the trail ----------------------------------------------------------------------------
+
+
+async def write_replay(setup: Setup, trails: Trails, letters: Sequence[DeadLetter]) -> None:
+    """Write down that *letters* are about to be replayed."""
+    identities = Identities(setup)
+    owns = [contents_of(letter, identities) for letter in letters]
+    await _write(trails, "replay", letters, await keys_of(owns, setup.config.store.opened))
+
+
+async def _write(
+    trails: Trails,
+    verb: str,
+    letters: Sequence[DeadLetter] | Sequence[Doomed],
+    keys: Mapping[bytes, bytes],
+) -> None:
+    await trails.write(
+        f"dead {verb}",
+        routes=sorted({letter.route for letter in letters}),
+        numbers=[letter.number for letter in letters],
+        keys=keys,
+    )
+
+
+def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes]:
+    """List the keys of a letter's event, by the rules of then and of now, with its content."""
+    own = {letter.key: b""} if letter.key else {}
+    event = identities.read(letter.raw)
+    if not letter.rule or not isinstance(event, Event):
+        return own
+    way = identities.on(letter.route, event)
+    return own | contents(way) if way is not None else own
+
+
+async def keys_of(owns: Sequence[Mapping[bytes, bytes]], store: Store) -> dict[bytes, bytes]:
+    """Put the contents of events together, without what other events have under their keys."""
+    found = await _looked_at(store, [key for own in owns for key in own])
+    return {key: one for own in owns for key, one in touched(own, found).items()}
+
+
+async def _looked_at(store: Store, keys: Sequence[bytes]) -> dict[bytes, Record]:
+    keys = list(dict.fromkeys(keys))
+    found = await store.peek(keys) if keys else []
+    return {record.key: record for record in found if record is not None}
+
+
+def _keep(
+    letter: DeadLetter, reason: str, done: dict[int, Replayed], verdict: Verdict | None = None
+) -> None:
+    done[letter.number] = Replayed(letter.number, False, verdict, reason)
+
+
+def _replayed(letter: DeadLetter, answer: Answer) -> Replayed:
+    # A conflict that its rule does not deliver is buried anew, or dropped.
+    is_kept_back = answer.verdict is Verdict.CONFLICT and not any(
+        outcome.forwarded for _, outcome in answer.outcomes
+    )
+    verdict = Verdict.DEAD if is_kept_back else answer.verdict
+    return Replayed(letter.number, answer.acknowledge, verdict, answer.reason)

@@ -1,1 +1,0 @@
-"""What the Postgres store and the Postgres sink share: addresses, connections, tables."""

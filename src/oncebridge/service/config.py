@@ -1,0 +1,701 @@
+"""
+One TOML file, the environment on top of it, flags on top of that.
+
+`load` reads all three into one frozen `Config`, or raises every mistake at once, each with
+its file and field, what was found and what is allowed. Each setting is declared once: here,
+in `Settings`, in the rules, and in the options of a backend.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from oncebridge.base.clock import Clock, system_clock
+from oncebridge.base.options import (
+    Doc,
+    Problems,
+    Rate,
+    Setting,
+    Size,
+    Text,
+    did_you_mean,
+    origin,
+    read_values,
+    settings_of,
+)
+from oncebridge.base.secrets import Secret, asked_once, at_aws, is_at_aws
+from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
+from oncebridge.errors import ConfigError, ConfigErrors
+from oncebridge.events.access import AllowOptions, Guard
+from oncebridge.events.exact_float import read_decimal
+from oncebridge.events.pattern import Pattern
+from oncebridge.events.rules import Rule, RuleOptions, RuleSet
+from oncebridge.genesys.options import GenesysOptions
+from oncebridge.genesys.preset import genesys_rules
+from oncebridge.service.addresses import (
+    DeadPlace,
+    Place,
+    SinkPlace,
+    SourcePlace,
+    StorePlace,
+    as_table,
+)
+from oncebridge.service.dashboard_safety import exposure, mistakes
+
+if TYPE_CHECKING:
+    from oncebridge.genesys.verification import Verifier
+
+PREFIX = "ONCEBRIDGE_"
+_FILE = "ONCEBRIDGE_CONFIG"
+DEFAULT_FILE = "oncebridge.toml"
+_DEEPEST = 100
+MASKED = (
+    *("ani", "dnis", "addressFrom", "addressTo", "addressOther", "addressSelf", "address"),
+    *("phone", "phoneNumber", "mobile", "email", "emailAddress", "name", "firstName", "lastName"),
+    *("displayName", "remoteParticipant", "participantName", "callbackUserName", "callerIdName"),
+    *("callbackNumbers", "attributes", "transcripts", "transcript", "decoratedTranscript", "word"),
+    *("text", "body", "subject", "message", "notes", "wrapupNotes", "comment", "comments"),
+    *("password", "secret", "token", "authorization", "cookie", "apiKey", "x-api-key", "ssn"),
+    *("dateOfBirth", "iban", "cardNumber"),
+)
+"""What may be somebody's, or secret, by its name."""
+_LISTED = ("rules", "routes")
+# Kubernetes tells every container in a namespace about a Service named oncebridge like this.
+_KUBERNETES = re.compile(rf"{PREFIX}(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+
+
+class RouteOptions(Struct, frozen=True, kw_only=True):
+    """One of several ways out, with claims of its own."""
+
+    name: Annotated[str, Doc("Keeps its claims apart from other routes'.", example="crm")]
+    sink: Annotated[
+        SinkPlace, Doc("Where its events go.", example="https://crm.example.com/hooks/genesys")
+    ]
+    match: Annotated[
+        dict[str, Any] | None,
+        Doc(
+            "Which events it is for, in EventBridge's own pattern language; without it, all.",
+            example='{ detail-type = [{ prefix = "v2.detail" }] }',
+        ),
+    ] = None
+    rules: Annotated[
+        list[RuleOptions], Doc("Rules of its own, tried before those of the file.")
+    ] = []
+    mode: Annotated[Literal["enforce", "shadow"] | None, Doc("Otherwise the mode of the file.")] = (
+        None
+    )
+    order: Annotated[Literal["none", "entity"] | None, Doc("Otherwise the order of the file.")] = (
+        None
+    )
+    rate: Annotated[Rate | None, Doc("Otherwise the rate of the file.", example="100/s")] = None
+    sink_timeout: Annotated[
+        timedelta | None, Doc("Otherwise the sink_timeout of the file.", example="10s")
+    ] = None
+    max_attempts: Annotated[
+        int | None, Doc("Otherwise the max_attempts of the file.", example="8")
+    ] = None
+
+
+class Config(Settings, frozen=True, kw_only=True):
+    """Everything that can be set."""
+
+    source: Annotated[
+        list[SourcePlace],
+        Doc(
+            "Where events come from; one address, or a list of several.",
+            example="http://127.0.0.1:8080/events",
+            or_one=True,
+        ),
+    ] = "http://127.0.0.1:8080/events"  # type: ignore[assignment] # read like any other value
+    store: Annotated[
+        StorePlace,
+        Doc("Where it is remembered what was passed on.", example="sqlite:oncebridge.db"),
+    ] = "sqlite:oncebridge.db"  # type: ignore[assignment]
+    sink: Annotated[
+        SinkPlace | None,
+        Doc(
+            "Where events go; without it (and without routes) to standard output.",
+            example="https://crm.example.com/hooks/genesys",
+        ),
+    ] = None
+    dead: Annotated[
+        DeadPlace,
+        Doc("Where events go that can never succeed.", example="sqlite:oncebridge-dead.db"),
+    ] = "sqlite:oncebridge-dead.db"  # type: ignore[assignment]
+    route: Annotated[
+        str,
+        Doc(
+            "The name of the only route. It is part of every key: under another name nothing is "
+            "remembered of what was delivered before. Services with different sinks that share a "
+            "store need different names.",
+            example="crm",
+        ),
+    ] = DEFAULT_ROUTE
+    preset: Annotated[
+        Literal["none", "genesys"],
+        Doc('"genesys" adds rules for Genesys Cloud events, after your own.'),
+    ] = "none"
+    genesys: Annotated[
+        GenesysOptions, Doc("What the preset and the verification have to know of Genesys.")
+    ] = GenesysOptions()
+    verify: Annotated[
+        Literal["none", "genesys"],
+        Doc('"genesys" sends only events whose conversation exists, by Genesys\' own API.'),
+    ] = "none"
+    allow: Annotated[AllowOptions, Doc("Which senders are let in at all.")] = AllowOptions()
+    rules: Annotated[
+        list[RuleOptions], Doc("What makes two events the same; the first that matches decides.")
+    ] = field(default_factory=list)
+    routes: Annotated[
+        list[RouteOptions], Doc("Several ways out; an event takes each that it matches.")
+    ] = field(default_factory=list)
+    unrouted: Annotated[
+        Literal["dead", "discard"],
+        Doc(
+            "What becomes of an event that no route is for: kept in the dead letters, or dropped. A "
+            "rule of the file with `discard` drops it either way."
+        ),
+    ] = "dead"
+    spool: Annotated[
+        str | None,
+        Doc(
+            "A file in which HTTP arrivals are kept until they are forwarded; the sender hears "
+            "202 as soon as they are on disk.",
+            example="spool.db",
+        ),
+    ] = None
+    spool_max: Annotated[
+        Size | None,
+        Doc(
+            "How much the spool may hold on disk; while it is full, the sender hears 503. Without "
+            "it, half of the disk that the spool is on.",
+            example="1GiB",
+        ),
+    ] = None
+    batch: Annotated[
+        int, Doc("How many events are taken through at once at most.", at_least=1, at_most=10_000)
+    ] = 500
+    grace: Annotated[
+        timedelta, Doc("How long a stop may take to finish what is under way.", example="25s")
+    ] = timedelta(seconds=25)
+    health: Annotated[
+        str | None,
+        Doc(
+            "Where to answer `/healthz` (the process lives) and `/readyz` (events can pass); "
+            "anybody who reaches it may ask. An HTTP source answers both by itself.",
+            example="http://0.0.0.0:8081",
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        Doc(
+            "Where to answer `/metrics` for Prometheus; anybody who reaches it may ask. It may be "
+            "the address of `health`. A dashboard answers it too, to those it lets in.",
+            example="http://0.0.0.0:9464",
+        ),
+    ] = None
+    dashboard: Annotated[
+        str | None,
+        Doc(
+            "Where to show the dashboard; beyond this machine it needs `dashboard_token` or "
+            "`dashboard_user_header`.",
+            example="127.0.0.1:8081",
+        ),
+    ] = None
+    dashboard_write: Annotated[
+        bool, Doc("Lets people replay and drop dead letters on the dashboard.")
+    ] = False
+    dashboard_payloads: Annotated[
+        bool,
+        Doc(
+            "Lets the history keep payloads, and the dashboard show them, with what `mask` names "
+            "hidden. Otherwise only their shape is shown."
+        ),
+    ] = False
+    dashboard_token: Annotated[
+        Secret | None, Doc("What people log in with.", example="env:DASHBOARD_TOKEN")
+    ] = None
+    dashboard_user_header: Annotated[
+        str | None,
+        Doc(
+            "The header in which a proxy that has logged people in names them; believed only "
+            "from `dashboard_proxies`.",
+            example="X-Forwarded-User",
+        ),
+    ] = None
+    dashboard_proxies: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Addresses or networks of the proxies whose `X-Forwarded-…` headers and "
+            "`dashboard_user_header` are believed. None by default, not even this machine.",
+            example='["10.0.0.0/8"]',
+        ),
+    ] = ()
+    dashboard_hosts: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Further names under which the dashboard is reached, as browsers send them.",
+            example='["oncebridge.example.com"]',
+        ),
+    ] = ()
+    mask: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Members of an event whose values are never shown nor kept in the history, by name "
+            "or by path.",
+            example='["ani", "detail.eventBody.participants"]',
+        ),
+    ] = MASKED
+    history: Annotated[
+        Literal["auto", "off", "sample", "all"],
+        Doc(
+            "Which arrivals are kept in the store for the dashboard to show. `sample` keeps all "
+            "of them while they are few, and all copies of some events when they are many. `auto` "
+            "is `sample` where there is a dashboard, and else `off`."
+        ),
+    ] = "auto"
+    history_keep: Annotated[timedelta, Doc("How long history is kept at most.", example="1d")] = (
+        timedelta(days=1)
+    )
+    share_counts: Annotated[
+        bool,
+        Doc(
+            "Writes the counts of this worker into the store, so that those of all workers add "
+            "up on the dashboard and outlast a restart: every second in which there was work, "
+            "and on DynamoDB and S3 every ten seconds."
+        ),
+    ] = True
+    audit: Annotated[
+        str | None,
+        Doc(
+            "A file to which the acts of operators are written (forget, release, resend, replay, "
+            "drop, pause, resume), one line each; the store keeps them too.",
+            example="oncebridge-audit.ndjson",
+        ),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Doc(
+            '"info" has a line for each second with work, "debug" one for each event; never a '
+            "payload."
+        ),
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "text"],
+        Doc('"auto" is text on a terminal and JSON elsewhere.'),
+    ] = "auto"
+
+    def settings(self, route: RouteOptions | None = None) -> Settings:
+        """Give what a gateway is told, with what *route* says otherwise."""
+        names = Settings.__struct_fields__
+        own = {name: getattr(self, name) for name in names}
+        for name in names:
+            if route is not None and getattr(route, name, None) is not None:
+                own[name] = getattr(route, name)
+        return Settings(**own)
+
+
+class Route(Struct, frozen=True):
+    """One way out, ready to be made a gateway of."""
+
+    name: str
+    sink: SinkPlace
+    match: Pattern | None
+    rules: tuple[Rule, ...]
+    settings: Settings
+
+
+class Setup(Struct, frozen=True):
+    """A configuration that was found in order, and what it makes."""
+
+    config: Config
+    routes: tuple[Route, ...]
+    file: str
+    verifier: "Verifier | None" = None
+    """Who finds out whether an event is to be believed, where that is asked for."""
+    rules: tuple[Rule, ...] = ()
+    """The rules of the file: they apply on every route, and to events that no route is for."""
+
+    def file_rules(self) -> RuleSet:
+        """Return the rules of the file, compiled: they decide which unrouted events to discard."""
+        return RuleSet(self.rules, namespace="")
+
+    def sink_of(self, route: Route, other: Any = None, *, clock: Clock = system_clock) -> Any:
+        """Give what *route* sends to, its sink or an *other*: verified, where that is asked for."""
+        sink = route.sink.opened if other is None else other
+        if self.verifier is None:
+            return sink
+        return self.verifier.around(sink, route.settings, clock)
+
+
+def load(
+    file: str | Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    with_source: bool = True,
+) -> Setup:
+    """
+    Read the configuration, or raise all that is wrong with it.
+
+    *file* is a TOML file, or a reference to a text at AWS (`ssm:NAME`, `secretsmanager:NAME`);
+    without one, what `ONCEBRIDGE_CONFIG` names, or else nothing. *flags* are settings by their
+    dotted names. Whoever brings the events themselves wants it without a source: what the
+    configuration says about one is left alone then.
+    """
+    environment = os.environ if environment is None else environment
+    with asked_once():
+        named = str(file or environment.get(_FILE, ""))
+        return _load(named, environment, flags or {}, with_source=with_source)
+
+
+def _load(
+    named: str, environment: Mapping[str, str], flags: Mapping[str, str], *, with_source: bool
+) -> Setup:
+    problems = Problems(named)
+    table = _file(named, problems) if named else {}
+    for setting in settings_of(Config):
+        if _is_place(setting) and setting.default:
+            table.setdefault(setting.name, setting.default)
+    _put_all(table, _from_environment(environment), problems)
+    _put_all(table, _from_flags(flags), problems)
+    if not with_source:
+        table["source"] = []
+    values, flawed = read_values(Config, table, "", problems)
+    # What is wrong is left at its default, so that the rest can be looked at all the same.
+    sound = {n: value for n, value in values.items() if n in _LISTED or n not in flawed}
+    routes, rules = _routes(Config(**sound), table, flawed, problems)
+    verifier = None if "genesys" in flawed else _verifier(Config(**sound), routes, table, problems)
+    _check_dashboard(Config(**sound), table, flawed, problems)
+    problems.check()
+    return Setup(Config(**values), routes, named, verifier, rules)
+
+
+_TOO_LONG = "has a whole number of more than 64 bits, or an exponent of more than 18 digits"
+
+
+def _file(named: str, problems: Problems) -> dict[str, Any]:
+    text = ""
+    with problems.caught():
+        text = at_aws(named, "") if is_at_aws(named) else _text_of(Path(named))
+    problems.check()
+    table: dict[str, Any] = {}
+    try:
+        table = tomllib.loads(text, parse_float=read_decimal)  # a pattern refuses what is rounded
+        _check_bounds(table)
+    except tomllib.TOMLDecodeError as error:
+        problems.add("", f"is not TOML: {error}")
+    except RecursionError:
+        problems.add("", f"is nested more than {_DEEPEST} deep")
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        problems.add("", _TOO_LONG)
+    problems.check()
+    return table
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        message = "there is no such file; `oncebridge init` writes one to begin with"
+        raise ConfigError("", message) from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
+        raise ConfigError("", f"cannot be read: {type(error).__name__}") from None
+
+
+def _check_bounds(table: dict[str, Any]) -> None:
+    """Refuse what TOML has and nobody can use: it would end in an error somewhere below."""
+    level: list[Any] = [table]
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict | list):
+                inner += item.values() if isinstance(item, dict) else item
+            elif isinstance(item, int) and not -(2**63) <= item < 2**63:
+                raise ValueError(item)
+        level = inner
+    if level:
+        raise RecursionError
+
+
+_Given = Iterator[tuple[list[str], Text]]
+
+
+def _from_environment(environment: Mapping[str, str]) -> _Given:
+    """Take `ONCEBRIDGE_SINK__CONCURRENCY` for `sink.concurrency`."""
+    for name, text in environment.items():
+        if name.startswith(PREFIX) and name != _FILE and not _KUBERNETES.fullmatch(name):
+            yield name.removeprefix(PREFIX).lower().split("__"), Text.of(text, name)
+
+
+def _from_flags(flags: Mapping[str, str]) -> _Given:
+    for name, text in flags.items():
+        flag = f"--set {name}" if "." in name else f"--{name.replace('_', '-')}"
+        yield name.split("."), Text.of(text, flag)
+
+
+def _put_all(table: dict[str, Any], given: _Given, problems: Problems) -> None:
+    """Lay values over the table: first addresses, then what stands below them."""
+    for path, value in sorted(given, key=lambda one: len(one[0])):
+        with problems.caught():
+            _put(table, path, value)
+
+
+def _put(table: dict[str, Any], path: list[str], value: Text) -> None:
+    """Lay one value over the table; below an address, its table of options is meant."""
+    *above, last = path
+    top = {setting.name: setting for setting in settings_of(Config)}
+    if path[0] not in top:
+        is_variable = value.origin.startswith(PREFIX)
+        names = [f"{PREFIX}{name.upper()}" if is_variable else name for name in top]
+        name = value.origin if is_variable else path[0]
+        raise ConfigError(value.origin, f"no such setting; {did_you_mean(name, names)}")
+    if above and not _is_table(top[path[0]]):
+        raise ConfigError(value.origin, f"there is nothing to set below {path[0]!r}")
+    at = table
+    for name in above:
+        inner = as_table(at.get(name, {}))
+        if isinstance(inner, list):
+            raise ConfigError(value.origin, f"{name!r} is a list in the file; say it there")
+        at[name] = inner = dict(inner) if isinstance(inner, Mapping) else {}
+        at = inner
+    if isinstance(at.get(last), Mapping) and "url" in at[last]:
+        at[last] = {**at[last], "url": value}  # a new address keeps the options
+    else:
+        at[last] = value
+
+
+def _is_table(setting: Setting) -> bool:
+    kind = setting.kind
+    return _is_place(setting) or (isinstance(kind, type) and issubclass(kind, Struct))
+
+
+def _is_place(setting: Setting) -> bool:
+    kinds = getattr(setting.kind, "__args__", (setting.kind,))
+    return any(
+        isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Place)
+        for kind in kinds
+    )
+
+
+# --- what only shows when all settings are seen together -----------------------------------
+
+
+def _routes(
+    config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
+) -> tuple[tuple[Route, ...], tuple[Rule, ...]]:
+    """
+    Make the routes and the rules that all of them share; find what is wrong between settings.
+
+    Some settings may be *flawed*: a rule or route that is wrong in itself is None here, and
+    what a check would have to know of it is not checked.
+    """
+    preset = _preset(config, problems)
+    _check_names(table, preset, problems)
+    guards = _guards(config, problems)
+    common = _rules(config.rules, "rules", table.get("rules"), config, problems)
+    common += [("", rule) for rule in preset]
+    routes = []
+    for at, route in enumerate(_ways(config, table, flawed, problems)):
+        place = f"routes[{at}]." if config.routes else ""
+        written = table["routes"][at] if config.routes else {}
+        if route is None:
+            _check_match(written, place, problems)
+            continue
+        own = _rules(route.rules, f"{place}rules", written.get("rules"), config, problems)
+        placed = [*own, *common]
+        rules = (*guards, *(rule for _, rule in filter(None, placed)))
+        match = None
+        if route.match is not None:
+            with problems.caught():
+                match = Pattern.compile(route.match, f"{place}match")
+        settings = config.settings(route)
+        routes.append(Route(route.name, route.sink, match, rules, settings))
+        if not flawed & _CHECKED:
+            with problems.caught():
+                _check_settings(settings, route, place, table)
+        if settings.order == "entity":
+            where = f"{place}order" if route.order else origin(table.get("order"), "order")
+            is_known = None not in placed and not flawed & {"rules", "preset"}
+            _check_order(where, placed, is_known=is_known, problems=problems)
+    return tuple(routes), (*guards, *(rule for _, rule in filter(None, common)))
+
+
+def _preset(config: Config, problems: Problems) -> list[Rule]:
+    if config.preset == "genesys":
+        with problems.caught():
+            return genesys_rules(config.genesys, window=config.window)
+    return []
+
+
+def _guards(config: Config, problems: Problems) -> list[Rule]:
+    """Make the rule that stands before all others, where not everybody is let in."""
+    if not config.allow.is_open:
+        with problems.caught():
+            return [Rule.for_strangers(Guard(config.allow))]
+    return []
+
+
+def _ways(
+    config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
+) -> Sequence[RouteOptions | None]:
+    """List the routes of the file, or make the only one of its sink."""
+    if config.routes or "routes" in flawed:
+        for name in ("sink", "route"):
+            if name in table:
+                place = origin(_address(table[name]), name)
+                problems.add(place, "stands beside routes, which name a sink each; leave it out")
+        return config.routes
+    if flawed & {"sink", "route"}:
+        return ()
+    sink = config.sink or SinkPlace.of("-")
+    return [RouteOptions(name=config.route, sink=sink)]
+
+
+def _verifier(
+    config: Config, routes: Sequence[Route], table: Mapping[str, Any], problems: Problems
+) -> "Verifier | None":
+    """Make who looks conversations up, if that is asked for."""
+    if config.verify == "none":
+        return None
+    try:
+        from oncebridge.genesys.verification import Verifier, check  # noqa: PLC0415 - needs a parser
+    except ImportError as error:
+        message = f"needs a package that is not installed ({error.name or error})"
+        problems.add("verify", f"{message}; pip install 'oncebridge[http]'")
+        return None
+    given = table.get("genesys", {})
+    try:
+        for route in routes:
+            check(config.genesys, route.settings)
+        return Verifier(config.genesys)
+    except ConfigErrors as errors:
+        found: Sequence[ConfigError] = errors.problems
+    except ConfigError as error:
+        found = [error]
+    for each in found:
+        problems.add(origin(given.get(each.where), f"genesys.{each.where}"), each.message)
+    return None
+
+
+_CHECKED = {"lease", "sink_timeout", "commit_budget", "margin", "max_attempts", "breaker"}
+_Placed = tuple[str, Rule]
+"""A rule and where it stands; nowhere, if it is of a preset."""
+
+
+def _rules(
+    options: Sequence[RuleOptions | None],
+    where: str,
+    written: Any,
+    config: Config,
+    problems: Problems,
+) -> list[_Placed | None]:
+    rules: list[_Placed | None] = []
+    for at, rule in enumerate(options):
+        place = f"{where}[{at}]"
+        rules.append(None)
+        if rule is None:
+            _check_match(written[at], f"{place}.", problems)
+            continue
+        with problems.caught():
+            made = Rule(**rule.build(place, config.window, Problems()))
+            _check_entity(made, place, problems)
+            rules[at] = place, made
+    return rules
+
+
+def _check_match(written: Any, place: str, problems: Problems) -> None:
+    """Look at the pattern of a rule or route that is wrong elsewhere."""
+    if isinstance(written, Mapping) and isinstance(written.get("match"), Mapping):
+        with problems.caught():
+            Pattern.compile(written["match"], f"{place}match")
+
+
+def _check_names(table: Mapping[str, Any], preset: Sequence[Rule], problems: Problems) -> None:
+    """Find names that are given twice, whatever else is wrong with their rules and routes."""
+    written = table.get("routes")
+    routes = written if isinstance(written, list) else []
+    _check_twice("routes", _names(routes, "routes"), problems)
+    common = _names(table.get("rules"), "rules") + [("", rule.name) for rule in preset]
+    for at, route in enumerate(routes or [{}]):
+        own = route.get("rules") if isinstance(route, Mapping) else None
+        _check_twice("rules", _names(own, f"routes[{at}].rules") + common, problems)
+
+
+def _names(written: Any, where: str) -> list[tuple[str, str]]:
+    return [
+        (f"{where}[{at}].name", item["name"])
+        for at, item in enumerate(written if isinstance(written, list) else [])
+        if isinstance(item, Mapping) and isinstance(item.get("name"), str)
+    ]
+
+
+def _check_twice(what: str, named: list[tuple[str, str]], problems: Problems) -> None:
+    seen: dict[str, str] = {}
+    for place, name in named:
+        if name in seen:
+            whose = "" if place else ", one of them in the preset"
+            problems.add(place or seen[name], f"two {what} are named {name!r}{whose}")
+        seen.setdefault(name, place)
+
+
+def _check_settings(
+    settings: Settings, route: RouteOptions, place: str, table: Mapping[str, Any]
+) -> None:
+    try:
+        settings.check()
+    except ConfigError as error:
+        name = error.where
+        is_own = getattr(route, name, None) is not None
+        where = f"{place}{name}" if is_own else origin(table.get(name), name)
+        raise ConfigError(where, error.message) from None
+
+
+def _check_order(
+    where: str, rules: Sequence[_Placed | None], *, is_known: bool, problems: Problems
+) -> None:
+    """Events are kept in order by what they are about: a rule has to say it, and say one."""
+    for place, rule in filter(None, rules):
+        _check_entity(rule, place, problems, ordered=True)
+    if is_known and not any(rule.entity for _, rule in filter(None, rules)):
+        problems.add(
+            where,
+            '"entity" needs a rule that says what the entity is: entity = "detail.conversationId"',
+        )
+
+
+def _check_entity(rule: Rule, place: str, problems: Problems, *, ordered: bool = False) -> None:
+    try:
+        RuleSet([rule], namespace="", ordered=ordered)
+    except ConfigError as error:
+        problems.add(place or error.where, error.message)
+
+
+def _check_dashboard(
+    config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
+) -> None:
+    found = [*mistakes(config)]
+    open_to_all = exposure(config)
+    # What lets people in may be there, and only be written wrongly.
+    if open_to_all is not None and not flawed & {"dashboard_token", "dashboard_user_header"}:
+        found.append(open_to_all)
+    for mistake in found:
+        name, bracket, rest = mistake.where.partition("[")
+        problems.add(f"{origin(table.get(name), name)}{bracket}{rest}", mistake.message)
+
+
+def _address(given: Any) -> Any:
+    table = as_table(given)
+    return table.get("url") if isinstance(table, Mapping) else None
+
+
+def with_sink(setup: Setup, sink: SinkPlace) -> Setup:
+    """Give the same setup with another sink on every route, under the same names."""
+    return replace(setup, routes=tuple(replace(route, sink=sink) for route in setup.routes))

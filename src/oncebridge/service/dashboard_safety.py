@@ -1,0 +1,73 @@
+"""
+Whether the settings of the dashboard are safe together.
+
+It shows what passes through, and lets people act on it. So it is for this machine alone, unless
+people have to say who they are.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from oncebridge.base.secrets import weakness
+from oncebridge.errors import ConfigError
+from oncebridge.http.clients import proxy_mistakes
+from oncebridge.http.listening import Listening
+from oncebridge.http.web_pages import host_mistakes
+
+if TYPE_CHECKING:
+    from oncebridge.service.config import Config
+
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NEVER_A_NAME: Final = {"host", "cookie", "authorization", "origin", "connection", "content-length"}
+
+
+def mistakes(config: "Config") -> Iterator[ConfigError]:
+    """Find what is wrong with the settings of the dashboard, each by itself and together."""
+    address = None
+    if config.dashboard:
+        try:
+            address = Listening.read(config.dashboard, "dashboard")
+        except ConfigError as error:
+            yield error
+    if address is not None and address.port > 65535:
+        yield ConfigError("dashboard", "a port is a number from 0 to 65535")
+    if config.dashboard_token is not None:
+        why = weakness(config.dashboard_token.reveal(), in_header=True)
+        if why is not None:
+            yield ConfigError("dashboard_token", why)
+    yield from _of_the_proxy(config)
+    yield from host_mistakes(config.dashboard_hosts, "dashboard_hosts")
+
+
+def exposure(config: "Config") -> ConfigError | None:
+    """Find out whether anybody who reaches the dashboard would be let in."""
+    if not config.dashboard or config.dashboard_token or config.dashboard_user_header:
+        return None
+    try:
+        address = Listening.read(config.dashboard, "dashboard")
+    except ConfigError:
+        return None
+    return None if address.is_here else too_open(config.dashboard)
+
+
+def too_open(address: str) -> ConfigError:
+    """Say that *address* is reached from elsewhere, and what to do about it."""
+    return ConfigError(
+        "dashboard",
+        f"{address} may be reached from other machines, where everybody would be let in; set "
+        "dashboard_token (such as env:DASHBOARD_TOKEN) or dashboard_user_header, or listen on "
+        "127.0.0.1",
+    )
+
+
+def _of_the_proxy(config: "Config") -> Iterator[ConfigError]:
+    header = config.dashboard_user_header
+    if header is not None and not _HEADER.fullmatch(header):
+        yield ConfigError("dashboard_user_header", f"{header!r}: is no name of a header")
+    elif header is not None and header.lower() in _NEVER_A_NAME:
+        yield ConfigError("dashboard_user_header", f"{header!r}: names nobody")
+    elif header is not None and not config.dashboard_proxies:
+        message = "is believed from no proxy; set dashboard_proxies to the address of yours"
+        yield ConfigError("dashboard_user_header", message)
+    yield from proxy_mistakes(config.dashboard_proxies, "dashboard_proxies")

@@ -1,0 +1,89 @@
+"""
+What happens, one line each: for people on a terminal, as JSON elsewhere.
+
+A line is the name of what happened and its fields. None of them is ever a payload or a
+secret: library code logs names, counts and types of errors only.
+"""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+from oncebridge.base.secrets import Address, masked
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
+
+
+def set_up(level: str, form: Literal["auto", "json", "text"]) -> logging.Handler:
+    """Send the lines of the logger `oncebridge` to standard error."""
+    is_text = form == "text" or (form == "auto" and sys.stderr.isatty())
+    handler = _Stderr()
+    handler.setFormatter(_ForPeople(colour=sys.stderr.isatty()) if is_text else _AsJson())
+    log = logging.getLogger("oncebridge")
+    for old in list(log.handlers):
+        log.removeHandler(old)
+    log.addHandler(handler)
+    log.setLevel(level.upper())
+    log.propagate = False
+    return handler
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Write to what is standard error at that moment: a status line may stand before it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields = {
+        name: masked(value) if isinstance(value, Address) else value
+        for name, value in vars(record).items()
+        if name not in _STANDARD
+    }
+    if record.exc_info and record.exc_info[0]:
+        # its type only: the text of an exception may quote the event
+        fields["error"] = record.exc_info[0].__name__
+    return fields
+
+
+def _time(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
+
+
+class _AsJson(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _time(record).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **_fields(record),
+        }
+        return json.dumps(line, default=str)
+
+
+class _ForPeople(logging.Formatter):
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = " ".join(f"{name}={_one_line(value)}" for name, value in _fields(record).items())
+        what = record.getMessage().removeprefix("oncebridge.").replace("_", " ")
+        code = _COLOURS.get(record.levelname)
+        if self._colour and code:
+            what = f"\x1b[{code}m{what}\x1b[0m"
+        return f"{_time(record):%H:%M:%S} {what} {told}".rstrip()
+
+
+def _one_line(value: object) -> str:
+    """Spell out what would break the line, or what a terminal would obey."""
+    text = str(value)
+    return text if text.isprintable() else ascii(text)

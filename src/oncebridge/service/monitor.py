@@ -1,0 +1,189 @@
+"""Everything that looks on while a service runs: counts, reports, history, telemetry."""
+
+import asyncio
+import os
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Final
+
+from oncebridge.base.clock import Clock, Dice
+from oncebridge.engine.counters import Books
+from oncebridge.engine.hooks import Decision, RoundTrip
+from oncebridge.events.rules import Rule
+from oncebridge.observe.agreement import Warnings, warn_of_new_sinks
+from oncebridge.observe.counters import Meters
+from oncebridge.observe.duplicate_causes import Repeats
+from oncebridge.observe.fleet import Member, read
+from oncebridge.observe.history import Mode
+from oncebridge.observe.history_rows import Secrets
+from oncebridge.observe.history_writer import Recorder
+from oncebridge.observe.masking import Mask
+from oncebridge.observe.report import Report, State, Vitals
+from oncebridge.observe.store_health import vitals
+from oncebridge.observe.telemetry import from_environment
+from oncebridge.service.addresses import scheme_of
+from oncebridge.service.config import Config
+from oncebridge.stores.api import Store
+
+_CHARGED: Final = ("dynamodb", "s3")
+"""Where each write costs money, history and counts may come late."""
+_LAG: Final = timedelta(seconds=10)
+_IDLE_MS: Final = 10_000
+"""A worker without work writes its counts this often."""
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9.-]+")
+
+
+def worker_name(dice: Dice) -> str:
+    """Make a name for this process that nobody else has, and that is good for an address."""
+    host = _UNSAFE.sub("-", platform.node())[:40] or "worker"
+    return f"{host}-{os.getpid()}-{dice.tokens(1)[0][:3].hex()}"
+
+
+def mode_of(config: Config) -> Mode:
+    """Tell how much history is kept: some, where there is a dashboard to see it on."""
+    if config.history != "auto":
+        return config.history
+    return "sample" if config.dashboard else "off"
+
+
+def mask_of(config: Config) -> Mask:
+    """Make what hides payloads from those who look."""
+    return Mask(config.mask, shape_only=not config.dashboard_payloads)
+
+
+class Watch:
+    """
+    Look on, for a service.
+
+    *look* tells the service's state, *books* its books, and *rules* are those of its routes.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        *,
+        look: Callable[["Watch"], State],
+        books: Callable[[], Mapping[str, Books]],
+        rules: Mapping[str, Sequence[Rule]],
+        clock: Clock,
+        dice: Dice,
+    ) -> None:
+        self.name = worker_name(dice)
+        self.started_ms = clock()
+        self.vitals = Vitals()
+        self._config = config
+        self._store = store
+        self._look = look
+        self._books = books
+        self._clock = clock
+        self._dice = dice
+        secrets = Secrets(mask_of(config))
+        self._meters = Meters(
+            clock,
+            names_topics=not secrets.hide_topics,
+            names_entities=not secrets.hide_entities,
+        )
+        self._repeats = Repeats(rules)
+        self._member = Member(store, dice=dice)
+        self._is_sharing = config.share_counts
+        self.is_charged = scheme_of(config.store.url) in _CHARGED
+        self._has_compared_sinks = False
+        self._shared: tuple[int, ...] = ()
+        self._shared_ms = 0
+        self._warnings = Warnings(rules)
+        mode = mode_of(config)
+        self.recorder: Recorder | None = None
+        if mode != "off":
+            self.recorder = Recorder(
+                store,
+                self.name,
+                mode=mode,
+                keep=config.history_keep,
+                payloads=mask_of(config) if config.dashboard_payloads else None,
+                clock=clock,
+                dice=dice,
+                mask=mask_of(config),
+                lag=_LAG if self.is_charged else timedelta(0),
+            )
+        self._telemetry = from_environment(os.environ, self.report, self.name)
+        self.tracer = self._telemetry.tracer if self._telemetry else None
+        self.context = self._telemetry.context if self._telemetry and self.tracer else None
+        """Reads what came beside events, where they are traced."""
+
+    def open(self) -> None:
+        """Begin to tell others, on the running loop."""
+        if self._telemetry is not None:
+            self._telemetry.open()
+
+    def decided(self, decision: Decision) -> None:
+        """Take down one arrival."""
+        cause = self._repeats.cause_of(decision)
+        self._meters.decided(decision, cause)
+        if self.recorder is not None:
+            self.recorder.decided(decision, cause)
+
+    def travelled(self, trip: RoundTrip) -> None:
+        """Take down one call of the store or a sink."""
+        self._meters.travelled(trip)
+
+    def report(self) -> Report:
+        """Tell all there is to tell, as of now."""
+        return Report(self._look(self), self._meters.counts(self._books()))
+
+    async def measure(self, *, is_open: bool) -> None:
+        """Ask the store how it is; one that could not be opened yet does not answer."""
+        place = self._config.store
+        if is_open:
+            self.vitals = await vitals(place, self._store, self._clock)
+        else:
+            self.vitals = Vitals(kind=scheme_of(place.url), answers=False)
+
+    async def share(self) -> None:
+        """
+        Write counts into the store, where others can read them.
+
+        Called once a second, and does so if there was work, or after ten seconds. What was
+        counted since is lost if this worker is killed. Where writes cost money, ten seconds
+        always pass.
+        """
+        if not self._is_sharing:
+            return
+        now_ms = self._clock()
+        books = self._books().values()
+        counted = tuple(number for book in books for number in (book.arrived, book.in_flight))
+        has_worked = counted != self._shared and not self.is_charged
+        if has_worked or not 0 <= now_ms - self._shared_ms < _IDLE_MS:
+            self._shared, self._shared_ms = counted, now_ms
+            await self._member.tell(self.report())
+
+    async def compare(self) -> None:
+        """Read what all workers have reported, and log what does not fit together."""
+        report = self.report()
+        if not self._has_compared_sinks:
+            sinks = {name: route.sink for name, route in report.state.routes.items()}
+            await warn_of_new_sinks(self._store, sinks, self._dice)
+            self._has_compared_sinks = True
+        if self._is_sharing:
+            self._warnings.log(await read(self._store, report))
+
+    async def record(self) -> None:
+        """Write history into the store."""
+        if self.recorder is not None:
+            await self.recorder.write()
+
+    async def aclose(self, *, has_run: bool) -> None:
+        """Write what is left, where there is a store to write to."""
+        ends = [self._leave()] if has_run else []
+        ends += [self._telemetry.aclose()] if self._telemetry is not None else []
+        for error in await asyncio.gather(*ends, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def _leave(self) -> None:
+        if self._is_sharing:
+            await self._member.leave(self.report())
+        if self.recorder is not None:
+            await self.recorder.write(last=True)

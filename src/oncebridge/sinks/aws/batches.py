@@ -1,0 +1,104 @@
+"""
+Many entries in as few calls as their number and size allow.
+
+The calls of one batch go out together, or one after the other where order counts. One bad entry
+does not spoil its neighbours: where AWS refuses a whole call for its content, the entries are
+sent in two halves, until the bad one is alone. Nothing that may have been taken is sent again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from oncebridge.aws.client import AwsError, NotSent, Unclear
+from oncebridge.errors import ConfigError
+from oncebridge.sinks.api import Closed, Never, SinkAnswer, Unknown
+from oncebridge.sinks.aws.answers import answer_to
+
+T = TypeVar("T")
+
+
+class Entry(Struct, Generic[T], frozen=True):
+    """What is sent for one event, and how many bytes of a call it takes."""
+
+    content: T
+    size: int
+
+
+class Room(Struct, frozen=True):
+    """How much fits into a call."""
+
+    entries: int
+    bytes: int
+    each: int
+    """How many bytes one entry may have."""
+
+
+Send = Callable[[Sequence[T]], Awaitable[Sequence[SinkAnswer]]]
+"""Makes one call, and answers for each entry; an error of the client is one of the whole call."""
+
+
+async def send_all(
+    entries: Sequence[Entry[T] | Never], room: Room, send: Send[T], *, in_order: bool = False
+) -> list[SinkAnswer]:
+    """Send all *entries* that can be sent, and answer for each, in order."""
+    answers: list[SinkAnswer] = [_unsent(entry, room) for entry in entries]
+    fitting = [
+        (at, entry)
+        for at, entry in enumerate(entries)
+        if isinstance(entry, Entry) and entry.size <= room.each
+    ]
+    parts = list(_parts([entry for _, entry in fitting], room))
+    given = await _each([[entry.content for entry in part] for part in parts], send, in_order)
+    for (at, _), answer in zip(fitting, given, strict=True):
+        answers[at] = answer
+    return answers
+
+
+def _unsent(entry: Entry[T] | Never, room: Room) -> Never:
+    if isinstance(entry, Never):
+        return entry
+    return Never(f"too large: {entry.size} bytes, and at most {room.each} are taken")
+
+
+def _parts(entries: Sequence[Entry[T]], room: Room) -> Iterator[list[Entry[T]]]:
+    part: list[Entry[T]] = []
+    size = 0
+    for entry in entries:
+        if part and (len(part) == room.entries or size + entry.size > room.bytes):
+            yield part
+            part, size = [], 0
+        part.append(entry)
+        size += entry.size
+    if part:
+        yield part
+
+
+async def _each(parts: Sequence[Sequence[T]], send: Send[T], in_order: bool) -> list[SinkAnswer]:  # noqa: FBT001 - of this module only
+    if len(parts) == 1:
+        return await _call(parts[0], send, in_order)
+    if in_order:
+        answered = [await _call(part, send, in_order) for part in parts]
+    else:
+        answered = await asyncio.gather(*[_call(part, send, in_order) for part in parts])
+    return [answer for answers in answered for answer in answers]
+
+
+async def _call(part: Sequence[T], send: Send[T], in_order: bool) -> list[SinkAnswer]:  # noqa: FBT001 - of this module only
+    answer: SinkAnswer
+    try:
+        answers = await send(part)
+    except (AwsError, NotSent, Unclear) as error:
+        answer = answer_to(error)
+        if isinstance(answer, Never) and len(part) > 1:
+            middle = len(part) // 2
+            return await _each([part[:middle], part[middle:]], send, in_order)
+    except ConfigError as error:  # there are no credentials any more
+        answer = Closed(str(error))
+    else:
+        if len(answers) == len(part):
+            return list(answers)
+        answer = Unknown(f"{len(answers)} answers came for {len(part)} entries")
+    return [answer] * len(part)

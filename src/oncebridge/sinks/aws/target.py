@@ -1,0 +1,133 @@
+"""The bus, topic or stream that a sink is for: its address, its client, and whether it is there."""
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.aws.addresses import name_and_region
+from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
+from oncebridge.aws.options import AwsOptions
+from oncebridge.base.options import Doc
+from oncebridge.errors import ConfigError
+from oncebridge.sinks.api import Closed, Never
+from oncebridge.sinks.aws.answers import answer_to, is_denied, is_missing
+
+T = TypeVar("T")
+
+_log = logging.getLogger("oncebridge")
+
+_ARN = re.compile(
+    r"arn:aws[a-z-]*:(?P<service>[a-z]+):(?P<region>[a-z0-9-]+):\d{12}:(?P<resource>.+)"
+)
+_CONNECTIONS: Final = 32
+
+
+class AwsSinkOptions(AwsOptions, frozen=True, kw_only=True):
+    """What can be set about every sink in AWS."""
+
+    concurrency: Annotated[
+        int, Doc("How many batches may be under way at once.", "8", at_least=1)
+    ] = 8
+
+
+class Target(Struct, frozen=True):
+    """What a sink sends to."""
+
+    name: str
+    arn: str
+    """Empty where the address has only the name."""
+    region: str | None
+    """None leaves it to the AWS configuration."""
+
+    @property
+    def given(self) -> str:
+        """The ARN, or else the name: whichever the address has."""
+        return self.arn or self.name
+
+
+class Kind(Struct, frozen=True):
+    """What targets of one kind are called, and how their names and ARNs look."""
+
+    scheme: str
+    word: str
+    resource: str
+    """What stands before the name in an ARN."""
+    name: str
+    """A pattern of all names."""
+
+    def from_url(self, url: str, region: str | None) -> Target:
+        """Read `SCHEME://NAME`, `SCHEME://NAME?region=REGION` or `SCHEME:ARN`."""
+        rest = url.removeprefix(f"{self.scheme}:")
+        if rest.startswith("arn:"):
+            return self.from_arn(rest, region)
+        found = name_and_region(rest, region) if rest != url else None
+        if found is None:
+            raise ConfigError("", f"{url!r} is no address of {self._forms()}")
+        name, own = found
+        return Target(self._checked(name), "", own)
+
+    def from_arn(self, arn: str, region: str | None) -> Target:
+        """Take an ARN apart."""
+        found = _ARN.fullmatch(arn)
+        if (
+            not found
+            or found["service"] != self.scheme
+            or not found["resource"].startswith(self.resource)
+        ):
+            raise ConfigError("", f"{arn!r} is not the ARN of {self._forms()}")
+        if region not in (None, found["region"]):
+            raise ConfigError("region", f"the ARN says {found['region']}")
+        name = self._checked(found["resource"].removeprefix(self.resource))
+        return Target(name, arn, found["region"])
+
+    def _checked(self, name: str) -> str:
+        if not re.fullmatch(self.name, name):
+            raise ConfigError("", f"{name!r} is not the name of {self.word}")
+        return name
+
+    def _forms(self) -> str:
+        arn = f"{self.scheme}:arn:aws:{self.scheme}:REGION:ACCOUNT:{self.resource}NAME"
+        by_name = f"{self.scheme}://NAME or " if self.resource else ""
+        return f"{self.word}; it is {by_name}{arn}"
+
+
+def client_for(
+    target: Target, options: AwsSinkOptions, service: str, operation: str, **arguments: Any
+) -> AwsClient:
+    """Make a client that calls as the SDK would for this operation."""
+    return AwsClient(
+        Example(service, operation, arguments),
+        region=target.region,
+        endpoint=options.endpoint,
+        profile=options.profile,
+        timeout=options.timeout,
+        connect_timeout=options.connect_timeout,
+        connections=max(options.concurrency, _CONNECTIONS),
+    )
+
+
+def raise_or_tell(error: AwsError | NotSent | Unclear, what: str, advice: str) -> None:
+    """
+    Deal with an *error* where it was asked at the start whether *what* is there.
+
+    What a human must put right is raised as `ConfigError`, with *advice*. All else is only told:
+    the right to send does not include the right to ask, and what is down comes back.
+    """
+    if isinstance(error, AwsError) and not is_denied(error):
+        if is_missing(error):
+            raise ConfigError("", f"there is no {what}; {advice}") from None
+        if isinstance(answer_to(error), Closed | Never):
+            raise ConfigError("", f"{what} cannot be used: {error}") from None
+    _log.info("oncebridge.sink_not_checked", extra={"target": what, "reason": str(error)})
+
+
+def understood(decode: Callable[[bytes], T], told: bytes) -> T:
+    """Read an answer; one that cannot be read is none."""
+    try:
+        return decode(told)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise Unclear("the answer cannot be read") from None

@@ -1,0 +1,267 @@
+"""
+The sink that is an EventBridge bus.
+
+**What a yes means:** EventBridge has the event and gave it an id of its own. Which rules match
+it, and whether their targets take it, is not known here.
+**What is kept:** source (unless AWS forbids it), detail-type, time, resources and detail. An
+event gets a new id, and the account and Region of the bus; the old ones go along in the detail,
+as its member `oncebridge` (`oncebridge.sinks.eventbridge_detail`). Where events are traced, the trace
+goes along as X-Ray's header, which AWS hands on to the targets.
+**What is dangerous:** a rule of the bus may bring the event back here. It is recognised by the
+list of what it went through, and ends in the dead letters instead of going round for ever. And
+AWS takes events for a bus that does not exist, and drops them: so we look for it, at the start
+and once a minute.
+
+| what came of it                                    | answer      |
+| -------------------------------------------------- | ----------- |
+| it has an id                                       | `Yes`       |
+| nothing could be sent                              | `No`        |
+| `ThrottlingException`                              | `Throttled` |
+| `InternalFailure`, no answer                       | `Unknown`   |
+| access denied, no such bus                         | `Closed`    |
+| malformed, too large, our own output that came back| `Never`     |
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from math import inf
+from typing import Annotated, ClassVar, Final, Self
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.aws.client import AwsError, NotSent, Unclear
+from oncebridge.base.options import Doc
+from oncebridge.errors import ConfigError
+from oncebridge.events.trace_context import xray_of
+from oncebridge.sinks.api import Closed, Delivery, Never, SinkAnswer, Unknown, Yes
+from oncebridge.sinks.aws.answers import answer_to, answer_to_code, is_denied, is_missing
+from oncebridge.sinks.aws.batches import Entry, Room, send_all
+from oncebridge.sinks.aws.target import (
+    AwsSinkOptions,
+    Kind,
+    client_for,
+    raise_or_tell,
+    understood,
+)
+from oncebridge.sinks.eventbridge_detail import detail_with_passage, went_through
+
+_BUS: Final = Kind("events", "an event bus", "event-bus/", r"[.\-_A-Za-z0-9]{1,256}")
+_ROOM: Final = Room(entries=10, bytes=1 << 20, each=1 << 20)
+_LOOK_EVERY_S: Final = 60.0
+_TIME_BYTES: Final = 14
+_MOST_DETAIL_TYPE: Final = 128
+_DEFAULT_SOURCE: Final = "oncebridge"
+_RESERVED: Final = "aws."
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+class EventsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
+    """What can be set about an EventBridge sink."""
+
+    source: Annotated[
+        str | None,
+        Doc(
+            "The source of all events sent; if it is not set, only events without one, or with "
+            "one that begins with aws. (which AWS refuses), get another: oncebridge.",
+            "crm.clean",
+        ),
+    ] = None
+    detail_type: Annotated[
+        str, Doc("The detail-type of events that have none.", "Conversation")
+    ] = "event"
+
+
+class _Put(Struct, frozen=True, omit_defaults=True, rename="pascal"):
+    """One entry of PutEvents."""
+
+    source: str
+    detail_type: str
+    detail: str
+    event_bus_name: str
+    time: int | None = None
+    resources: Sequence[str] = ()
+    trace_header: str = ""
+    """Does not count."""
+
+    @property
+    def size(self) -> int:
+        """Count as AWS does."""
+        texts = (self.source, self.detail_type, self.detail, *self.resources)
+        return sum(len(text.encode()) for text in texts) + _TIME_BYTES * (self.time is not None)
+
+
+class _Puts(Struct, frozen=True, rename="pascal"):
+    entries: Sequence[_Put]
+
+
+class _Result(Struct, frozen=True, rename="pascal"):
+    event_id: str | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+
+    @property
+    def answer(self) -> SinkAnswer:
+        if self.error_code:
+            return answer_to_code(self.error_code, self.error_message or "")
+        return Yes() if self.event_id else Unknown("neither an id nor an error came back")
+
+
+class _Results(Struct, frozen=True, rename="pascal"):
+    entries: list[_Result] = []
+
+
+class _Bus(Struct, frozen=True, rename="pascal"):
+    arn: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_results = msgspec.json.Decoder(_Results).decode
+_described = msgspec.json.Decoder(_Bus).decode
+
+
+class EventsSink:
+    """Put events on the bus at *url*: `events://BUS` or `events:ARN`."""
+
+    Options: ClassVar[type[EventsSinkOptions]] = EventsSinkOptions
+    batch = _ROOM.entries
+
+    def __init__(self, url: str, options: EventsSinkOptions | None = None) -> None:
+        self._options = options = options or EventsSinkOptions()
+        _check(options)
+        self.concurrency = options.concurrency
+        self._bus = _BUS.from_url(url, options.region)
+        self._client = client_for(
+            self._bus, options, "events", "describe_event_bus", Name=self._bus.name
+        )
+        self._hop = ""
+        """The bus, unlike any other; known once its Region is."""
+        self._look_at = -inf
+        self._gone: Closed | None = None
+
+    @classmethod
+    def from_url(cls, url: str, options: EventsSinkOptions | None = None) -> Self:
+        """Use the bus of `events://BUS`, `events://BUS?region=REGION` or `events:ARN`."""
+        return cls(url, options)
+
+    async def open(self) -> None:
+        """Look whether the bus is there; one that cannot be asked now may be there later."""
+        try:
+            await self._look()
+        except (AwsError, NotSent, Unclear) as error:
+            raise_or_tell(error, f"event bus {self._bus.name}", "make it, or name another")
+            self._ask_later(error)
+
+    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
+        shut = await self._shut() if deliveries else None
+        if shut is not None:
+            return [shut] * len(deliveries)
+        return await send_all([self._entry(one) for one in deliveries], _ROOM, self._put)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    # --- the bus -------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Ask for the bus."""
+        place = await self._client.open()
+        self._hop = self._hop or self._bus.arn or f"events://{self._bus.name}?region={place.region}"
+        self._look_at = asyncio.get_running_loop().time() + _LOOK_EVERY_S
+        asked = _encode({"Name": self._bus.given})
+        told = await self._client.call("DescribeEventBus", asked)
+        described = understood(_described, told)
+        self._hop = described.arn or self._hop
+        self._gone = None
+
+    async def _shut(self) -> SinkAnswer | None:
+        """Look again from time to time, and say what keeps all events from being sent."""
+        if self._gone is None and asyncio.get_running_loop().time() < self._look_at:
+            return None
+        try:
+            await self._look()
+        except (AwsError, NotSent, Unclear) as error:
+            self._ask_later(error)
+            if not self._hop:
+                return answer_to(error)
+        except ConfigError as error:  # there are no credentials any more
+            return Closed(str(error))
+        return self._gone
+
+    def _ask_later(self, error: AwsError | NotSent | Unclear) -> None:
+        if isinstance(error, AwsError) and is_missing(error):
+            self._gone = Closed(f"there is no event bus {self._bus.name}")
+        elif isinstance(error, AwsError) and is_denied(error):
+            self._look_at = inf
+
+    # --- sending -------------------------------------------------------------------------
+
+    def _entry(self, delivery: Delivery) -> Entry[_Put] | Never:
+        event = delivery.event
+        hop = f"{self._hop}#{delivery.route}"
+        if hop in went_through(event):
+            return Never(self._advice(event.source))
+        detail_type = event.detail_type or self._options.detail_type
+        if len(detail_type) > _MOST_DETAIL_TYPE:
+            # AWS would take the event and drop it.
+            return Never(f"the detail-type is longer than {_MOST_DETAIL_TYPE} characters")
+        try:
+            detail = detail_with_passage(delivery, hop).decode()
+        except (ValueError, RecursionError) as error:
+            return Never(f"the detail cannot be taken apart: {type(error).__name__}")
+        put = _Put(
+            self._source(event.source),
+            detail_type,
+            detail,
+            self._bus.given,
+            _seconds(event.time),
+            event.resources,
+            xray_of(delivery.trace) if delivery.trace else "",
+        )
+        return Entry(put, put.size)
+
+    def _source(self, source: str) -> str:
+        if self._options.source is not None:
+            return self._options.source
+        return source if source and not _is_reserved(source) else _DEFAULT_SOURCE
+
+    def _advice(self, source: str) -> str:
+        ours = self._options.source or _DEFAULT_SOURCE
+        pattern = (
+            _encode({"source": [{"anything-but": ours}]}).decode()
+            if source == ours
+            # It was kept, and is that of the events which are to pass, too.
+            else '{"detail": {"oncebridge": {"via": [{"exists": false}]}}}'
+        )
+        return (
+            f"a loop: this route put it on event bus {self._bus.name} before; add to the pattern "
+            f"of the rule that brings it back: {pattern}"
+        )
+
+    async def _put(self, puts: Sequence[_Put]) -> Sequence[SinkAnswer]:
+        told = await self._client.call("PutEvents", _encode(_Puts(puts)))
+        return [result.answer for result in understood(_results, told).entries]
+
+
+def _seconds(time: str | None) -> int | None:
+    """Read the time of an event as PutEvents takes it; None where it is no time."""
+    if time is None or not _RFC3339.fullmatch(time):
+        return None
+    try:
+        seconds = int(datetime.fromisoformat(time).timestamp())
+    except (ValueError, OverflowError):
+        return None
+    return seconds if seconds >= 0 else None
+
+
+def _is_reserved(source: str) -> bool:
+    return source.lower().startswith(_RESERVED)
+
+
+def _check(options: EventsSinkOptions) -> None:
+    if options.source is not None and (not options.source or _is_reserved(options.source)):
+        raise ConfigError("source", "must not be empty, nor begin with aws., which AWS refuses")
+    if not 1 <= len(options.detail_type) <= _MOST_DETAIL_TYPE:
+        raise ConfigError("detail_type", f"must have 1 to {_MOST_DETAIL_TYPE} characters")

@@ -1,0 +1,231 @@
+"""The HTTP source described as OpenAPI, served at `/openapi.json`."""
+
+from typing import Any
+
+from oncebridge.engine.verdict import Verdict
+from oncebridge.http.auth import AuthOptions
+
+_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+_OUTCOME = {
+    "verdict": {"enum": [verdict.value for verdict in Verdict]},
+    "rule": {"type": "string", "description": "The name of the rule that decided."},
+    "key": {"type": "string", "description": "The key of the event, in hex."},
+    "reason": {"type": "string"},
+}
+_RESULT = {
+    "type": "object",
+    "properties": {
+        "status": {"type": "integer", "description": "What this event alone would have got."},
+        **_OUTCOME,
+        "spooled": {"type": "boolean", "description": "On disk, and forwarded later."},
+        "retry_after": {"type": "integer", "minimum": 1},
+        "routes": {
+            "type": "object",
+            "description": "Where several routes are for the event: what each of them did. The "
+            "rule and the key are named there only.",
+            "additionalProperties": {
+                "type": "object",
+                "properties": _OUTCOME,
+                "required": ["verdict", "rule", "key"],
+            },
+        },
+    },
+    "required": ["status"],
+}
+_RESULTS = {
+    "type": "object",
+    "properties": {"results": {"type": "array", "items": {"$ref": "#/components/schemas/Result"}}},
+    "required": ["results"],
+}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "source": {"type": "string"},
+        "detail-type": {"type": "string"},
+        "detail": {"type": "object"},
+    },
+    "required": ["detail"],
+}
+_RETRY = {
+    "Retry-After": {
+        "description": "Seconds to wait before sending again.",
+        "schema": {"type": "integer", "minimum": 1},
+        "required": True,
+    }
+}
+_CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
+_ALIVE = {
+    "type": "object",
+    "properties": {"alive": {"const": True}},
+    "required": ["alive"],
+}
+_READY = {
+    "type": "object",
+    "properties": {
+        "ready": {"type": "boolean"},
+        "reasons": {"type": "array", "items": {"type": "string"}},
+        "warnings": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["ready"],
+}
+_TOKEN = {
+    "type": "object",
+    "properties": {
+        "access_token": {"type": "string"},
+        "token_type": {"const": "Bearer"},
+        "expires_in": {"type": "integer", "description": "Seconds."},
+    },
+    "required": ["access_token", "token_type", "expires_in"],
+}
+_FORM = {
+    "type": "object",
+    "properties": {
+        "grant_type": {"const": "client_credentials"},
+        "client_id": {"type": "string", "description": "Without Basic: the client."},
+        "client_secret": {"type": "string"},
+    },
+    "required": ["grant_type"],
+}
+
+
+def _json(description: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}, **more}
+
+
+def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
+    """Describe the endpoint at *path* and what stands beside it."""
+    error = {"$ref": "#/components/schemas/Error"}
+    taken = {"anyOf": [{"$ref": "#/components/schemas/Result"}, _RESULTS]}
+    event = {"$ref": "#/components/schemas/Event"}
+    common = {
+        "400": _json("Not a request that can be read safely.", error),
+        "408": _json("The request took too long to arrive.", error),
+        "411": _json("The request has no Content-Length and is not chunked.", error),
+        "413": _json("The body is larger than the limit.", error),
+        "417": _json("Only 100-continue can be expected.", error),
+        "431": _json("The headers are larger than the limit.", error),
+        "501": _json("The method or the transfer coding is not known here.", error),
+        "503": _json("Too many connections.", error, headers=_RETRY),
+        "505": _json("Only HTTP/1.0 and HTTP/1.1 are spoken here.", error),
+    }
+    post: dict[str, Any] = {
+        "summary": "Send one event, an array of events, or one event per line.",
+        "description": (
+            "200 says that each event was delivered, or was before, or is safe in the dead "
+            "letters. 503 says that at least one has to be sent again. A body may be packed "
+            "with gzip."
+        ),
+        "operationId": "send",
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": {"anyOf": [event, {"type": "array", "items": event}]}
+                },
+                "application/x-ndjson": {"schema": {"type": "string"}},
+            },
+        },
+        "responses": {
+            **common,
+            "200": _json("Each event is where it belongs.", taken),
+            "202": _json("Each event is on disk (with a spool).", taken),
+            "413": _json("The body is larger than the limit, or has too many events.", error),
+            "415": _json("The content encoding is not gzip.", error),
+            "503": _json(
+                "Send again: at least one event is not where it belongs.",
+                {"anyOf": [taken, error]},
+                headers=_RETRY,
+            ),
+        },
+    }
+    schemes = _schemes(auth)
+    if not schemes or auth.basic:
+        post["responses"]["403"] = _json("A web page of another site sent this.", error)
+    if not schemes:
+        why = "There is no auth, and the Host is not a name of this machine."
+        post["responses"]["401"] = _json(why, error)
+    if schemes:
+        post["security"] = _any_of(schemes)
+        post["responses"]["401"] = _json("Not authenticated.", error, headers=_CHALLENGE)
+    not_ready = {"anyOf": [_READY, error]}
+    paths: dict[str, Any] = {
+        path: {"post": post},
+        "/healthz": _get("Is the process alive?", {**common, "200": _json("Alive.", _ALIVE)}),
+        "/readyz": _get(
+            "Can it take events now?",
+            {
+                **common,
+                "200": _json("Ready.", _READY),
+                "503": _json("Not now; the reasons are named.", not_ready, headers=_RETRY),
+            },
+        ),
+        "/openapi.json": _get(
+            "What is here?", {**common, "200": _json("This.", {"type": "object"})}
+        ),
+    }
+    if auth.oauth:
+        paths["/oauth/token"] = {"post": _token(common, error)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "oncebridge",
+            "version": version,
+            "description": "Every EventBridge event, passed on once.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {"Event": _EVENT, "Result": _RESULT, "Error": _ERROR},
+            **({"securitySchemes": schemes} if schemes else {}),
+        },
+    }
+
+
+def _get(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": responses}}
+
+
+def _token(common: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "summary": "Get a bearer token (OAuth 2.0, client credentials).",
+        "description": "The client is named in the form, or with Basic, and not in both.",
+        "operationId": "token",
+        "requestBody": {
+            "required": True,
+            "content": {"application/x-www-form-urlencoded": {"schema": _FORM}},
+        },
+        "responses": {
+            **common,
+            "200": _json("A token, for an hour.", _TOKEN),
+            "401": _json("No such client, or another secret.", error, headers=_CHALLENGE),
+            "429": _json("Too many wrong credentials; wait a minute.", error, headers=_RETRY),
+        },
+    }
+
+
+def _schemes(auth: AuthOptions) -> dict[str, Any]:
+    schemes: dict[str, Any] = {}
+    if auth.api_keys:
+        schemes["apiKey"] = {"type": "apiKey", "in": "header", "name": auth.api_key_header}
+    if auth.basic:
+        schemes["basic"] = {"type": "http", "scheme": "basic"}
+    if auth.bearer or auth.oauth or auth.jwt:
+        schemes["bearer"] = {"type": "http", "scheme": "bearer"}
+    if auth.client_ca:
+        schemes[_MUTUAL] = {"type": "mutualTLS"}
+    if auth.hmac:
+        for name, header in _HMAC.items():
+            schemes[name] = {"type": "apiKey", "in": "header", "name": header}
+    return schemes
+
+
+_MUTUAL = "mutualTLS"
+_HMAC = {"hmac": "X-Oncebridge-Signature", "hmacTime": "X-Oncebridge-Timestamp"}
+
+
+def _any_of(schemes: dict[str, Any]) -> list[dict[str, list[str]]]:
+    """Ask for any one of *schemes*; signature and time go together, a certificate with each."""
+    beside: dict[str, list[str]] = {_MUTUAL: []} if _MUTUAL in schemes else {}
+    single = [[name] for name in schemes if name not in (*_HMAC, _MUTUAL)]
+    several = [*single, *([list(_HMAC)] if "hmac" in schemes else [])]
+    return [{**{name: [] for name in names}, **beside} for names in several] or [beside]

@@ -1,0 +1,531 @@
+"""
+Events by HTTP: one, an array, or one per line.
+
+| answer | when                                                                          |
+| ------ | ----------------------------------------------------------------------------- |
+| 200    | each event was delivered, or was before, or is safe in the dead letters        |
+| 202    | each event is on disk, to be forwarded (with a spool)                          |
+| 503    | at least one has to come again; `Retry-After` says when, and is never below 1  |
+| 401    | not authenticated, or without auth for a `Host` that is not known here         |
+| 403    | sent by a web page of another site                                             |
+| 411    | neither a length nor a chunked body                                            |
+| 413    | larger than the limit, or more events than one request may bring               |
+
+EventBridge drops what is refused with 400, 403, 404, 413 or 422, so what cannot be read is
+kept in the dead letters and answered 200. An answer comes within *answer_within* (API
+destinations wait 5 seconds); a delivery that takes longer goes on, and the retry finds it
+busy or done. A client that hangs up changes nothing.
+"""
+
+import asyncio
+import logging
+import math
+import ssl
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from oncebridge.base.options import Doc, Size
+from oncebridge.base.secrets import Address
+from oncebridge.engine.cpu_turns import SMALL
+from oncebridge.engine.router import Answer
+from oncebridge.engine.verdict import Outcome
+from oncebridge.errors import ConfigError
+from oncebridge.events.framing import BadGzip, TooLarge, TooMany, inflate, split
+from oncebridge.events.trace_context import NAME, XRAY_HEADER, Carried
+from oncebridge.http.addresses import names_loopback
+from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.clients import TrustedProxies, proxy_mistakes
+from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
+from oncebridge.observe.health import ALIVE, readiness
+from oncebridge.sources.api import Context, Done, Host
+from oncebridge.sources.http.openapi import describe
+
+_log = logging.getLogger("oncebridge")
+_TRACEPARENT = NAME.encode()
+_SWEEP_S = 0.1
+_STILL_UNDER_WAY = "still under way"
+_encode = msgspec.json.Encoder().encode
+
+
+class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
+    """What can be set about the HTTP source."""
+
+    answer_within: Annotated[
+        timedelta, Doc("When the sender is answered at the latest.", example="4500ms")
+    ] = timedelta(seconds=4.5)
+    max_body: Annotated[Size, Doc("The largest body, also after gzip.", example="2MiB")] = Size(
+        2 * 1024 * 1024
+    )
+    max_events: Annotated[
+        int, Doc("How many events one request may bring.", "500", at_least=1, at_most=10_000)
+    ] = 10_000
+    max_head: Annotated[Size, Doc("Request line and headers together.", example="32KiB")] = Size(
+        32 * 1024
+    )
+    head_time: Annotated[timedelta, Doc("How long the headers may take.", "10s")] = timedelta(
+        seconds=10
+    )
+    body_time: Annotated[timedelta, Doc("How long the body may take.", "30s")] = timedelta(
+        seconds=30
+    )
+    idle_time: Annotated[
+        timedelta, Doc("How long a connection stays open between requests.", "75s")
+    ] = timedelta(seconds=75)
+    max_connections: Annotated[int, Doc("How many connections at once.", at_least=1)] = 1000
+    max_connections_per_peer: Annotated[
+        int,
+        Doc(
+            "How many connections one address may have; raise it to `max_connections` behind a "
+            "proxy.",
+            at_least=1,
+        ),
+    ] = 500
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Addresses or networks of the proxies whose `X-Forwarded-For` is believed, to tell "
+            "clients apart that send wrong credentials to /oauth/token.",
+            example='["10.0.0.0/8"]',
+        ),
+    ] = ()
+    hosts: Annotated[
+        tuple[str, ...],
+        Doc(
+            "Further names under which a source without auth is reached, as senders or a proxy "
+            "write them in `Host`; names of this machine (`localhost`, `127.0.0.1`) need not be "
+            "listed.",
+            example='["ingest.example.com"]',
+        ),
+    ] = ()
+    tls_cert: Annotated[str | None, Doc("Certificate chain (PEM), for https.", "cert.pem")] = None
+    tls_key: Annotated[str | None, Doc("Its private key (PEM).", "key.pem")] = None
+
+
+class HttpSource:
+    """Listen on *host* and *port*, take events at *path*."""
+
+    Options: ClassVar = HttpSourceOptions
+
+    def __init__(self, host: str, port: int, path: str, options: HttpSourceOptions) -> None:
+        self._options = options
+        self._path = path
+        self._address = (host, port)
+        # The clock is the host's; until then nothing is served.
+        self._guard = Guard(options, lambda: 0)
+        for mistake in (
+            *host_mistakes(options.hosts, "hosts"),
+            *proxy_mistakes(options.trusted_proxies, "trusted_proxies"),
+        ):
+            raise mistake
+        self._names = OwnNames(options.hosts)
+        self._proxies = TrustedProxies(options.trusted_proxies)
+        self._foreign = 0  # requests that were refused as another site's since the last log line
+        self._foreign_logged = -math.inf
+        self._host: Host | None = None
+        self._context: Context | None = None
+        self._server: Server | None = None
+        self._openapi = b""
+        self._answer_s = options.answer_within.total_seconds()
+        self._now: Callable[[], float] = lambda: 0.0  # the loop's, once it is open
+        self._waiting: deque[tuple[float, _Pending]] = deque()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queued = 0  # bytes of bodies that wait for their turn
+        self._stopped = asyncio.Event()
+
+    @classmethod
+    def from_url(cls, url: str, options: HttpSourceOptions | None = None) -> Self:
+        """Listen at `http://HOST:PORT/PATH`."""
+        options, url = options or HttpSourceOptions(), Address(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:  # whose text may quote a password
+            raise ConfigError("", f"{url!r}: its host or port cannot be read") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError("", f"{url!r}: an HTTP source is http://HOST:PORT/PATH")
+        if parts.query or parts.fragment or "@" in parts.netloc:
+            raise ConfigError(
+                "",
+                f"{url!r}: an HTTP source is http://HOST:PORT/PATH and no more; who may send is "
+                "said with api_keys, basic, bearer, oauth, hmac or jwt",
+            )
+        if port is None:
+            raise ConfigError("", f"{url!r}: say which port to listen on: http://HOST:PORT/PATH")
+        if bool(options.tls_cert) != (parts.scheme == "https"):
+            raise ConfigError("tls_cert", "goes with https://, and https:// needs it")
+        if options.client_ca is not None and not options.tls_cert:
+            raise ConfigError("client_ca", "needs https:// and tls_cert: TLS carries certificates")
+        if parts.path in _BESIDE:
+            raise ConfigError("", f"{parts.path} is taken; send events to another path")
+        source = cls(parts.hostname, port, parts.path or "/", options)
+        if not source._guard.is_needed and not names_loopback(parts.hostname):
+            raise ConfigError(
+                "",
+                f"others can reach {parts.hostname}, and nothing says who may send: set "
+                "api_keys, basic, bearer, oauth, hmac, jwt or client_ca, or listen on 127.0.0.1",
+            )
+        return source
+
+    # --- the life of a source ----------------------------------------------------------
+
+    async def open(self, host: Host) -> None:
+        from oncebridge import __version__  # noqa: PLC0415 - the package imports its parts
+
+        options = self._options
+        self._host = host
+        self._context = host.context
+        self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
+        self._guard = Guard(options, host.clock)
+        self._openapi = _encode(describe(self._path, options, __version__))
+        bounds = Bounds(
+            max_body=options.max_body,
+            max_head=options.max_head,
+            head_time=options.head_time,
+            body_time=options.body_time,
+            idle_time=options.idle_time,
+            max_connections=options.max_connections,
+            max_connections_per_peer=options.max_connections_per_peer,
+        )
+        name, port = self._address
+        self._server = Server(
+            self._handle,
+            host=name,
+            port=port,
+            screen=self._screen,
+            bounds=bounds,
+            tls=_tls(options),
+            spare=_HEALTH,
+        )
+        self._guard.open()
+        await self._server.open()
+        self._sweep()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, once it is open."""
+        assert self._server is not None  # noqa: S101
+        return self._server.port
+
+    @property
+    def url(self) -> str:
+        """Where events are sent to; before it is open, as it was written."""
+        scheme = "https" if self._options.tls_cert else "http"
+        name = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
+        port = self._address[1] if self._server is None else self._server.port
+        return f"{scheme}://{name}:{port}{self._path}"
+
+    async def run(self) -> None:
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._server is not None:
+            self._server.stop()
+
+    def progress(self) -> tuple[int, int] | None:
+        return None
+
+    async def aclose(self) -> None:
+        self.stop()
+        while self._waiting:  # what is not answered by now will not be
+            self._waiting.popleft()[1].give_up()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.aclose(self._options.answer_within)
+        await self._guard.aclose()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    # --- requests ----------------------------------------------------------------------
+
+    def _screen(self, request: Request) -> Response | None:
+        """Refuse before the body is read what its head already gives away."""
+        allowed = {"POST"} if request.path == self._path else _BESIDE.get(request.path)
+        if allowed is None or (request.path == _TOKEN and not self._guard.has_tokens):
+            return Response(404, b'{"error":"nothing is here"}')
+        if request.method not in allowed:
+            return Response(
+                405,
+                b'{"error":"the method is not for this path"}',
+                headers=(("Allow", ", ".join(sorted(allowed))),),
+            )
+        if request.path != self._path:
+            return _unless_small(request)
+        foreign = self._refusal_of_foreign(request)
+        if foreign is not None:
+            return foreign
+        if not self._guard.admits(request, with_body=False):
+            return self._guard.refusal_of(request)
+        if _encoding(request) not in _ENCODINGS:
+            return Response(
+                415,
+                b'{"error":"send the body as it is, or with gzip"}',
+                headers=(("Accept-Encoding", "gzip"),),
+            )
+        return None
+
+    def _refusal_of_foreign(self, request: Request) -> Response | None:
+        """Refuse what a web page of another site made a browser send, and log that."""
+        if self._guard.is_ambient(request) and self._names.page(request) == "other":
+            refusal, reason = _FOREIGN_PAGE, "sent by a web page of another site"
+        elif not self._guard.is_needed and not self._names.include(asked_host(request)):
+            refusal, reason = _FOREIGN_HOST, "sent for another Host"
+        else:
+            return None
+        self._foreign += 1
+        now = self._now()
+        if now - self._foreign_logged >= _LOG_EVERY_S:
+            fields = {"reason": reason, "refused": self._foreign, "fix": _FIX_FOREIGN}
+            _log.warning("oncebridge.http_request_refused", extra=fields)
+            self._foreign, self._foreign_logged = 0, now
+        return refusal
+
+    def _handle(self, request: Request, respond: Callable[[Response], None]) -> None:
+        match request.path:
+            case self._path:
+                self._take(request, respond)
+            case "/healthz":
+                respond(ALIVE)
+            case "/readyz":
+                respond(self._readiness())
+            case "/openapi.json":
+                respond(Response(200, self._openapi))
+            case _:
+                respond(self._guard.token(request, self._proxies.client(request)))
+
+    def _take(self, request: Request, respond: Callable[[Response], None]) -> None:
+        if not self._guard.admits(request, with_body=True):
+            respond(self._guard.refusal_of(request))
+            return
+        pending = _Pending(respond)
+        self._waiting.append((self._now() + self._answer_s, pending))
+        size = len(request.body)
+        if size <= (_SMALL_PACKED if _encoding(request) in _GZIP else SMALL):
+            self._bring(request, pending)
+        elif self._queued + size > _MOST_QUEUED:
+            pending.answer(_TOO_MUCH)
+        else:
+            task = asyncio.get_running_loop().create_task(self._bring_in_turn(request, pending))
+            self._queued += size
+            self._tasks.add(task)
+            task.add_done_callback(lambda task: self._brought(task, size, pending))
+
+    async def _bring_in_turn(self, request: Request, pending: "_Pending") -> None:
+        assert self._host is not None  # noqa: S101 - open before it serves
+        async with self._host.router.costly:
+            if not pending.is_answered:  # else it has to come again, and nothing has begun
+                self._bring(request, pending)
+
+    def _brought(self, task: asyncio.Task[None], size: int, pending: "_Pending") -> None:
+        self._queued -= size
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Its type only: the text of an exception may quote the event.
+            _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
+            pending.give_up()
+
+    def _bring(self, request: Request, pending: "_Pending") -> None:
+        """Take the body of *request* apart, and put its events into the inbox."""
+        content_type = (request.header(b"content-type") or b"").decode("latin-1")
+        body, records, most = request.body, None, self._options.max_events
+        try:
+            if _encoding(request) in _GZIP:
+                body = inflate(body, self._options.max_body, cheap=True)
+            records = split(body, content_type=content_type, most=most)
+        except TooLarge:
+            pending.answer(Response(413, b'{"error":"the body is too large once unpacked"}'))
+            return
+        except TooMany:
+            pending.answer(Response(413, b'{"error":"too many events in one body"}'))
+            return
+        except BadGzip:
+            records = [body]  # as it came: it ends in the dead letters
+        is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
+        if self._context is not None and (context := _context(request, self._context)):
+            records = [Carried.of(raw, context) for raw in records]
+        assert self._host is not None  # noqa: S101 - open before it serves
+        self._host.inbox.put_all(records, pending.expect(len(records), is_one=is_one))
+
+    def _readiness(self) -> Response:
+        assert self._host is not None  # noqa: S101
+        reasons = [*self._host.inbox.not_ready(), *self.not_ready()]
+        if self._stopped.is_set():
+            reasons.append("shutting down")
+        return readiness(reasons, self._guard.warnings())
+
+    def not_ready(self) -> list[str]:
+        """Return what keeps this source from taking events, whatever the sinks do."""
+        return self._guard.not_ready()
+
+    def _sweep(self) -> None:
+        """Answer those who have waited long enough; all wait equally long, so in order."""
+        loop = asyncio.get_running_loop()
+        now, waiting = loop.time(), self._waiting
+        while waiting and (waiting[0][1].is_answered or waiting[0][0] <= now):
+            waiting.popleft()[1].give_up()
+        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+
+_TOKEN = "/oauth/token"  # noqa: S105 - a path
+_GET = {"GET", "HEAD"}
+_HEALTH = ("/healthz", "/readyz")
+_BESIDE = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST"}}
+_GZIP = (b"gzip", b"x-gzip")
+_ENCODINGS = (*_GZIP, b"identity", b"")
+_SMALL = 4096
+_SMALL_PACKED = 4096  # unpacked and taken apart within some milliseconds
+_LOG_EVERY_S = 60
+_FIX_FOREIGN = (
+    "set api_keys, basic, bearer, oauth or hmac for senders; if a proxy in front lets in only "
+    "those who may send, put the name that it sends as Host into hosts"
+)
+_FOREIGN_PAGE = Response(
+    403,
+    _encode(
+        {
+            "error": "a web page of another site made a browser send this; such a request is "
+            "taken only with an API key, a bearer token or a signature (set api_keys, bearer, "
+            "oauth or hmac)"
+        }
+    ),
+)
+_FOREIGN_HOST = Response(
+    401,  # EventBridge tries again after this one, and drops events after 403
+    _encode(
+        {
+            "error": "the source has no auth, so it takes requests for names of this machine only "
+            f"(Host: localhost); {_FIX_FOREIGN}"
+        }
+    ),
+)
+_MOST_QUEUED = 64 * 1024 * 1024  # bytes of large bodies that wait for their turn
+_TOO_MUCH = Response(
+    503, b'{"error":"too many large bodies at once"}', headers=(("Retry-After", "1"),)
+)
+
+
+def _encoding(request: Request) -> bytes:
+    return b",".join(request.values(b"content-encoding")).strip().lower()
+
+
+def _context(request: Request, read: Context) -> str:
+    """Read which request of others this one belongs to; two that say so say nothing."""
+    told = [request.values(name) for name in (_TRACEPARENT, XRAY_HEADER)]
+    parent, xray = [values[0].decode("latin-1") if len(values) == 1 else "" for values in told]
+    return read(parent, xray) if parent or xray else ""
+
+
+def _unless_small(request: Request) -> Response | None:
+    """Refuse a body that is more than a form: who sends it has not said who they are."""
+    if request.header(b"transfer-encoding") is not None:
+        return Response(411, b'{"error":"say how long the body is"}')
+    if int(request.header(b"content-length") or 0) > _SMALL:
+        return Response(413, b'{"error":"the body is too large"}')
+    return None
+
+
+class _Pending:
+    """One request that is waiting for its events."""
+
+    __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
+
+    def __init__(self, respond: Callable[[Response], None]) -> None:
+        self._respond = respond
+        self._answers: list[Answer | None] = [None]
+        self._left = 0
+        self._is_one = True
+        self.is_answered = False
+
+    def expect(self, count: int, *, is_one: bool) -> list[Done]:
+        """Wait for *count* answers; return what takes each of them, in order."""
+        self._answers = [None] * count
+        self._left = count
+        self._is_one = is_one
+        if not count:
+            self.give_up()
+        return [self._done(at) for at in range(count)]
+
+    def _done(self, at: int) -> Done:
+        def done(answer: Answer) -> None:
+            self._answers[at] = answer
+            self._left -= 1
+            if not self._left:
+                self.give_up()
+
+        return done
+
+    def give_up(self) -> None:
+        """Answer with what is known; the rest goes on, and its retry will find it."""
+        if not self.is_answered:
+            self.answer(_response(self._answers, is_one=self._is_one))
+
+    def answer(self, response: Response) -> None:
+        """Answer with *response*, unless the request was answered before."""
+        if not self.is_answered:
+            self.is_answered = True
+            self._respond(response)
+
+
+def _response(answers: list[Answer | None], *, is_one: bool) -> Response:
+    results = [_result(answer) for answer in answers]
+    status = max([result["status"] for result in results], default=200)
+    body = _encode(results[0] if is_one else {"results": results})
+    if status != 503:
+        return Response(status, body)
+    wait = max(result.get("retry_after", 1) for result in results)
+    return Response(status, body, headers=(("Retry-After", str(wait)),))
+
+
+def _result(answer: Answer | None) -> dict[str, Any]:
+    if answer is None:
+        return {"status": 503, "reason": _STILL_UNDER_WAY, "retry_after": 2}
+    if answer.verdict is None:
+        if answer.acknowledge:
+            return {"status": 202, "spooled": True}
+        return _later(answer)
+    result: dict[str, Any] = {"status": 200} if answer.acknowledge else _later(answer)
+    result["verdict"] = answer.verdict
+    if len(answer.outcomes) > 1:
+        result["routes"] = {name: _on_route(outcome) for name, outcome in answer.outcomes}
+    elif answer.outcomes and answer.acknowledge:
+        outcome = answer.outcomes[0][1]
+        result |= {"rule": outcome.rule, "key": outcome.key.hex()}
+    if answer.reason:
+        result["reason"] = answer.reason
+    return result
+
+
+def _on_route(outcome: Outcome) -> dict[str, str]:
+    """Return what one of several routes did; each has rules and keys of its own."""
+    found = {"verdict": outcome.verdict, "rule": outcome.rule, "key": outcome.key.hex()}
+    return found | ({"reason": outcome.reason} if outcome.reason else {})
+
+
+def _later(answer: Answer) -> dict[str, Any]:
+    wait = max(math.ceil(answer.retry_after_ms / 1000), 1)
+    return {"status": 503, "reason": answer.reason, "retry_after": wait}
+
+
+def _tls(options: HttpSourceOptions) -> ssl.SSLContext | None:
+    if options.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password OpenSSL would ask for one on the terminal, and wait.
+        context.load_cert_chain(options.tls_cert, options.tls_key, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("tls_cert", f"cannot be used: {type(error).__name__}") from None
+    if options.client_ca is not None:
+        try:
+            context.load_verify_locations(options.client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError("client_ca", f"cannot be used: {type(error).__name__}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

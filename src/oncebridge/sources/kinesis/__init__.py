@@ -1,0 +1,5 @@
+"""The Kinesis source."""
+
+from oncebridge.sources.kinesis.source import KinesisSource
+
+__all__ = ["KinesisSource"]

@@ -1,0 +1,230 @@
+"""
+Enhanced fan-out: Kinesis sends what is put into a shard, and nobody has to ask.
+
+A subscription lasts five minutes, and is then taken out again from where it ended. The SDK
+reads it, in a thread for each shard, and hands over a page at a time: as long as there is no
+room for more, the thread waits, and so does Kinesis.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import datetime
+from typing import Any, Final
+
+import botocore.session  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from oncebridge.aws.client import AwsError
+from oncebridge.aws.options import AwsOptions
+from oncebridge.errors import ConfigError
+from oncebridge.sources.kinesis.shard_feed import Pauses
+from oncebridge.sources.kinesis.stream import Page, Position, Record, Stream
+
+_SILENCE_S: Final = 40
+"""Kinesis sends something every few seconds, be it empty."""
+_APART_S: Final = 1.1
+"""One subscription a second may be asked for, of each shard."""
+_IN_USE_S: Final = 5.0
+"""So long nobody else can take over a subscription that was just taken out."""
+_ACTIVE_WITHIN_S: Final = 60.0
+
+
+class _Broken(Struct, frozen=True):
+    """Why a subscription ended; empty where its time was over."""
+
+    what: str = ""
+
+
+_Pushed = tuple[Page, str] | _Broken
+"""A page, and the place behind it."""
+
+
+async def registered(stream: Stream, arn: str, name: str) -> str:
+    """Give the ARN of the consumer *name*; where there is none, register it."""
+    try:
+        found = await stream.consumer(arn, name)
+    except AwsError as error:
+        if error.code != "ResourceNotFoundException":
+            raise
+        found = await _made(stream, arn, name)
+    ends_s = asyncio.get_running_loop().time() + _ACTIVE_WITHIN_S
+    while not found.is_active:
+        if asyncio.get_running_loop().time() > ends_s:
+            raise ConfigError("fan_out", f"the consumer {name} does not become active")
+        await asyncio.sleep(1)
+        found = await stream.consumer(arn, name)
+    return found.arn
+
+
+async def _made(stream: Stream, arn: str, name: str) -> Any:
+    try:
+        return await stream.register(arn, name)
+    except AwsError as error:
+        if error.code != "ResourceInUseException":
+            raise
+        return await stream.consumer(arn, name)  # another worker was quicker
+
+
+class Consumer:
+    """What a stream sends to the consumer *arn*, by the SDK."""
+
+    def __init__(self, arn: str, options: AwsOptions) -> None:
+        self._arn = arn
+        self._options = options
+        self._client: Any = None
+        self._making = threading.Lock()
+
+    def pushed(self, shard: str, position: Position) -> Any:
+        """Subscribe to a shard; blocks, and gives what the SDK makes of it."""
+        with self._making:
+            self._client = self._client or self._made()
+        start: dict[str, Any] = {"Type": position.kind}
+        if position.after:
+            start["SequenceNumber"] = position.after
+        elif position.at_ms:
+            start["Timestamp"] = position.at_ms / 1000
+        return self._client.subscribe_to_shard(
+            ConsumerARN=self._arn, ShardId=shard, StartingPosition=start
+        )["EventStream"]
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _made(self) -> Any:
+        session = botocore.session.Session(profile=self._options.profile)
+        return session.create_client(
+            "kinesis",
+            region_name=self._arn.split(":")[3],
+            endpoint_url=self._options.endpoint,
+            config=Config(
+                connect_timeout=self._options.connect_timeout.total_seconds(),
+                read_timeout=_SILENCE_S,
+                retries={"total_max_attempts": 1},
+                max_pool_connections=100,
+            ),
+        )
+
+
+class Pushed:
+    """Be sent the records of *shard*, from *position* on."""
+
+    def __init__(
+        self, consumer: Consumer, shard: str, position: Position, *, pauses: Pauses
+    ) -> None:
+        self._consumer = consumer
+        self._shard = shard
+        self._position = position
+        self._pauses = pauses
+        self._listener: _Listener | None = None
+        self._due_s = 0.0
+
+    async def page(self) -> Page:
+        while True:
+            if self._listener is None:
+                await self._subscribe()
+            assert self._listener is not None  # noqa: S101 - just made
+            match await self._listener.pushed():
+                case (page, after):
+                    self._pauses.worked()
+                    self._position = Position(after=after) if after else self._position
+                    return page
+                case _Broken() as broken:
+                    self._mend(broken.what)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    async def _subscribe(self) -> None:
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(max(self._due_s - now(), 0))
+        self._due_s = now() + _APART_S
+        self._listener = _Listener(self._consumer, self._shard, self._position)
+
+    def _mend(self, what: str) -> None:
+        self.close()
+        self._listener = None
+        now_s = asyncio.get_running_loop().time()
+        if what == "ResourceInUseException":
+            # The worker that had the shard before has not noticed yet, or another group uses
+            # the same consumer: only the latter goes on for long.
+            self._due_s = now_s + max(self._pauses.failed(what), _IN_USE_S)
+        elif what == "InvalidArgumentException" and self._position.after:
+            self._pauses.refused(self._position)
+            self._position = Position()
+        elif what:
+            self._due_s = max(self._due_s, now_s + self._pauses.failed(what))
+
+
+class _Listener:
+    """A thread that reads one subscription; it ends when it is closed, or with it."""
+
+    def __init__(self, consumer: Consumer, shard: str, position: Position) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._room = threading.Semaphore(0)
+        self._heard: asyncio.Queue[_Pushed] = asyncio.Queue()
+        self._is_closed = False
+        body = self._listen
+        threading.Thread(
+            target=body, args=(consumer, shard, position), name="oncebridge-shard", daemon=True
+        ).start()
+
+    async def pushed(self) -> _Pushed:
+        """Wait for what is sent next."""
+        if self._heard.empty():
+            self._room.release()
+        return await self._heard.get()
+
+    def close(self) -> None:
+        # The thread may wait for room, or for Kinesis; nobody waits for the thread.
+        self._is_closed = True
+        self._room.release()
+
+    # --- in the thread -----------------------------------------------------------------
+
+    def _listen(self, consumer: Consumer, shard: str, position: Position) -> None:
+        what = ""
+        try:
+            with closing(consumer.pushed(shard, position)) as events:
+                for event in events:
+                    if "SubscribeToShardEvent" not in event:
+                        continue
+                    self._room.acquire()
+                    if self._is_closed:
+                        return
+                    self._hand_over(_page(event["SubscribeToShardEvent"]))
+        except ClientError as error:
+            what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: it is over
+            what = type(error).__name__
+        self._hand_over(_Broken(what))
+
+    def _hand_over(self, pushed: _Pushed) -> None:
+        with suppress(RuntimeError):  # the loop may be gone by now
+            put: Callable[[_Pushed], None] = self._heard.put_nowait
+            self._loop.call_soon_threadsafe(put, pushed)
+
+
+def _page(event: dict[str, Any]) -> tuple[Page, str]:
+    records = [
+        Record(
+            record["SequenceNumber"],
+            record["PartitionKey"],
+            record["Data"],
+            _seconds(record.get("ApproximateArrivalTimestamp")),
+        )
+        for record in event["Records"]
+    ]
+    # Children are told at the end of a shard only, and then there is nothing to continue with.
+    after = event.get("ContinuationSequenceNumber") or ""
+    is_end = not after or bool(event.get("ChildShards"))
+    return Page(records, None if is_end else after, event.get("MillisBehindLatest") or 0), after
+
+
+def _seconds(moment: datetime | None) -> float:
+    return moment.timestamp() if moment is not None else 0.0

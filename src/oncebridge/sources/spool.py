@@ -1,0 +1,376 @@
+"""
+Arrivals on disk, forwarded behind.
+
+With a spool the sender is answered as soon as its event is durable here; the spool is the
+source from then on, and keeps the same rule: a record leaves it when the event is where it
+belongs. It is one SQLite file of one process; a second process is refused.
+
+Where there is no room, or the file cannot be written, nothing is acknowledged: the sender hears
+503. The spool then tries by itself to write, until it can again. It leaves some of the disk free,
+without which not even deletions would be possible.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from math import inf
+from pathlib import Path
+from typing import IO, Final
+
+from msgspec import Struct
+
+from oncebridge.base.private_files import open_private
+from oncebridge.engine.router import Answer
+from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.sources.api import Done, Host
+from oncebridge.sources.intake import tell
+from oncebridge.sources.relay import Item, Relay
+from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
+
+_log = logging.getLogger("oncebridge")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS oncebridge_spool (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    raw    BLOB NOT NULL
+)
+"""
+_TAKE = "SELECT number, raw FROM oncebridge_spool WHERE number > ? ORDER BY number LIMIT ?"
+_MOST_AT_ONCE, _MOST_WAITING = 1000, 20_000
+_BATCH_BYTES = 4 * 1024 * 1024
+_TRY_AGAIN_S = 1.0
+_WARN_S = 60.0
+"""How often it is logged at most that nothing can be written."""
+_LOGS_IN_RESERVE = 4
+"""How many write-ahead logs have to fit into what is left free of the disk."""
+
+SPOOLED = Answer(acknowledge=True, verdict=None)
+_FULL = Answer(
+    acknowledge=False, verdict=None, retry_after_ms=1000, reason="spool: too much to write"
+)
+
+
+class _Trouble(Struct, frozen=True):
+    """Why nothing can be written."""
+
+    event: str
+    what: str
+    """For everybody who asks whether events are taken, so without a path."""
+    fix: str
+
+
+_AT_LIMIT: Final = _Trouble(
+    "oncebridge.spool_full",
+    "the spool is full",
+    "find out why the sink does not take events; if that is expected, raise spool_max",
+)
+_DISK_FULL: Final = _Trouble(
+    "oncebridge.spool_full",
+    "the disk of the spool is full",
+    "free space on that disk, or put the spool on a larger one",
+)
+_FAILING: Final = _Trouble(
+    "oncebridge.spool_failed",
+    "the spool cannot be written",
+    "check the disk, and who may write to the file and its directory",
+)
+
+
+class _NoRoom(StoreUnavailable):
+    """A write was not tried, as there is too little room for it."""
+
+    def __init__(self, trouble: _Trouble, message: str) -> None:
+        super().__init__(message)
+        self.trouble = trouble
+
+
+class Spool:
+    """
+    Keep records in the file at *path* until they are forwarded: an inbox and a source.
+
+    They may take *max_bytes* on disk; without that, half of the disk.
+    """
+
+    def __init__(self, path: str | Path, max_bytes: int | None = None) -> None:
+        self._path = Path(path)
+        self._max_bytes = max_bytes
+        self._file = SQLiteFile(path, name="spool", version=1, schema=_SCHEMA)
+        self._lock: IO[bytes] | None = None
+        self._waiting: list[tuple[bytes, Done]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._relay: Relay | None = None
+        self._host: Host | None = None
+        self._taken = 0
+        self._filled = asyncio.Event()
+        self._batch_bytes = _BATCH_BYTES
+        self._reserve = 0
+        """What is left free of the disk, so that records can still be deleted."""
+        self._trouble: _Trouble | None = None
+        """Why the last write failed, if it did."""
+        self._needed = 0
+        """How many bytes that write had."""
+        self._refused = 0
+        """Records that were not taken since the last warning."""
+        self._warn_at_s = 0.0
+        self._has_warned = False
+        self._prober: asyncio.Task[None] | None = None
+        self._undeleted: list[int] = []
+        """Records that were forwarded, and could not be deleted yet."""
+        self._is_closed = False
+        self.depth = 0
+        """Records that are here."""
+
+    @property
+    def file(self) -> SQLiteFile:
+        return self._file
+
+    # --- the inbox ---------------------------------------------------------------------
+
+    def put(self, raw: bytes, done: Done) -> None:
+        if len(self._waiting) >= _MOST_WAITING:
+            done(_FULL)
+            return
+        self._waiting.append((raw, done))
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write())
+
+    def put_all(self, raws: Sequence[bytes], dones: Sequence[Done]) -> None:
+        for raw, done in zip(raws, dones, strict=True):
+            self.put(raw, done)
+
+    def not_ready(self) -> list[str]:
+        return [self._trouble.what] if self._trouble else []
+
+    def _next_batch(self) -> list[tuple[bytes, Done]]:
+        batch: list[tuple[bytes, Done]] = []
+        size = 0
+        for raw, done in self._waiting[:_MOST_AT_ONCE]:
+            size += len(raw)
+            if batch and size > self._batch_bytes:
+                break
+            batch.append((raw, done))
+        del self._waiting[: len(batch)]
+        return batch
+
+    async def _write(self) -> None:
+        """Write what is waiting, as many as there are at a time, one fsync each time."""
+        try:
+            while self._waiting:
+                batch = self._next_batch()
+                answer = await self._insert([raw for raw, _ in batch])
+                for _, done in batch:
+                    tell(done, answer)
+        finally:
+            self._writer = None
+
+    async def _insert(self, raws: Sequence[bytes]) -> Answer:
+        size = sum(map(len, raws))
+
+        def insert(db: sqlite3.Connection) -> None:
+            self._check_room(db, size)
+            with transaction(db):
+                db.executemany(
+                    "INSERT INTO oncebridge_spool (raw) VALUES (?)", [(raw,) for raw in raws]
+                )
+
+        try:
+            await self._file.run(insert)
+        except StoreError as error:
+            trouble = self._note_failure(error, size, refused=len(raws))
+            reason = f"spool: {trouble.what}"
+            return Answer(acknowledge=False, verdict=None, retry_after_ms=1000, reason=reason)
+        self._note_success()
+        self.depth += len(raws)
+        self._filled.set()
+        return SPOOLED
+
+    # --- room --------------------------------------------------------------------------
+
+    def _check_room(self, db: sqlite3.Connection, size: int) -> None:
+        """Raise if *size* more bytes do not fit; in the thread of the file."""
+        pages, unused, page_size = (
+            db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        disk = Disk.of(self._path)
+        used = (pages - unused) * page_size
+        most = self._max_bytes if self._max_bytes is not None else disk.size // 2 or inf
+        # An event that is larger than the limit is taken when nothing else is there.
+        if self.depth and used + size > most:
+            raise _NoRoom(_AT_LIMIT, f"{self._path}: {used} of {most} bytes are used (spool_max)")
+        is_growing = size > unused * page_size
+        # Twice, as what is written stands in the write-ahead log first.
+        if disk.size and is_growing and disk.free < self._reserve + 2 * size:
+            raise _NoRoom(_DISK_FULL, f"{self._path}: {disk.free} bytes are left on the disk")
+
+    def _note_failure(self, error: StoreError, size: int, *, refused: int = 0) -> _Trouble:
+        """Remember and log that a write of *size* bytes failed, and go on trying."""
+        self._trouble = trouble = _trouble_of(error)
+        self._needed = size
+        self._refused += refused
+        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            return trouble
+        if loop.time() >= self._warn_at_s:
+            self._warn_at_s = loop.time() + _WARN_S
+            self._has_warned = True
+            fields = {"what": f"{trouble.what}; senders hear 503", "error": str(error)}
+            _log.warning(
+                trouble.event, extra={**fields, "refused": self._refused, "fix": trouble.fix}
+            )
+            self._refused = 0
+        if self._prober is None:
+            self._prober = loop.create_task(self._probe())
+        return trouble
+
+    def _note_success(self) -> None:
+        if self._trouble is None:
+            return
+        self._trouble = None
+        if self._has_warned:
+            self._has_warned = False
+            _log.warning("oncebridge.spool_available", extra={"refused": self._refused})
+            self._refused = 0
+
+    async def _probe(self) -> None:
+        """Try to write until that succeeds: senders who are told to stay away bring nothing."""
+        try:
+            while self._trouble is not None:
+                await asyncio.sleep(_TRY_AGAIN_S)
+                try:
+                    await self._delete([])
+                    await self._file.run(self._try_to_write)
+                except StoreError as error:
+                    self._note_failure(error, self._needed)
+                else:
+                    self._note_success()
+        finally:
+            self._prober = None
+
+    def _try_to_write(self, db: sqlite3.Connection) -> None:
+        """Write as much as could not be written, and remove it; in the thread of the file."""
+        size = self._needed
+        self._check_room(db, size)
+        with transaction(db):
+            db.execute("DROP TABLE IF EXISTS oncebridge_probe")
+            db.execute(f"CREATE TABLE oncebridge_probe AS SELECT zeroblob({size})")
+        with transaction(db):
+            db.execute("DROP TABLE oncebridge_probe")
+
+    # --- the source --------------------------------------------------------------------
+
+    async def open(self, host: Host) -> None:
+        self._host = host
+        self._lock_alone()
+        log = wal_limit(self._path)
+        self._batch_bytes, self._reserve = min(_BATCH_BYTES, log), _LOGS_IN_RESERVE * log
+        self.depth = await self._file.run(
+            lambda db: db.execute("SELECT count(*) FROM oncebridge_spool").fetchone()[0]
+        )
+        self._relay = Relay(host.router, take=self._take, final=self._forget, batch=host.batch)
+
+    async def run(self) -> None:
+        assert self._relay is not None  # noqa: S101 - open before
+        await self._relay.run()
+
+    def stop(self) -> None:
+        if self._relay is not None:
+            self._relay.stop()
+
+    def progress(self) -> tuple[int, int] | None:
+        return None
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        if self._writer is not None:
+            await self._writer
+        if self._prober is not None:
+            self._prober.cancel()
+            await asyncio.wait([self._prober])
+        await self._file.aclose()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    async def _take(self) -> list[Item]:
+        """Give the next records, waiting until there are some."""
+        assert self._host is not None  # noqa: S101
+        most, after = self._host.batch, self._taken
+        while True:
+            self._filled.clear()
+            try:
+                rows = await self._file.run(lambda db: _some(db.execute(_TAKE, (after, most))))
+            except StoreUnavailable as error:
+                _log.warning("oncebridge.spool_is_away", extra={"error": str(error)})
+                await asyncio.sleep(_TRY_AGAIN_S)
+                continue
+            if rows:
+                self._taken = rows[-1].place
+                return rows
+            await self._filled.wait()
+
+    async def _forget(self, numbers: Sequence[int]) -> None:
+        try:
+            await self._delete(numbers)
+        except StoreError as error:
+            # If that lasts, they come again after a restart, and are duplicates then.
+            self._note_failure(error, self._needed)
+
+    async def _delete(self, numbers: Sequence[int]) -> None:
+        """Delete records, and those that could not be deleted before."""
+        numbers = [*self._undeleted, *numbers]
+        self._undeleted = []
+
+        def delete(db: sqlite3.Connection) -> None:
+            with transaction(db):
+                db.executemany(
+                    "DELETE FROM oncebridge_spool WHERE number = ?", [(n,) for n in numbers]
+                )
+
+        try:
+            await self._file.run(delete)
+        except BaseException:
+            self._undeleted += numbers
+            raise
+        self.depth -= len(numbers)
+
+    def _lock_alone(self) -> None:
+        """Refuse a second process: both would forward the same records."""
+        if not self._path.parent.is_dir():
+            raise ConfigError("spool", f"{self._path.parent}: there is no such directory")
+        try:
+            fd, _ = open_private(Path(f"{self._path}.lock"), os.O_RDWR | os.O_NOFOLLOW)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise ConfigError("spool", f"{self._path}.lock: {why}") from None
+        self._lock = os.fdopen(fd, "rb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise ConfigError(
+                "spool", f"{self._path}: another process uses it; give each its own"
+            ) from None
+
+
+def _trouble_of(error: StoreError) -> _Trouble:
+    if isinstance(error, _NoRoom):
+        return error.trouble
+    code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
+    return _DISK_FULL if code == sqlite3.SQLITE_FULL else _FAILING
+
+
+def _some(rows: Iterable[tuple[int, bytes]]) -> list[Item]:
+    """Take rows until they are as large as a batch may be."""
+    taken: list[Item] = []
+    size = 0
+    for number, raw in rows:
+        taken.append(Item(number, (raw,)))
+        size += len(raw)
+        if size >= _BATCH_BYTES:
+            break
+    return taken

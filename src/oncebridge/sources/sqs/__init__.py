@@ -1,0 +1,5 @@
+"""The SQS source."""
+
+from oncebridge.sources.sqs.source import SqsSource
+
+__all__ = ["SqsSource"]

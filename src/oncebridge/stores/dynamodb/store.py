@@ -1,0 +1,424 @@
+"""
+The store in a DynamoDB table, for workers on any number of hosts and in functions.
+
+**What survives a crash:** everything; DynamoDB has written it in three places when it answers.
+**Whose clock:** each worker's own, put right by the `Date` of DynamoDB's answers; a claim is
+taken over only *max_skew* after its end, and a worker whose clock is further off does not start.
+**What an outage does:** a call without an answer within *timeout* raises `StoreUnavailable`, a
+throttled item is answered with `NoAnswer`; nothing is lost, events are handed back.
+**What it costs:** two writes per event, and a write and a read per duplicate; 25 events share a
+request, and the requests of a batch go out together.
+
+One Region, or a global table with strong consistency. With replicas that are merely eventually
+consistent, two Regions would both win a claim, so those are refused.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from oncebridge.aws.addresses import name_and_region
+from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
+from oncebridge.aws.options import AwsStoreOptions
+from oncebridge.aws.skewed_clock import SkewedClock
+from oncebridge.base.clock import Clock, ms
+from oncebridge.base.options import Doc
+from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
+from oncebridge.stores.api import Record
+from oncebridge.stores.conditional import Cell, Change, Changed, CompareStore
+from oncebridge.stores.dynamodb.table import DynamoDBTable, advice
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger("oncebridge")
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{3,255}")
+_ARN = re.compile(
+    r"arn:aws[a-z-]*:dynamodb:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):table/(?P<table>[^/]+)"
+)
+_LONGEST_WAIT_S: Final = 120
+_PROBE: Final = b"oncebridge probe"
+_NOTHING: Final = Record(_PROBE, b"", b"", 0, 0, b"", None, b"", 0, 0)
+_WARN_EVERY_MS: Final = 60_000
+_PAGE: Final = 1000
+_COUNT_EVERY_S: Final = 600.0
+_COUNT_WITHIN_S: Final = 1.0
+
+
+class _KeySchema(Struct, rename="pascal"):
+    attribute_name: str
+    key_type: str
+
+
+class _Attribute(Struct, rename="pascal"):
+    attribute_name: str
+    attribute_type: str
+
+
+class _Replica(Struct, rename="pascal"):
+    region_name: str = ""
+
+
+class _Table(Struct, rename="pascal"):
+    table_status: str
+    key_schema: list[_KeySchema]
+    attribute_definitions: list[_Attribute]
+    table_arn: str = ""
+    replicas: list[_Replica] = []
+    global_table_version: str = ""
+    multi_region_consistency: str = ""
+    item_count: Any = None  # only told on: nothing depends on what it is
+    table_size_bytes: Any = None
+
+
+class _Described(Struct, rename="pascal"):
+    table: _Table
+
+
+class _TimeToLive(Struct, rename="pascal"):
+    time_to_live_status: str = "DISABLED"
+    attribute_name: str = ""
+
+
+class _Expiry(Struct, rename="pascal"):
+    time_to_live_description: _TimeToLive
+
+
+_described = msgspec.json.Decoder(_Described).decode
+_expiry = msgspec.json.Decoder(_Expiry).decode
+
+
+class DynamoDBOptions(AwsStoreOptions, frozen=True, kw_only=True):
+    """What can be set about the DynamoDB store."""
+
+    connections: Annotated[
+        int, Doc("How many requests may be under way at once.", "32", at_least=1)
+    ] = 32
+
+
+class DynamoDBStore(CompareStore):
+    """
+    Keep records in the DynamoDB table *table*, given by its name or its ARN.
+
+    *clock* is for tests: with it, nothing is corrected and there is no margin.
+    """
+
+    Options: ClassVar = DynamoDBOptions
+
+    def __init__(
+        self,
+        table: str,
+        options: DynamoDBOptions | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        options = options or DynamoDBOptions()
+        found = _ARN.fullmatch(table)
+        name = found["table"] if found else table
+        if not _NAME.fullmatch(name):
+            raise ConfigError("", f"{table!r} is neither the name nor the ARN of a DynamoDB table")
+        if found and options.region not in (None, found["region"]):
+            raise ConfigError("region", f"the ARN of the table says {found['region']}")
+        self._arn = table if found else ""
+        self._name = name
+        self._clock = clock
+        self._skewed = SkewedClock()
+        self._max_skew_ms = ms(options.max_skew)
+        self._warned_ms = 0
+        self._client = AwsClient(
+            Example("dynamodb", "describe_table", {"TableName": name}),
+            region=found["region"] if found else options.region,
+            endpoint=options.endpoint,
+            profile=options.profile,
+            timeout=options.timeout,
+            connect_timeout=options.connect_timeout,
+            connections=options.connections,
+            clock=self._skewed,
+        )
+        self._table = DynamoDBTable(
+            self._client,
+            name,
+            clock=clock or self._time,
+            timeout_s=options.timeout.total_seconds(),
+        )
+        self._expires = True
+        self._is_open = False
+        self._hand = b""
+        self._looks = 0
+        self._counted: dict[str, int | None] = {}
+        self._count_from_s = 0.0
+        super().__init__(self._table, margin_ms=self._max_skew_ms if clock is None else 0)
+
+    @classmethod
+    def from_url(cls, url: str, options: DynamoDBOptions | None = None) -> Self:
+        """Open `dynamodb://TABLE`, `dynamodb://TABLE?region=REGION` or `dynamodb:ARN`."""
+        options = options or DynamoDBOptions()
+        rest = url.removeprefix("dynamodb:")
+        if rest == url or not rest.strip("/"):
+            raise ConfigError("", f"{url!r}: a DynamoDB store is dynamodb://TABLE or dynamodb:ARN")
+        if not rest.startswith("//"):
+            return cls(rest, options)
+        found = name_and_region(rest, options.region)
+        if found is None:
+            raise ConfigError("", f"{url!r}: only ?region=REGION may follow the table")
+        name, region = found
+        return cls(name, msgspec.structs.replace(options, region=region))
+
+    # --- opening -------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        if self._is_open:
+            return
+        await self._connect()
+        table = await self._describe()
+        if table is None:
+            raise ConfigError("", advice("ResourceNotFound", "", self._name))
+        self._check(table)
+        if table.multi_region_consistency == "STRONG":
+            # Such tables have neither transactions nor expiry.
+            self._table.has_transactions = self._expires = False
+        else:
+            await self._check_expiry()
+        if self._clock is None:
+            self._check_clock()
+        await self._try_out()
+        self._is_open = True
+
+    async def _try_out(self) -> None:
+        """Read and change an item that is not there, so that missing rights show now."""
+        try:
+            await self._table.read([_PROBE])
+            await self._table.change([Change(_PROBE, Cell(None, b"never"), _NOTHING)])
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise ConfigError("", str(error)) from error
+
+    async def _connect(self) -> None:
+        try:
+            await self._client.open()
+        except (NotSent, Unclear) as error:
+            raise StoreUnavailable(f"DynamoDB: {error}") from None
+
+    async def _describe(self) -> _Table | None:
+        asked = {"TableName": self._name}
+        try:
+            answer = await self._table.call("DescribeTable", asked, ("ResourceNotFoundException",))
+        except AwsError:
+            return None
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            if self._clock is None:
+                self._check_clock()  # it may be why the signature was refused
+            raise ConfigError("", str(error)) from error
+        return _read(_described, answer).table
+
+    def _check(self, table: _Table) -> None:
+        """Refuse a table that cannot keep the promises."""
+        name = self._name
+        if self._arn and table.table_arn and self._arn != table.table_arn:
+            raise ConfigError(
+                "",
+                f"the table {name} that these credentials see is {table.table_arn}; for one of "
+                "another account use a profile that assumes a role there",
+            )
+        if table.table_status not in ("ACTIVE", "UPDATING"):
+            raise StoreUnavailable(f"the DynamoDB table {name} is {table.table_status.lower()}")
+        keys = [(key.attribute_name, key.key_type) for key in table.key_schema]
+        kinds = {one.attribute_name: one.attribute_type for one in table.attribute_definitions}
+        if keys != [("k", "HASH")] or kinds.get("k") != "B":
+            raise ConfigError(
+                "",
+                f"the DynamoDB table {name} is not one for oncebridge: its only key must be k, "
+                "of type binary; give another name and create it with: oncebridge migrate",
+            )
+        is_replicated = table.replicas or table.global_table_version == "2017.11.29"
+        if is_replicated and table.multi_region_consistency != "STRONG":
+            raise ConfigError(
+                "",
+                f"the DynamoDB table {name} is a global table with eventual consistency: two "
+                "Regions could both pass on the same event. Use a table in one Region, or a "
+                "global table with multi-Region strong consistency",
+            )
+
+    async def _check_expiry(self) -> None:
+        try:
+            answer = await self._table.call("DescribeTimeToLive", {"TableName": self._name})
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            extra = {"table": self._name, "error": str(error)}
+            _log.warning("oncebridge.dynamodb_expiry_unknown", extra=extra)
+            return
+        expiry = _read(_expiry, answer).time_to_live_description
+        if expiry.attribute_name != "x" or not expiry.time_to_live_status.startswith("ENABL"):
+            extra = {"table": self._name, "do": "oncebridge migrate"}
+            _log.warning("oncebridge.dynamodb_without_expiry", extra=extra)
+
+    def _check_clock(self) -> None:
+        if not self._skewed.check(self._max_skew_ms):
+            _log.warning("oncebridge.dynamodb_clock_unknown", extra={"table": self._name})
+
+    # --- time ----------------------------------------------------------------------------
+
+    def _time(self) -> int:
+        now = self._skewed.now_ms()
+        offset_ms = self._skewed.offset_ms
+        if abs(offset_ms) > self._max_skew_ms and now - self._warned_ms > _WARN_EVERY_MS:
+            self._warned_ms = now
+            extra = {"table": self._name, "offset_ms": offset_ms}
+            _log.warning("oncebridge.dynamodb_clock_is_off", extra=extra)
+        return now
+
+    async def now_ms(self) -> int:
+        return self._table.now_ms()
+
+    # --- how it is -----------------------------------------------------------------------
+
+    async def vitals(self) -> Mapping[str, int | None]:
+        """
+        Read an item that is not there, and tell how large DynamoDB says the table is.
+
+        It counts items about every six hours, so it is asked for that every ten minutes only,
+        and none may mean that they were not counted yet.
+        """
+        await self.peek([_PROBE])
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._count_from_s:
+            self._count_from_s = now_s + _COUNT_EVERY_S
+            await self._count()
+        if self._clock is None and self._skewed.error_ms is None:
+            return {**self._counted, "clock_offset_ms": None}  # it never told its time
+        return self._counted
+
+    async def _count(self) -> None:
+        try:
+            async with asyncio.timeout(_COUNT_WITHIN_S):
+                table = await self._describe()
+        except (OncebridgeError, TimeoutError):
+            return  # records are read and written all the same
+        if table is not None:
+            self._counted = {
+                "records": table.item_count or None,
+                "bytes": table.table_size_bytes or None,
+            }
+
+    # --- all records ---------------------------------------------------------------------
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        cells, following = await self._table.scan(place, limit)
+        return [cell.record for cell in cells if cell.record is not None], following
+
+    async def purge(self, limit: int = 1000) -> int:
+        """
+        Remove what is past keeping where DynamoDB does not do it itself.
+
+        The hand goes round the table like that of a clock, and looks at more items than
+        were added since the last time, so garbage does not grow without end.
+        """
+        if self._expires:
+            return 0
+        self._looks += self._table.written + limit
+        self._table.written = 0
+        gone = 0
+        while self._looks > 0 and gone < limit:
+            page = min(self._looks, _PAGE)
+            # What has changed since is not removed, so a cheaper look is enough.
+            cells, self._hand = await self._table.scan(self._hand, page, consistent=False)
+            gone += await self._remove(cells)
+            self._looks = self._looks - len(cells) if self._hand else 0  # once round is enough
+        return gone
+
+    async def _remove(self, cells: Sequence[Cell]) -> int:
+        now = self._table.now_ms()
+        past = [
+            Change(cell.record.key, cell, None)
+            for cell in cells
+            if cell.record is not None and cell.record.keep_until_ms + self._margin_ms <= now
+        ]
+        answers = await self._table.change(past)
+        return sum(isinstance(answer, Changed) for answer in answers)
+
+    # --- making the table ----------------------------------------------------------------
+
+    async def migrate(self) -> list[str]:
+        """Create the table, if it is not there, and let it expire items; safe to repeat."""
+        await self._connect()
+        done: list[str] = []
+        if await self._describe() is None:
+            await self._create()
+            done.append(f"created the table {self._name}, billed on demand")
+        table = await self._until_active()
+        self._check(table)
+        if table.multi_region_consistency != "STRONG" and await self._switch_expiry_on():
+            done.append(f"switched expiry on for the table {self._name}")
+        return done
+
+    async def _create(self) -> None:
+        asked = {
+            "TableName": self._name,
+            "AttributeDefinitions": [{"AttributeName": "k", "AttributeType": "B"}],
+            "KeySchema": [{"AttributeName": "k", "KeyType": "HASH"}],
+            "BillingMode": "PAY_PER_REQUEST",
+        }
+        try:
+            await self._table.call("CreateTable", asked, ("ResourceInUseException",))
+        except AwsError:
+            pass  # somebody else creates it just now
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            raise ConfigError("", str(error)) from error
+
+    async def _until_active(self) -> _Table:
+        now_s = asyncio.get_running_loop().time
+        ends = now_s() + _LONGEST_WAIT_S
+        while True:
+            table = await self._describe()
+            if table is not None and table.table_status == "ACTIVE":
+                return table
+            if now_s() > ends:
+                raise StoreUnavailable(f"the DynamoDB table {self._name} does not get ready")
+            await asyncio.sleep(0.5)
+
+    async def _switch_expiry_on(self) -> bool:
+        answer = await self._table.call("DescribeTimeToLive", {"TableName": self._name})
+        expiry = _read(_expiry, answer).time_to_live_description
+        if expiry.time_to_live_status.startswith("ENABL"):
+            if expiry.attribute_name != "x":
+                raise ConfigError(
+                    "",
+                    f"the table {self._name} expires items by {expiry.attribute_name}, not by x; "
+                    "switch that off first, or give oncebridge a table of its own",
+                )
+            return False
+        specification = {"Enabled": True, "AttributeName": "x"}
+        asked = {"TableName": self._name, "TimeToLiveSpecification": specification}
+        await self._table.call("UpdateTimeToLive", asked)
+        return True
+
+    # --- closing -------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        self._is_open = False
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:
+    try:
+        return decode(body)
+    except msgspec.DecodeError:
+        raise StoreUnavailable("DynamoDB: the answer cannot be read") from None

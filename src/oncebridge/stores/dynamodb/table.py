@@ -1,0 +1,349 @@
+"""
+A DynamoDB table as cells: each item a packed record, each write under its condition.
+
+An item has the key `k`, the record `r`, and for the service's own clean-up `x`, the second
+after which nobody misses it. The condition of a change is that `r` is byte for byte what
+was read.
+
+Writes go in batches of statements, which DynamoDB runs one by one and answers one by one.
+The texts of the statements are constant; all that varies are parameters.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from hashlib import sha256
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType, field
+
+from oncebridge.aws.client import AwsClient, AwsError, NotSent, Unclear
+from oncebridge.base.clock import Clock
+from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.stores.api import NoAnswer, Record
+from oncebridge.stores.conditional import Cell, Change, ChangeAnswer, Changed, Other, in_turn
+from oncebridge.stores.packed import packed, unpacked
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+
+_STATEMENTS: Final = 25
+_READS: Final = 100
+_LONGEST_KEY: Final = 2048
+_DIGESTED: Final = b"oncebridge:sha256:"
+_DAY_S: Final = 86_400
+_PAUSE_S: Final = 0.05
+
+_OTHER: Final = Other()
+_encode = msgspec.json.Encoder().encode
+
+_MET_ANOTHER = frozenset({"ConditionalCheckFailed", "DuplicateItem", "TransactionConflict"})
+"""Somebody else wrote, or is writing just now; reading again shows what came of it."""
+_FINAL = frozenset({"AccessDenied", "ResourceNotFound", "ValidationError"})
+
+
+class _Bytes(Struct):
+    value: bytes = field(name="B")
+
+
+class _Stored(Struct):
+    k: _Bytes
+    r: _Bytes
+
+
+class _Key(Struct):
+    k: _Bytes
+
+
+class _Keys(Struct, rename="pascal"):
+    keys: list[_Key]
+
+
+class _Found(Struct, rename="pascal"):
+    responses: dict[str, list[_Stored]]
+    unprocessed_keys: dict[str, _Keys] = {}
+
+
+class _Page(Struct, rename="pascal"):
+    items: list[_Stored]
+    last_evaluated_key: _Key | None = None
+
+
+class _Failure(Struct, rename="pascal"):
+    code: str = ""
+    message: str | None = None
+
+
+class _Result(Struct, rename="pascal"):
+    error: _Failure | UnsetType = UNSET
+
+
+class _Results(Struct, rename="pascal"):
+    responses: list[_Result]
+
+
+class _Cancelled(Struct, rename="pascal"):
+    cancellation_reasons: list[_Failure] = []
+
+
+_found = msgspec.json.Decoder(_Found).decode
+_page = msgspec.json.Decoder(_Page).decode
+_results = msgspec.json.Decoder(_Results).decode
+_cancelled = msgspec.json.Decoder(_Cancelled).decode
+_an_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class DynamoDBTable:
+    """
+    The table *name*, asked through *client*: see `oncebridge.stores.conditional.Cells`.
+
+    What DynamoDB leaves unread is asked for again for *timeout_s*.
+    """
+
+    def __init__(self, client: AwsClient, name: str, *, clock: Clock, timeout_s: float) -> None:
+        self.has_transactions = True
+        self.written = 0
+        """How many statements were run: two for each item that was added, or more."""
+        self._client = client
+        self._name = name
+        self._clock = clock
+        self._timeout_s = timeout_s
+        # Only a name that was checked stands in these; values are parameters.
+        self._insert = f"INSERT INTO \"{name}\" VALUE {{'k': ?, 'r': ?, 'x': ?}}"
+        self._update = f'UPDATE "{name}" SET r = ?, x = ? WHERE k = ? AND r = ?'  # noqa: S608
+
+    def now_ms(self) -> int:
+        return self._clock()
+
+    async def read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
+        return await _in_chunks(keys, _READS, self._read)
+
+    async def change(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+        written = [change for change in changes if change.after is not None]
+        done = iter(await _in_chunks(written, _STATEMENTS, self._write))
+        if len(written) == len(changes):
+            return [*done]
+        removed = [change for change in changes if change.after is None]
+        gone = iter(await _in_chunks(removed, 1, self._remove))
+        return [next(gone if change.after is None else done) for change in changes]
+
+    async def change_together(
+        self, groups: Sequence[Sequence[Change]]
+    ) -> list[list[Changed] | Other | NoAnswer]:
+        if not self.has_transactions:
+            return await in_turn(self, groups)
+        return await _in_chunks(groups, 1, self._transact)
+
+    async def scan(
+        self, place: bytes, limit: int, *, consistent: bool = True
+    ) -> tuple[list[Cell], bytes]:
+        """Read about *limit* cells from *place* on, and tell the next place; none: the end."""
+        asked: dict[str, Any] = {
+            "TableName": self._name,
+            "Limit": limit,
+            "ConsistentRead": consistent,
+        }
+        if place:
+            asked["ExclusiveStartKey"] = {"k": {"B": place}}
+        page = _read(_page, await self.call("Scan", asked))
+        following = page.last_evaluated_key
+        return [_cell(item) for item in page.items], following.k.value if following else b""
+
+    async def call(self, operation: str, asked: Any, expected: Collection[str] = ()) -> bytes:
+        """Call an operation. Raises a `StoreError`, or an `AwsError` whose code is *expected*."""
+        try:
+            return await self._client.call(operation, _encode(asked))
+        except (NotSent, Unclear) as error:
+            raise StoreUnavailable(f"DynamoDB: {error}") from None
+        except ConfigError as error:
+            raise StoreError(error.message) from None
+        except AwsError as error:
+            if error.code in expected:
+                raise
+            if error.retryable:
+                raise StoreUnavailable(f"DynamoDB: {error}") from error
+            raise StoreError(advice(error.code, error.message, self._name)) from error
+
+    # --- chunks ----------------------------------------------------------------------------
+
+    async def _read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
+        now_s = asyncio.get_running_loop().time
+        ends, pause = now_s() + self._timeout_s, _PAUSE_S
+        places = [_place(key) for key in keys]
+        cells: dict[bytes, Cell] = {}
+        unread: Sequence[bytes] = places
+        while True:
+            asked = {"Keys": [{"k": {"B": place}} for place in unread], "ConsistentRead": True}
+            answer = await self.call("BatchGetItem", {"RequestItems": {self._name: asked}})
+            found = _read(_found, answer)
+            for items in found.responses.values():
+                cells |= {item.k.value: _cell(item) for item in items}
+            unread = [key.k.value for left in found.unprocessed_keys.values() for key in left.keys]
+            if not unread or now_s() + pause > ends:
+                break
+            await asyncio.sleep(pause)
+            pause *= 2
+        silent = dict.fromkeys(unread, NoAnswer("DynamoDB throttles: it did not read this key"))
+        return [silent.get(place) or cells.get(place) for place in places]
+
+    async def _write(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+        soonest_ms = self._client.clock.local()
+        statements: list[dict[str, Any]] = []
+        cells: list[Cell] = []
+        for change in changes:
+            key, cell, ends = _written(change, soonest_ms)
+            cells.append(cell)
+            after = {"B": cell.version}
+            if change.before is None:
+                statements.append({"Statement": self._insert, "Parameters": (key, after, ends)})
+            else:
+                before = {"B": change.before.version}
+                values = (after, ends, key, before)
+                statements.append({"Statement": self._update, "Parameters": values})
+        answer = await self.call("BatchExecuteStatement", {"Statements": statements})
+        results = _read(_results, answer).responses
+        if len(results) != len(changes):
+            raise StoreUnavailable("DynamoDB answered for another number of statements")
+        answers = [
+            Changed(cell) if result.error is UNSET else self._refused([result.error])
+            for result, cell in zip(results, cells, strict=True)
+        ]
+        self.written += len(changes)
+        return answers
+
+    async def _remove(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+        """Remove one item; a statement would not tell whether there was anything to remove."""
+        (change,) = changes
+        asked = {
+            "TableName": self._name,
+            "Key": {"k": {"B": _place(change.key)}},
+            **_condition(change.before),
+        }
+        expected = ("ConditionalCheckFailedException", "TransactionConflictException")
+        try:
+            answer = await self.call("DeleteItem", asked, expected)
+        except AwsError:
+            return [_OTHER]
+        _read(_an_object, answer)
+        return [Changed(None)]
+
+    async def _transact(
+        self, groups: Sequence[Sequence[Change]]
+    ) -> list[list[Changed] | Other | NoAnswer]:
+        """
+        Write one group.
+
+        Without a token that makes DynamoDB answer *yes* to a repeat for ten minutes: by then
+        the yes may not be true any more. A claim that is repeated reads, and knows its own.
+        """
+        (group,) = groups
+        soonest_ms = self._client.clock.local()
+        written = [_written(change, soonest_ms) for change in group]
+        puts = [
+            {
+                "TableName": self._name,
+                "Item": {"k": key, "r": {"B": cell.version}, "x": ends},
+                **_condition(change.before),
+            }
+            for change, (key, cell, ends) in zip(group, written, strict=True)
+        ]
+        asked = {"TransactItems": [{"Put": put} for put in puts]}
+        try:
+            answer = await self.call("TransactWriteItems", asked, ("TransactionCanceledException",))
+        except AwsError as error:
+            return [self._refused(_read(_cancelled, error.body).cancellation_reasons)]
+        _read(_an_object, answer)  # a stranger's page would be no yes
+        return [[Changed(cell) for _, cell, _ in written]]
+
+    def _refused(self, failures: Sequence[_Failure]) -> Other | NoAnswer:
+        for failure in failures:
+            if failure.code in _FINAL:
+                raise StoreError(advice(failure.code, failure.message or "", self._name))
+        codes = [failure.code for failure in failures if failure.code != "None"]
+        if _MET_ANOTHER.intersection(codes):
+            return _OTHER
+        return NoAnswer(f"DynamoDB: {', '.join(codes)}")
+
+
+async def _in_chunks(
+    items: Sequence[_Item], size: int, call: Callable[[Sequence[_Item]], Awaitable[list[_T]]]
+) -> list[_T | NoAnswer]:
+    """Ask for all at once, *size* in a call; only if no call is answered, none is."""
+    if len(items) <= size:
+        return [*await call(items)] if items else []
+    chunks = [items[at : at + size] for at in range(0, len(items), size)]
+    results = await asyncio.gather(*map(call, chunks), return_exceptions=True)
+    answers: list[_T | NoAnswer] = []
+    silent = 0
+    for chunk, result in zip(chunks, results, strict=True):
+        if isinstance(result, StoreUnavailable):
+            answers += [NoAnswer(str(result))] * len(chunk)
+            silent += 1
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            answers += result
+    if silent == len(chunks):
+        raise StoreUnavailable(str(results[0]))
+    return answers
+
+
+def _place(key: bytes) -> bytes:
+    """
+    Give the `k` of an item.
+
+    A key that DynamoDB does not take is replaced by its digest, and so is one that could be
+    mistaken for such; then the record itself holds the key.
+    """
+    if 0 < len(key) <= _LONGEST_KEY and not key.startswith(_DIGESTED):
+        return key
+    return _DIGESTED + sha256(key).digest()
+
+
+def _cell(item: _Stored) -> Cell:
+    place, version = item.k.value, item.r.value
+    key = None if place.startswith(_DIGESTED) else place
+    return Cell(unpacked(version, key), version)
+
+
+def _written(change: Change, soonest_ms: int) -> tuple[dict[str, Any], Cell, dict[str, str]]:
+    """Give the values of `k`, `r` (with the record that it means) and `x`."""
+    place, record = _place(change.key), change.after
+    assert isinstance(record, Record)  # noqa: S101 - what is removed is not written
+    cell = Cell(record, packed(record, with_key=place is not change.key))
+    # Whatever clock decides here, DynamoDB looks at its own, so it is never asked to hurry.
+    ends = max(record.keep_until_ms, soonest_ms) // 1000 + _DAY_S
+    return {"B": place}, cell, {"N": str(ends)}
+
+
+def _condition(before: Cell | None) -> dict[str, Any]:
+    if before is None:
+        return {"ConditionExpression": "attribute_not_exists(k)"}
+    values = {":r": {"B": before.version}}
+    return {"ConditionExpression": "r = :r", "ExpressionAttributeValues": values}
+
+
+def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:
+    try:
+        return decode(body)
+    except msgspec.ValidationError:
+        raise StoreError(
+            "the DynamoDB table holds items that are not oncebridge's; give it one of its own"
+        ) from None
+    except msgspec.DecodeError:
+        raise StoreUnavailable("DynamoDB: the answer cannot be read") from None
+
+
+def advice(code: str, message: str, table: str) -> str:
+    """Say what to do where DynamoDB said no for good."""
+    match code.removesuffix("Exception"):
+        case "ResourceNotFound":
+            return f"the DynamoDB table {table} is not there; create it with: oncebridge migrate"
+        case "AccessDenied":
+            return f"AWS denies access to the DynamoDB table {table}: {message}"
+        case "UnrecognizedClient" | "ExpiredToken" | "InvalidClientTokenId":
+            return f"AWS does not accept the credentials: {message or code}"
+        case "InvalidSignature" | "IncompleteSignature" | "RequestExpired":
+            return f"AWS does not accept the signature; is this host's clock right? {message}"
+        case _:
+            return f"DynamoDB refuses: {code}: {message}"

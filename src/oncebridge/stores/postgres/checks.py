@@ -1,0 +1,182 @@
+"""What must be true of a server and of our tables before anything relies on them."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import asyncpg
+from msgspec import Struct
+
+from oncebridge.base.secrets import masked
+from oncebridge.errors import ConfigError
+from oncebridge.stores.postgres.pool import Link, Pool
+from oncebridge.stores.postgres.schema import Layout, quoted
+
+_OLDEST: Final = 140000  # reads a range of pages without reading the whole table
+_MIGRATION: Final = timedelta(minutes=1)
+
+_REMEDY: Final = "run `oncebridge migrate`, or set auto_migrate = true"
+
+_SERVER = """
+SELECT current_setting('server_version_num')::integer AS version,
+    current_setting('server_version') AS version_name,
+    pg_is_in_recovery() AS is_standby,
+    current_setting('transaction_read_only') AS read_only,
+    current_setting('transaction_isolation') AS isolation,
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('fsync') AS fsync,
+    current_setting('server_encoding') AS encoding,
+    current_user::text AS role
+"""
+_TABLE = """
+SELECT to_regclass($1) IS NOT NULL AS has_versions,
+    (SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass($2)) AS persistence,
+    ARRAY(SELECT name FROM unnest($3::text[]) AS name WHERE to_regproc(name) IS NULL) AS functions,
+    ARRAY(
+        SELECT wanted FROM unnest($4::text[]) AS wanted
+        WHERE NOT has_table_privilege(to_regclass($2), wanted)
+    ) AS rights,
+    current_user::text AS role
+"""
+
+_log = logging.getLogger("oncebridge")
+
+
+class Fault(Struct, frozen=True):
+    """Why a server or a table will not do."""
+
+    code: str
+    seen: str
+    remedy: str = ""
+    mark: str = "; "
+    """What stands between the two."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.seen}{self.mark}{self.remedy}" if self.remedy else self.seen
+
+
+async def look_at_server(link: Link) -> Any:
+    """Ask for the settings that count."""
+    (found,) = await link.fetch(_SERVER)
+    return found
+
+
+def server_faults(found: Any) -> Iterator[Fault]:
+    """List why a server would take no writes, or say yes and forget them."""
+    if found["version"] < _OLDEST:
+        seen = f"the server is PostgreSQL {found['version_name']}"
+        yield Fault("version", seen, "14 or later is needed")
+    if found["is_standby"]:
+        yield Fault(
+            "standby",
+            "the server is a standby and takes no writes",
+            "name the primary, or several hosts (postgresql://…@HOST,HOST/…) of which the primary "
+            "is found",
+        )
+    elif found["read_only"] == "on":
+        yield Fault("read-only", "the server takes no writes (default_transaction_read_only is on)")
+    role = quoted(found["role"])
+    if found["isolation"] != "read committed":
+        yield Fault(
+            "isolation",
+            f"transactions begin as {found['isolation']!r}, and have to see what others commit "
+            "meanwhile",
+            f"ALTER ROLE {role} SET default_transaction_isolation = 'read committed'",
+            ": ",
+        )
+    if found["synchronous_commit"] == "off":
+        yield Fault(
+            "synchronous-commit",
+            "synchronous_commit is off, so a crash of the server would forget what it has "
+            "confirmed",
+            f"ALTER ROLE {role} SET synchronous_commit = on",
+            ": ",
+        )
+
+
+async def check_server(link: Link, pool: Pool) -> Any:
+    """Refuse a server that would take no writes, or say yes and forget them; tell its settings."""
+    found = await look_at_server(link)
+    for fault in server_faults(found):
+        raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
+    if found["fsync"] == "off":
+        extra = {"server": masked(pool.address.shown)}
+        _log.warning("oncebridge.postgres_without_fsync", extra=extra)
+    return found
+
+
+async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[Fault]:
+    """List why tables cannot be used: of another layout, emptied by a crash, or not for us."""
+    found, version = await _look(link, pool, layout)
+    shown = layout.shown
+    if version is None or not found["persistence"]:
+        return [Fault("table", f"there is no table {shown}", _REMEDY)]
+    faults = []
+    if version > layout.version:
+        seen = f"{shown} has layout {version}, of a newer oncebridge"
+        return [Fault("table-newer", seen, f"this one knows {layout.version}")]
+    if version < layout.version or found["functions"]:
+        seen = f"{shown} has layout {version}, and this oncebridge needs all of {layout.version}"
+        faults.append(Fault("table", seen, _REMEDY))
+    if found["rights"]:
+        missing, role = ", ".join(found["rights"]), quoted(found["role"])
+        grant = f"GRANT {missing} ON {layout.named()} TO {role}"
+        faults.append(Fault("rights", "a right is missing", grant, ": "))
+    if found["persistence"] != "p":
+        faults.append(
+            Fault(
+                "unlogged",
+                f"{shown} is not logged, and a crash of the server would empty it",
+                f"ALTER TABLE {layout.named()} SET LOGGED",
+                ": ",
+            )
+        )
+    return faults
+
+
+async def check_table(link: Link, pool: Pool, layout: Layout) -> None:
+    """Refuse tables of another layout, that a crash would empty, or that we may not use."""
+    for fault in await table_faults(link, pool, layout):
+        raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
+
+
+async def _look(link: Link, pool: Pool, layout: Layout) -> tuple[Any, int | None]:
+    """Find out what is there of *layout*, and of which version."""
+    asked = (layout.versions, layout.named(), layout.functions, layout.rights)
+    try:
+        (found,) = await link.fetch(_TABLE, *asked)
+        if not found["has_versions"]:
+            return found, None
+        rows = await link.fetch(
+            f"SELECT version FROM {layout.versions} WHERE name = $1",  # noqa: S608 - our own name, quoted
+            layout.table,
+        )
+    except asyncpg.InsufficientPrivilegeError as error:
+        schema = quoted(layout.schema)
+        raise ConfigError(
+            "",
+            f"{pool.address.shown!r}: {error}: GRANT USAGE ON SCHEMA {schema} TO this role; "
+            f"GRANT SELECT ON {layout.versions} TO this role",
+        ) from error
+    return found, rows[0]["version"] if rows else None
+
+
+async def migrate(pool: Pool, layout: Layout) -> list[str]:
+    """Make the tables, or bring them up to date; tell what was done."""
+    found, version = await pool.run(lambda link: _look(link, pool, layout))
+    if version == layout.version and found["persistence"] and not found["functions"]:
+        return []
+    try:
+        await pool.run(lambda link: link.connection.execute(layout.sql), within=_MIGRATION)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            "",
+            f"{pool.address.shown!r}: {error}; let somebody who may make tables run "
+            "`oncebridge migrate`, or what `oncebridge migrate --sql` prints",
+        ) from error
+    except asyncpg.RaiseError as error:
+        raise ConfigError("", f"{pool.address.shown!r}: {error}") from error
+    verb = "brought up to date" if found["persistence"] else "made"
+    return [f"{verb}: {layout.shown}, layout {layout.version}"]

@@ -1,0 +1,349 @@
+"""
+Connections to a database: few, reused, each call bounded in time.
+
+No session state is kept, so that a pooler such as PgBouncer may hand each transaction to another
+connection of its own: nothing is set, nothing listened for, no lock outlives its transaction.
+Behind a pooler every statement is sent anew with its text, which is short. Only where the process
+at the other end is the server itself are statements prepared once and named: behind a pooler the
+same name may mean another statement by the next time.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import asyncpg
+from asyncpg.connect_utils import SessionAttribute
+from asyncpg.prepared_stmt import PreparedStatement
+
+from oncebridge.errors import ConfigError, OncebridgeError
+from oncebridge.stores.postgres import arrays
+from oncebridge.stores.postgres.address import Address, Host
+
+_T = TypeVar("_T")
+
+_IDLE_S = 120.0  # firewalls forget a quiet connection after a few minutes
+_LIFE_S = 1800.0  # a server's process grows with age, and names move to other hosts
+_CLOSE_S = 2.0
+_AGAIN: Final = 3  # times, where transactions stood in each other's way
+_IN_THE_WAY = frozenset({"40001", "40P01"})
+_OUTDATED = frozenset({"26000", "42P05"})
+_READ_ONLY = "25006"
+
+_ARRAYS: Final = [
+    {"oid": oid, "name": name, "elemtype": element, "ns": "pg_catalog", "elemdelim": ","}
+    | dict.fromkeys(("kind", "basetype", "range_subtype", "attrtypoids"))
+    for oid, name, element in (
+        (1000, "_bool", 16),
+        (1001, "_bytea", 17),
+        (1005, "_int2", 21),
+        (1007, "_int4", 23),
+        (1009, "_text", 25),
+        (1016, "_int8", 20),
+        (1185, "_timestamptz", 1184),
+    )
+]
+"""What the driver would else ask every server about; it sets `jit` for that, and a pooler may mix
+that up with somebody else's session. The numbers have been the same for ever."""
+_BYTEA_ARRAY: Final = (1001, "_bytea", "pg_catalog", (), "scalar")
+"""A type that we write ourselves, and so one without parts for the driver."""
+
+
+class NotConnected(OncebridgeError):
+    """There is no connection; nothing was sent."""
+
+
+class Refused(NotConnected):
+    """The server does not let us in; somebody has to put that right."""
+
+
+class NoReply(OncebridgeError):
+    """Something was sent, and then the connection or the time came to an end."""
+
+
+class _Stage:
+    """How far a call has come."""
+
+    told = "all connections were in use, and none came free"
+    is_sent = False
+
+
+class Link:
+    """One connection."""
+
+    def __init__(self, connection: "asyncpg.Connection[Any]") -> None:
+        self.connection = connection
+        self.born_s = self.used_s = asyncio.get_running_loop().time()
+        self._is_direct: bool | None = None
+        self._statements: dict[str, PreparedStatement[Any]] = {}
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        """Run a statement, in one round trip from the second time on."""
+        return await (await self.prepared(query)).fetch(*args)
+
+    async def prepared(self, query: str) -> "PreparedStatement[Any]":
+        statement = self._statements.get(query)
+        if statement is None:
+            name = f"oncebridge_{len(self._statements)}" if await self._asks_the_server() else ""
+            statement = await self.connection.prepare(query, name=name)
+            self._statements[query] = statement
+        return statement
+
+    async def _asks_the_server(self) -> bool:
+        if self._is_direct is None:
+            pid = await self.connection.fetchval("SELECT pg_backend_pid()")
+            # A pooler gives out numbers of its own.
+            self._is_direct = pid == self.connection.get_server_pid()
+        return self._is_direct
+
+    def is_good(self, now_s: float) -> bool:
+        return (
+            not self.connection.is_closed()
+            and now_s - self.used_s < _IDLE_S
+            and now_s - self.born_s < _LIFE_S
+        )
+
+
+class Pool:
+    """At most *size* connections to *address*; nothing takes longer than *timeout*."""
+
+    def __init__(
+        self, address: Address, *, size: int, timeout: timedelta, connect_timeout: timedelta
+    ) -> None:
+        if size < 1:
+            raise ConfigError("", f"{address.shown!r}: needs at least one connection")
+        for name, given in (("timeout", timeout), ("connect_timeout", connect_timeout)):
+            if given <= timedelta(0):
+                raise ConfigError(name, "must be more than 0")
+        self.address = address
+        self._hosts: list[Host | None] = [*address.hosts] or [None]
+        self._size = size
+        self._timeout_s = timeout.total_seconds()
+        self._connect_s = connect_timeout.total_seconds()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._slots = asyncio.Semaphore(size)
+        self._idle: list[Link] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.is_closed = False
+
+    def grow(self, more: int) -> None:
+        """Allow *more* connections, for somebody else who is going to use them too."""
+        self._size += more
+        for _ in range(more):
+            self._slots.release()
+
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
+        """Run one statement that may be run twice."""
+        return await self.run(lambda link: link.fetch(query, *args))
+
+    async def run(
+        self,
+        work: Callable[[Link], Awaitable[_T]],
+        *,
+        repeatable: bool = True,
+        within: timedelta | None = None,
+    ) -> _T:
+        """
+        Do *work* on a connection, and leave no transaction open.
+
+        Where transactions stood in each other's way it is done again: nothing came of it.
+        Work that is *repeatable* is also done again if the connection turns out to have died
+        since it was last used. What the server says against it is raised as it is.
+        """
+        self._come_home()
+        seconds = within.total_seconds() if within else self._timeout_s
+        stage = _Stage()
+        try:
+            async with asyncio.timeout(seconds), self._slots:
+                link = self._idle_link()
+                if link is not None:
+                    try:
+                        return await self._patiently(link, work, stage)
+                    except NoReply:
+                        if not repeatable:
+                            raise
+                    stage.is_sent = False
+                return await self._patiently(None, work, stage)
+        except TimeoutError:
+            what = f"{self.address.shown!r}: {stage.told} within {seconds:g}s"
+            raise (NoReply if stage.is_sent else NotConnected)(what) from None
+
+    async def _patiently(
+        self, link: Link | None, work: Callable[[Link], Awaitable[_T]], stage: "_Stage"
+    ) -> _T:
+        for left in range(_AGAIN, -1, -1):
+            if link is None:
+                stage.told = "no connection"
+                link = await self._connect()
+            stage.told, stage.is_sent = "no answer", True
+            try:
+                return await self._on(link, work)
+            except asyncpg.PostgresError as error:
+                if error.sqlstate not in _IN_THE_WAY or not left:
+                    raise
+            stage.is_sent = False
+            link = self._idle_link()
+        raise AssertionError  # the last time returns or raises
+
+    async def _on(self, link: Link, work: Callable[[Link], Awaitable[_T]]) -> _T:
+        try:
+            done = await work(link)
+        except asyncpg.PostgresError as error:
+            if error.sqlstate == _READ_ONLY:  # it has become a standby, and so have the others
+                self._drop_idle()
+            is_outdated = _is_outdated(error)
+            self._settle(link, is_outdated or error.sqlstate == _READ_ONLY)
+            if is_outdated or _is_loss(error):
+                raise NoReply(f"{self.address.shown!r}: {_told(error)}") from error
+            raise
+        except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+            self._settle(link, True)
+            if isinstance(error, ValueError):  # an argument that the driver cannot write
+                raise
+            raise NoReply(f"{self.address.shown!r}: {_told(error)}") from error
+        except BaseException:
+            self._settle(link, True)
+            raise
+        self._settle(link, False)
+        return done
+
+    def _settle(self, link: Link, is_spent: bool) -> None:  # noqa: FBT001 - of one use
+        """Put a connection back, or let it go."""
+        connection = link.connection
+        if connection.is_closed():
+            connection.terminate()
+        elif is_spent or self.is_closed or connection.is_in_transaction():
+            self._let_go(link)
+        else:
+            link.used_s = asyncio.get_running_loop().time()
+            self._idle.append(link)
+
+    def _idle_link(self) -> Link | None:
+        now_s = asyncio.get_running_loop().time()
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_good(now_s):
+                return link
+            self._let_go(link)
+        return None
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._let_go(self._idle.pop())
+
+    def _let_go(self, link: Link) -> None:
+        """
+        Close a connection behind everybody's back.
+
+        One that was interrupted asks the server to give up its statement first.
+        """
+        task = asyncio.get_running_loop().create_task(_close(link.connection))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _come_home(self) -> None:
+        """Start anew on another loop: connections cannot leave the one they were made on."""
+        if self.is_closed:
+            raise NotConnected(f"{self.address.shown!r}: has been closed")
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            for link in self._idle:
+                with suppress(RuntimeError):
+                    link.connection.terminate()
+            self._idle.clear()
+            self._leaving.clear()
+            self._slots = asyncio.Semaphore(self._size)
+            self._loop = loop
+
+    # --- connecting --------------------------------------------------------------------
+
+    async def _connect(self) -> Link:
+        """Try the hosts, one that has just failed last: there may not be time for all of them."""
+        why: NotConnected | None = None
+        for host in [*self._hosts]:
+            is_good = False
+            try:
+                link = await self._connect_to(host)
+                is_good = True
+                return link
+            except NotConnected as error:
+                why = error if why is None or isinstance(error, Refused) else why
+            finally:
+                if not is_good:
+                    self._hosts.remove(host)
+                    self._hosts.append(host)
+        assert why is not None  # noqa: S101 - there is always a host to try
+        raise why
+
+    async def _connect_to(self, host: Host | None) -> Link:
+        named = (
+            {} if "application_name=" in self.address.dsn else {"application_name": "oncebridge"}
+        )
+        what = f"{self.address.shown!r}: " + (f"{host[0]}:{host[1]}: " if host else "")
+        try:
+            connection = await asyncpg.connect(
+                self.address.dsn,
+                host=host and host[0],
+                port=host and host[1],
+                timeout=self._connect_s,
+                statement_cache_size=0,
+                server_settings=named,
+                target_session_attrs=SessionAttribute(self.address.session),
+            )
+        except asyncpg.TargetServerAttributeNotMatched:
+            raise NotConnected(f"{what}is not {self.address.session}") from None
+        except asyncpg.ClientConfigurationError as error:
+            raise ConfigError("", f"{what}{error}") from None
+        except ssl.SSLCertVerificationError as error:
+            raise Refused(f"{what}its certificate: {error.verify_message}") from error
+        except TimeoutError:
+            raise NotConnected(f"{what}no connection within {self._connect_s:g}s") from None
+        except asyncpg.PostgresError as error:
+            is_shut = (error.sqlstate or "")[:2] in ("28", "3D", "42")
+            raise (Refused if is_shut else NotConnected)(f"{what}{_told(error)}") from error
+        except UnicodeError:
+            raise Refused(f"{what}that is no name of a host") from None
+        except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+            raise NotConnected(f"{what}{_told(error)}") from error
+        settings: Any = connection.get_settings()
+        with suppress(AttributeError, TypeError):  # then it writes them itself, and slower
+            settings.add_python_codec(*_BYTEA_ARRAY, arrays.written, arrays.read, "binary")
+        with suppress(AttributeError, KeyError, TypeError):  # then it asks
+            settings.register_data_types(_ARRAYS)  # last: the other makes it forget them
+        return Link(connection)
+
+    async def aclose(self) -> None:
+        """Close all connections; those in use are closed when they come back."""
+        self.is_closed = True
+        if self._loop is asyncio.get_running_loop():
+            self._drop_idle()
+            if self._leaving:
+                await asyncio.wait(self._leaving)
+
+
+async def _close(connection: "asyncpg.Connection[Any]") -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await connection.close()
+    except Exception:  # noqa: BLE001 - it is gone, one way or the other
+        connection.terminate()
+
+
+def _is_outdated(error: asyncpg.PostgresError) -> bool:
+    """Tell whether a prepared statement is not there, or means something else by now."""
+    return error.sqlstate in _OUTDATED or isinstance(error, asyncpg.InvalidCachedStatementError)
+
+
+def _is_loss(error: asyncpg.PostgresError) -> bool:
+    """Tell whether the connection ended, so that nobody knows what came of the statement."""
+    state = error.sqlstate or ""
+    return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "40003")
+
+
+def _told(error: Exception) -> str:
+    state = getattr(error, "sqlstate", None)
+    text = str(error) or type(error).__name__
+    return f"{text} ({state})" if state else text

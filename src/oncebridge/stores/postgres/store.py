@@ -1,0 +1,541 @@
+"""
+The store in a PostgreSQL database.
+
+**What survives a crash:** everything committed, if the server writes to disk before it confirms (a
+table that is not logged, and `synchronous_commit = off`, are refused). After a failover to a standby
+that is not synchronous the last moments may be missing: those events can repeat, none is lost.
+**Whose clock:** the server's. Whether a lease or window is over is judged after the rows are
+locked; a window counts from when the server began to commit.
+**What an outage does:** `StoreUnavailable` within *timeout*; nothing is lost, events are handed
+back, and it comes back by itself.
+**What it costs:** one round trip and one transaction per batch of claims, one per batch of commits.
+
+Any number of workers on any number of hosts may share a table, also through PgBouncer. The
+operations are functions in the database (`oncebridge/postgres/records.sql`). A duplicate is found
+by reading, and writes nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
+
+import asyncpg
+from msgspec import Struct
+
+from oncebridge.base.clock import Clock
+from oncebridge.base.options import Doc
+from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    ClaimAnswer,
+    Commit,
+    CommitAnswer,
+    Duplicate,
+    ExtendAnswer,
+    Extension,
+    Fate,
+    Held,
+    Memory,
+    Mismatch,
+    NoAnswer,
+    Record,
+    Release,
+    ReleaseAnswer,
+    RememberAnswer,
+    Reply,
+    Want,
+)
+from oncebridge.stores.postgres.address import Address, read_address
+from oncebridge.stores.postgres.arrays import (
+    commit_arrays,
+    folded,
+    release_arrays,
+    stored_keys,
+    whole_keys,
+)
+from oncebridge.stores.postgres.checks import check_server, check_table, migrate
+from oncebridge.stores.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
+from oncebridge.stores.postgres.schema import Layout, checked_names, choose
+from oncebridge.stores.postgres.writers import Settling
+
+_T = TypeVar("_T")
+_Item = TypeVar("_Item")
+
+_VERSION: Final = 1
+_RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_CHUNK: Final = 500  # items per statement: others get at their rows in between
+
+_STEP, _LEAST, _MOST = 128, 256, 4096  # pages of 8 kB: per statement, and per purge
+_ROUND: Final = 50
+"""In how many purges the whole table is looked at, unless that takes too many pages each."""
+_SPREAD: Final = 2654435761  # scatters the places where workers begin to purge
+
+_FATES: Final = (None, *Fate)
+_HELD, _DUPLICATE, _BUSY, _MISMATCH = 1, 2, 3, 4
+_COMMIT_REPLIES: Final[tuple[CommitAnswer, ...]] = (
+    Reply.COMMITTED,
+    Reply.ALREADY,
+    Reply.FENCED,
+)
+_COLUMNS = """until_ms, keep_until_ms, hard_until_ms, attempts, fate, key, token, generation,
+    hash, memo, whole_key"""
+_PASSING = ("08", "25", "40", "53", "55", "57", "58")
+"""Classes of errors that may be over the next time: out of connections, of space, of locks."""
+
+
+class PostgresOptions(Struct, frozen=True, kw_only=True):
+    """What can be set about the Postgres store."""
+
+    table: Annotated[
+        str | None,
+        Doc("The table of the records, if not oncebridge_records.", "crm_records"),
+    ] = None
+    schema: Annotated[str | None, Doc("The schema it is in, if not public.", "oncebridge")] = None
+    connections: Annotated[int, Doc("How many connections at most.", "4", at_least=1)] = 4
+    timeout: Annotated[
+        timedelta, Doc("How long a call may take, waiting and connecting included.", "5s")
+    ] = timedelta(seconds=5)
+    connect_timeout: Annotated[
+        timedelta, Doc("How long connecting to one host may take.", "2s")
+    ] = timedelta(seconds=3)
+    auto_migrate: Annotated[
+        bool, Doc("Make the table, or bring it up to date, when the service starts.")
+    ] = False
+
+
+class PostgresStore:
+    """
+    Keep records in the database at *url*.
+
+    With a *clock*, every decision is made by that instead of the server's: for tests.
+    """
+
+    Options: ClassVar = PostgresOptions
+
+    def __init__(
+        self, url: str, options: PostgresOptions | None = None, *, clock: Clock | None = None
+    ) -> None:
+        options = options or PostgresOptions()
+        address, given = read_address(url, ("table", "schema"))
+        schema, table = checked_names(
+            choose("schema", options.schema, given, "public"),
+            choose("table", options.table, given, "oncebridge_records"),
+        )
+        self.layout = Layout("Records", "records.sql", _VERSION, _RIGHTS, schema, table)
+        self.pool = Pool(
+            address,
+            size=options.connections,
+            timeout=options.timeout,
+            connect_timeout=options.connect_timeout,
+        )
+        self._auto_migrate = options.auto_migrate
+        self._clock = clock
+        self._calls = _Calls(self.layout)
+        self._hand: int | None = None
+
+    @classmethod
+    def from_url(cls, url: str, options: PostgresOptions | None = None) -> Self:
+        """Use the database of `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`."""
+        return cls(url, options)
+
+    @property
+    def address(self) -> Address:
+        return self.pool.address
+
+    # --- setting up --------------------------------------------------------------------
+
+    async def open(self) -> None:
+        await _opened(self._check)
+
+    async def _check(self) -> None:
+        await self.pool.run(lambda link: check_server(link, self.pool))
+        try:
+            await self.pool.run(self._check_table)
+        except ConfigError:
+            if not self._auto_migrate:
+                raise
+            await migrate(self.pool, self.layout)
+            await self.pool.run(self._check_table)
+
+    async def _check_table(self, link: Link) -> None:
+        await check_table(link, self.pool, self.layout)
+
+    async def migrate(self) -> list[str]:
+        """Make the table, or bring it up to date; safe to repeat, and for several at once."""
+        return await _opened(lambda: migrate(self.pool, self.layout))
+
+    def migration_sql(self) -> str:
+        """Give the SQL that `migrate` runs."""
+        return self.layout.sql
+
+    async def aclose(self) -> None:
+        await self.pool.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    # --- the operations ----------------------------------------------------------------
+
+    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        return await self._chunks(self._claim, wants)
+
+    async def _claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+        answers = await self._claim_once(wants, careful=False)
+        again = [at for at, answer in enumerate(answers) if type(answer) is NoAnswer]
+        if again:
+            told = await self._claim_once([wants[at] for at in again], careful=True)
+            for at, answer in zip(again, told, strict=True):
+                answers[at] = answer
+        return answers
+
+    async def _claim_once(self, wants: Sequence[Want], *, careful: bool) -> list[ClaimAnswer]:
+        parts = [part for want in wants for part in want.parts]
+        lasts: list[int] = []
+        per_part: Sequence[Want] = wants
+        if len(parts) > len(wants):
+            careful = True
+            per_part = [want for want in wants for _ in want.parts]
+            for want in wants:
+                lasts += [len(lasts) + len(want.parts)] * len(want.parts)
+        keys = [part.key for part in parts]
+        slides = folded([part.slide_ms for part in parts])
+        rows = await self._ask(
+            self._calls.claim,
+            careful or slides != [0],
+            stored_keys(keys),
+            folded([part.hash for part in parts]),
+            [want.token for want in per_part],
+            [want.generation for want in per_part],
+            [want.memo for want in per_part],
+            folded([want.lease_ms for want in per_part]),
+            folded([want.keep_ms for want in per_part]),
+            slides,
+            lasts,
+            whole_keys(keys),
+            self._told(),
+        )
+        return _claim_answers(wants, rows)
+
+    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        return await self._chunks(self._commit, commits)
+
+    async def _commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+        rows = await self._ask(self._calls.commit, *commit_arrays(commits), self._told())
+        answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
+        for part, verdict in rows:
+            answers[part - 1] = _COMMIT_REPLIES[verdict]
+        return answers
+
+    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        return await self._chunks(self._release, releases)
+
+    async def _release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+        ((done,),) = await self._ask(self._calls.release, *release_arrays(releases), self._told())
+        answers: list[ReleaseAnswer] = [Reply.FENCED] * len(releases)
+        for part in done:
+            answers[part - 1] = Reply.RELEASED
+        return answers
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+        return await self._chunks(self._extend, extensions)
+
+    async def _extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+        ((done,),) = await self._ask(
+            self._calls.extend,
+            stored_keys([asked.key for asked in extensions]),
+            [asked.token for asked in extensions],
+            folded([asked.lease_ms for asked in extensions]),
+            self._told(),
+        )
+        answers: list[ExtendAnswer] = [Reply.FENCED] * len(extensions)
+        for part in done:
+            answers[part - 1] = Reply.EXTENDED
+        return answers
+
+    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+        return await self._chunks(self._remember, memories)
+
+    async def _remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+        keys = [asked.key for asked in memories]
+        stored = stored_keys(keys)
+        ((done,),) = await self._ask(
+            self._calls.remember,
+            stored,
+            [asked.generation for asked in memories],
+            folded([int(asked.fate) for asked in memories]),
+            folded([asked.window_ms for asked in memories]),
+            folded([asked.hash for asked in memories]),
+            [asked.memo for asked in memories],
+            whole_keys(keys),
+            self._told(),
+        )
+        return _remember_answers(stored, done)
+
+    async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
+        found: dict[bytes, Record] = {}
+        for at in range(0, len(keys), _CHUNK):
+            rows = await self._ask(self._calls.peek, stored_keys(keys[at : at + _CHUNK]))
+            found |= {record.key: record for record in map(_record, rows)}
+        return [found.get(key) for key in keys]
+
+    async def forget(self, keys: Sequence[bytes]) -> list[bool]:
+        gone: set[bytes] = set()
+        stored = stored_keys(keys)
+        for at in range(0, len(keys), _CHUNK):
+            ((done,),) = await self._ask(self._calls.forget, stored[at : at + _CHUNK], self._told())
+            gone.update(done)
+        return [key in gone for key in stored]
+
+    async def purge(self, limit: int = 1000) -> int:
+        """
+        Go on where the last call stopped, until about *limit* are gone or enough was looked at.
+
+        The hand goes round the pages of the table: what was written together ends together, and
+        stands side by side. An index of dates would have to be kept up to date at every write.
+        """
+        ((pages, now_ms),) = await self._ask(self._calls.pages, self._told())
+        if not pages:
+            return 0
+        hand = self._hand
+        if hand is None:  # a worker of short life would else always look at the same ones
+            hand = now_ms * _SPREAD % pages
+        step = max(min(limit // 16, _STEP), 1)
+        left = min(max(pages // _ROUND, _LEAST), _MOST, pages)
+        removed = 0
+        while left > 0 and removed < limit:
+            first = hand if hand < pages else 0
+            hand = min(first + min(step, left), pages)
+            ((gone,),) = await self._ask(self._calls.purge, first, hand, self._told())
+            left -= hand - first
+            removed += gone
+        self._hand = hand
+        return removed
+
+    async def now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock()
+        ((now_ms,),) = await self._ask(self._calls.now, None)
+        return int(now_ms)
+
+    async def vitals(self) -> Mapping[str, int | None]:
+        """
+        Tell how large the table is with its index, and about how many rows it has.
+
+        The number is the server's own guess, by how full pages were when it last vacuumed or
+        analyzed the table; None if it never did.
+        """
+        ((records, size),) = await self._ask(self._calls.size)
+        return {"records": records, "bytes": size}
+
+    # --- to carry records elsewhere ----------------------------------------------------
+
+    async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
+        # A key may be empty, so a place is a key with something before it.
+        query = self._calls.scan if place else self._calls.scan_first
+        rows = await self._ask(query, place[1:], limit)
+        return [_record(row) for row in rows], b">" + rows[-1]["key"] if len(rows) == limit else b""
+
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        return await self._chunks(self._load, records)
+
+    async def _load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        keys = [record.key for record in records]
+        stored = stored_keys(keys)
+        ((done,),) = await self._ask(
+            self._calls.load,
+            [record.until_ms for record in records],
+            [record.keep_until_ms for record in records],
+            [record.hard_until_ms for record in records],
+            [record.attempts for record in records],
+            [int(record.fate or 0) for record in records],
+            stored,
+            [record.token for record in records],
+            [record.generation for record in records],
+            [record.hash for record in records],
+            [record.memo for record in records],
+            whole_keys(keys),
+            self._told(),
+        )
+        return _remember_answers(stored, done)
+
+    # --- together with a sink in the same database ---------------------------------------
+
+    def settling(self, items: Sequence[tuple[Sequence[Commit], Sequence[Release]]]) -> Settling:
+        """
+        Say how to commit and release in somebody else's transaction.
+
+        Each item is done as a whole or not at all.
+        """
+        commits = [asked for several, _ in items for asked in several]
+        releases = [asked for _, several in items for asked in several]
+        if not releases and all(len(several) == 1 for several, _ in items):
+            return Settling(self.layout.named("commit"), (*commit_arrays(commits), self._told()))
+        numbered = list(enumerate(items, 1))
+        return Settling(
+            self.layout.named("settle"),
+            (
+                [at for at, (several, _) in numbered for _ in several],
+                *commit_arrays(commits),
+                [at for at, (_, several) in numbered for _ in several],
+                *release_arrays(releases),
+                self._told(),
+            ),
+        )
+
+    # --- to the server and back --------------------------------------------------------
+
+    def _told(self) -> int | None:
+        return None if self._clock is None else self._clock()
+
+    async def _ask(self, query: str, *args: Any) -> list[Any]:
+        try:
+            return await self.pool.fetch(query, *args)
+        except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise _translated(error) from error
+
+    async def _chunks(
+        self, ask: Callable[[Sequence[_Item]], Awaitable[list[_T]]], items: Sequence[_Item]
+    ) -> list[_T | NoAnswer]:
+        answers: list[_T | NoAnswer] = []
+        for at in range(0, len(items), _CHUNK):
+            try:
+                answers += await ask(items[at : at + _CHUNK])
+            except StoreUnavailable as error:
+                if not at:
+                    raise
+                return answers + [NoAnswer(str(error))] * (len(items) - at)
+        return answers
+
+
+class _Calls:
+    """The statements, with the names of one table in them."""
+
+    def __init__(self, layout: Layout) -> None:
+        table = layout.named()
+
+        def call(name: str, count: int, what: str = "*") -> str:
+            arguments = ", ".join(f"${number}" for number in range(1, count + 1))
+            return f"SELECT {what} FROM {layout.named(name)}({arguments})"  # noqa: S608 - our own names, quoted
+
+        self.now = call("now", 1)
+        self.claim = call("claim", 12)
+        self.commit = call("commit", 7)
+        self.release = call("release", 7)
+        self.extend = call("extend", 4)
+        self.remember = call("remember", 8)
+        self.load = call("load", 12)
+        self.forget = call("forget", 2)
+        self.purge = call("purge", 3)
+        self.pages = (
+            f"SELECT pg_relation_size('{table}') / current_setting('block_size')::integer, now "  # noqa: S608 - our own names, quoted
+            f"FROM {layout.named('now')}($1) AS now"
+        )
+        self.size = f"""
+            SELECT
+                CASE
+                    WHEN pg_relation_size(oid) = 0 THEN 0
+                    WHEN relpages > 0 AND reltuples >= 0 THEN
+                        (reltuples::float8 / relpages * pg_relation_size(oid)
+                            / current_setting('block_size')::integer)::bigint
+                END,
+                pg_total_relation_size(oid)
+            FROM pg_class WHERE oid = '{table}'::regclass
+        """  # noqa: S608 - our own names, quoted
+        select = f"SELECT {_COLUMNS} FROM {table}"  # noqa: S608 - our own names, quoted
+        self.peek = f"{select} WHERE key = ANY ($1)"
+        self.scan_first = f"{select} WHERE key >= $1 ORDER BY key LIMIT $2"
+        self.scan = f"{select} WHERE key > $1 ORDER BY key LIMIT $2"
+
+
+# --- rows to answers ---------------------------------------------------------------------
+
+
+def _claim_answers(wants: Sequence[Want], rows: Sequence[Any]) -> list[ClaimAnswer]:
+    now = rows[-1]["number"]
+    told = {row["part"]: row for row in rows[:-1]}
+    answers: list[ClaimAnswer] = []
+    at = 0
+    for want in wants:
+        if len(want.parts) == 1 and at + 1 not in told:  # the common case by far
+            at += 1
+            first = Held(want.parts[0].key, want.generation, 1, want.memo)
+            answers.append(Claim(want.token, (first,), now))
+            continue
+        held = []
+        refusal: ClaimAnswer | None = None
+        for part in want.parts:
+            at += 1
+            row = told.get(at)
+            if row is None:
+                held.append(Held(part.key, want.generation, 1, want.memo))
+            elif row["verdict"] == _HELD:
+                held.append(Held(part.key, row["generation"], row["number"], row["memo"]))
+            else:
+                refusal = _refusal(part.key, row)
+        answers.append(refusal or Claim(want.token, tuple(held), now))
+    return answers
+
+
+def _refusal(key: bytes, row: Any) -> ClaimAnswer:
+    verdict = row["verdict"]
+    if verdict == _DUPLICATE:
+        return Duplicate(key, Fate(row["number"]), row["memo"])
+    if verdict == _BUSY:
+        return Busy(key, row["number"])
+    if verdict == _MISMATCH:
+        return Mismatch(key, row["memo"])
+    return NoAnswer("others keep changing this key")
+
+
+def _remember_answers(keys: Sequence[bytes], done: Sequence[bytes]) -> list[RememberAnswer]:
+    taken = frozenset(done)
+    return [Reply.REMEMBERED if key in taken else Reply.KNOWN for key in keys]
+
+
+def _record(row: Any) -> Record:
+    until, keep_until, hard_until, attempts, fate, key, token, generation, hash_, memo, whole = row
+    return Record(
+        whole or key,
+        token,
+        generation,
+        until,
+        attempts,
+        hash_,
+        _FATES[fate],
+        memo,
+        hard_until,
+        keep_until,
+    )
+
+
+# --- what goes wrong -----------------------------------------------------------------------
+
+
+async def _opened(work: Callable[[], Awaitable[_T]]) -> _T:
+    """Do what is done before use: what a human has to change is a `ConfigError`."""
+    try:
+        return await work()
+    except Refused as error:
+        raise ConfigError("", str(error)) from error
+    except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise _translated(error) from error
+
+
+def _translated(error: Exception) -> StoreError:
+    """Say whether it is worth trying again."""
+    if isinstance(error, Refused):
+        return StoreError(str(error))
+    if isinstance(error, NotConnected | NoReply):
+        return StoreUnavailable(str(error))
+    state = getattr(error, "sqlstate", None) or ""
+    text = f"{error} ({state})" if state else str(error)
+    if state[:2] in _PASSING:
+        return StoreUnavailable(text)
+    if state in ("42P01", "42883"):  # a table or function is gone, or older than we are
+        return StoreError(f"{text}; run `oncebridge migrate`")
+    return StoreError(text)

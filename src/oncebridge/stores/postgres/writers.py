@@ -1,0 +1,288 @@
+"""
+How events become rows: in a table of ours, or by a statement of the user's.
+
+Both write a batch, or nothing of it, on the connection they are given; and both can do so
+together with what the store settles, in one transaction.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, Self
+
+import asyncpg
+from msgspec import Struct
+
+from oncebridge.base.options import did_you_mean
+from oncebridge.errors import ConfigError
+from oncebridge.events.event import Event
+from oncebridge.sinks.api import Delivery
+from oncebridge.stores.postgres.arrays import folded, stored_keys
+from oncebridge.stores.postgres.checks import check_table, migrate
+from oncebridge.stores.postgres.pool import Link, Pool
+from oncebridge.stores.postgres.schema import Layout
+
+_TYPES: Final = {
+    "key": "bytea",
+    "generation": "bytea",
+    "route": "text",
+    "attempt": "integer",
+    "unprotected": "boolean",
+    "event_id": "text",
+    "source": "text",
+    "detail_type": "text",
+    "topic": "text",
+    "event_time": "timestamptz",
+    "version": "text",
+    "raw": "bytea",
+    "body": "boolean",
+}
+"""What is sent of an event, in order. Of the body only whether there is one: it is in `raw`."""
+_NAMES: Final = tuple(_TYPES)
+_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_YEARS: Final = range(1000, 9000)  # with a day to spare for every zone
+
+
+class Settling(Struct, frozen=True):
+    """What the store does in the same transaction: a function of its, and the arguments."""
+
+    function: str
+    arguments: Sequence[Any]
+
+    def call(self, first: int = 1) -> str:
+        """Write the call, with parameters from *first* on."""
+        numbers = range(first, first + len(self.arguments))
+        return f"{self.function}({', '.join(f'${number}' for number in numbers)})"
+
+
+Refusals = Sequence[tuple[int, int]]
+"""The items that were not settled, counted from 1, and why: 1 already, 2 fenced."""
+
+
+class Writer(Protocol):
+    """One way to write events."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """The table that has to be made for it."""
+        ...
+
+    async def check(self, pool: Pool, *, may_migrate: bool) -> None:
+        """Find out whether it can work, or raise `ConfigError`."""
+        ...
+
+    def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:
+        """Tell whether writing them a second time would change nothing."""
+        ...
+
+    async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:
+        """Write all of them."""
+        ...
+
+    async def write_jointly(
+        self, link: Link, settling: Settling, deliveries: Sequence[Delivery], *, body: bool
+    ) -> Refusals:
+        """Settle, write those that were settled, and tell which were not."""
+        ...
+
+
+class TableWriter:
+    """Write to a table as `events.sql` makes it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._alone = self._insert("")
+        self._if_settled = self._insert(
+            "WHERE NOT EXISTS (SELECT FROM settled WHERE settled.part = a.at)"
+        )
+        self._together: dict[str, str] = {}
+
+    async def check(self, pool: Pool, *, may_migrate: bool) -> None:
+        try:
+            await pool.run(lambda link: check_table(link, pool, self.layout))
+        except ConfigError:
+            if not may_migrate:
+                raise
+            await migrate(pool, self.layout)
+            await pool.run(lambda link: check_table(link, pool, self.layout))
+
+    def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:
+        return all(delivery.generation for delivery in deliveries)
+
+    async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:
+        await link.fetch(self._alone, *_columns(deliveries, body=body))
+
+    async def write_jointly(
+        self, link: Link, settling: Settling, deliveries: Sequence[Delivery], *, body: bool
+    ) -> Refusals:
+        query = self._together.get(settling.function)
+        if query is None:
+            call = settling.call(len(_NAMES) + 1)
+            query = self._together[settling.function] = (
+                f"WITH settled AS MATERIALIZED (SELECT part, verdict FROM {call}), "  # noqa: S608 - our own names, quoted
+                f"written AS ({self._if_settled}) SELECT part, verdict FROM settled"
+            )
+        return await link.fetch(query, *_columns(deliveries, body=body), *settling.arguments)
+
+    def _insert(self, where: str) -> str:
+        arrays = [f"${number}::{kind}[]" for number, kind in enumerate(_TYPES.values(), 1)]
+        values = {
+            # One element stands for all.
+            name: f"CASE WHEN cardinality({array}) = 1 THEN ({array})[1] ELSE a.{name} END"
+            for name, array in zip(_NAMES, arrays, strict=True)
+        }
+        values["version"] = f"({values['version']})::numeric"
+        values["body"] = f"CASE WHEN {values['body']} THEN convert_from(a.raw, 'UTF8')::jsonb END"
+        values["raw"] = "a.raw"
+        return (
+            f"INSERT INTO {self.layout.named()} ({', '.join(_NAMES)}) "  # noqa: S608 - our own names, quoted
+            f"SELECT {', '.join(values.values())} "
+            f"FROM unnest({', '.join(arrays)}) WITH ORDINALITY AS a({', '.join(_NAMES)}, at) "
+            f"{where} ORDER BY a.at "
+            "ON CONFLICT (key, generation) WHERE generation <> '' DO NOTHING"
+        )
+
+
+class StatementWriter(Struct, frozen=True):
+    """
+    Run *sql*, once per event.
+
+    *uses* are the columns that it takes, in the order of its parameters.
+    """
+
+    sql: str
+    uses: tuple[int, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """
+        Take a statement with parameters such as `:event_id`, or `$6`, which is the same.
+
+        Each has the type that the column has in the table of ours.
+        """
+        uses: list[int] = []
+
+        def number(name: str) -> int:
+            at = _NAMES.index(name)
+            if at not in uses:
+                uses.append(at)
+            return uses.index(at) + 1
+
+        def parameter(found: re.Match[str]) -> str:
+            name = found["name"]
+            if found["number"]:
+                at = int(found["number"])
+                if not 0 < at <= len(_NAMES):
+                    raise ConfigError("statement", f"${at}: there are $1 to ${len(_NAMES)}")
+                name = _NAMES[at - 1]
+            if not name:
+                return found[0]
+            if name not in _NAMES:
+                raise ConfigError(
+                    "statement", f":{name} is no parameter; {did_you_mean(name, _NAMES)}"
+                )
+            if name == "body":
+                raw, flag = number("raw"), number("body")
+                return (
+                    f"(CASE WHEN ${flag}::boolean "
+                    f"THEN convert_from(${raw}::bytea, 'UTF8')::jsonb END)"
+                )
+            written = f"${number(name)}::{_TYPES[name]}"
+            return f"({written}::numeric)" if name == "version" else f"({written})"
+
+        sql = _SQL.sub(parameter, text)
+        if not uses:
+            raise ConfigError("statement", "takes nothing of the event; write :raw, :body, …")
+        return cls(sql, tuple(uses))
+
+    @property
+    def layout(self) -> None:
+        return None
+
+    async def check(self, pool: Pool, *, may_migrate: bool) -> None:  # noqa: ARG002 - there is nothing to make
+        try:
+            await pool.run(lambda link: link.prepared(self.sql))
+        except asyncpg.PostgresError as error:
+            raise ConfigError("statement", f"{error} ({error.sqlstate})") from error
+
+    def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:  # noqa: ARG002 - whoever wrote it knows
+        return False
+
+    async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:
+        statement = await link.prepared(self.sql)
+        rows = [_row(delivery, body=body) for delivery in deliveries]
+        await statement.executemany([[row[at] for at in self.uses] for row in rows])
+
+    async def write_jointly(
+        self, link: Link, settling: Settling, deliveries: Sequence[Delivery], *, body: bool
+    ) -> Refusals:
+        query = f"SELECT part, verdict FROM {settling.call()}"  # noqa: S608 - our own names, quoted
+        await link.prepared(self.sql)
+        async with link.connection.transaction():
+            refused: Refusals = await link.fetch(query, *settling.arguments)
+            beaten = {part for part, _ in refused}
+            rest = [one for at, one in enumerate(deliveries, 1) if at not in beaten]
+            if rest:
+                await self.write(link, rest, body=body)
+        return refused
+
+
+# What is quoted or a comment is left alone, and so are casts (::) and slices ([1:n]).
+_SQL: Final = re.compile(
+    r"""
+    [eE]'(?:[^'\\]|''|\\.)*' | '(?:[^']|'')*' | "(?:[^"]|"")*"
+    | \$(?P<tag>(?:[A-Za-z_]\w*)?)\$.*?\$(?P=tag)\$
+    | --[^\n]* | /\*.*?\*/ | ::
+    | (?<![\w\])]):(?P<name>[A-Za-z_]\w*)
+    | \$(?P<number>\d{1,9})
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+# --- of one event ----------------------------------------------------------------------------
+
+
+def _columns(deliveries: Sequence[Delivery], *, body: bool) -> list[list[Any]]:
+    rows = [_row(delivery, body=body) for delivery in deliveries]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    columns[0] = stored_keys(columns[0])
+    return [
+        folded(column) if name != "raw" else column
+        for name, column in zip(_NAMES, columns, strict=True)
+    ]
+
+
+def _row(delivery: Delivery, *, body: bool) -> tuple[Any, ...]:
+    event = delivery.event
+    topic = event.detail.get("topicName")
+    return (
+        delivery.key,
+        delivery.generation,
+        _text(delivery.route),
+        delivery.attempt,
+        delivery.unprotected,
+        _text(event.id),
+        _text(event.source),
+        _text(event.detail_type),
+        _text(topic) if isinstance(topic, str) else None,
+        _time(event),
+        None if delivery.version is None else repr(delivery.version),
+        event.raw,
+        body and not (b"\\u0000" in event.raw and _NUL.search(event.raw)),
+    )
+
+
+def _text(text: str | None) -> str | None:
+    # PostgreSQL has no text with a NUL in it; it still stands in the raw bytes.
+    return text.replace("\0", "\ufffd") if text and "\0" in text else text
+
+
+def _time(event: Event) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(event.time or "")
+    except ValueError:
+        return None
+    if found.year not in _YEARS:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

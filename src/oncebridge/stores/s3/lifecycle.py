@@ -1,0 +1,106 @@
+"""The lifecycle rules of a bucket: which there are, and how ours gets among them."""
+
+import base64
+from hashlib import md5
+from typing import Final
+from xml.etree import ElementTree as ET
+
+from oncebridge.aws.client import AwsClient, AwsError
+from oncebridge.aws.xml import document
+from oncebridge.stores.s3.lifecycle_rule import Expiry
+
+_NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
+_TRANSITIONS: Final = "x-amz-transition-default-minimum-object-size"
+"""A setting for all rules of the bucket; S3 resets it when rules are written without it."""
+
+ET.register_namespace("", _NAMESPACE)  # so that rules are written without a prefix, as the SDK does
+
+
+async def expiries(client: AwsClient, prefix: str) -> list[Expiry] | None:
+    """List the rules in force that remove any objects under *prefix*; None if that is not told."""
+    try:
+        found, _ = await _read(client)
+    except AwsError as error:
+        if error.retryable:
+            raise
+        return None
+    return [
+        rule
+        for rule in _rules(found)
+        if prefix.startswith(rule.prefix) or rule.prefix.startswith(prefix)
+    ]
+
+
+async def write_expiry(client: AwsClient, expiry: Expiry) -> bool:
+    """Put *expiry* among the rules, in the place of one with its id; False if it is there."""
+    found, headers = await _read(client)
+    if expiry in _rules(found):
+        return False
+    for rule in found.findall("{*}Rule"):
+        if _text(rule, "{*}ID") == expiry.id:
+            found.remove(rule)
+    found.append(_rule(expiry))
+    body = ET.tostring(found)
+    digest = base64.b64encode(md5(body, usedforsecurity=False).digest()).decode()
+    headers = [*headers, ("content-md5", digest)]
+    await client.request("PUT", query=[("lifecycle", "")], headers=headers, body=body)
+    return True
+
+
+async def _read(client: AwsClient) -> tuple[ET.Element, list[tuple[str, str]]]:
+    """Return the rules, and the headers to write them with so that nothing else changes."""
+    try:
+        answer = await client.request("GET", query=[("lifecycle", "")])
+    except AwsError as error:
+        if error.code == "NoSuchLifecycleConfiguration":
+            return ET.Element(f"{{{_NAMESPACE}}}LifecycleConfiguration"), []
+        raise
+    transitions = answer.headers.get(_TRANSITIONS.encode(), b"").decode("latin-1")
+    found = document(answer.body, "LifecycleConfiguration")
+    return found, [(_TRANSITIONS, transitions)] if transitions else []
+
+
+def _rules(configuration: ET.Element) -> list[Expiry]:
+    found = []
+    for rule in configuration.findall("{*}Rule"):
+        days = _number(_text(rule, "{*}Expiration/{*}Days"))
+        if _text(rule, "{*}Status") != "Enabled" or days is None:
+            continue
+        if rule.find(".//{*}Tag") is not None:
+            continue  # our objects have no tags
+        below = _number(_text(rule, ".//{*}ObjectSizeLessThan"))
+        prefix = _text(rule, ".//{*}Prefix")
+        found.append(Expiry(_text(rule, "{*}ID"), prefix, days, below))
+    return found
+
+
+def _rule(expiry: Expiry) -> ET.Element:
+    rule = ET.Element(f"{{{_NAMESPACE}}}Rule")
+    _add(rule, "ID", expiry.id)
+    conditions = {"Prefix": expiry.prefix} if expiry.prefix else {}
+    if expiry.below is not None:
+        conditions["ObjectSizeLessThan"] = str(expiry.below)
+    where = _add(rule, "Filter")
+    if len(conditions) > 1:
+        where = _add(where, "And")
+    for name, value in conditions.items():
+        _add(where, name, value)
+    _add(rule, "Status", "Enabled")
+    _add(_add(rule, "Expiration"), "Days", str(expiry.days))
+    # Where the bucket keeps versions, those that were replaced go soon.
+    _add(_add(rule, "NoncurrentVersionExpiration"), "NoncurrentDays", "1")
+    return rule
+
+
+def _text(element: ET.Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
+def _add(element: ET.Element, name: str, text: str | None = None) -> ET.Element:
+    added = ET.SubElement(element, f"{{{_NAMESPACE}}}{name}")
+    added.text = text
+    return added

@@ -1,0 +1,261 @@
+"""
+The operations table of the protocol, as pure functions.
+
+Each takes what is stored (None when there is nothing), what is asked, and the store's
+time, and gives the answer and what to store instead (None: leave it as it is). Stores
+that decide in this process share them; stores that decide on a server say the same in
+their own language, and the contract suite holds both to it.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from msgspec.structs import replace
+
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    ClaimAnswer,
+    Commit,
+    Duplicate,
+    Extension,
+    Held,
+    Memory,
+    Mismatch,
+    Part,
+    Record,
+    Release,
+    Reply,
+    Want,
+)
+
+State = Literal["absent", "claimed", "free", "done"]
+
+_CommitReply = Literal[Reply.COMMITTED, Reply.ALREADY, Reply.FENCED]
+_ReleaseReply = Literal[Reply.RELEASED, Reply.FENCED]
+_ExtendReply = Literal[Reply.EXTENDED, Reply.FENCED]
+_RememberReply = Literal[Reply.REMEMBERED, Reply.KNOWN]
+
+# To ask an enum for its members is slow, and these are given for every event.
+_COMMITTED: Final = Reply.COMMITTED
+_ALREADY: Final = Reply.ALREADY
+_FENCED: Final = Reply.FENCED
+
+
+def state(record: Record | None, now_ms: int) -> State:
+    """Name the logical state; a done record past its window is absent, purged or not."""
+    if record is None:
+        return "absent"
+    ended = now_ms >= record.until_ms
+    if record.fate is None:
+        return "free" if ended else "claimed"
+    return "absent" if ended else "done"
+
+
+def claim(
+    records: Sequence[Record | None], want: Want, now_ms: int
+) -> tuple[ClaimAnswer, list[Record]]:
+    """Decide one want over the records of its parts, in the order of the parts."""
+    if not any(records):  # the common case by far: nothing is known of any part
+        written: list[Record] = []
+        held: tuple[Held, ...] = ()
+        for part in want.parts:  # mostly one: quicker than a comprehension
+            written.append(_started(part, want, now_ms))
+            held += (Held(part.key, want.generation, 1, want.memo),)
+        return Claim(want.token, held, now_ms), written
+    states = [state(record, now_ms) for record in records]
+    answer = _refusal(records, states, want, now_ms)
+    if answer is not None:
+        return answer
+    written = [
+        record
+        if record is not None and _owns(record, want.token)
+        else _taken(record, where, part, want, now_ms)
+        for record, where, part in zip(records, states, want.parts, strict=True)
+    ]
+    held = tuple(Held(r.key, r.generation, r.attempts, r.memo) for r in written)
+    return Claim(want.token, held, now_ms), [
+        new for new, old in zip(written, records, strict=True) if new is not old
+    ]
+
+
+def _refusal(
+    records: Sequence[Record | None], states: Sequence[State], want: Want, now_ms: int
+) -> tuple[ClaimAnswer, list[Record]] | None:
+    """
+    Find what stands against the claim, in the order of precedence.
+
+    Checked: answering *duplicate* for a further tier while the identifying key is merely
+    claimed would lose the event if that claim's worker dies.
+    """
+    last = records[-1]
+    if last is not None and states[-1] == "done" and _same(last.hash, want.parts[-1].hash):
+        return _duplicate(last, want.parts[-1], now_ms)
+    left = 0
+    holder = b""
+    for record, where in zip(records, states, strict=True):
+        if record is not None and where == "claimed" and not _owns(record, want.token):
+            left, holder = max((left, holder), (record.until_ms - now_ms, record.key))
+    if left:
+        return Busy(holder, left), []
+    done = [
+        (record, part)
+        for record, where, part in zip(records, states, want.parts, strict=True)
+        if record is not None and where == "done"
+    ]
+    for record, part in reversed(done):
+        if not _same(record.hash, part.hash):
+            return Mismatch(record.key, record.memo), []
+    for record, part in done:
+        return _duplicate(record, part, now_ms)
+    return None
+
+
+def _duplicate(record: Record, part: Part, now_ms: int) -> tuple[Duplicate, list[Record]]:
+    assert record.fate is not None  # noqa: S101 - only done records come here
+    answer = Duplicate(record.key, record.fate, record.memo)
+    if not (part.slide_ms and record.hard_until_ms):
+        return answer, []
+    until = min(now_ms + part.slide_ms, record.hard_until_ms)
+    if until <= record.until_ms:
+        return answer, []
+    return answer, [replace(record, until_ms=until, keep_until_ms=until)]
+
+
+def _taken(record: Record | None, where: State, part: Part, want: Want, now_ms: int) -> Record:
+    # Other content starts a new generation: under the old one, a late commit of the old
+    # content would mark the new one done, and it would be lost.
+    if record is None or where != "free" or not _same(record.hash, part.hash):
+        return _started(part, want, now_ms)
+    until = now_ms + want.lease_ms
+    return replace(
+        record,
+        token=want.token,
+        until_ms=until,
+        attempts=record.attempts + 1,
+        hash=record.hash or part.hash,
+        keep_until_ms=until + want.keep_ms,
+    )
+
+
+def _started(part: Part, want: Want, now_ms: int) -> Record:
+    until = now_ms + want.lease_ms
+    keep_until = until + want.keep_ms
+    return Record(
+        part.key,
+        want.token,
+        want.generation,
+        until,
+        1,
+        part.hash,
+        None,
+        want.memo,
+        0,
+        keep_until,
+    )
+
+
+def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[_CommitReply, Record | None]:
+    """
+    Decide one commit: fenced by generation, not by token or lease.
+
+    A record done and past its window is still compared, so that a late repeat of the
+    same commit hears *already* as long as the record is there.
+    """
+    # A store may keep only the head of a done record's generation; nothing is written here,
+    # so that is enough to tell *already* from *fenced*.
+    if (
+        record is None
+        or not record.generation
+        or not asked.generation.startswith(record.generation)
+    ):
+        return _FENCED, None
+    if record.fate is not None:
+        return _ALREADY, None
+    until = now_ms + asked.window_ms
+    return _COMMITTED, Record(
+        record.key,
+        b"",
+        record.generation,
+        until,
+        record.attempts,
+        record.hash,
+        asked.fate,
+        record.memo if asked.memo is None else asked.memo,
+        now_ms + asked.hard_ms if asked.hard_ms else 0,
+        until,
+    )
+
+
+def release(
+    record: Record | None, asked: Release, now_ms: int
+) -> tuple[_ReleaseReply, Record | None]:
+    """Decide one release: only the present holder's counts."""
+    if record is None or not _owns(record, asked.token):
+        return _FENCED, None
+    until = now_ms + asked.delay_ms
+    return Reply.RELEASED, replace(
+        record,
+        token=b"",
+        until_ms=until,
+        attempts=max(record.attempts - 1, 0) if asked.unsent else record.attempts,
+        memo=record.memo if asked.memo is None else asked.memo,
+        keep_until_ms=until + asked.keep_ms,
+    )
+
+
+def extend(
+    record: Record | None, asked: Extension, now_ms: int
+) -> tuple[_ExtendReply, Record | None]:
+    """Decide one extension: the lease may have ended, as long as nobody took over."""
+    if record is None or not _owns(record, asked.token):
+        return _FENCED, None
+    until = now_ms + asked.lease_ms
+    gained = max(until - record.until_ms, 0)
+    return Reply.EXTENDED, replace(
+        record, until_ms=until, keep_until_ms=record.keep_until_ms + gained
+    )
+
+
+def remember(
+    record: Record | None, asked: Memory, now_ms: int
+) -> tuple[_RememberReply, Record | None]:
+    """Decide one memory: put if there is no live claim and nothing done."""
+    where = state(record, now_ms)
+    if where in ("claimed", "done"):
+        return Reply.KNOWN, None
+    kept = record is not None and where == "free"
+    until = now_ms + asked.window_ms
+    return Reply.REMEMBERED, Record(
+        asked.key,
+        b"",
+        record.generation if record is not None and kept else asked.generation,
+        until,
+        record.attempts if record is not None and kept else 0,
+        asked.hash,
+        asked.fate,
+        asked.memo,
+        0,
+        until,
+    )
+
+
+def load(record: Record | None, asked: Record, now_ms: int) -> tuple[_RememberReply, Record | None]:
+    """Decide one record of another store: it is taken where nothing stands."""
+    if state(record, now_ms) != "absent":
+        return Reply.KNOWN, None
+    return Reply.REMEMBERED, asked
+
+
+def may_forget(record: Record | None, now_ms: int) -> bool:
+    """Tell whether an operator may remove the record: never under a live claim."""
+    return record is not None and state(record, now_ms) != "claimed"
+
+
+def _owns(record: Record, token: bytes) -> bool:
+    # A record that was released or is done has no token, and nobody owns it.
+    return bool(token) and record.token == token
+
+
+def _same(stored: bytes, asked: bytes) -> bool:
+    return stored == asked or not stored or not asked
