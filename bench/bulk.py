@@ -22,8 +22,9 @@ from ways import Address
 from ways.gateway import options, url
 
 from oncebridge import Store
+from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores.api import Claim, Commit, Fate, Part, Record, Want
+from oncebridge.stores.api import Claim, Commit, Fate, Record, Want
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 CHUNK = 250_000

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from table import BATCH
 
 from oncebridge import Store
-from oncebridge.stores.api import Claim, Commit, Fate, Part, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Claim, Commit, Fate, Want
 
 WINDOW_MS = 6 * 86_400_000
 LEASE_MS = 30_000

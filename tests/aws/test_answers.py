@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Unwell, Yes
 from oncebridge.aws.client import AwsError, NotSent, Unclear
-from oncebridge.sinks.aws.answers import answer_to, answer_to_code, is_denied, is_missing
+from oncebridge.sinks.aws.answers import answer_to, answer_to_code
 from oncebridge.sinks.aws.batches import Entry, Room, send_all
 
 ROOM = Room(entries=10, bytes=100, each=100)
@@ -134,10 +134,10 @@ def test_a_message_about_our_access_is_passed_on(code):
 def test_who_may_not_ask_is_told_from_what_is_not_there():
     denied = AwsError(400, "AccessDeniedException", "")
     missing = AwsError(400, "ResourceNotFoundException", "")
-    assert (is_denied(denied), is_missing(denied)) == (True, False)
-    assert (is_denied(missing), is_missing(missing)) == (False, True)
-    assert is_denied(AwsError(403, "HTTP 403", ""))
-    assert not is_denied(AwsError(403, "ExpiredToken", ""))
+    assert (denied.is_denied, denied.is_missing) == (True, False)
+    assert (missing.is_denied, missing.is_missing) == (False, True)
+    assert AwsError(403, "HTTP 403", "").is_denied
+    assert not AwsError(403, "ExpiredToken", "").is_denied
 
 
 # --- several in one call ----------------------------------------------------------------------

@@ -5,7 +5,8 @@ from contextlib import suppress
 import pytest
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores.api import Commit, Fate, NoAnswer, Part, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Commit, Fate, NoAnswer, Want
 from oncebridge.stores.memory import MemoryStore
 
 from .worker import WatchedStore

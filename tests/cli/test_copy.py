@@ -10,7 +10,8 @@ from tests.cli.strangers import CANARY, installed
 from tests.cli.worlds import event
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores.api import Fate, Memory, Part, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Fate, Memory, Want
 from oncebridge.stores.copying import Copying
 from oncebridge.stores.sqlite.store import SQLiteStore
 

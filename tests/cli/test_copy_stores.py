@@ -10,7 +10,8 @@ from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisServer, prefix
 from tests.servers.s3 import S3Server
 
-from oncebridge.stores.api import Commit, Fate, Part, Record, Release, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Commit, Fate, Record, Release, Want
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 HOUR = 3_600_000

@@ -20,11 +20,12 @@ from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.engine import pauses as control
 from oncebridge.engine.verdict import Verdict
+from oncebridge.events.key import Part
 from oncebridge.operate.replay import Choice, Redrive, Replayed, select
 from oncebridge.service.config import Setup
 from oncebridge.service.service import make_router
 from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Unknown, Yes
-from oncebridge.stores.api import Part, Want
+from oncebridge.stores.api import Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 

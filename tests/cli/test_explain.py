@@ -19,6 +19,7 @@ from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import SinkRejected
 from oncebridge.events.framing import Record
+from oncebridge.events.key import Part
 from oncebridge.operate.explain.explanation import Explanation
 from oncebridge.operate.explain.finding import explain, explain_key
 from oncebridge.operate.explain.words import summary, summary_of_key
@@ -26,7 +27,7 @@ from oncebridge.operate.lookup import scan_costs
 from oncebridge.service.addresses import StorePlace
 from oncebridge.service.config import Setup
 from oncebridge.sinks.api import Never, No, Unknown, Yes
-from oncebridge.stores.api import Commit, Fate, Part, Release, Want
+from oncebridge.stores.api import Commit, Fate, Release, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 

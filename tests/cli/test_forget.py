@@ -6,11 +6,12 @@ import json
 from tests.cli.worlds import event, raw, setup_of
 
 from oncebridge.events.event import parse
+from oncebridge.events.key import Part
 from oncebridge.operate import operator_log as trail
 from oncebridge.operate.forget import forget
 from oncebridge.operate.identity import Identities
 from oncebridge.operate.operator_log_file import who
-from oncebridge.stores.api import Fate, Memory, Part, Want
+from oncebridge.stores.api import Fate, Memory, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 

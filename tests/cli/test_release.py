@@ -14,10 +14,11 @@ from oncebridge.engine.batch import Memo
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import parse
+from oncebridge.events.key import Part
 from oncebridge.operate import operator_log as trail
 from oncebridge.operate.identity import Identities
 from oncebridge.operate.release import look, release
-from oncebridge.stores.api import Commit, Extension, Fate, Memory, Part, Release, Reply, Want
+from oncebridge.stores.api import Commit, Extension, Fate, Memory, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing.clock import ManualClock

@@ -19,6 +19,7 @@ from oncebridge.base.clock import SystemDice
 from oncebridge.engine import pauses as control
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import parse
+from oncebridge.events.key import Part
 from oncebridge.operate import operator_log as trail
 from oncebridge.operate.explain.judgement import Look
 from oncebridge.operate.identity import Identities, Identity
@@ -27,7 +28,7 @@ from oncebridge.operate.resend import Intent, Resend, Resent, intend
 from oncebridge.service.config import load
 from oncebridge.service.service import gateways
 from oncebridge.sinks.api import Never, Unknown, Yes
-from oncebridge.stores.api import Part, Want
+from oncebridge.stores.api import Want
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 HOUR = 3_600_000

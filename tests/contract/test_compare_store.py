@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores.api import Busy, Claim, Fate, Memory, NoAnswer, Part, Reply, Store, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Busy, Claim, Fate, Memory, NoAnswer, Reply, Store, Want
 from oncebridge.stores.conditional import (
     Cell,
     Change,

@@ -27,7 +27,8 @@ from oncebridge import (
     Yes,
     parse,
 )
-from oncebridge.stores.api import Claim, Fate, Part, Release, Reply, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Claim, Fate, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
 
 from .doubles import (

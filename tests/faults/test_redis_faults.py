@@ -25,6 +25,7 @@ from tests.servers.redis import (
 from oncebridge.base.clock import SystemDice
 from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -35,7 +36,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     NoAnswer,
-    Part,
     Release,
     Reply,
     Want,

@@ -19,8 +19,8 @@ from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.errors import ConfigError, ConfigErrors, SinkRejected
 from oncebridge.events.event import parse
 from oncebridge.genesys import lookups, verification
-from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.verification import Verifier, VerifyingSink
+from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.sinks.api import Closed, Delivery, Never, No, Unknown
 from oncebridge.stores.memory import MemoryStore
 

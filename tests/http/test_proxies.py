@@ -20,11 +20,11 @@ from tests.servers.forward_proxy import PASSWORD, USER
 
 from oncebridge import Closed, ConfigError, Delivery, No, Unknown, Unwell, Yes, parse
 from oncebridge.base.secrets import Secret
-from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.verification import Verifier
 from oncebridge.http.client import Client, NotSent
 from oncebridge.http.proxy import proxy_for
 from oncebridge.http.target import Target
+from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions
 
 CA = str(TLS / "ca.pem")

@@ -23,8 +23,9 @@ from tests.faults.doubles import CountingDice, FaultyStore, event, now_ms, virtu
 from oncebridge import Gateway, Rule, Settings, StoreUnavailable, Verdict
 from oncebridge.check.rules import lint
 from oncebridge.dead_letters.memory import MemoryDeadLetters
+from oncebridge.events.key import Part
 from oncebridge.sinks.function import FunctionSink
-from oncebridge.stores.api import Part, Want
+from oncebridge.stores.api import Want
 from oncebridge.stores.memory import MemoryStore
 
 from . import naive

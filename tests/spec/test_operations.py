@@ -12,6 +12,7 @@ import pytest
 from spec.search import HERE
 from tests.servers.spin import Tools, translate
 
+from oncebridge.events.key import Part
 from oncebridge.stores import transitions as code
 from oncebridge.stores.api import (
     Busy,
@@ -22,7 +23,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     Mismatch,
-    Part,
     Record,
     Release,
     Reply,

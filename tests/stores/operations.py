@@ -11,6 +11,7 @@ from typing import Any
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -20,7 +21,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     NoAnswer,
-    Part,
     Record,
     Release,
     Reply,

@@ -21,13 +21,13 @@ from tests.chaos.worker import die_with_parent
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
     Fate,
     NoAnswer,
-    Part,
     Record,
     Reply,
     Store,

@@ -14,6 +14,7 @@ import pytest
 from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 
+from oncebridge.events.key import Part
 from oncebridge.stores import transitions as table
 from oncebridge.stores.api import (
     Claim,
@@ -21,7 +22,6 @@ from oncebridge.stores.api import (
     Commit,
     CommitAnswer,
     Fate,
-    Part,
     Record,
     Reply,
     Store,

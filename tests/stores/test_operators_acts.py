@@ -12,12 +12,13 @@ from tests.servers.redis import RedisCluster, RedisServer, prefix
 from tests.servers.s3 import S3Server
 
 from oncebridge.engine.batch import Memo
+from oncebridge.events.key import Part
 from oncebridge.operate import operator_log as trail
 from oncebridge.operate.lookup import records_with_id
 from oncebridge.operate.operator_log import MOST_BYTES, Acts, StoreTrail
 from oncebridge.operate.release import look, release
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores.api import Claim, Commit, Fate, Memory, Part, Reply, Want
+from oncebridge.stores.api import Claim, Commit, Fate, Memory, Reply, Want
 from oncebridge.stores.memory import MemoryStore
 
 Opened = Callable[[], AbstractAsyncContextManager]

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from oncebridge import StoreError
-from oncebridge.stores.api import Claim, Commit, Fate, Part, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Claim, Commit, Fate, Want
 from oncebridge.stores.sqlite.database import SQLiteFile, _Thread
 from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock

@@ -7,7 +7,8 @@ from oncebridge import Books, StoreError
 from oncebridge.engine import backlog
 from oncebridge.engine.backlog import Backlog, Debt, Decided
 from oncebridge.engine.verdict import First
-from oncebridge.stores.api import Commit, Fate, Memory, NoAnswer, Part, Release, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Commit, Fate, Memory, NoAnswer, Release, Want
 from oncebridge.stores.memory import MemoryStore
 
 DAY_MS = 86_400_000

@@ -7,8 +7,8 @@ from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.events.key import make_key
-from oncebridge.stores.api import Fate, Memory, Part, Want
+from oncebridge.events.key import Part, make_key
+from oncebridge.stores.api import Fate, Memory, Want
 from oncebridge.stores.cell import Cell, CellBusy
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore

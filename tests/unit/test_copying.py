@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.contract.test_compare_store import CellsInMemory, StoreInMemory
 
 from oncebridge.errors import StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.stores import copying
 from oncebridge.stores.api import (
     Busy,
@@ -18,7 +19,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     NoAnswer,
-    Part,
     Record,
     Release,
     Reply,

@@ -28,6 +28,7 @@ from tests.servers.meddler import (
 from oncebridge.aws import templates
 from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
 from oncebridge.stores.api import (
     Busy,
@@ -37,7 +38,6 @@ from oncebridge.stores.api import (
     Held,
     Memory,
     NoAnswer,
-    Part,
     Record,
     Release,
     Reply,

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from oncebridge import ConfigError
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -16,7 +17,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     NoAnswer,
-    Part,
     Release,
     Reply,
     Want,

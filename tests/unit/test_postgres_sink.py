@@ -14,6 +14,7 @@ from tests.servers.process import free_port
 
 from oncebridge.errors import ConfigError
 from oncebridge.events.event import parse
+from oncebridge.events.key import Part
 from oncebridge.sinks.api import (
     Already,
     Closed,
@@ -26,7 +27,7 @@ from oncebridge.sinks.api import (
     Yes,
 )
 from oncebridge.sinks.postgres import PostgresSink, PostgresSinkOptions
-from oncebridge.stores.api import Claim, Commit, Fate, Part, Record, Release, Reply, Want
+from oncebridge.stores.api import Claim, Commit, Fate, Record, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock

@@ -29,6 +29,7 @@ from tests.servers.postgres import (
 from tests.servers.process import free_port
 
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
 from oncebridge.stores import transitions as table
 from oncebridge.stores.api import (
@@ -40,7 +41,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     NoAnswer,
-    Part,
     Record,
     Release,
     Reply,

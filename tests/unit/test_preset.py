@@ -17,10 +17,10 @@ from oncebridge.aws import lambda_handler
 from oncebridge.events.canonical import canonical
 from oncebridge.events.event import from_object, parse
 from oncebridge.events.rules import RuleSet
-from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import REPEATS, simulate
 from oncebridge.service.config import load
+from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.stores.memory import MemoryStore
 
 EVENTS = Path(__file__).parents[1] / "events"

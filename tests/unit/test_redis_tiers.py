@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Part, Record, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Record, Want
 from oncebridge.stores.conditional import CompareStore
 from oncebridge.stores.redis.scripts import record_of, written
 from oncebridge.stores.redis.tiers import RedisCells

@@ -21,6 +21,7 @@ from oncebridge.aws.templates.s3 import table
 from oncebridge.base.clock import SystemDice
 from oncebridge.engine import pauses as control
 from oncebridge.errors import ConfigError, StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
 from oncebridge.stores.api import (
     Busy,
@@ -31,7 +32,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     NoAnswer,
-    Part,
     Release,
     Reply,
     Want,

@@ -16,7 +16,8 @@ from tests.servers.small_disk import KINDS, small_disk
 
 from oncebridge import ConfigError, StoreError, StoreUnavailable
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.stores.api import Claim, Commit, Duplicate, Fate, Part, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Claim, Commit, Duplicate, Fate, Want
 from oncebridge.stores.sqlite import database as sqlite_file
 from oncebridge.stores.sqlite.database import (
     Disk,

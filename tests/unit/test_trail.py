@@ -9,7 +9,7 @@ import pytest
 from oncebridge.base.clock import SystemDice
 from oncebridge.engine.batch import Memo
 from oncebridge.errors import StoreUnavailable
-from oncebridge.events.key import conflict_key, make_key
+from oncebridge.events.key import Part, conflict_key, make_key
 from oncebridge.operate import operator_log as trail
 from oncebridge.operate.operator_log import (
     KEPT_MS,
@@ -21,7 +21,7 @@ from oncebridge.operate.operator_log import (
     Trails,
 )
 from oncebridge.operate.operator_log_file import AuditTrail, who
-from oncebridge.stores.api import Part, Want
+from oncebridge.stores.api import Want
 from oncebridge.stores.copying import Copying
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore

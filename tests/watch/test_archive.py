@@ -32,11 +32,12 @@ from oncebridge.engine.batch import Memo
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.errors import StoreUnavailable
+from oncebridge.events.key import Part
 from oncebridge.observe.history import Query, Row, Seen, Sheet, joined, page_key, tail_key
 from oncebridge.observe.history_reader import Archive
 from oncebridge.operate.lookup import records_with_id
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores.api import Fate, Memory, Part, Release, Want
+from oncebridge.stores.api import Fate, Memory, Release, Want
 from oncebridge.stores.copying import Copying
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore

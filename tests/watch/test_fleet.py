@@ -21,12 +21,12 @@ from tests.servers.redis import prefix
 
 from oncebridge.base.clock import Clock, SystemDice, system_clock
 from oncebridge.errors import StoreUnavailable
-from oncebridge.events.key import make_key
+from oncebridge.events.key import Part, make_key
 from oncebridge.observe import fleet
 from oncebridge.observe.counts import LAGS, SECONDS, CallCounts, Counts, Histogram, RouteCounts
 from oncebridge.observe.fleet import GONE_AFTER_MS, Member, read
 from oncebridge.observe.report import Report, RouteState, State
-from oncebridge.stores.api import Part, Release, Want
+from oncebridge.stores.api import Release, Want
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore

@@ -18,12 +18,13 @@ from oncebridge.engine.hooks import Decision
 from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.event import Unreadable
+from oncebridge.events.key import Part
 from oncebridge.observe.history import SLOTS, Row, Sheet, page_key, tail_key
 from oncebridge.observe.history_reader import Archive
 from oncebridge.observe.history_writer import MOST_BYTES, MOST_PAYLOADS, MOST_ROWS, MOST_WAITING
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import MOST_A_SECOND, Sampler
-from oncebridge.stores.api import Part, Want
+from oncebridge.stores.api import Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 

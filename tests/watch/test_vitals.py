@@ -20,7 +20,7 @@ from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.observe.report import Vitals
 from oncebridge.observe.store_health import vitals
-from oncebridge.service.addresses import StorePlace
+from oncebridge.service.addresses import StorePlace, scheme_of
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
 from oncebridge.stores.api import Fate, Memory
@@ -38,7 +38,7 @@ def memories(count):
 
 
 async def told(place, store=None, clock=system_clock):
-    return await vitals(place, store or place.opened, clock)
+    return await vitals(scheme_of(place.url), store or place.opened, clock)
 
 
 async def well(place):

@@ -18,7 +18,7 @@ from msgspec import Struct
 from oncebridge.audit.rows import Claimed, Complex
 from oncebridge.engine.batch import Register
 from oncebridge.engine.verdict import Verdict
-from oncebridge.events.key import conflict_key
+from oncebridge.events.key import Part, conflict_key
 from oncebridge.events.rules import Plan, Rule, Span
 from oncebridge.stores import transitions as table
 from oncebridge.stores.api import (
@@ -28,7 +28,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     Mismatch,
-    Part,
     Record,
     Reply,
     Want,

@@ -22,8 +22,8 @@ from oncebridge.base.durations import format_duration
 from oncebridge.engine.causes import Cause
 from oncebridge.errors import ConfigError
 from oncebridge.events.rules import DEFAULT_WINDOW, Rule
-from oncebridge.genesys.options import GenesysOptions
 from oncebridge.genesys.preset import genesys_rules
+from oncebridge.service.genesys_options import GenesysOptions
 
 _SOURCES: Final = GenesysOptions().sources
 _OF_PRESET: Final = frozenset(rule.name for rule in genesys_rules())

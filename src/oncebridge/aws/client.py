@@ -59,6 +59,8 @@ _THROTTLED = frozenset(
         "TooManyRequestsException",
     }
 )
+_DENIED = frozenset({"accessdenied", "authorizationerror", "notauthorized"})
+_MISSING = frozenset({"nonexistentqueue", "notfound", "queuedoesnotexist", "resourcenotfound"})
 _PASSING = frozenset(
     {
         "ConditionalRequestConflict",
@@ -103,6 +105,24 @@ class AwsError(OncebridgeError):
     @property
     def is_throttling(self) -> bool:
         return self.status == 429 or self.code in _THROTTLED
+
+    @property
+    def is_denied(self) -> bool:
+        """True if the caller is known and is not allowed to do this."""
+        plain = self.plain_code
+        is_denied = plain in _DENIED or plain.startswith("notauthorizedfor")
+        return is_denied or self.code == "HTTP 403"
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the target does not exist."""
+        return self.plain_code in _MISSING
+
+    @property
+    def plain_code(self) -> str:
+        """The code in the form its spellings share: `KMS.DisabledException` is `kmsdisabled`."""
+        code = self.code.removeprefix("AWS.SimpleQueueService.").replace(".", "")
+        return code.removesuffix("Exception").lower()
 
 
 class _JsonError(Struct):

@@ -22,7 +22,6 @@ from oncebridge.aws.addresses import name_and_region
 from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
-from oncebridge.sinks.aws.answers import is_denied, is_missing
 
 _T = TypeVar("_T")
 
@@ -317,12 +316,12 @@ class Queue:
 
 def advice(error: AwsError, action: str, queue: str) -> str:
     """Say what to do where SQS said no to *action*, for good."""
-    if is_missing(error):
+    if error.is_missing:
         return (
             f"there is no SQS queue {queue} in this Region and account; create it, or name it by "
             "its ARN"
         )
-    if is_denied(error):
+    if error.is_denied:
         return f"AWS denies sqs:{action} on the queue {queue}; allow it: {error.message or error}"
     return f"SQS refuses {action} on the queue {queue}: {error}"
 

@@ -37,7 +37,6 @@ from msgspec import Struct
 from msgspec.structs import fields as struct_fields
 
 from oncebridge.base.durations import format_duration, parse_duration
-from oncebridge.base.secrets import REFERENCES, Address, Secret, masked, resolve
 from oncebridge.errors import ConfigError, ConfigErrors
 
 S = TypeVar("S", bound=Struct)
@@ -88,7 +87,12 @@ class Setting(Struct, frozen=True):
 
 @runtime_checkable
 class Readable(Protocol):
-    """A type that reads itself, for what is more than a plain value."""
+    """
+    A type that reads itself, for what is more than a plain value.
+
+    Where it says `is_secret`, what was written for it is never quoted. A text that must not be
+    printed as it is has the form for printing as `shown`.
+    """
 
     @classmethod
     def read_option(cls, value: Any, where: str, problems: "Problems") -> Any:
@@ -356,14 +360,6 @@ def _rate(value: Any, where: str) -> Rate:
     raise ConfigError(where, f"{_shown(value)}: is not a rate; write 100/s, 3000/m or 5000/h")
 
 
-def _secret(value: Any, where: str) -> Secret:
-    if isinstance(value, Secret):
-        return value
-    if not isinstance(value, str) or not value:
-        raise ConfigError(where, f"must be a text: {REFERENCES}, or the secret itself")
-    return Secret(resolve(str(value), where))
-
-
 _READERS: dict[Any, Callable[[Any, str], Any]] = {
     str: _text,
     bool: _flag,
@@ -371,7 +367,6 @@ _READERS: dict[Any, Callable[[Any, str], Any]] = {
     float: _number,
     Size: _size,
     Rate: _rate,
-    Secret: _secret,
     timedelta: parse_duration,
 }
 
@@ -427,7 +422,7 @@ def _found(value: Any, kinds: Sequence[Any]) -> str:
 
 
 def _is_secret(kind: Any) -> bool:
-    return kind is Secret or any(map(_is_secret, get_args(kind)))
+    return getattr(kind, "is_secret", False) or any(map(_is_secret, get_args(kind)))
 
 
 # --- writing ----------------------------------------------------------------------------
@@ -447,9 +442,7 @@ def written(value: Any) -> str:
         case Rate():
             return _written_rate(value)
         case str():
-            return json.dumps(
-                masked(value) if isinstance(value, Address) else value, ensure_ascii=False
-            )
+            return json.dumps(getattr(value, "shown", value), ensure_ascii=False)
         case list() | tuple():
             return f"[{', '.join(written(item) for item in value)}]"
         case dict():
@@ -480,7 +473,6 @@ _FORMS: dict[Any, tuple[str, dict[str, Any]]] = {
     float: ("number", {"type": "number"}),
     Size: ("size", {"type": "string", "pattern": rf"^\s*{_SIZE.pattern}\s*$"}),
     Rate: ("rate", {"type": "string", "pattern": rf"^\s*{_RATE.pattern}\s*$"}),
-    Secret: (f"secret: {REFERENCES}", {"type": "string", "minLength": 1}),
     timedelta: ("duration", {"type": "string", "pattern": r"^\s*\d+(\.\d+)?(ms|s|m|h|d)\s*$"}),
     Any: ("anything", {}),
 }

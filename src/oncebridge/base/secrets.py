@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import blake2b
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from oncebridge.errors import ConfigError
 
@@ -42,9 +43,26 @@ class Secret:
     """A text that is shown to nobody: every way of printing it gives `***`."""
 
     __slots__ = ("_text",)
+    is_secret: ClassVar = True
 
     def __init__(self, text: str) -> None:
         self._text = text
+
+    @classmethod
+    def read_option(cls, value: Any, where: str, problems: object) -> "Secret":  # noqa: ARG003
+        if isinstance(value, Secret):
+            return value
+        if not isinstance(value, str) or not value:
+            raise ConfigError(where, f"must be a text: {REFERENCES}, or the secret itself")
+        return cls(resolve(str(value), where))
+
+    @classmethod
+    def option_schema(cls) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1}
+
+    @classmethod
+    def option_form(cls) -> str:
+        return f"secret: {REFERENCES}"
 
     def reveal(self) -> str:
         """Give the text itself, for the one who has to send or compare it."""
@@ -78,8 +96,13 @@ class Address(str):
 
     __slots__ = ()
 
+    @property
+    def shown(self) -> str:
+        """The address as it may be printed."""
+        return masked(self)
+
     def __repr__(self) -> str:
-        return repr(masked(self))
+        return repr(self.shown)
 
 
 def resolve(text: str, where: str) -> str:
@@ -108,9 +131,9 @@ def is_at_aws(text: str) -> bool:
 
 def at_aws(text: str, where: str) -> str:
     """Look up what is kept at AWS."""
-    from oncebridge.aws.references import look_up  # noqa: PLC0415 - few keep anything there
-
-    return look_up(text, where, _asked.get({}))
+    (found,) = entry_points(group="oncebridge.secrets", name=text.partition(":")[0])
+    read: str = found.load()(text, where, _asked.get({}))
+    return read
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError
-from oncebridge.events.key import make_key
-from oncebridge.stores.api import Busy, Claim, Claims, Part, Release, Store, Want
+from oncebridge.events.key import Part, make_key
+from oncebridge.stores.api import Busy, Claim, Claims, Release, Store, Want
 
 _LEASE_MS: Final = 5000
 _PAUSES_S: Final = (0.02, 0.1, 0.3)

@@ -56,7 +56,6 @@ from oncebridge.errors import (
     StoreUnavailable,
 )
 from oncebridge.sinks.api import Closed, Never, SinkAnswer, Yes
-from oncebridge.sinks.aws.answers import is_denied, is_missing
 from oncebridge.sinks.aws.batches import Entry, Room, send_all
 from oncebridge.sinks.sqs import understood
 
@@ -133,7 +132,7 @@ class SqsDeadLetters:
             await self._queue.open()
             settings = await self._queue.settings()
         except (AwsError, NotSent, Unclear) as error:
-            if isinstance(error, AwsError) and is_missing(error):
+            if isinstance(error, AwsError) and error.is_missing:
                 raise ConfigError("", advice(error, "SendMessage", self._queue.name)) from None
             level = logging.INFO if _is_denied(error) else logging.WARNING
             extra = {"queue": self._queue.name, "error": str(error)}
@@ -413,7 +412,7 @@ def _tens(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 
 def _is_denied(error: Exception) -> bool:
-    return isinstance(error, AwsError) and is_denied(error)
+    return isinstance(error, AwsError) and error.is_denied
 
 
 async def _answered(call: Awaitable[_T], action: str, queue: str) -> _T:

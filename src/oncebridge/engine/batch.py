@@ -26,9 +26,10 @@ from oncebridge.engine.leases import Hold
 from oncebridge.engine.turns import Turn
 from oncebridge.engine.verdict import LONGEST_ID, First, Outcome, Verdict
 from oncebridge.events.event import Event, Unreadable
+from oncebridge.events.key import Part
 from oncebridge.events.rules import OnConflict, Plan, Version
 from oncebridge.sinks.api import Delivery
-from oncebridge.stores.api import Claim, Commit, Fate, Memory, Part
+from oncebridge.stores.api import Claim, Commit, Fate, Memory
 
 _DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 _DAY_MS: Final = 86_400_000

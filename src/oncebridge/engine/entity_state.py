@@ -20,7 +20,8 @@ from oncebridge.engine.counters import Books
 from oncebridge.engine.leases import Hold, Holds
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Verdict
-from oncebridge.stores.api import Busy, Claim, Part, Release, Reply, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Busy, Claim, Release, Reply, Want
 
 _log = logging.getLogger("oncebridge")
 

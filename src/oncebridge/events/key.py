@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 import jmespath
 from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
+from msgspec import Struct
 
 from oncebridge.errors import ConfigError, EventError
 from oncebridge.events.canonical import canonical, canonical_plain
@@ -32,6 +33,16 @@ Scope = Literal["source", "organisation"]
 
 if TYPE_CHECKING:
     from _hashlib import HASH
+
+
+class Part(Struct, frozen=True, gc=False):
+    """One key of a claim, with what the store must know to judge it."""
+
+    key: bytes
+    hash: bytes = b""
+    slide_ms: int = 0
+    """A duplicate pushes the window's end to now + *slide_ms*; 0 for a fixed window."""
+
 
 KEY_VERSION: Final = 1
 """The first byte of every key; it changes whenever equal events would get other keys."""

@@ -29,6 +29,7 @@ from oncebridge.events.key import (
     ContentKey,
     FieldsKey,
     IdKey,
+    Part,
     Scope,
     compile_field,
     conflict_key,
@@ -39,7 +40,6 @@ from oncebridge.events.key import (
     scoped_source,
 )
 from oncebridge.events.pattern import Pattern
-from oncebridge.stores.api import Part
 
 OnMissing = Literal["content", "deliver", "dead"]
 OnConflict = Literal["deliver", "dead", "duplicate"]

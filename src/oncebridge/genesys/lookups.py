@@ -18,7 +18,7 @@ from oncebridge.base.clock import Dice
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.genesys.api import Api, Exists, Finding, Hidden, Missing, Refused, Unsaid
-from oncebridge.genesys.options import GenesysOptions
+from oncebridge.service.genesys_options import GenesysOptions
 
 _MOST: Final = 50_000
 """How many conversations are remembered."""

@@ -31,7 +31,7 @@ from oncebridge.errors import ConfigError
 from oncebridge.events.key import ContentKey, Scope
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import DEFAULT_WINDOW, Bare, Rule, Tier
-from oncebridge.genesys.options import GenesysOptions
+from oncebridge.service.genesys_options import GenesysOptions
 
 _VOLATILE: Final = ["detail.timestamp", "detail.metadata"]
 _LABELS: Final = ("topicName", "version")

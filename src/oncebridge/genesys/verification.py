@@ -54,7 +54,7 @@ from oncebridge.genesys.api import (
     is_plausible,
 )
 from oncebridge.genesys.lookups import BRIEFLY_S, Later, Lookups
-from oncebridge.genesys.options import GenesysOptions
+from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.sinks.api import (
     Closed,
     Delivery,
@@ -106,6 +106,16 @@ class Verifier:
         self.lookups = Lookups(self._api, pace, options, self.counts, dice or SystemDice())
         self._untold: Counter[str] = Counter()
         self._told_at: dict[str, float] = {}
+
+    @staticmethod
+    def check(options: GenesysOptions, settings: Settings) -> None:
+        """Raise `ConfigError` if look-ups would leave the sink too little time."""
+        if 2 * options.timeout > settings.sink_timeout:
+            raise ConfigError(
+                "timeout",
+                f"{written(options.timeout)} is more than half of sink_timeout "
+                f"({written(settings.sink_timeout)}), and the sink needs time too",
+            )
 
     def around(
         self, sink: Sink | Callable[[Event], Any], settings: Settings, clock: Clock = system_clock
@@ -399,16 +409,6 @@ def _published_ms(event: Event) -> int | None:
 
 
 # --- settings ------------------------------------------------------------------------------
-
-
-def check(options: GenesysOptions, settings: Settings) -> None:
-    """Refuse look-ups that would leave the sink too little time."""
-    if 2 * options.timeout > settings.sink_timeout:
-        raise ConfigError(
-            "timeout",
-            f"{written(options.timeout)} is more than half of sink_timeout "
-            f"({written(settings.sink_timeout)}), and the sink needs time too",
-        )
 
 
 def _made(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Event], Any]]:

@@ -38,7 +38,7 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.events.key import make_key
+from oncebridge.events.key import Part, make_key
 from oncebridge.observe.counts import Counts
 from oncebridge.observe.report import Report, RouteState, State
 from oncebridge.stores.api import (
@@ -46,7 +46,6 @@ from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     NoAnswer,
-    Part,
     Record,
     Release,
     Reply,

@@ -10,7 +10,7 @@ routes and rules. Nothing of an event or a secret is in any of them, so anybody 
 import asyncio
 import gzip
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Final
@@ -19,13 +19,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oncebridge.errors import ConfigError
+from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.observe.report import Report
 
 _log = logging.getLogger("oncebridge")
 
-ALIVE = Response(200, b'{"alive":true}')
-_READY = Response(200, b'{"ready":true}')
 _METHOD = Response(
     405, b'{"error":"the method is not for this path"}', headers=(("Allow", "GET, HEAD"),)
 )
@@ -44,14 +43,6 @@ _LEVEL: Final = 3
 
 Respond = Callable[[Response], None]
 Page = Callable[[Request, Respond], None]
-
-
-def readiness(reasons: list[str], warnings: Sequence[str] = ()) -> Response:
-    """Return whether events can pass, and why not; *warnings* are what may stop them later."""
-    if not reasons:
-        return Response(200, _encode({"ready": True, "warnings": warnings})) if warnings else _READY
-    body = _encode({"ready": False, "reasons": reasons})
-    return Response(503, body, headers=(("Retry-After", "1"),))
 
 
 def listeners(

@@ -23,11 +23,12 @@ from oncebridge.base.clock import Clock, Dice, ms
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.hooks import Decision
 from oncebridge.events.event import Event
+from oncebridge.events.key import Part
 from oncebridge.observe.history import SLOTS, Mode, Row, Seen, Sheet, joined, page_key, tail_key
 from oncebridge.observe.history_rows import Secrets, row_of, row_of_refused
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import Sampler
-from oncebridge.stores.api import Claim, Part, Release, Reply, Store, Want
+from oncebridge.stores.api import Claim, Release, Reply, Store, Want
 
 MOST_ROWS: Final = 512
 MOST_BYTES: Final = 160 << 10

@@ -13,7 +13,6 @@ from typing import Final, Protocol, runtime_checkable
 
 from oncebridge.base.clock import Clock
 from oncebridge.observe.report import Vitals
-from oncebridge.service.addresses import StorePlace, scheme_of
 from oncebridge.stores.api import Store
 
 _WITHIN_S: Final = 2.0
@@ -35,9 +34,9 @@ class TellsVitals(Protocol):
         ...
 
 
-async def vitals(place: StorePlace, store: Store, clock: Clock) -> Vitals:
+async def vitals(kind: str, store: Store, clock: Clock) -> Vitals:
     """Ask *store* how it is; what it cannot tell is None. Never raises for a store's sake."""
-    found = Vitals(scheme_of(place.url), answers=False)
+    found = Vitals(kind, answers=False)
     # Of an outage others tell more; here it is enough that there is one.
     with suppress(Exception):
         async with asyncio.timeout(_WITHIN_S):

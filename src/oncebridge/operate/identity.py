@@ -17,13 +17,13 @@ from oncebridge.events.key import (
     FieldsKey,
     IdKey,
     KeyKind,
+    Part,
     conflict_key,
     make_key,
     scoped_source,
 )
 from oncebridge.events.rules import Plan, RuleSet, Span
 from oncebridge.service.config import Route, Setup
-from oncebridge.stores.api import Part
 
 
 class Known(Struct, frozen=True):

@@ -25,9 +25,9 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import Dice, SystemDice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.events.key import make_key
+from oncebridge.events.key import Part, make_key
 from oncebridge.operate.operator_log_file import AuditTrail, who
-from oncebridge.stores.api import Claim, NoAnswer, Part, Record, Release, Reply, Store, Want
+from oncebridge.stores.api import Claim, NoAnswer, Record, Release, Reply, Store, Want
 
 MOST_ACTS: Final = 20
 MOST_BYTES: Final = 2048

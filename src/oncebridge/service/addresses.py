@@ -58,12 +58,21 @@ def backend(group: str, url: str, where: str, *, written: str) -> Any:
         raise ConfigError(
             where, f"{scheme!r} is no kind of address here; {did_you_mean(scheme, allowed)}"
         )
+    return _load(point, where, f"{scheme}: ")
+
+
+def extension(group: str, name: str, where: str) -> Any:
+    """Return what the entry point *name* of *group* names; *where* is the setting that needs it."""
+    return _load(_schemes(group)[name], where)
+
+
+def _load(point: EntryPoint, where: str, named: str = "") -> Any:
     try:
         return point.load()
     except ImportError as error:
         raise ConfigError(
             where,
-            f"{scheme}: needs a package that is not installed ({error.name or error}); "
+            f"{named}needs a package that is not installed ({error.name or error}); "
             f"pip install '{_package(point)}'",
         ) from error
 

@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, Protocol, get_origin
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -37,8 +37,6 @@ from oncebridge.events.access import AllowOptions, Guard
 from oncebridge.events.exact_float import read_decimal
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, RuleOptions, RuleSet
-from oncebridge.genesys.options import GenesysOptions
-from oncebridge.genesys.preset import genesys_rules
 from oncebridge.service.addresses import (
     DeadPlace,
     Place,
@@ -46,11 +44,10 @@ from oncebridge.service.addresses import (
     SourcePlace,
     StorePlace,
     as_table,
+    extension,
 )
 from oncebridge.service.dashboard_safety import exposure, mistakes
-
-if TYPE_CHECKING:
-    from oncebridge.genesys.verification import Verifier
+from oncebridge.service.genesys_options import GenesysOptions
 
 PREFIX = "ONCEBRIDGE_"
 _FILE = "ONCEBRIDGE_CONFIG"
@@ -302,6 +299,26 @@ class Config(Settings, frozen=True, kw_only=True):
         return Settings(**own)
 
 
+class Verifier(Protocol):
+    """Decides whether an event may be sent; `[genesys]` configures the one that there is."""
+
+    def __init__(self, options: GenesysOptions) -> None: ...
+
+    @staticmethod
+    def check(options: GenesysOptions, settings: Settings) -> None:
+        """Raise `ConfigError` if *options* do not fit a route's *settings*."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many deliveries were verified, by result."""
+        ...
+
+    def around(self, sink: Any, settings: Settings, clock: Clock) -> Any:
+        """Return *sink*, with a verification before each delivery."""
+        ...
+
+
 class Route(Struct, frozen=True):
     """One way out, ready to be made a gateway of."""
 
@@ -318,7 +335,7 @@ class Setup(Struct, frozen=True):
     config: Config
     routes: tuple[Route, ...]
     file: str
-    verifier: "Verifier | None" = None
+    verifier: Verifier | None = None
     """Who finds out whether an event is to be believed, where that is asked for."""
     rules: tuple[Rule, ...] = ()
     """The rules of the file: they apply on every route, and to events that no route is for."""
@@ -529,10 +546,12 @@ def _routes(
 
 
 def _preset(config: Config, problems: Problems) -> list[Rule]:
-    if config.preset == "genesys":
+    rules: list[Rule] = []
+    if config.preset != "none":
         with problems.caught():
-            return genesys_rules(config.genesys, window=config.window)
-    return []
+            make = extension("oncebridge.presets", config.preset, "preset")
+            rules = make(config.genesys, window=config.window)
+    return rules
 
 
 def _guards(config: Config, problems: Problems) -> list[Rule]:
@@ -561,21 +580,20 @@ def _ways(
 
 def _verifier(
     config: Config, routes: Sequence[Route], table: Mapping[str, Any], problems: Problems
-) -> "Verifier | None":
+) -> Verifier | None:
     """Make who looks conversations up, if that is asked for."""
     if config.verify == "none":
         return None
-    try:
-        from oncebridge.genesys.verification import Verifier, check  # noqa: PLC0415 - needs a parser
-    except ImportError as error:
-        message = f"needs a package that is not installed ({error.name or error})"
-        problems.add("verify", f"{message}; pip install 'oncebridge[http]'")
+    verifier: type[Verifier] | None = None
+    with problems.caught():
+        verifier = extension("oncebridge.verifiers", config.verify, "verify")
+    if verifier is None:
         return None
     given = table.get("genesys", {})
     try:
         for route in routes:
-            check(config.genesys, route.settings)
-        return Verifier(config.genesys)
+            verifier.check(config.genesys, route.settings)
+        return verifier(config.genesys)
     except ConfigErrors as errors:
         found: Sequence[ConfigError] = errors.problems
     except ConfigError as error:

@@ -135,11 +135,11 @@ class Watch:
 
     async def measure(self, *, is_open: bool) -> None:
         """Ask the store how it is; one that could not be opened yet does not answer."""
-        place = self._config.store
+        kind = scheme_of(self._config.store.url)
         if is_open:
-            self.vitals = await vitals(place, self._store, self._clock)
+            self.vitals = await vitals(kind, self._store, self._clock)
         else:
-            self.vitals = Vitals(kind=scheme_of(place.url), answers=False)
+            self.vitals = Vitals(kind=kind, answers=False)
 
     async def share(self) -> None:
         """

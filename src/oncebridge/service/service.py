@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -29,6 +29,7 @@ from oncebridge.engine.hooks import Decision, Hook, Tracer, TripHook
 from oncebridge.engine.router import UNROUTED, Router, Way
 from oncebridge.errors import ConfigError, OncebridgeError, StoreUnavailable
 from oncebridge.observe.report import RouteState, State
+from oncebridge.service.addresses import extension
 from oncebridge.service.config import Setup
 from oncebridge.service.epoch import Epoch
 from oncebridge.service.monitor import Watch
@@ -38,7 +39,6 @@ from oncebridge.sources.spool import Spool
 from oncebridge.stores.api import Store
 
 if TYPE_CHECKING:
-    from oncebridge.dashboard import Dashboard
     from oncebridge.observe.health import Health
 
 _log = logging.getLogger("oncebridge")
@@ -93,6 +93,17 @@ def make_router(
         hooks=hooks,
         clock=clock,
     )
+
+
+class Dashboard(Protocol):
+    """The pages beside a service, from the entry point `oncebridge.dashboards`."""
+
+    @property
+    def url(self) -> str: ...
+
+    async def open(self) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 class Service:
@@ -168,10 +179,10 @@ class Service:
         config = self._setup.config
         return listeners(config.health, config.metrics, self._not_ready, self.watch.report)
 
-    def _make_dashboard(self) -> "Dashboard":
-        from oncebridge.dashboard import Dashboard, Desk  # noqa: PLC0415 - nor pages
-
-        return Dashboard(self._setup, Desk(self._setup, self.store, self.router, self.watch))
+    def _make_dashboard(self) -> Dashboard:
+        make = extension("oncebridge.dashboards", "pages", "dashboard")
+        made: Dashboard = make(self._setup, self.store, self.router, self.watch)
+        return made
 
     def _state(self, watch: Watch) -> State:
         """Tell how this worker is right now."""

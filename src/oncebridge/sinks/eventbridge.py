@@ -37,7 +37,7 @@ from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
 from oncebridge.events.trace_context import xray_of
 from oncebridge.sinks.api import Closed, Delivery, Never, SinkAnswer, Unknown, Yes
-from oncebridge.sinks.aws.answers import answer_to, answer_to_code, is_denied, is_missing
+from oncebridge.sinks.aws.answers import answer_to, answer_to_code
 from oncebridge.sinks.aws.batches import Entry, Room, send_all
 from oncebridge.sinks.aws.target import (
     AwsSinkOptions,
@@ -191,9 +191,9 @@ class EventsSink:
         return self._gone
 
     def _ask_later(self, error: AwsError | NotSent | Unclear) -> None:
-        if isinstance(error, AwsError) and is_missing(error):
+        if isinstance(error, AwsError) and error.is_missing:
             self._gone = Closed(f"there is no event bus {self._bus.name}")
-        elif isinstance(error, AwsError) and is_denied(error):
+        elif isinstance(error, AwsError) and error.is_denied:
             self._look_at = inf
 
     # --- sending -------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import OncebridgeError, StoreUnavailable
-from oncebridge.events.key import make_key
-from oncebridge.stores.api import Claim, Extension, NoAnswer, Part, Release, Reply, Store, Want
+from oncebridge.events.key import Part, make_key
+from oncebridge.stores.api import Claim, Extension, NoAnswer, Release, Reply, Store, Want
 
 _NAMESPACE = "checkpoint"
 

@@ -34,6 +34,8 @@ from typing import Literal, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
+from oncebridge.events.key import Part
+
 
 class Fate(IntEnum):
     """How a record came to be done."""
@@ -75,15 +77,6 @@ class Record(Struct, frozen=True, gc=False):
 
 
 # --- what is asked ---------------------------------------------------------------
-
-
-class Part(Struct, frozen=True, gc=False):
-    """One key of a claim, with what the store must know to judge it."""
-
-    key: bytes
-    hash: bytes = b""
-    slide_ms: int = 0
-    """A duplicate pushes the window's end to now + *slide_ms*; 0 for a fixed window."""
 
 
 class Want(Struct, frozen=True, gc=False):

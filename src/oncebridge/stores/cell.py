@@ -19,7 +19,8 @@ from typing import Final
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.stores.api import Busy, Claim, Claims, NoAnswer, Part, Release, Reply, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Busy, Claim, Claims, NoAnswer, Release, Reply, Want
 
 Change = Callable[[bytes, int], bytes]
 """Return the new value for the present one (empty: none yet) and the store's time in ms."""

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -22,7 +23,6 @@ from oncebridge.stores.api import (
     Held,
     Memory,
     Mismatch,
-    Part,
     Record,
     Release,
     Reply,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from oncebridge.base.clock import Clock
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -23,7 +24,6 @@ from oncebridge.stores.api import (
     Held,
     Memory,
     Mismatch,
-    Part,
     Release,
     Reply,
     Want,

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -34,7 +35,6 @@ from oncebridge.stores.api import (
     Fate,
     Memory,
     Mismatch,
-    Part,
     Record,
     Release,
     Reply,

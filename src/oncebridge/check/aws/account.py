@@ -36,7 +36,6 @@ from msgspec import Struct
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.skewed_clock import SkewedClock
 from oncebridge.base.clock import Clock
-from oncebridge.sinks.aws.answers import is_denied, is_missing
 
 _log = logging.getLogger("oncebridge")
 
@@ -288,10 +287,10 @@ class Service:
         told = response.get("Error", {})
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
         error = AwsError(status, str(told.get("Code", "")), "")
-        if error.code in _ABSENT or is_missing(error):
+        if error.code in _ABSENT or error.is_missing:
             is_hidden = _HIDDEN in str(told.get("Message", ""))
             return Unseen(action) if is_hidden else Absent()
-        if is_denied(error):
+        if error.is_denied:
             return Unseen(action)
         if error.code in _STRANGERS:
             self._away = f"credentials that AWS accepts ({error.code})"

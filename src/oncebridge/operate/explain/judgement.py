@@ -19,7 +19,7 @@ from oncebridge.engine import pauses as control
 from oncebridge.engine.batch import Memo, Register, first_arrival, why_no_version
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Verdict
-from oncebridge.events.key import conflict_key
+from oncebridge.events.key import Part, conflict_key
 from oncebridge.events.rules import Plan
 from oncebridge.operate import operator_log as trail
 from oncebridge.operate.identity import Identity
@@ -31,7 +31,6 @@ from oncebridge.stores.api import (
     Duplicate,
     Fate,
     Mismatch,
-    Part,
     Record,
     Store,
     Want,

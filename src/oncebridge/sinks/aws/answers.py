@@ -24,18 +24,15 @@ import re
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.sinks.api import Closed, Never, No, Throttled, Unknown, Unwell
 
-__all__ = ["Refusal", "answer_to", "answer_to_code", "is_denied", "is_missing"]
-
 Refusal = No | Unknown | Throttled | Unwell | Closed | Never
 
-# Codes are compared as `_plain` gives them: services spell one in two to four ways.
+# Codes are compared as `AwsError.plain_code` gives them: services spell one in two to four ways.
 
 _FAILED = frozenset(
     {"internal", "internalerror", "internalfailure", "internalserver", "internalservererror"}
 )
 _THROTTLED = frozenset({"kmsthrottled", "kmsthrottling", "throttled"})
 _CHANGING = frozenset({"resourceinuse"})
-_DENIED = frozenset({"accessdenied", "authorizationerror", "notauthorized"})
 _STRANGER = frozenset(
     {
         *("authfailure", "expiredtoken", "incompletesignature", "invalidaccesskeyid"),
@@ -45,7 +42,6 @@ _STRANGER = frozenset(
         *("unrecognizedclient",),
     }
 )
-_MISSING = frozenset({"nonexistentqueue", "notfound", "queuedoesnotexist", "resourcenotfound"})
 _UNFIT = frozenset(
     {
         # the key that the target is encrypted with
@@ -90,9 +86,9 @@ def answer_to_code(code: str, message: str = "", *, status: int = 400) -> Refusa
     *message* is passed on where it tells of the target or of our access. Where it tells of the
     content it may quote it, and is not.
     """
-    plain = _plain(code)
-    told = f"{code}: {message}" if message else code
-    if plain in _THROTTLED or AwsError(status, code, message).is_throttling:
+    error = AwsError(status, code, message)
+    plain, told = error.plain_code, str(error)
+    if plain in _THROTTLED or error.is_throttling:
         return Throttled(told)
     if plain in _CHANGING:
         return No(told)
@@ -102,30 +98,11 @@ def answer_to_code(code: str, message: str = "", *, status: int = 400) -> Refusa
         return Unknown(code)
     if plain in _CONTENT and not _NOT_THE_CONTENT.match(message):
         return Never(code)
-    if plain in _CONTENT or _is_shut(plain) or status in _SHUT or 300 <= status < 400:
+    if plain in _CONTENT or _is_shut(error) or status in _SHUT or 300 <= status < 400:
         return Closed(told)
     return Never(code) if status == _TOO_LARGE else Unknown(code)
 
 
-def is_denied(error: AwsError) -> bool:
-    """Tell whether we are known, and may not do this."""
-    return _is_denied(_plain(error.code)) or error.code == "HTTP 403"
-
-
-def is_missing(error: AwsError) -> bool:
-    """Tell whether there is no such target."""
-    return _plain(error.code) in _MISSING
-
-
-def _is_shut(plain: str) -> bool:
-    return _is_denied(plain) or plain in _STRANGER or plain in _MISSING or plain in _UNFIT
-
-
-def _is_denied(plain: str) -> bool:
-    return plain in _DENIED or plain.startswith("notauthorizedfor")
-
-
-def _plain(code: str) -> str:
-    """Reduce a code to what its spellings share: `KMS.DisabledException` is `KmsDisabled`."""
-    code = code.removeprefix("AWS.SimpleQueueService.").replace(".", "")
-    return code.removesuffix("Exception").lower()
+def _is_shut(error: AwsError) -> bool:
+    refused = error.is_denied or error.is_missing
+    return refused or error.plain_code in _STRANGER or error.plain_code in _UNFIT

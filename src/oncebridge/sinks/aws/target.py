@@ -14,7 +14,7 @@ from oncebridge.aws.options import AwsOptions
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
 from oncebridge.sinks.api import Closed, Never
-from oncebridge.sinks.aws.answers import answer_to, is_denied, is_missing
+from oncebridge.sinks.aws.answers import answer_to
 
 T = TypeVar("T")
 
@@ -117,8 +117,8 @@ def raise_or_tell(error: AwsError | NotSent | Unclear, what: str, advice: str) -
     What a human must put right is raised as `ConfigError`, with *advice*. All else is only told:
     the right to send does not include the right to ask, and what is down comes back.
     """
-    if isinstance(error, AwsError) and not is_denied(error):
-        if is_missing(error):
+    if isinstance(error, AwsError) and not error.is_denied:
+        if error.is_missing:
             raise ConfigError("", f"there is no {what}; {advice}") from None
         if isinstance(answer_to(error), Closed | Never):
             raise ConfigError("", f"{what} cannot be used: {error}") from None

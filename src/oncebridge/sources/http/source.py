@@ -40,9 +40,9 @@ from oncebridge.events.trace_context import NAME, XRAY_HEADER, Carried
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.auth import AuthOptions, Guard
 from oncebridge.http.clients import TrustedProxies, proxy_mistakes
+from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
-from oncebridge.observe.health import ALIVE, readiness
 from oncebridge.sources.api import Context, Done, Host
 from oncebridge.sources.http.openapi import describe
 

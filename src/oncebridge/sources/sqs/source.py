@@ -34,7 +34,7 @@ from oncebridge.events.event import Event, Unreadable, carry
 from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE
 from oncebridge.sinks.api import Closed
-from oncebridge.sinks.aws.answers import answer_to, is_denied
+from oncebridge.sinks.aws.answers import answer_to
 from oncebridge.sources.api import Context, Host
 from oncebridge.sources.relay import Item, Relay
 from oncebridge.sources.sqs.receiver import LONGEST_S, Hand, Trouble
@@ -302,7 +302,7 @@ async def _allowed(call: Coroutine[Any, Any, _T], action: str, queue: str) -> _T
         if error.retryable:
             raise
         told = advice(error, action, queue)
-        if is_denied(error):
+        if error.is_denied:
             raise _Denied("", told) from None
         if isinstance(answer_to(error), Closed):
             raise ConfigError("", told) from None

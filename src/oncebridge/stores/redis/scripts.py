@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from oncebridge.errors import StoreError
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -29,7 +30,6 @@ from oncebridge.stores.api import (
     Held,
     Memory,
     Mismatch,
-    Part,
     Record,
     Release,
     Want,

@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from oncebridge.base.clock import SystemDice
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -16,7 +17,6 @@ from oncebridge.stores.api import (
     Extension,
     Fate,
     Memory,
-    Part,
     Record,
     Release,
     ReleaseAnswer,

@@ -1,4 +1,5 @@
-from oncebridge.stores.api import Busy, Duplicate, Fate, Held, Mismatch, Part, Reply, Store
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Busy, Duplicate, Fate, Held, Mismatch, Reply, Store
 from oncebridge.testing.contract.harness import (
     CONTENT,
     OTHER,

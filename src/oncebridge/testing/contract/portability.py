@@ -3,13 +3,13 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
     Duplicate,
     Fate,
     Held,
-    Part,
     Portable,
     Record,
     Reply,

@@ -1,4 +1,5 @@
-from oncebridge.stores.api import Busy, Duplicate, Held, Part, Reply, Store
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Busy, Duplicate, Held, Reply, Store
 from oncebridge.testing.contract.harness import (
     Harness,
     ask,

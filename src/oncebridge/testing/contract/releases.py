@@ -1,10 +1,10 @@
+from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
     Duplicate,
     Extension,
     Held,
-    Part,
     Release,
     Reply,
     Store,

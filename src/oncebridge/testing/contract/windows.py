@@ -1,4 +1,5 @@
-from oncebridge.stores.api import Claim, Duplicate, Fate, Held, Part, Reply, Store
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Claim, Duplicate, Fate, Held, Reply, Store
 from oncebridge.testing.contract.harness import (
     CONTENT,
     OTHER,
