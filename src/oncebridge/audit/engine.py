@@ -225,7 +225,7 @@ def _unreadable(
 
 
 def _report(table: Table, found: Findings, recording: _Recording, files: Sequence[File]) -> Report:
-    """Tell what the table says, as far as it needs nothing else."""
+    """Return what the table says, as far as it needs nothing else."""
     verdicts = found.verdicts()
     tallies = found.tallies()
     times = table.times

@@ -90,7 +90,7 @@ def study(source: str, detail_type: str, details: Sequence[bytes]) -> FieldStudy
 
 
 def _leaves(detail: Mapping[str, Any]) -> _Leaves:
-    """Give what stands at the end of each path; an array is an end."""
+    """Return what stands at the end of each path; an array is an end."""
     found: _Leaves = {}
     pending: list[tuple[str, Mapping[str, Any], int]] = [("detail", detail, 1)]
     while pending and len(found) < _MOST_LEAVES:
@@ -109,7 +109,7 @@ def _last(path: str) -> str:
 
 
 def _without(event: _Leaves, paths: frozenset[str], only: str | None = None) -> Any:
-    """Give what makes an event this one, once *paths* do not count."""
+    """Return what makes an event this one, once *paths* do not count."""
     if only is not None and only in event:
         return event[only]
     return frozenset(item for item in event.items() if item[0] not in paths)
@@ -143,7 +143,7 @@ def _everywhere(events: Sequence[_Leaves]) -> list[str]:
 
 
 def _differing(events: Sequence[_Leaves], path: str) -> tuple[set[str], int]:
-    """Tell what differs between events of one value, and how many there are beyond the first."""
+    """Return what differs between events of one value, and how many there are beyond the first."""
     firsts: dict[Any, _Leaves] = {}
     differing: set[str] = set()
     again = 0
@@ -156,7 +156,7 @@ def _differing(events: Sequence[_Leaves], path: str) -> tuple[set[str], int]:
 
 
 def _say_more(events: Sequence[_Leaves], paths: set[str]) -> bool:
-    """Tell whether events differ in more than *paths*."""
+    """Return whether events differ in more than *paths*."""
     left = {_without(event, frozenset(paths)) for event in events}
     return len(left) > 1
 

@@ -117,7 +117,7 @@ class Findings:
         )
 
     def gaps(self) -> Gaps | None:
-        """Tell how long after the first one duplicates came, whatever the cause."""
+        """Return how long after the first one duplicates came, whatever the cause."""
         return self._gaps("verdict").get(Verdict.DUPLICATE)
 
     def _gaps(self, group: str) -> dict[str, Gaps]:

@@ -145,7 +145,7 @@ class Naive:
         )
 
     def _forgotten(self, rows: Iterable[tuple[Any, int]]) -> Iterator[int]:
-        """Give the arrivals, after the first of a key, that come when it is forgotten."""
+        """Return the arrivals, after the first of a key, that come when it is forgotten."""
         last, until_ms = None, 0
         for key, number in rows:
             at_ms = self._table.at_ms(number)

@@ -32,7 +32,7 @@ class Order(Struct, frozen=True, gc=False):
 
 
 def in_order(times: Sequence[int | None]) -> Order:
-    """Tell when arrivals came that say *times* of themselves, one after the other."""
+    """Return when arrivals came that say *times* of themselves, one after the other."""
     latest: list[int | None] = []
     first = now = sure = None
     for place, time in enumerate(times):

@@ -361,7 +361,7 @@ class _Kinds:
         self._default2 = len(self._rules2)
 
     def number(self, event: Event, plan: Plan, other: Plan | None) -> tuple[int, int]:
-        """Give the number of the kind, and that of its rule."""
+        """Return the number of the kind, and that of its rule."""
         kind: Any = (
             event.source,
             event.detail_type,

@@ -82,7 +82,7 @@ class _Draft:
         self.reasons.append(reason.replace(figures.NB, " "))
 
     def name(self, wanted: str) -> str:
-        """Give a rule a name that no other has."""
+        """Return a rule a name that no other has."""
         name, number = wanted, 1
         while name in self._names:
             number += 1
@@ -242,7 +242,7 @@ def _is_sound(study: FieldStudy) -> bool:
 
 
 def _loads(study: FieldStudy) -> bool:
-    """Tell whether the paths of a study can be written in a rule: names are the sender's."""
+    """Return whether the paths of a study can be written in a rule: names are the sender's."""
     spec: dict[str, object] = {"name": "studied"}
     if study.identifying is not None:
         spec |= {"key": [study.identifying], "check": True}

@@ -78,16 +78,16 @@ class Table:
         self._ask(self._connection, lambda: self._connection.execute(sql))
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Give all rows of an answer, which is known to be small."""
+        """Return all rows of an answer, which is known to be small."""
         return self._ask(self._connection, lambda: self._connection.execute(sql).fetchall())
 
     def row(self, sql: str) -> tuple[Any, ...]:
-        """Give the only row of an answer."""
+        """Return the only row of an answer."""
         (row,) = self.rows(sql)
         return row
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """Give the rows of an answer of any size."""
+        """Return the rows of an answer of any size."""
         # A cursor of its own: something else may be asked before the end of the answer.
         with self._connection.cursor() as cursor:
             self._ask(cursor, lambda: cursor.execute(sql))
@@ -171,7 +171,7 @@ class Table:
     # --- what a number says ---------------------------------------------------------------
 
     def at_ms(self, number: int) -> int:
-        """Tell when an arrival came."""
+        """Return when an arrival came."""
         return int(number // self.times.step + self.times.first_ms)
 
     @property
@@ -238,7 +238,7 @@ def _times(chunks: Sequence[Chunk]) -> Times:
 
 
 def _ends(chunks: Sequence[Chunk]) -> Iterator[int]:
-    """Give times between which all arrivals lie."""
+    """Return times between which all arrivals lie."""
     begun: set[int] = set()
     for chunk in chunks:
         one = chunk.summary

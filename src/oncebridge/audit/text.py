@@ -90,7 +90,7 @@ def _late(report: Report, came: str) -> str:
 
 
 def whence(report: Report) -> str:
-    """Tell what was read, and of when it is."""
+    """Return what was read, and of when it is."""
     told = f"{many(report.files, 'file')}, {size(report.size)}"
     if report.first_ms is not None and report.last_ms is not None:
         first = instant(report.first_ms, with_seconds=False)
@@ -115,7 +115,7 @@ def about_clock(report: Report) -> str:
 
 
 def span_of(gaps: Gaps) -> str:
-    """Tell how gaps lie in one line."""
+    """Return how gaps lie in one line."""
     if gaps.count == 1:
         return f"after {elapsed(gaps.max_ms)}"
     return f"half within {elapsed(gaps.p50_ms)}, the longest {elapsed(gaps.max_ms)}"

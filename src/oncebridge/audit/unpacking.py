@@ -64,7 +64,7 @@ class Opener:
         self.read = partial(read, limits=limits, bare=bare, apart=apart)
 
     def open(self, raw: bytes) -> Iterator[Opened]:
-        """Give what is in *raw*, which is no event as it stands; something, always."""
+        """Return what is in *raw*, which is no event as it stands; something, always."""
         yield from self._open(raw, None, _DEEPEST)
 
     def _open(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Opened]:
@@ -148,7 +148,7 @@ def _arrival(raw: bytes) -> int | None:
 
 
 def _elements(value: Raw | bytes | None) -> list[Raw]:
-    """Give the elements of an array of objects; of anything else none."""
+    """Return the elements of an array of objects; of anything else none."""
     try:
         elements = _decode_array(value) if value is not None else []
     except (ValueError, RecursionError):

@@ -107,7 +107,7 @@ class Warming:
         return self._counts["unreadable"]
 
     def counts(self) -> dict[str, int]:
-        """Tell what became of the records, by name."""
+        """Return what became of the records, by name."""
         names = ("new", "known", "not remembered", "unreadable")
         return {name: self._counts[name] for name in names}
 

@@ -45,7 +45,7 @@ class AuditFailed(OncebridgeError):
 
 
 def cpus() -> int:
-    """Tell how many processors this process may use."""
+    """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -59,7 +59,7 @@ class Crew(Protocol):
         ...
 
     def finish(self) -> Iterator[Summary]:
-        """Give the summaries of all the others, and close all files."""
+        """Return the summaries of all the others, and close all files."""
         ...
 
     @property

@@ -71,7 +71,7 @@ class Place(Struct, frozen=True):
     """A file of certificates to trust, where the configuration names one."""
 
     def tls(self) -> ssl.SSLContext | None:
-        """Give what certificates are checked by; None leaves it to the system."""
+        """Return what certificates are checked by; None leaves it to the system."""
         if not self.ca_bundle:
             return None
         context = ssl.create_default_context(cafile=self.ca_bundle)
@@ -113,7 +113,7 @@ class Account:
         return await _in_thread(self._find_region)
 
     async def identity(self) -> Identity:
-        """Give credentials that last; usually at once."""
+        """Return credentials that last; usually at once."""
         now = asyncio.get_running_loop().time()
         if self._identity is not None and now - self._looked_at < _LOOK_EVERY_S:
             return self._identity
@@ -164,7 +164,7 @@ class Account:
     # --- in a thread ---------------------------------------------------------------------
 
     def _opened(self) -> Any:
-        """Give the session; it finds the credentials once, for places as for signatures."""
+        """Return the session; it finds the credentials once, for places as for signatures."""
         if self._session is None:
             session = botocore.session.Session(profile=self._profile)
             path = session.get_config_variable("data_path")
@@ -219,7 +219,7 @@ class Account:
 
 @cache
 def _loader(path: str | None) -> Any:
-    """Give what reads the descriptions of services; they are large, so they are read once."""
+    """Return what reads the descriptions of services; they are large, so they are read once."""
     return create_loader(path)
 
 

@@ -309,7 +309,7 @@ class LambdaHandler:
         return answer
 
     def _is_down(self, back: Sequence[Record], records: Sequence[Record]) -> bool:
-        """Tell whether nothing was taken, and something is known to be down."""
+        """Return whether nothing was taken, and something is known to be down."""
         return len(back) == len(records) and any(g.down() for g in self._router.gateways)
 
     def _warn(self, trigger: Trigger, fates: "_Fates") -> None:
@@ -384,11 +384,11 @@ class _Fates:
         return max([answer.retry_after_ms for answer in self.refused], default=0) / 1000
 
     def told(self, back: int, count: int) -> str:
-        """Tell how many records have to come again, and why."""
+        """Return how many records have to come again, and why."""
         return f"{back} of {count} records have to come again: {self.reasons(back)}"
 
     def reasons(self, back: int) -> str:
-        """Tell why *back* records have to come again, the most frequent reasons first."""
+        """Return why *back* records have to come again, the most frequent reasons first."""
         reasons = Counter(
             f"{answer.verdict}: {answer.reason}" if answer.reason else f"{answer.verdict}"
             for answer in self.refused

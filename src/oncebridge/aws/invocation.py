@@ -49,7 +49,7 @@ class Trigger(StrEnum):
 
     @property
     def names_failures(self) -> bool:
-        """Tell whether single records can be handed back."""
+        """Return whether single records can be handed back."""
         return self not in (Trigger.DIRECT, Trigger.SNS)
 
     @property
@@ -59,7 +59,7 @@ class Trigger(StrEnum):
     @property
     def waits(self) -> bool:
         """
-        Tell whether a busy key is waited for, within the time there is.
+        Return whether a busy key is waited for, within the time there is.
 
         A queue brings the record again by itself. A shard would stand still, and a direct call
         is repeated twice only.
@@ -106,7 +106,7 @@ class NotRecognised(OncebridgeError):
 
 
 def recognise(given: object, read: Read) -> Invocation:
-    """Tell what *given* is, or raise `NotRecognised`; *read* says what else may be an event."""
+    """Return what *given* is, or raise `NotRecognised`; *read* says what else may be an event."""
     event = getattr(given, "raw_event", given)  # as the data classes of Powertools have it
     if isinstance(event, Mapping):
         return _of_object(event, read)

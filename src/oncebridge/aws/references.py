@@ -64,7 +64,7 @@ _KINDS: Final = {
 
 def look_up(text: str, where: str, memory: Memory) -> str:
     """
-    Give the value that *text* refers to.
+    Return the value that *text* refers to.
 
     Calls with the same *memory* ask for each parameter or secret once; *where* names the
     setting.

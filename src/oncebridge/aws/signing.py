@@ -68,7 +68,7 @@ class Signer:
     def sign(
         self, request: Request, host: str, identity: Identity, now_ms: int
     ) -> list[tuple[str, str]]:
-        """Give the headers of *request*, and with them those that make it authentic."""
+        """Return the headers of *request*, and with them those that make it authentic."""
         self._turn(identity, now_ms // 1000)
         digest = sha256(request.body).hexdigest()
         sent = [*request.headers, ("x-amz-date", self._stamp), ("x-amz-content-sha256", digest)]

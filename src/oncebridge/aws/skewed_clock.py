@@ -107,7 +107,7 @@ class SkewedClock:
 
 
 def _most_agreed(ranges: deque[_Range]) -> tuple[int, int]:
-    """Give the narrowest range that as many as possible contain; of several, the latest's."""
+    """Return the narrowest range that as many as possible contain; of several, the latest's."""
     edges = sorted([(r.high, 0, -1) for r in ranges] + [(r.low, 1, 1) for r in ranges])
     best: list[tuple[int, int]] = []
     most = agreed = 0

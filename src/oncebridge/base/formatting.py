@@ -58,7 +58,7 @@ def instant(ms: int, *, with_seconds: bool = True) -> str:
 
 
 def size(length: int) -> str:
-    """Tell how many bytes, roughly."""
+    """Return how many bytes, roughly."""
     value, unit = float(length), "bytes"
     for unit in ("bytes", "KB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":

@@ -96,7 +96,7 @@ class Readable(Protocol):
 
     @classmethod
     def read_option(cls, value: Any, where: str, problems: "Problems") -> Any:
-        """Give the value; put mistakes among *problems*, or raise one as `ConfigError`."""
+        """Return the value; put mistakes among *problems*, or raise one as `ConfigError`."""
         ...
 
     @classmethod
@@ -381,7 +381,7 @@ def _within(value: Any, doc: Doc, where: str) -> Any:
 
 
 def bounds(kind: Any, doc: Doc) -> tuple[Any, Any]:
-    """Give the least and the most that a setting of *kind* may be, where there is such."""
+    """Return the least and the most that a setting of *kind* may be, where there is such."""
     kinds = (kind, *get_args(kind))
 
     def of_kind(bound: Any) -> Any:
@@ -544,7 +544,7 @@ def _table_schema(kind: type[Struct]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Give a default as JSON would hold it; None where it is better left unsaid."""
+    """Return a default as JSON would hold it; None where it is better left unsaid."""
     if isinstance(value, timedelta | Size | Rate):
         return written(value)
     if isinstance(value, bool | int | float | str):

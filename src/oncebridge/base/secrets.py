@@ -65,7 +65,7 @@ class Secret:
         return f"secret: {REFERENCES}"
 
     def reveal(self) -> str:
-        """Give the text itself, for the one who has to send or compare it."""
+        """Return the text itself, for the one who has to send or compare it."""
         return self._text
 
     def __eq__(self, other: object) -> bool:
@@ -125,7 +125,7 @@ def resolve_address(text: str, where: str) -> str:
 
 
 def is_at_aws(text: str) -> bool:
-    """Tell whether *text* refers to a parameter of SSM or a secret of Secrets Manager."""
+    """Return whether *text* refers to a parameter of SSM or a secret of Secrets Manager."""
     return text.startswith(_AT_AWS)
 
 

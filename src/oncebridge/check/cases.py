@@ -419,7 +419,7 @@ def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
 
 
 def _counted(named: _Named, kind: str) -> Any:
-    """Give what counts of the content where it is compared beside a key of this *kind*."""
+    """Return what counts of the content where it is compared beside a key of this *kind*."""
     rule = named.identity.plan.rule
     tiers = [tier for tier in rule.tiers if tier.key.kind.decode() == kind] or list(rule.tiers)
     return decode_canonical(rule.content_of(tiers[0]).body(named.event))

@@ -118,7 +118,7 @@ def _is_same(one: Place, other: Place) -> bool:
 
 
 def _is_same_url(source: str, sink: str) -> bool:
-    """Tell whether what is sent to *sink* arrives where *source* listens, on this host."""
+    """Return whether what is sent to *sink* arrives where *source* listens, on this host."""
     from oncebridge.http.addresses import names_loopback  # noqa: PLC0415 - for those who have one
 
     here, there = urlsplit(source), urlsplit(sink)
@@ -133,7 +133,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def _is_same_on_aws(one: Place, other: Place) -> bool:
-    """Tell whether two queues or streams are one; what an address leaves out may be the same."""
+    """Return whether two queues or streams are one; what an address leaves out may be the same."""
     first, second = _resource(one), _resource(other)
     if first.name != second.name or not _may_be_same(_region(one, first), _region(other, second)):
         return False

@@ -121,13 +121,13 @@ def _check_fsync(server: Any, subject: str, checkup: Checkup) -> None:
 
 
 async def _is_direct(link: Link) -> bool:
-    """Tell whether the server itself answers; a pooler gives out numbers of its own."""
+    """Return whether the server itself answers; a pooler gives out numbers of its own."""
     pid = await link.connection.fetchval("SELECT pg_backend_pid()")
     return bool(pid == link.connection.get_server_pid())
 
 
 async def _is_torn(link: Link) -> bool:
-    """Tell whether a pooler stands before it that takes statements one by one."""
+    """Return whether a pooler stands before it that takes statements one by one."""
     try:
         # In the simple protocol: all else such a pooler may mix up.
         await link.connection.execute("BEGIN READ ONLY")

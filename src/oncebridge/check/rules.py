@@ -325,7 +325,7 @@ def _unreachable(subject: str, earlier: Rule, checkup: Checkup) -> None:
 
 
 def _covers(first: Pattern | None, second: Pattern | None) -> bool:
-    """Tell whether *first* surely matches all that *second* does."""
+    """Return whether *first* surely matches all that *second* does."""
     if first is None:
         return True
     return second is not None and _spec_covers(first.spec, second.spec)
@@ -365,7 +365,7 @@ def _value_covers(first: Any, second: Any) -> bool:
 
 
 def is_genesys(match: Pattern | None, about: About) -> bool:
-    """Tell whether events of Genesys are meant: by the pattern, or else by everything around."""
+    """Return whether events of Genesys are meant: by the pattern, or else by everything around."""
     sources = match.spec.get("source") if match is not None else None
     if not isinstance(sources, list):
         return about.is_genesys or about.preset == "genesys"
@@ -385,7 +385,7 @@ def _names_genesys(value: Any, prefixes: Sequence[str]) -> bool:
 
 
 def mentions_genesys(rules: Sequence[Rule], prefixes: Sequence[str]) -> bool:
-    """Tell whether any of the rules is for events of Genesys."""
+    """Return whether any of the rules is for events of Genesys."""
     sources = [rule.match.spec.get("source") for rule in rules if rule.match is not None]
     return any(
         _names_genesys(value, prefixes) for one in sources if isinstance(one, list) for value in one
@@ -393,7 +393,7 @@ def mentions_genesys(rules: Sequence[Rule], prefixes: Sequence[str]) -> bool:
 
 
 def _is_of_readings(match: Pattern | None) -> bool:
-    """Tell whether a rule is for observations only: there the same again is another reading."""
+    """Return whether a rule is for observations only: there the same again is another reading."""
     kinds = match.spec.get("detail-type") if match is not None else None
     return isinstance(kinds, list) and all("observations" in json.dumps(kind) for kind in kinds)
 
@@ -447,7 +447,7 @@ def _is_state(path: Path) -> bool:
 
 def _is_too_little(expressions: Sequence[str]) -> bool:
     """
-    Tell whether a key says only whom an event is about, or only of what kind it is.
+    Return whether a key says only whom an event is about, or only of what kind it is.
 
     Where both are named it may well be one event.
     """

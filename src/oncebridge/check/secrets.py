@@ -119,7 +119,7 @@ def _in_place(kind: type[Place], table: Any, where: str) -> Iterator[str]:
 
 
 def _has_user_only(url: str) -> bool:
-    """Tell whether an address names a user, and neither a password nor anything else secret."""
+    """Return whether an address names a user, and neither a password nor anything else secret."""
     scheme, _, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
     return bool(at) and ":" not in user and not has_credentials(f"{scheme}://{host}")

@@ -50,7 +50,7 @@ def check_rules(setup: Setup, checkup: Checkup) -> None:
 
 
 def is_service(setup: Setup) -> bool:
-    """Tell whether it runs on; what reads files comes to its end."""
+    """Return whether it runs on; what reads files comes to its end."""
     return any(scheme_of(place.url) not in _FROM_FILES for place in setup.config.source)
 
 
@@ -67,7 +67,7 @@ def _about(setup: Setup) -> About:
 
 
 def _rules(setup: Setup, route: Route) -> tuple[list[Rule], int]:
-    """Give the rules of a route, and how many of them somebody wrote; a preset's come after."""
+    """Return the rules of a route, and how many of them somebody wrote; a preset's come after."""
     of_routes = {way.name: len(way.rules) for way in setup.config.routes}
     rules = [rule for rule in route.rules if rule.guard is None]
     return rules, len(setup.config.rules) + of_routes.get(route.name, 0)

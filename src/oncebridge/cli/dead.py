@@ -173,7 +173,7 @@ async def _find(setup: Setup, number: int) -> tuple[DeadLetter | None, Copies]:
 
 
 def _header_as_json(setup: Setup, letter: DeadLetter) -> dict[str, str]:
-    """Give the header that the event was sent with, by the rules of now."""
+    """Return the header that the event was sent with, by the rules of now."""
     identities = Identities(setup)
     event = identities.read(letter.raw)
     way = identities.on(letter.route, event) if isinstance(event, Event) else None

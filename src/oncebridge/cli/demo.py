@@ -600,7 +600,7 @@ class _Screen:
             self._say(Text(" " * 21).append(rest.replace("\N{NO-BREAK SPACE}", " "), "dim"))
 
     def _note(self, arrival: _Arrival, told: _Told) -> tuple[str, str]:
-        """Give the reason for a verdict in words, and how they look."""
+        """Return the reason for a verdict in words, and how they look."""
         about = _ABOUT.get(arrival.event.label, "") if arrival.event else ""
         is_alike = arrival.event is not None and arrival.event.label in LOOK_ALIKES
         match told.verdict:

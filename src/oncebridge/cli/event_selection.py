@@ -80,7 +80,7 @@ class Finder:
         self.letters = Letters(self._open_dead, self._settings)
 
     def named(self, text: str) -> Named:
-        """Tell what was named, and say so where it could be something else."""
+        """Return what was named, and say so where it could be something else."""
         found = recognised(text)
         if found.beside is not None:
             note(f"{printable(text)} is a {found.beside} as well; the file of that name is meant")
@@ -103,7 +103,7 @@ class Finder:
         return [one async for one in self._in_letters(named)]
 
     def is_named(self, one: Found, named: Named) -> bool:
-        """Tell whether an event has the id, or on some route the key, that was named."""
+        """Return whether an event has the id, or on some route the key, that was named."""
         if not isinstance(one.event, Event):
             return False
         if named.kind == "id":

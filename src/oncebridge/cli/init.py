@@ -20,7 +20,7 @@ _NEXT = {
 
 
 def starter(kind: str) -> str:
-    """Give the text of a starter configuration."""
+    """Return the text of a starter configuration."""
     return files("oncebridge.cli").joinpath("starters", f"{kind}.toml").read_text("utf-8")
 
 

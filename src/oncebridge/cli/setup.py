@@ -37,7 +37,7 @@ _BASIC = ("source", "store", "sink", "dead", "preset", "window", "mode")
 def configured(
     *, every: bool = False, more: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the flags of the settings, and hand it the `Setup` they make."""
+    """Return a command the flags of the settings, and hand it the `Setup` they make."""
     names = {*_BASIC, *more}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +124,7 @@ def told(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unforeseen(error: BaseException) -> str:
-    """Tell where an error came from, without its text: that may quote an event or a secret."""
+    """Return where an error came from, without its text: that may quote an event or a secret."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
     what = f"oncebridge: {type(error).__name__}, which nobody foresaw; please report these lines:"
@@ -192,5 +192,5 @@ def _log_stray(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def is_to_stdout(setup: Setup) -> bool:
-    """Tell whether events go to standard output, so that nothing else may."""
+    """Return whether events go to standard output, so that nothing else may."""
     return any(route.sink.url == "-" for route in setup.routes)

@@ -71,7 +71,7 @@ class Done(Struct, frozen=True):
 
     @property
     def is_any(self) -> bool:
-        """Tell whether anything was done to any letter."""
+        """Return whether anything was done to any letter."""
         return any(line.gone and line.result != _GONE_BEFORE for line in self.lines)
 
 
@@ -200,7 +200,7 @@ class _Doing:
 
 def _time_for(desk: Desk) -> timedelta:
     """
-    Tell how long a batch may take.
+    Return how long a batch may take.
 
     Not less than one send takes at most: a send that we cut short may be taken all the same.
     """

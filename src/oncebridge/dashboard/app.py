@@ -110,7 +110,7 @@ class App:
             return self._trouble(request, 415, "This is no form", why)
 
     def _admitted(self, request: Request, *, ended: str = "") -> Identity | None:
-        """Tell who asks, or raise; None for what is for everybody: the log-in and its style."""
+        """Return who asks, or raise; None for what is for everybody: the log-in and its style."""
         is_static = request.path.startswith("/static/") and request.method in _READS
         is_for_all = is_static or request.path == "/login"
         try:
@@ -188,7 +188,7 @@ class App:
         )
 
     def _asked(self, request: Request, identity: Identity | None) -> Ask | None:
-        """Give what somebody who was let in has asked for, to find their way from there."""
+        """Return what somebody who was let in has asked for, to find their way from there."""
         return self._ask(request, identity, None) if identity is not None else None
 
     async def _posted(
@@ -211,7 +211,7 @@ class App:
         posted: Mapping[str, Sequence[str]],
         ask: Ask | None = None,
     ) -> dict[str, Sequence[str]]:
-        """Give what was *posted* without the form token; raises where that is not right."""
+        """Return what was *posted* without the form token; raises where that is not right."""
         form = dict(posted)
         if not self._gate.is_form_token(identity, form.pop("token", ())):
             why = "The page that sent this is from before a restart or a log-in. Nothing was done."

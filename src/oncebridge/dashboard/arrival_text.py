@@ -118,7 +118,7 @@ def likely_cause(
 
 
 def _has_another_id(row: Row, first: Row | None) -> bool:
-    """Tell whether an arrival has not the id of the first, as far as that is known."""
+    """Return whether an arrival has not the id of the first, as far as that is known."""
     known = first.id if first is not None else row.first_id
     return bool(row.id and known) and remembered(row.id) != remembered(known)
 
@@ -144,17 +144,17 @@ class Story(Struct, frozen=True, kw_only=True):
 
 
 def is_acknowledged(row: Row) -> bool:
-    """Tell whether the source was told that it may forget it."""
+    """Return whether the source was told that it may forget it."""
     return row.verdict not in HANDED_BACK or row.forwarded
 
 
 def is_unreadable(row: Row) -> bool:
-    """Tell whether it was no event at all."""
+    """Return whether it was no event at all."""
     return row.verdict == Verdict.DEAD and not row.rule and death_of(row) in REASONS
 
 
 def death_of(row: Row) -> str:
-    """Give the word for why it died."""
+    """Return the word for why it died."""
     return row.reason.partition(":")[0]
 
 
@@ -167,7 +167,7 @@ def ordinal(number: int) -> str:
 
 
 def ended_ms(row: Row) -> int:
-    """Tell when the verdict was there."""
+    """Return when the verdict was there."""
     return row.at_ms + round(row.took_ms)
 
 
@@ -351,7 +351,7 @@ def _since(story: Story) -> list[Words]:
 
 
 def _after(row: Row, later: Row) -> str:
-    """Tell how long after an arrival another came; workers' clocks may differ."""
+    """Return how long after an arrival another came; workers' clocks may differ."""
     return elapsed(max(later.at_ms - row.at_ms, 0)).replace(NB, " ")
 
 

@@ -47,7 +47,7 @@ class Identity(Struct, frozen=True):
         return self.user or (_HOLDER if self.kind in ("token", "bearer") else "")
 
     def __str__(self) -> str:
-        """Give what form tokens are bound to."""
+        """Return what form tokens are bound to."""
         return f"{self.kind}\n{self.user}\n{self.session}"
 
 
@@ -69,12 +69,12 @@ class Gate:
 
     @property
     def is_guarded(self) -> bool:
-        """Tell whether people have to say who they are."""
+        """Return whether people have to say who they are."""
         return bool(self._token or self._header)
 
     @property
     def has_login(self) -> bool:
-        """Tell whether there is a token to log in with."""
+        """Return whether there is a token to log in with."""
         return bool(self._token)
 
     @property
@@ -86,7 +86,7 @@ class Gate:
 
     def who(self, request: Request, *, ended: str = "") -> Identity | None:
         """
-        Tell who asks, where the session *ended* lets nobody in any more.
+        Return who asks, where the session *ended* lets nobody in any more.
 
         Raises `TooOften` where a program has sent too many wrong tokens.
         """
@@ -124,7 +124,7 @@ class Gate:
         return Identity("token", session=session) if session and session != ended else None
 
     def is_token(self, given: bytes, request: Request) -> bool:
-        """Tell whether *given* is the token; raises `TooOften` for one too many that is not."""
+        """Return whether *given* is the token; raises `TooOften` for one too many that is not."""
         if self._token and hmac.compare_digest(given, self._token):
             return True
         self._wrong.note(self.proxies.client(request))
@@ -137,7 +137,7 @@ class Gate:
         return self._seal.close("session", session, for_s=SESSION_S)
 
     def is_secure(self, request: Request) -> bool:
-        """Tell whether a proxy says that the browser speaks TLS with it."""
+        """Return whether a proxy says that the browser speaks TLS with it."""
         said = request.values(b"x-forwarded-proto")
         return said == [b"https"] and self.proxies.include(request.peer)
 
@@ -145,7 +145,7 @@ class Gate:
 
     def is_meant(self, request: Request, identity: Identity | None) -> bool:
         """
-        Tell whether the name that was asked for is one of ours.
+        Return whether the name that was asked for is one of ours.
 
         A page of somebody else can have a name of its own stand for this address, and then send
         whatever headers it likes, that of a proxy among them, and read what it gets. Only the token
@@ -161,7 +161,7 @@ class Gate:
         return self.is_guarded and (name in self._own or _is_number(name))
 
     def is_own(self, request: Request, identity: Identity | None) -> bool:
-        """Tell whether a request that is to change something comes from a page of ours."""
+        """Return whether a request that is to change something comes from a page of ours."""
         page = self._names.page(request)
         # A program is no page, and has to have the token.
         is_program = page is None and identity is not None and identity.kind == "bearer"
@@ -169,7 +169,7 @@ class Gate:
 
     @staticmethod
     def is_embedded(request: Request) -> bool:
-        """Tell whether a page of somebody else wants this as a part of itself."""
+        """Return whether a page of somebody else wants this as a part of itself."""
         site = request.header(b"sec-fetch-site") or b"none"
         is_other = site not in (b"same-origin", b"none")
         return is_other and request.header(b"sec-fetch-mode") != b"navigate"

@@ -182,7 +182,7 @@ def routes_of(view: View) -> dict[str, list[RouteState]]:
 
 
 def spooled(view: View) -> int | None:
-    """Tell how many arrivals wait on disk; None where there is no spool."""
+    """Return how many arrivals wait on disk; None where there is no spool."""
     found = [state.spooled for state in present(view) if state.spooled is not None]
     return sum(found) if found else None
 
@@ -321,7 +321,7 @@ def _owed(route: str, states: list[RouteState]) -> Iterator[Finding]:
 
 
 def _spool(view: View, pulse: Pulse) -> Iterator[Finding]:
-    """Tell what waits on disk; what leaves it as fast as it comes is no news."""
+    """Return what waits on disk; what leaves it as fast as it comes is no news."""
     waiting = spooled(view) or 0
     since_ms = pulse.since_ms("spool", lasts=waiting > 0)
     is_held = any(
@@ -477,7 +477,7 @@ def _counters(books: _Books, pulse: Pulse) -> Iterator[Finding]:
 
 
 def _counter(name: str, value: int, pulse: Pulse, finding: Finding) -> Iterator[Finding]:
-    """Give what is found as it is while its counter rises, and as a note afterwards."""
+    """Return what is found as it is while its counter rises, and as a note afterwards."""
     rises = pulse.rose_lately(name, value)
     if rises:
         yield replace(finding, help=f"{finding.help} It rose in the last minutes.")

@@ -55,7 +55,7 @@ class Misfits:
     def of(
         self, event: Event, tried: Iterable[tuple[str, Pattern | None, Rule | None]]
     ) -> tuple[tuple[Passed, ...], int]:
-        """Tell why each of *tried* is not for *event*, and of how many there is no room to tell."""
+        """Return why each of *tried* is not for *event*, and of how many there is no room to tell."""
         told, more = [], 0
         for name, match, rule in tried:
             if self._room:
@@ -130,5 +130,5 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """Give a text, or the beginning of a long one."""
+    """Return a text, or the beginning of a long one."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -53,7 +53,7 @@ class Sums(Struct, frozen=True):
         return self + other.times(-1)
 
     def times(self, factor: float) -> "Sums":
-        """Give so many times as much."""
+        """Return so many times as much."""
         return Sums(
             self.arrived * factor,
             self.forwarded * factor,
@@ -137,7 +137,7 @@ class Pulse:
             seen.popleft()
 
     def rates(self) -> Sums:
-        """Tell how many a second, over about the last minute."""
+        """Return how many a second, over about the last minute."""
         total = Sums()
         for report in self._view.reports:
             total += self._rates_of(report)
@@ -157,7 +157,7 @@ class Pulse:
         return by_minutes(report)
 
     def times(self) -> Times | None:
-        """Tell how long everything took in about the last minute; None before that is known."""
+        """Return how long everything took in about the last minute; None before that is known."""
         pairs = [(seen[0], seen[-1]) for seen in self._seen.values() if seen]
         found = [_less(times(now), times(then)) for (t, then), (n, now) in pairs if n > t]
         if not found:
@@ -185,7 +185,7 @@ class Pulse:
 
 
 def by_minutes(report: Report) -> Sums:
-    """Tell how many a second by the verdicts of this minute and the one before."""
+    """Return how many a second by the verdicts of this minute and the one before."""
     at_ms = report.state.at_ms
     minute, into_ms = divmod(at_ms, MINUTE_MS)
     minutes = report.counts.minutes

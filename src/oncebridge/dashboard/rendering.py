@@ -76,7 +76,7 @@ def short(number: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Tell how many in a second, with as many places as mean something."""
+    """Return how many in a second, with as many places as mean something."""
     if per_second >= 1000:
         return short(round(per_second))
     if per_second >= 100 or not per_second:
@@ -85,7 +85,7 @@ def rate(per_second: float) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Tell how long something took; a dash where nothing did."""
+    """Return how long something took; a dash where nothing did."""
     if value is None:
         return _NONE
     if value < 0.01:
@@ -129,7 +129,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
 
 @cache
 def environment() -> Environment:
-    """Give the environment that all pages are made in."""
+    """Return the environment that all pages are made in."""
     made = Environment(
         loader=PackageLoader("oncebridge.dashboard"),
         autoescape=select_autoescape(default=True, default_for_string=True),

@@ -82,13 +82,13 @@ def careful(response: Response) -> Response:
 
 
 def is_here(to: str) -> bool:
-    """Tell whether *to* is a path of ours, however a browser reads it."""
+    """Return whether *to* is a path of ours, however a browser reads it."""
     is_path = to.startswith("/") and not to.startswith(("//", "/\\"))
     return is_path and to.isprintable() and "\\" not in to
 
 
 def takes_gzip(request: Request) -> bool:
-    """Tell whether the client understands gzip."""
+    """Return whether the client understands gzip."""
     for one in b",".join(request.values(b"accept-encoding")).lower().split(b","):
         name, _, rest = one.strip().partition(b";")
         if name.strip() in (b"gzip", b"*"):

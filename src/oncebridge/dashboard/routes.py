@@ -38,7 +38,7 @@ class Routes:
         self._known.sort(key=lambda one: sum(_is_name(part) for part in one[0]))
 
     def find(self, method: str, path: Sequence[str]) -> Match | list[str]:
-        """Give the page for a path that was taken apart, or the methods that it has."""
+        """Return the page for a path that was taken apart, or the methods that it has."""
         methods: list[str] = []
         for parts, view, route in self._known:
             names = _fit(parts, path)

@@ -118,7 +118,7 @@ def anchor(name: str) -> str:
 
 
 def read(setup: Setup, view: View | None) -> Book:
-    """Tell what is configured, and, where a *view* of the workers is given, what it matched."""
+    """Return what is configured, and, where a *view* of the workers is given, what it matched."""
     return Reader(setup).book(view)
 
 

@@ -180,7 +180,7 @@ def _now_s() -> float:
 
 
 def _is_large(request: Request) -> bool:
-    """Tell whether a body takes up room; one that is too large is not even read."""
+    """Return whether a body takes up room; one that is too large is not even read."""
     if request.header(b"transfer-encoding") is not None:
         return True
     return _LARGE < int(request.header(b"content-length") or 0) <= _BOUNDS.max_body

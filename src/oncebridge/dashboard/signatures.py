@@ -40,7 +40,7 @@ class Seal:
         return f"{nonce}.{self._sign(purpose, f'{nonce}.{text}')}"
 
     def is_mark(self, purpose: str, text: str, mark: str) -> bool:
-        """Tell whether *mark* was made of *text* here."""
+        """Return whether *mark* was made of *text* here."""
         nonce, _, signature = mark.partition(".")
         return _equal(self._sign(purpose, f"{nonce}.{text}"), signature)
 
@@ -51,7 +51,7 @@ class Seal:
         return f"{body}.{self._sign(purpose, body)}"
 
     def open(self, purpose: str, sealed: str) -> str | None:
-        """Give the text back; None where it is not of us, or too old."""
+        """Return the text back; None where it is not of us, or too old."""
         body, _, signature = sealed.rpartition(".")
         if not _equal(self._sign(purpose, body), signature):
             return None

@@ -77,7 +77,7 @@ async def look_beyond(desk: Desk, text: str, *, thorough: bool = False) -> Beyon
 
 async def known(desk: Desk, key: bytes, record: Record | None = None) -> KeyExplanation:
     """
-    Tell what the store knows under a key, without what `mask` hides of it: the first one's id.
+    Return what the store knows under a key, without what `mask` hides of it: the first one's id.
 
     *record* is what a scan has just found there.
     """
@@ -177,6 +177,6 @@ async def letters_that(
 
 
 def has_id(letter: DeadLetter, id_: str, settings: Settings) -> bool:
-    """Tell whether an event in *letter* has an id, as far as the history keeps ids."""
+    """Return whether an event in *letter* has an id, as far as the history keeps ids."""
     events = events_in(letter.raw, settings)
     return any(isinstance(e, Event) and remembered(e.id) == remembered(id_) for e in events)

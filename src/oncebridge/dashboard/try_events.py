@@ -118,7 +118,7 @@ class Result(Struct, frozen=True):
 
 
 async def try_out(text: str, setup: Setup, store: Store) -> Result:
-    """Tell what would become of the events in *text*."""
+    """Return what would become of the events in *text*."""
     return await beside(store, lambda far: _tried_out(text, setup, far))
 
 
@@ -287,7 +287,7 @@ def _words(told: Explanation) -> str:
 
 
 def _facts(way: Identity, event: Event) -> tuple[tuple[str, str], ...]:
-    """Tell what entity, version and state an event has, and by which expression."""
+    """Return what entity, version and state an event has, and by which expression."""
     rule = way.plan.rule
     parts = {
         "entity": next((part.entity for part in (rule.latest, rule.quiet) if part), rule.entity),
@@ -305,7 +305,7 @@ def _facts(way: Identity, event: Event) -> tuple[tuple[str, str], ...]:
 
 
 def _differing(one: Event, its: Identity, other: Event, way: Identity) -> list[str]:
-    """Tell why two events are not the same: which of what counts is not equal."""
+    """Return why two events are not the same: which of what counts is not equal."""
     if its.plan.rule.name != way.plan.rule.name:
         return [f"another rule decides: {its.plan.rule.name} there, {way.plan.rule.name} here"]
     if not its.keys or not way.keys:

@@ -229,7 +229,7 @@ async def _first(
 
 
 def _is_first_of(one: Seen, later: Seen) -> bool:
-    """Tell whether *one* is the arrival that the store remembers as the first."""
+    """Return whether *one* is the arrival that the store remembers as the first."""
     row, other = one.row, later.row
     if one.name == later.name or row.route != other.route or row.at_ms != other.first_ms:
         return False
@@ -237,7 +237,7 @@ def _is_first_of(one: Seen, later: Seen) -> bool:
 
 
 def _is_whole(row: Row, alike: Sequence[Seen], first: Seen | None, *, is_complete: bool) -> bool:
-    """Tell whether the history has all arrivals up to this one."""
+    """Return whether the history has all arrivals up to this one."""
     if first is None:
         # The store had never heard of it before.
         return row.verdict == Verdict.DELIVERED and row.attempt == 1 and not row.unprotected
@@ -374,7 +374,7 @@ def _shown(alike: Sequence[Seen], this: Seen | None) -> list[tuple[int, Seen]]:
 
 
 def envelope_of(row: Row) -> dict[str, Any]:
-    """Give what the history keeps of an envelope, whatever else is kept; what is empty is not there."""
+    """Return what the history keeps of an envelope, whatever else is kept; what is empty is not there."""
     fields = {
         "id": row.id,
         "time": row.time,
@@ -389,7 +389,7 @@ def envelope_of(row: Row) -> dict[str, Any]:
 
 
 def compared(first: Row, row: Row) -> Comparison:
-    """Tell how an arrival differs from the first."""
+    """Return how an arrival differs from the first."""
     one, other = envelope_of(first), envelope_of(row)
     differing = changes(one, other, values=True)
     paths = {change.path for change in differing}

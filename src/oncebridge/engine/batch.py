@@ -266,13 +266,13 @@ class Batch:
         return max(min(lease_ms, int((self.latest() - self.now()) * 1000)), 1)
 
     def send_time(self, longest_s: float, margin_s: float) -> float:
-        """Tell how many seconds a send may take; none or less: too late."""
+        """Return how many seconds a send may take; none or less: too late."""
         if self.ends is None:
             return longest_s
         return min(longest_s, self.ends - self.now() - margin_s)
 
     def is_patient(self) -> bool:
-        """Tell whether to wait in place for a busy key."""
+        """Return whether to wait in place for a busy key."""
         return bool(self.patient_until) and self.now() < self.patient_until
 
     def is_over(self) -> bool:
@@ -421,7 +421,7 @@ class Flight(Struct, eq=False):
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether another worker has taken the event over."""
+        """Return whether another worker has taken the event over."""
         return self.hold is not None and self.hold.lost
 
     def age_ms(self) -> int:

@@ -101,7 +101,7 @@ def likely_cause(first_id: str | None, later: Sighting) -> tuple[Cause, bool]:
 
 
 def remembered(id_: str | None) -> str | None:
-    """Give an id as a record remembers it."""
+    """Return an id as a record remembers it."""
     return id_[:LONGEST_ID] if id_ else id_
 
 

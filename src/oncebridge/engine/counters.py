@@ -61,7 +61,7 @@ class Books:
 
     @property
     def balance(self) -> bool:
-        """Tell whether every arrival is accounted for."""
+        """Return whether every arrival is accounted for."""
         return self.arrived == sum(self.verdicts.values()) + self.in_flight
 
     def counts(self) -> dict[str, int]:

@@ -185,7 +185,7 @@ class Registers:
             await self._ledger.pause(min(left_s, _LOOK_AGAIN_S))
 
     def raised(self, flight: Flight) -> Release:
-        """Give the entity back with the state that was delivered; the caller sends it."""
+        """Return the entity back with the state that was delivered; the caller sends it."""
         assert flight.register is not None  # noqa: S101 - the caller checked
         after = flight.state_before.raised(flight.plan, self._now_ms(flight))
         return Release(

@@ -1082,7 +1082,7 @@ class Gateway:
 
     def _least_time(self, batch: Batch) -> float:
         """
-        Tell how many seconds a send should have.
+        Return how many seconds a send should have.
 
         One that is cut short by the end of the caller's time may be taken all the same, and
         come again. The first of a batch gets what there is: there will never be more.

@@ -39,6 +39,6 @@ async def resume(store: Store, routes: Sequence[str]) -> list[bool]:
 
 
 async def paused(store: Store, routes: Sequence[str]) -> list[bool]:
-    """Tell which of *routes* are paused."""
+    """Return which of *routes* are paused."""
     records = await store.peek([_key(route) for route in routes])
     return [record is not None and record.fate is not None for record in records]

@@ -99,11 +99,11 @@ class Router:
 
     @property
     def is_ordered(self) -> bool:
-        """Tell whether a route keeps events of one entity in order."""
+        """Return whether a route keeps events of one entity in order."""
         return any(gateway.is_ordered for gateway in self.gateways)
 
     def away_s(self) -> float:
-        """Tell how many seconds there is no point in bringing events: no route takes any."""
+        """Return how many seconds there is no point in bringing events: no route takes any."""
         return min(gateway.away_s() for gateway in self.gateways)
 
     def crowded_s(self) -> float:

@@ -144,7 +144,7 @@ class Sends:
         return self.answered()
 
     def answered(self) -> list[Answered]:
-        """Give the answers that have come, without waiting."""
+        """Return the answers that have come, without waiting."""
         if self._calls:
             for task in [task for task in self._calls if task.done()]:
                 self._ended(task)

@@ -69,7 +69,7 @@ def canonical_plain(value: Any) -> bytes:
 
 def _with_names_in_order(text: bytes, value: Any) -> bytes:
     """
-    Give the *text* that msgspec made of a *value*, with all names in the order of the RFC.
+    Return the *text* that msgspec made of a *value*, with all names in the order of the RFC.
 
     The RFC sorts by UTF-16 units. Among names below U+10000 that is the order of code points.
     """
@@ -78,7 +78,7 @@ def _with_names_in_order(text: bytes, value: Any) -> bytes:
 
 def plain_number(value: float) -> int | float | None:
     """
-    Give the number to keep for a float: one that is written alike everywhere.
+    Return the number to keep for a float: one that is written alike everywhere.
 
     A whole number becomes an integer, a fraction stays. None stands for the few that
     msgspec and ECMAScript write differently, and for what is not finite.

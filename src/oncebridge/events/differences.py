@@ -29,7 +29,7 @@ class Change(Struct, frozen=True, omit_defaults=True):
     """The values are told, not only the place."""
 
     def as_json(self) -> dict[str, Any]:
-        """Give path and values; a value is left out where there is none."""
+        """Return path and values; a value is left out where there is none."""
         told: dict[str, Any] = {"path": self.path}
         if self.shown:
             pairs = (("was", self.was), ("is", self.is_))

@@ -56,7 +56,7 @@ class Read(Protocol):
 
 
 def unwrap(raw: bytes, read: Read) -> tuple[Event | Unreadable, ...]:
-    """Give the events that *raw* holds, however they are wrapped; what holds none as it is."""
+    """Return the events that *raw* holds, however they are wrapped; what holds none as it is."""
     found = read(raw)
     if isinstance(found, Event) and not found.bare:
         return (found,)
@@ -177,7 +177,7 @@ def _of_record(members: _Members) -> Sequence[bytes] | None:
 
 
 def _source(members: _Members) -> str | None:
-    """Tell what Lambda or Pipes says where a record is from."""
+    """Return what Lambda or Pipes says where a record is from."""
     for name in ("eventSource", "EventSource"):
         if name in members:
             return _text(members[name]) or ""

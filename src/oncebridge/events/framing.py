@@ -96,13 +96,13 @@ def split(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> li
 
 
 def is_lines(content_type: str) -> bool:
-    """Tell whether a body is announced as NDJSON."""
+    """Return whether a body is announced as NDJSON."""
     return content_type.partition(";")[0].strip().lower() in _LINE_TYPES
 
 
 def as_line(raw: bytes) -> bytes:
     """
-    Give one JSON text as one line, its line end included.
+    Return one JSON text as one line, its line end included.
 
     Line breaks become blanks: in JSON they stand between tokens only, never in a string.
     """
@@ -387,7 +387,7 @@ class Records:
     def _from(
         self, begin: int, head: bytes, pieces: Iterator[bytes], *, is_packed: bool
     ) -> Iterator[bytes]:
-        """Give the content from the offset *begin* on."""
+        """Return the content from the offset *begin* on."""
         for at in range(begin, len(head), self._chunk):
             yield head[at : at + self._chunk]
         skipped = len(head)

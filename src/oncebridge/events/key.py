@@ -109,7 +109,7 @@ class ContentKey:
         return (body,)
 
     def body(self, event: Event) -> bytes:
-        """Give what of the detail counts, as canonical bytes; ``{}`` when nothing does."""
+        """Return what of the detail counts, as canonical bytes; ``{}`` when nothing does."""
         if event.apart == self._names:
             return event.kept
         if self._names is not None:
@@ -200,7 +200,7 @@ def key_maker(
     namespace: str, how: KeyKind, source: str, detail_type: str
 ) -> Callable[[Event], bytes | None]:
     """
-    Give what makes the keys of events with this *source* and *detail_type*.
+    Return what makes the keys of events with this *source* and *detail_type*.
 
     It is `make_key` of the parts that *how* finds, and None where it finds none.
     """
@@ -223,7 +223,7 @@ def fingerprint(
     event: Event, *, content: ContentKey | None = None, source: str | None = None
 ) -> bytes:
     """
-    Give 16 bytes which tell whether two events with one key say the same.
+    Return 16 bytes which tell whether two events with one key say the same.
 
     Only what the sender wrote counts, less what *content* ignores. What the transport
     adds (id, time, region, account, replay-name) does not. *source* is for a scoped one.
@@ -248,7 +248,7 @@ _ORGANISATION: Final = re.compile(
 @lru_cache(maxsize=1024)
 def scoped_source(source: str, scope: Scope) -> str:
     """
-    Give the source under which events count as one sender's.
+    Return the source under which events count as one sender's.
 
     Within an organisation, all integrations of one Genesys organisation are one source:
     the suffix goes. Sources of anyone else stay as they are.

@@ -102,7 +102,7 @@ class Bare(Struct, frozen=True):
     members: tuple[str, ...] = ()
 
     def takes(self, event: Event) -> bool:
-        """Tell whether *event* came without an envelope and is one of those."""
+        """Return whether *event* came without an envelope and is one of those."""
         return (
             event.bare
             and not any(says_nothing(event.detail.get(name)) for name in self.members)
@@ -154,13 +154,13 @@ class Rule(Struct, frozen=True, kw_only=True):
         return cls(name="allow", tiers=(), discard=guard.otherwise == "discard", guard=guard)
 
     def takes(self, event: Event) -> bool:
-        """Tell whether the rule is for *event*; its guard is another matter."""
+        """Return whether the rule is for *event*; its guard is another matter."""
         if self.match is None or self.match.matches(event.envelope):
             return True
         return self.bare is not None and self.bare.takes(event)
 
     def content_of(self, tier: Tier) -> ContentKey:
-        """Tell what counts where *tier* compares the content, or falls back to it."""
+        """Return what counts where *tier* compares the content, or falls back to it."""
         keys = (tier.content, *(each.key for each in self.tiers))
         return next((key for key in keys if isinstance(key, ContentKey)), ContentKey())
 
@@ -479,7 +479,7 @@ class _Compiled:
         )
 
     def _whom(self, event: Event) -> bytes:
-        """Tell what the event is about, whichever source and replay it comes from."""
+        """Return what the event is about, whichever source and replay it comes from."""
         parts = self._about.parts(event) if self._about else None
         if parts is None:
             return b""
@@ -714,7 +714,7 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
     discard: Annotated[bool, Doc("Drop what matches: acknowledged, and not forwarded.")] = False
 
     def build(self, where: str, window: timedelta, problems: Problems) -> dict[str, Any]:
-        """Give the arguments of a `Rule`; raise every mistake there is."""
+        """Return the arguments of a `Rule`; raise every mistake there is."""
         made: dict[str, Any] = {"name": self.name, "discard": self.discard, "entity": self.entity}
         for name in ("on_missing", "on_conflict", "on_replay", "scope"):
             made[name] = getattr(self, name)

@@ -21,14 +21,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 def body_of(detail: dict[str, Any]) -> dict[str, Any]:
-    """Give what an event of Genesys is about; of others, the detail."""
+    """Return what an event of Genesys is about; of others, the detail."""
     body = detail.get("eventBody")
     return body if type(body) is dict else detail
 
 
 def published_ms(event: Event) -> int | None:
     """
-    Tell when an event was published.
+    Return when an event was published.
 
     Genesys writes it to the millisecond, EventBridge cuts it to the second. A timestamp in
     the detail that is more than a minute off is something else.
@@ -61,7 +61,7 @@ _ID: Final = re.compile(r"(?<![^.])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa
 
 
 def entity_of(event: Event) -> str:
-    """Tell what an event is about, by what it looks like."""
+    """Return what an event is about, by what it looks like."""
     return _guess_entity(event, body_of(event.detail))
 
 
@@ -167,7 +167,7 @@ def state_of(body: dict[str, Any]) -> int | str:
 
 
 def happened_ms(event: Event, body: dict[str, Any]) -> int | str:
-    """Tell when an event says it happened; -1 where there is no time in it at all."""
+    """Return when an event says it happened; -1 where there is no time in it at all."""
     for name in _HAPPENED:
         if name in body:
             at_ms = moment(body[name])

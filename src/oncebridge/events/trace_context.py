@@ -46,7 +46,7 @@ class Carried(bytes):
 
 
 def read_traceparent(text: object) -> str:
-    """Give a `traceparent` as it is passed on; empty where *text* is none."""
+    """Return a `traceparent` as it is passed on; empty where *text* is none."""
     found = _PARENT.fullmatch(text) if isinstance(text, str) else None
     if found is None or not (found["trace"].strip("0") and found["span"].strip("0")):
         return ""
@@ -58,7 +58,7 @@ def read_traceparent(text: object) -> str:
 
 def read_xray(text: object) -> str:
     """
-    Give the header of X-Ray as a `traceparent`; empty where *text* is none.
+    Return the header of X-Ray as a `traceparent`; empty where *text* is none.
 
     One without a parent (a load balancer adds such) belongs to no request that is known.
     """

@@ -107,7 +107,7 @@ Finding = Exists | Missing | Hidden | Refused | Unsaid
 
 
 def is_plausible(conversation: object) -> bool:
-    """Tell whether this can be the id of a conversation at all, and is worth a look-up."""
+    """Return whether this can be the id of a conversation at all, and is worth a look-up."""
     return isinstance(conversation, str) and _ID.fullmatch(conversation) is not None
 
 
@@ -243,7 +243,7 @@ class Api:
     # --- the token ---------------------------------------------------------------------
 
     async def _logged_in(self) -> _Token | Refused | Unsaid:
-        """Give the token; whoever asks while it is fetched waits for the same one."""
+        """Return the token; whoever asks while it is fetched waits for the same one."""
         loop = asyncio.get_running_loop()
         if self._token is not None and loop.time() < self._token.until_s:
             return self._token
@@ -291,7 +291,7 @@ class Api:
             return Unsaid(f"{who}: {error}")
 
     def _at(self, url: str) -> tuple[Client, str]:
-        """Give the client for *url*, and what its paths begin with."""
+        """Return the client for *url*, and what its paths begin with."""
         if url not in self._clients:
             self._clients[url] = Client(
                 url,
@@ -319,7 +319,7 @@ def _understood(answer: Answer, conversation: str) -> Finding:
 
 
 def _shows(body: bytes, conversation: str) -> bool:
-    """Tell whether this is the conversation that was asked for."""
+    """Return whether this is the conversation that was asked for."""
     if len(body) < _MOST_ANSWER:
         name = _read(body).get("id")
         return isinstance(name, str) and name.lower() == conversation.lower()
@@ -329,7 +329,7 @@ def _shows(body: bytes, conversation: str) -> bool:
 
 
 def _is_error(answer: Answer) -> bool:
-    """Tell whether this is an error in the form of Genesys: with a code, and the status again."""
+    """Return whether this is an error in the form of Genesys: with a code, and the status again."""
     said = _read(answer.body)
     return isinstance(said.get("code"), str) and said.get("status") == answer.status
 
@@ -350,6 +350,6 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _error(said: Mapping[str, Any]) -> str:
-    """Give the short word for what is wrong, as OAuth has it (`invalid_client`)."""
+    """Return the short word for what is wrong, as OAuth has it (`invalid_client`)."""
     word = said.get("error")
     return f" {word}" if isinstance(word, str) and _ERROR.fullmatch(word) else ""

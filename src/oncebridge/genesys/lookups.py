@@ -71,7 +71,7 @@ class Lookups:
         await asyncio.gather(*asking, return_exceptions=True)
 
     def remembered(self, conversation: str) -> Finding | None:
-        """Give what was said about *conversation* not long ago."""
+        """Return what was said about *conversation* not long ago."""
         found = self._known.get(conversation)
         if found is None:
             return None

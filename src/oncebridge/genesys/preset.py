@@ -111,7 +111,7 @@ def genesys_rules(
     *,
     window: timedelta = DEFAULT_WINDOW,
 ) -> list[Rule]:
-    """Give the preset's rules, for the sources and the scope that *options* say."""
+    """Return the preset's rules, for the sources and the scope that *options* say."""
     return list(_rules(options.sources, options.scope, window))
 
 

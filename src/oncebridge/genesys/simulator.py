@@ -80,7 +80,7 @@ def simulate(
     seed: int, events: int, *, repeats: float = 0.3, start_ms: int = START_MS
 ) -> Iterator[Simulated]:
     """
-    Give *events* arrivals in the order in which they arrive.
+    Return *events* arrivals in the order in which they arrive.
 
     *repeats* is the share of repeats among them, below 1. Arrivals are made as they are
     taken, so a stream may be as long as it likes. A few hundred hold every label.
@@ -283,7 +283,7 @@ class _Post:
         self._organisation = f"aws.partner/genesys.com/cloud/{_uuid(dice)}"
 
     def send(self, fact: _Fact) -> Iterator[Simulated]:
-        """Give the first arrival of an event, and its repeats."""
+        """Return the first arrival of an event, and its repeats."""
         dice, truth = self._dice, fact.truth
         published = fact.at_ms + dice.randrange(1, 379)
         arrives = published + dice.randrange(20, 400)

@@ -207,7 +207,7 @@ class VerifyingSink:
     # --- exactly once ------------------------------------------------------------------
 
     def joins(self, store: Store) -> bool:
-        """Tell whether the sink inside keeps its events where *store* keeps its records."""
+        """Return whether the sink inside keeps its events where *store* keeps its records."""
         self._joint = joint(self._sink, store)
         return self._joint is not None
 
@@ -243,7 +243,7 @@ class VerifyingSink:
         task.add_done_callback(self._beside.discard)
 
     async def _verify(self, deliveries: Sequence[Delivery]) -> list[SinkAnswer | None]:
-        """Give the answer to each delivery that may not go; None to those that may."""
+        """Return the answer to each delivery that may not go; None to those that may."""
         named = [self._verifier.conversation(delivery.event) for delivery in deliveries]
         # Before the look-ups: an event that settles meanwhile is asked for again.
         left = [self._settles_in_ms(delivery.event) for delivery in deliveries]
@@ -259,7 +259,7 @@ class VerifyingSink:
         ]
 
     def _time_s(self, deliveries: Sequence[Delivery]) -> float:
-        """Tell how long look-ups may take: half of what the call may, the rest is the sink's."""
+        """Return how long look-ups may take: half of what the call may, the rest is the sink's."""
         left_s = min([each.ends for each in deliveries]) - asyncio.get_running_loop().time()
         return max(min(left_s, self._settings.sink_timeout.total_seconds()) / 2, 0)
 
@@ -395,7 +395,7 @@ def _named(event: Event) -> Any:
 
 
 def _published_ms(event: Event) -> int | None:
-    """Tell when an event was published; one without an envelope has the time in its detail."""
+    """Return when an event was published; one without an envelope has the time in its detail."""
     text = event.time or event.detail.get("timestamp")
     if not isinstance(text, str):
         return None

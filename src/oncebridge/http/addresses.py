@@ -95,7 +95,7 @@ async def checked(host: str, port: int, *, allow_private: bool) -> list[Endpoint
 
 
 def names_loopback(host: str) -> bool:
-    """Tell whether *host* is plainly written as this host: no short form, no other name."""
+    """Return whether *host* is plainly written as this host: no short form, no other name."""
     try:
         return host.lower() == "localhost" or is_loopback(host)
     except ValueError:
@@ -103,13 +103,13 @@ def names_loopback(host: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether a numeric address is this host's own."""
+    """Return whether a numeric address is this host's own."""
     ip = _read(address)
     return ip == _LOOPBACK_6 if isinstance(ip, IPv6Address) else ip in _LOOPBACK_4
 
 
 def is_local(address: str) -> bool:
-    """Tell whether a numeric address is this host's own, or link-local as a cloud's metadata are."""
+    """Return whether a numeric address is this host's own, or link-local as a cloud's metadata are."""
     ip = _read(address)
     if isinstance(ip, IPv6Address):
         if ip.ipv4_mapped is None:
@@ -128,7 +128,7 @@ def written_address(host: str) -> str | None:
 
 
 def is_public(address: str) -> bool:
-    """Tell whether a numeric address belongs to the public internet."""
+    """Return whether a numeric address belongs to the public internet."""
     ip = _read(address)
     if isinstance(ip, IPv6Address):
         inner = IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in _NAT64 else ip.sixtofour

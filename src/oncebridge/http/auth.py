@@ -143,7 +143,7 @@ class Guard:
         return self._jwt.warnings() if self._jwt is not None else []
 
     def admits(self, request: Request, *, with_body: bool) -> bool:
-        """Tell whether *request* may pass; before its body is here, whether it still might."""
+        """Return whether *request* may pass; before its body is here, whether it still might."""
         if self._names and self._names.isdisjoint(request.certified):
             return False
         if not self._wants_credentials or self._by_key(request) or self._by_authorization(request):
@@ -222,7 +222,7 @@ class Guard:
         return is_ours and expires.isdigit() and int(expires) > self._clock() // 1000
 
     def _is_timely(self, request: Request) -> bool:
-        """Tell whether there is a signature to be checked, and of now."""
+        """Return whether there is a signature to be checked, and of now."""
         times, signatures = request.values(_TIMESTAMP), request.values(_SIGNATURE)
         if not self._hmac or len(times) != 1 or len(signatures) != 1:
             return False

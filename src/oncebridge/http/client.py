@@ -322,7 +322,7 @@ class _Pool:
         self._all_closed: asyncio.Future[None] | None = None
 
     def bound(self) -> asyncio.AbstractEventLoop:
-        """Give the loop, which is asked for once: in Python 3.11 that is a system call."""
+        """Return the loop, which is asked for once: in Python 3.11 that is a system call."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop

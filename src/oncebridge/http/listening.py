@@ -41,7 +41,7 @@ class Listening(Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Tell whether only this machine reaches it."""
+        """Return whether only this machine reaches it."""
         return names_loopback(self.host)
 
     @property

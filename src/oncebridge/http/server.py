@@ -69,14 +69,14 @@ class Request(Struct, frozen=True, gc=False):
     """The names in the client's certificate, which was verified; empty without one."""
 
     def header(self, name: bytes) -> bytes | None:
-        """Give the first value of the header *name* (lower case), or None."""
+        """Return the first value of the header *name* (lower case), or None."""
         for known, value in self.headers:
             if known == name:
                 return value
         return None
 
     def values(self, name: bytes) -> list[bytes]:
-        """Give all values of the header *name* (lower case), in order."""
+        """Return all values of the header *name* (lower case), in order."""
         return [value for known, value in self.headers if known == name]
 
 

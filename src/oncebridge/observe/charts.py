@@ -107,7 +107,7 @@ class Frame:
         return self.bottom - (self.bottom - self.top) * number / self.most
 
     def bar(self, x: float, width: float, low: int, high: int) -> str:
-        """Give the outline of a bar; what is there at all is seen."""
+        """Return the outline of a bar; what is there at all is seen."""
         top, bottom = self.y(high), self.y(low)
         if bottom - top < 1:
             top = bottom - 1

@@ -73,7 +73,7 @@ class Noisiest:
         self._head_start = max(self._head_start, loudest[0] + loudest[2])
 
     def top(self, most: int = NOISIEST) -> dict[str, list[int]]:
-        """Give those that were counted most often."""
+        """Return those that were counted most often."""
         ranked = sorted(self.found.items(), key=lambda item: (-item[1][0], item[0]))
         return dict(islice(ranked, most))
 
@@ -190,7 +190,7 @@ class Meters:
             calls.failed += 1
 
     def counts(self, books: Mapping[str, Books]) -> Counts:
-        """Give all sums, with the books of each route."""
+        """Return all sums, with the books of each route."""
         self._turn(self._clock() // _MINUTE_MS)
         return Counts(
             self._routes(books),

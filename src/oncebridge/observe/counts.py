@@ -68,7 +68,7 @@ class Histogram(Struct, omit_defaults=True):
         return ends[-1]
 
     def fitted(self, ends: Sequence[float]) -> list[int]:
-        """Give as many counts as *ends* need: another version may have told more of them, or less."""
+        """Return as many counts as *ends* need: another version may have told more of them, or less."""
         places = len(ends)
         own = self.counts[:places] + [0] * (places - len(self.counts))
         return [*own, sum(self.counts[places:])]

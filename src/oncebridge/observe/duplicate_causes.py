@@ -100,6 +100,6 @@ class Repeats:
 
 
 def _goes_by_id(rule: Rule) -> bool:
-    """Tell whether all keys of *rule* under which content is compared are ids."""
+    """Return whether all keys of *rule* under which content is compared are ids."""
     compared = [tier for tier in rule.tiers if tier.check]
     return bool(compared) and all(isinstance(tier.key, IdKey) for tier in compared)

@@ -180,7 +180,7 @@ _decode_told: Final = msgspec.msgpack.Decoder(_Told).decode
 
 
 def _is_due(last_ms: int, every_ms: int, now_ms: int) -> bool:
-    """Tell whether so much time lies between; what is long yet to come was told by another clock."""
+    """Return whether so much time lies between; what is long yet to come was told by another clock."""
     return abs(now_ms - last_ms) >= every_ms
 
 
@@ -323,7 +323,7 @@ async def read(store: Store, own: Report | None = None) -> View:
 
 
 def _counted_elsewhere(name: str, listed: _List, told: dict[str, _Told | None]) -> Counts:
-    """Tell what of all that a worker has counted is part of the past."""
+    """Return what of all that a worker has counted is part of the past."""
     for life in listed.lives:
         its = told[life.id]
         if life.name == name and its is not None:
@@ -427,7 +427,7 @@ class Member:
         self._is_listed = self._may_be_listed = False
 
     async def _was_forgotten(self, now_ms: int) -> bool:
-        """Tell whether the record is not there because this worker was taken for gone long ago."""
+        """Return whether the record is not there because this worker was taken for gone long ago."""
         if not self._may_be_listed or now_ms - self._told_ms < GONE_AFTER_MS:
             return False
         listed = await _peek_list(self._store)

@@ -159,7 +159,7 @@ class MetricsPage:
 
 
 def _takes_gzip(request: Request) -> bool:
-    """Tell whether gzip is among the encodings that are accepted, with a weight above nought."""
+    """Return whether gzip is among the encodings that are accepted, with a weight above nought."""
     accepted = b",".join(request.values(b"accept-encoding")).decode("latin-1").lower()
     for part in accepted.split(","):
         coding, _, weight = part.replace(" ", "").partition(";")

@@ -105,7 +105,7 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
         return _MARK + _write(self)
 
     def text(self) -> bytes:
-        """Give its rows, encoded; nothing where they cannot be read."""
+        """Return its rows, encoded; nothing where they cannot be read."""
         if not self.is_zipped:
             return self.body
         try:
@@ -114,7 +114,7 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
             return b""
 
     def rows(self) -> list[Row]:
-        """Give its rows, in the order of their numbers; none where they cannot be read."""
+        """Return its rows, in the order of their numbers; none where they cannot be read."""
         try:
             return _read_rows(self.text())
         except _UNREADABLE:

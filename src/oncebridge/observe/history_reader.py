@@ -121,7 +121,7 @@ class Archive:
     # --- what there is ----------------------------------------------------------------------
 
     async def _leaves(self, reports: Sequence[Report], *further: str) -> tuple[list["_Leaf"], bool]:
-        """Give all that is not past keeping, and tell whether the store could be asked."""
+        """Return all that is not past keeping, and tell whether the store could be asked."""
         own = self._own.worker if self._own is not None else None
         workers = {name: _Worker(name) for name in further}
         workers |= {
@@ -241,7 +241,7 @@ class _Shelf:
         self._volumes: dict[str, _Volume] = {}
 
     async def leaves(self, workers: Sequence[_Worker]) -> list[_Leaf]:
-        """Give the histories of *workers*, and forget those of all others."""
+        """Return the histories of *workers*, and forget those of all others."""
         now_ms = self._clock()
         old = self._volumes
         volumes = {worker.name: old.get(worker.name, _Volume()) for worker in workers}

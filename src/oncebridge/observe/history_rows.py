@@ -103,16 +103,16 @@ class Secrets:
 
     @property
     def hide_topics(self) -> bool:
-        """Tell whether the topic of some event is hidden."""
+        """Return whether the topic of some event is hidden."""
         return "topic" in self._blank or "topicName" in self._entities
 
     @property
     def hide_entities(self) -> bool:
-        """Tell whether the entity of some event is hidden."""
+        """Return whether the entity of some event is hidden."""
         return bool(self._entities)
 
     def blanked(self, row: Row, event: Event) -> Row:
-        """Give *row* without what is hidden."""
+        """Return *row* without what is hidden."""
         blank = self._blank
         bodies = (body_of(event.detail), event.detail)
         if any(self._is_at(name, body, row) for name in self._entities for body in bodies):

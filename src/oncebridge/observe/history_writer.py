@@ -137,16 +137,16 @@ class Recorder:
         self._waiting.append(row)
 
     def rows(self) -> Sequence[Seen]:
-        """Give what this process remembers itself, oldest first: all its pages, and what follows."""
+        """Return what this process remembers itself, oldest first: all its pages, and what follows."""
         kept = [row for sheet in self._full.values() for row in sheet.rows()]
         return [Seen(self.worker, row) for row in (*kept, *self.latest())]
 
     def sheets(self) -> Sequence[Sheet]:
-        """Give the full pages that this process remembers."""
+        """Return the full pages that this process remembers."""
         return list(self._full.values())
 
     def latest(self) -> Sequence[Row]:
-        """Give the rows that are in no full page yet."""
+        """Return the rows that are in no full page yet."""
         return [*self._page.rows, *self._waiting]
 
     # --- writing ----------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Recorder:
         return bool(self._unsaved) or (bool(new) and not is_young)
 
     def _told(self) -> int:
-        """Tell how many rows of the latest page are in the store, there or in the tail."""
+        """Return how many rows of the latest page are in the store, there or in the tail."""
         number, count = self._tail
         return max(count if number == self._page.number else 0, self._page.saved)
 

@@ -60,11 +60,11 @@ class Mask:
         self._shape_only = shape_only
 
     def masked(self, value: Any) -> Any:
-        """Give a copy of a parsed event with values hidden."""
+        """Return a copy of a parsed event with values hidden."""
         return self._walked(value, _ROOM)
 
     def masked_text(self, raw: bytes) -> str:
-        """Give an event as indented JSON with values hidden; of what is no JSON, only its size."""
+        """Return an event as indented JSON with values hidden; of what is no JSON, only its size."""
         size = f"{len(raw):,} bytes"
         if len(raw) > LARGEST:
             return f"{size}: too large to be shown"
@@ -76,7 +76,7 @@ class Mask:
             return f"{size}, not JSON"
 
     def brief(self, raw: bytes) -> bytes:
-        """Give an event for keeping: JSON in at most 4 KB; empty for what is none or too large."""
+        """Return an event for keeping: JSON in at most 4 KB; empty for what is none or too large."""
         if len(raw) > _BRIEF_LARGEST:
             return b""
         try:
@@ -88,7 +88,7 @@ class Mask:
         return text[: _BRIEF - 3].decode("utf-8", "ignore").encode() + _CUT.encode()
 
     def hides(self, *path: str) -> bool:
-        """Tell whether the value at *path*, from the event's top, is hidden by its name."""
+        """Return whether the value at *path*, from the event's top, is hidden by its name."""
         steps = tuple(step.casefold() for step in path)
         if not self._hidden.names.isdisjoint(steps):
             return True
@@ -104,7 +104,7 @@ class Mask:
 
 
 def indented(payload: bytes) -> str:
-    """Give what `Mask.brief` made as people read it; what was cut stays as it is."""
+    """Return what `Mask.brief` made as people read it; what was cut stays as it is."""
     try:
         return _written(json.loads(payload), indent=2)
     except (ValueError, RecursionError):
@@ -231,7 +231,7 @@ class _Walk:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value that holds no other; a number of very many digits could not be written."""
+    """Return a value that holds no other; a number of very many digits could not be written."""
     is_long = type(value) is int and value.bit_length() > _LONGEST_NUMBER
     return _CUT if is_long else value
 
@@ -250,12 +250,12 @@ class _Hidden:
         self._quoted = re.compile(rf'"\s*(?:{either})\s*\\*"') if either else None
 
     def may_be_in(self, text: str) -> bool:
-        """Tell whether *text* may hold a name, be it spelt with escapes."""
+        """Return whether *text* may hold a name, be it spelt with escapes."""
         folded = text.casefold()
         return "\\u" in folded or any(name in folded for name in self._all)
 
     def are_quoted_in(self, text: str) -> bool:
-        """Tell whether *text* holds a name as JSON would have it."""
+        """Return whether *text* holds a name as JSON would have it."""
         return self._quoted is not None and self._quoted.search(text.casefold()) is not None
 
 

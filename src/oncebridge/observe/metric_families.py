@@ -133,7 +133,7 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
 
 
 def _by_rule(counts: RouteCounts, state: RouteState) -> dict[str, list[int]]:
-    """Give the verdicts of each rule, in the order of `Verdict`."""
+    """Return the verdicts of each rule, in the order of `Verdict`."""
     names = dict.fromkeys([*state.rules, *filter(None, counts.rules)])
     # By place, not by number: a rule must not lose its series to a busier one.
     own = [name for name in names if name != DEFAULT][:MOST_RULES]

@@ -25,7 +25,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def name_of(family: Family) -> str:
-    """Give the name of *family*, without the `_total` of a counter."""
+    """Return the name of *family*, without the `_total` of a counter."""
     return f"oncebridge_{family.name}_{family.unit}" if family.unit else f"oncebridge_{family.name}"
 
 

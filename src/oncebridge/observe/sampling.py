@@ -31,7 +31,7 @@ class Sampler:
         self._urgent = _MOST_URGENT
 
     def takes(self, event: Event | Unreadable, outcome: Outcome, at_ms: int) -> bool:
-        """Tell whether what arrived at *at_ms* is to be kept; they come nearly in order."""
+        """Return whether what arrived at *at_ms* is to be kept; they come nearly in order."""
         second = at_ms // 1000
         # Some took longer than others; and a clock that was set back is followed.
         if second > self._second or second < self._second - _LATEST:
@@ -58,7 +58,7 @@ class Sampler:
 
 
 def _ending(event: Event | Unreadable, key: bytes) -> int:
-    """Give 32 bits that all copies of an event have in common."""
+    """Return 32 bits that all copies of an event have in common."""
     if key:
         return int.from_bytes(key[-4:])
     id_ = event.id if isinstance(event, Event) else None

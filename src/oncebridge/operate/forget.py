@@ -37,7 +37,7 @@ class Forgotten(Struct, frozen=True):
 
     @property
     def is_left(self) -> bool:
-        """Tell whether it is none of what was asked for."""
+        """Return whether it is none of what was asked for."""
         return self.is_others or self.is_trail
 
 

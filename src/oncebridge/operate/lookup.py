@@ -65,7 +65,7 @@ class Named(Struct, frozen=True):
 
 def recognised(text: str) -> Named:
     """
-    Tell whether *text* names a file, a key or an id; a file that is there comes first.
+    Return whether *text* names a file, a key or an id; a file that is there comes first.
 
     What begins with `id:` is an id, whatever it looks like. Raises `ConfigError` for what can be
     none of them: a file that is not there, a key that was cut short.
@@ -140,7 +140,7 @@ class Letters:
         return await self._whole(self._by_id.get(id_, []))
 
     async def whole(self, letter: DeadLetter) -> DeadLetter | None:
-        """Give *letter* with what it holds, if it is still there."""
+        """Return *letter* with what it holds, if it is still there."""
         found = await self._whole([letter.number])
         return found[0] if found else None
 
@@ -172,7 +172,7 @@ class Letters:
 
 def is_not_ours(place: Place) -> bool:
     """
-    Tell whether *place* is a SQLite file without our tables, which opening it would make.
+    Return whether *place* is a SQLite file without our tables, which opening it would make.
 
     What cannot be read is left to whoever opens it, to say so.
     """

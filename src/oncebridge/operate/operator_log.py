@@ -64,7 +64,7 @@ class Act(Struct, frozen=True, array_like=True):
     another event may have the same key. Empty where that is not known."""
 
     def is_of(self, content: bytes, *, surely: bool = False) -> bool:
-        """Tell whether it was done to the event that has *content* under the key, or may be."""
+        """Return whether it was done to the event that has *content* under the key, or may be."""
         if not self.of or not content:
             return not surely
         return self.of == _in_short(content)
@@ -115,7 +115,7 @@ def of_route(route: str) -> bytes:
 
 
 def is_trail(record: Record) -> bool:
-    """Tell whether a record is a trail, by its memo."""
+    """Return whether a record is a trail, by its memo."""
     return record.fate is None and record.memo.startswith(b'{"acts":')
 
 

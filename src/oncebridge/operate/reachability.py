@@ -13,7 +13,7 @@ from oncebridge.service.addresses import Place, scheme_of
 
 
 def is_missing(place: Place) -> bool:
-    """Tell whether *place* is a file that does not exist yet, or is still empty."""
+    """Return whether *place* is a file that does not exist yet, or is still empty."""
     match scheme_of(place.url):
         case "sqlite":
             path = Path(place.url.partition(":")[2])
@@ -25,7 +25,7 @@ def is_missing(place: Place) -> bool:
 
 
 def is_out_of_reach(place: Place) -> bool:
-    """Tell whether *place* is the memory of the process that runs."""
+    """Return whether *place* is the memory of the process that runs."""
     return scheme_of(place.url) == "memory"
 
 

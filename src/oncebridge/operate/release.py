@@ -29,12 +29,12 @@ class Released(Struct, frozen=True):
 
     @property
     def has_changed(self) -> bool:
-        """Tell whether it was held, and something else happened to it in between."""
+        """Return whether it was held, and something else happened to it in between."""
         return can_go(self.standing) and not self.gone
 
 
 async def look(store: Store, own: Mapping[bytes, bytes]) -> list[Standing]:
-    """Tell how the records of an event stand, by its keys and what it has there."""
+    """Return how the records of an event stand, by its keys and what it has there."""
     keys = list(own)
     records = await store.peek(keys)
     now_ms = await store.now_ms()
@@ -44,7 +44,7 @@ async def look(store: Store, own: Mapping[bytes, bytes]) -> list[Standing]:
 
 
 def can_go(standing: Standing) -> bool:
-    """Tell whether a worker holds it, and it is what was asked for."""
+    """Return whether a worker holds it, and it is what was asked for."""
     return standing.is_held and not standing.is_others
 
 

@@ -82,7 +82,7 @@ class Replayed(Struct, frozen=True):
 
     @property
     def is_well(self) -> bool:
-        """Tell whether nobody has to look at it again."""
+        """Return whether nobody has to look at it again."""
         return self.gone and self.verdict is not Verdict.DEAD
 
     @property
@@ -199,7 +199,7 @@ class Redrive:
         return ready
 
     def _is_delivered(self, letter: DeadLetter, record: Record, now_ms: int) -> bool:
-        """Tell whether *record* proves that this event, and no other, was delivered."""
+        """Return whether *record* proves that this event, and no other, was delivered."""
         if record.fate is not Fate.DELIVERED or table.state(record, now_ms) != "done":
             return False
         return is_its(record, self._own(letter))

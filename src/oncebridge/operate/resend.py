@@ -60,7 +60,7 @@ class Intent(Struct, frozen=True):
 
     @property
     def before(self) -> str:
-        """Tell how it ended before."""
+        """Return how it ended before."""
         return ENDED[self.was] if self.was else "the store does not know it"
 
 
@@ -74,7 +74,7 @@ class Resent(Struct, frozen=True):
 
     @property
     def is_sent(self) -> bool:
-        """Tell whether the sink took it."""
+        """Return whether the sink took it."""
         return self.outcome is not None and self.outcome.forwarded
 
 
@@ -116,7 +116,7 @@ def _intent(look: Look, event: Event, way: Identity, paused: set[str]) -> Intent
 
 
 def _is_dropped_as_conflict(way: Identity, standings: Sequence[Standing]) -> bool:
-    """Tell whether another event stands under its key, and its rule does not send it then."""
+    """Return whether another event stands under its key, and its rule does not send it then."""
     is_shadow = way.route.settings.mode == "shadow"
     return (
         way.plan.rule.on_conflict in _CONFLICTS

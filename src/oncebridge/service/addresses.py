@@ -215,7 +215,7 @@ class MigratesBySQL(Migrates, Protocol):
     """One that can be prepared by hand."""
 
     def migration_sql(self) -> str:
-        """Give what `migrate` would run on an empty database; safe to run again."""
+        """Return what `migrate` would run on an empty database; safe to run again."""
         ...
 
 

@@ -290,7 +290,7 @@ class Config(Settings, frozen=True, kw_only=True):
     ] = "auto"
 
     def settings(self, route: RouteOptions | None = None) -> Settings:
-        """Give what a gateway is told, with what *route* says otherwise."""
+        """Return what a gateway is told, with what *route* says otherwise."""
         names = Settings.__struct_fields__
         own = {name: getattr(self, name) for name in names}
         for name in names:
@@ -345,7 +345,7 @@ class Setup(Struct, frozen=True):
         return RuleSet(self.rules, namespace="")
 
     def sink_of(self, route: Route, other: Any = None, *, clock: Clock = system_clock) -> Any:
-        """Give what *route* sends to, its sink or an *other*: verified, where that is asked for."""
+        """Return what *route* sends to, its sink or an *other*: verified, where that is asked for."""
         sink = route.sink.opened if other is None else other
         if self.verifier is None:
             return sink
@@ -715,5 +715,5 @@ def _address(given: Any) -> Any:
 
 
 def with_sink(setup: Setup, sink: SinkPlace) -> Setup:
-    """Give the same setup with another sink on every route, under the same names."""
+    """Return the same setup with another sink on every route, under the same names."""
     return replace(setup, routes=tuple(replace(route, sink=sink) for route in setup.routes))

@@ -42,7 +42,7 @@ def worker_name(dice: Dice) -> str:
 
 
 def mode_of(config: Config) -> Mode:
-    """Tell how much history is kept: some, where there is a dashboard to see it on."""
+    """Return how much history is kept: some, where there is a dashboard to see it on."""
     if config.history != "auto":
         return config.history
     return "sample" if config.dashboard else "off"

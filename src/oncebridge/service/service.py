@@ -185,7 +185,7 @@ class Service:
         return made
 
     def _state(self, watch: Watch) -> State:
-        """Tell how this worker is right now."""
+        """Return how this worker is right now."""
         return State(
             name=watch.name,
             host=platform.node(),
@@ -240,7 +240,7 @@ class Service:
         return [*([self.spool] if self.spool else []), *self.sources]
 
     def books(self) -> dict[str, Books]:
-        """Give the books of each route, and of what no route was for."""
+        """Return the books of each route, and of what no route was for."""
         books = {gateway.route: gateway.books for gateway in self.router.gateways}
         if any(way.match is not None for way in self.router.ways):
             books[UNROUTED] = self.router.unrouted
@@ -490,7 +490,7 @@ class Service:
                 _log.info("oncebridge.verified", extra=changed)
 
     def _changed(self, whose: str, now: Counter[str]) -> dict[str, int]:
-        """Tell what has been counted since this was last asked."""
+        """Return what has been counted since this was last asked."""
         before = self._counted.get(whose, Counter())
         self._counted[whose] = now
         return {name: n - before[name] for name, n in now.items() if n != before[name]}

@@ -184,7 +184,7 @@ class JointSink(Sink, Protocol):
     """
 
     def joins(self, store: Store) -> bool:
-        """Tell whether *store* keeps its records in this sink's database; asked before use."""
+        """Return whether *store* keeps its records in this sink's database; asked before use."""
         ...
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
@@ -203,7 +203,7 @@ class JointSink(Sink, Protocol):
 
 
 def joint(sink: Sink, store: Store) -> JointSink | None:
-    """Give *sink* as one that commits in *store* as it writes, if it is one."""
+    """Return *sink* as one that commits in *store* as it writes, if it is one."""
     if not hasattr(sink, "deliver_jointly"):
         return None
     able = cast(JointSink, sink)

@@ -45,7 +45,7 @@ def went_through(event: Event) -> list[str]:
 
 
 def detail_with_passage(delivery: Delivery, hop: str) -> bytes:
-    """Give the text of the detail with where the event came from, *hop* included."""
+    """Return the text of the detail with where the event came from, *hop* included."""
     event = delivery.event
     text = _detail(event)
     if _NAME not in event.detail:
@@ -64,7 +64,7 @@ def detail_with_passage(delivery: Delivery, hop: str) -> bytes:
 
 
 def _detail(event: Event) -> bytes:
-    """Give the object that is the detail, as it was received."""
+    """Return the object that is the detail, as it was received."""
     if event.bare:
         return event.raw.strip(_BLANK)
     text = bytes(_envelope(event.raw).detail)

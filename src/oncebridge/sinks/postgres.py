@@ -155,7 +155,7 @@ class PostgresSink:
 
     def joins(self, store: Store) -> bool:
         """
-        Tell whether *store* keeps its records in the same database; if so, go there by its way.
+        Return whether *store* keeps its records in the same database; if so, go there by its way.
 
         It is the same if both addresses name the same hosts and the same database. The store's
         role needs the rights to this sink's table then.
@@ -211,7 +211,7 @@ class PostgresSink:
             raise SinkError(str(error)) from error
 
     def migration_sql(self) -> str:
-        """Give the SQL that `migrate` runs; nothing for a statement of one's own."""
+        """Return the SQL that `migrate` runs; nothing for a statement of one's own."""
         return self._writer.layout.sql if self._writer.layout is not None else ""
 
     async def aclose(self) -> None:
@@ -298,7 +298,7 @@ class PostgresSink:
         return await self._pool.run(work, repeatable=repeatable, within=self._options.timeout)
 
     async def _shut(self) -> SinkAnswer | None:
-        """Tell what keeps us from even trying."""
+        """Return what keeps us from even trying."""
         try:
             await self._check()
         except ConfigError as error:

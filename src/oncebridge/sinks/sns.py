@@ -73,7 +73,7 @@ class _Message(Struct, frozen=True):
         return len(self.text) + sum(told)
 
     def fields(self, at: int) -> Iterator[tuple[str, str | bytes]]:
-        """Give the parameters of a call in which this is entry *at*."""
+        """Return the parameters of a call in which this is entry *at*."""
         entry = f"PublishBatchRequestEntries.member.{at + 1}"
         yield f"{entry}.Id", str(at)
         yield f"{entry}.Message", self.text

@@ -124,7 +124,7 @@ class SqsSink:
 
 
 def understood(failure: Failure | None) -> SinkAnswer:
-    """Tell what became of one message of a batch."""
+    """Return what became of one message of a batch."""
     if failure is None:
         return Yes()
     status = 400 if failure.sender_fault else 500

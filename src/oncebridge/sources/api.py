@@ -72,7 +72,7 @@ class Source(Protocol):
         ...
 
     def progress(self) -> tuple[int, int] | None:
-        """Tell how far it is, and how far it has to go, where that is known."""
+        """Return how far it is, and how far it has to go, where that is known."""
         ...
 
     async def aclose(self) -> None:

@@ -112,7 +112,7 @@ class Checkpoint:
         await self._store.forget([self.key])
 
     async def _release(self, place: bytes) -> bool:
-        """Tell whether it was ours to give back."""
+        """Return whether it was ours to give back."""
         release = Release(self.key, self._token, 0, self._keep_ms, place, unsent=True)
         (answer,) = await self._store.release([release])
         if isinstance(answer, NoAnswer):

@@ -248,7 +248,7 @@ class FileSource:
         return (offset, line) if mark == self._mark(offset) else (0, 0)
 
     def _mark(self, offset: int) -> str:
-        """Tell what the file was like: by what stands before *offset*, or, packed, by its dates."""
+        """Return what the file was like: by what stands before *offset*, or, packed, by its dates."""
         assert self._file is not None  # noqa: S101
         fd = self._file.fileno()
         if self._is_packed:

@@ -391,7 +391,7 @@ class Relay:
 
     def _pause_s(self, answer: Answer, times: int) -> float:
         """
-        Tell how long to wait: as long as was asked for, since nobody could take it sooner.
+        Return how long to wait: as long as was asked for, since nobody could take it sooner.
 
         Where it takes long nobody knows for how long, and the pause grows.
         """

@@ -296,7 +296,7 @@ class Spool:
             self._lock = None
 
     async def _take(self) -> list[Item]:
-        """Give the next records, waiting until there are some."""
+        """Return the next records, waiting until there are some."""
         assert self._host is not None  # noqa: S101
         most, after = self._host.batch, self._taken
         while True:

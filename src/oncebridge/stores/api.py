@@ -260,7 +260,7 @@ class Store(Protocol):
         ...
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        """Give holds back."""
+        """Return holds back."""
         ...
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:

@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 def is_portable(store: Store) -> TypeGuard[Portable]:
-    """Tell whether the records of *store* can be read out and put in."""
+    """Return whether the records of *store* can be read out and put in."""
     return callable(getattr(store, "scan", None)) and callable(getattr(store, "load", None))
 
 
@@ -82,7 +82,7 @@ class Copying:
         return self.copied + self.updated + self.known + self.expired + self.live
 
     def counts(self) -> dict[str, int]:
-        """Tell what became of the records, by name."""
+        """Return what became of the records, by name."""
         names = ("copied", "updated", "known", "expired", "live")
         return {name: getattr(self, name) for name in names}
 
@@ -156,7 +156,7 @@ class Copying:
 
 
 def condition(record: Record, now_ms: int) -> Literal["lasting", "expired", "live"]:
-    """Tell whether a record is worth carrying; one that only waits for its next attempt is."""
+    """Return whether a record is worth carrying; one that only waits for its next attempt is."""
     if record.fate is None and record.token and now_ms < record.until_ms:
         return "live"
     ends_ms = record.keep_until_ms if record.fate is None else record.until_ms
@@ -176,7 +176,7 @@ def shifted(record: Record, by_ms: int) -> Record:
 
 
 def is_former(theirs: Record, ours: Record, now_ms: int) -> bool:
-    """Tell whether *theirs* is a state that *ours* was in before, or is past keeping."""
+    """Return whether *theirs* is a state that *ours* was in before, or is past keeping."""
     if theirs.fate is not None:
         return False
     if ours.fate is not None or now_ms >= theirs.keep_until_ms:

@@ -146,7 +146,7 @@ class MemoryStore:
         return self._clock()
 
     async def vitals(self) -> Mapping[str, int]:
-        """Tell how many records there are."""
+        """Return how many records there are."""
         return {"records": self._count}
 
     async def aclose(self) -> None:

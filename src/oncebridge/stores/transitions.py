@@ -248,7 +248,7 @@ def load(record: Record | None, asked: Record, now_ms: int) -> tuple[_RememberRe
 
 
 def may_forget(record: Record | None, now_ms: int) -> bool:
-    """Tell whether an operator may remove the record: never under a live claim."""
+    """Return whether an operator may remove the record: never under a live claim."""
     return record is not None and state(record, now_ms) != "claimed"
 
 

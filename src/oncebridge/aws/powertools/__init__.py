@@ -356,7 +356,7 @@ class _Guard:
         return text
 
     def result(self, call: Call, data: Any, kept: bytes | None) -> Any:
-        """Give what the call gave, or else what is kept of the one that it repeats."""
+        """Return what the call gave, or else what is kept of the one that it repeats."""
         if call.error is not None:
             raise call.error
         if call.is_begun:
@@ -458,7 +458,7 @@ class _Guard:
 
 
 def _opener(store: Store | str) -> Callable[[], Store]:
-    """Tell how to come by the store, more than once where there is an address."""
+    """Return how to come by the store, more than once where there is an address."""
     if not isinstance(store, str):
         return lambda: store
     found = backend("oncebridge.stores", store, "persistence_store", written=store)

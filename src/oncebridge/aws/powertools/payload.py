@@ -62,7 +62,7 @@ def plain(data: Any) -> Any:
 
 
 def is_missing(key: Any) -> bool:
-    """Tell whether Powertools would find no key in *key*."""
+    """Return whether Powertools would find no key in *key*."""
     if isinstance(key, dict):
         return all(item is None for item in key.values())
     if isinstance(key, list | tuple):

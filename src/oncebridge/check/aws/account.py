@@ -115,7 +115,7 @@ class Reader:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "oncebridge-check-aws")
 
     def at(self, service: str, where: Where) -> "Service":
-        """Give the *service* there."""
+        """Return the *service* there."""
         if service != where.service:
             where = Where(where.region, where.profile)
         key = service, where
@@ -138,7 +138,7 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def session(self, profile: str | None) -> Any:
-        """Give the session of a profile; it finds the credentials once."""
+        """Return the session of a profile; it finds the credentials once."""
         if profile not in self._sessions:
             session = botocore.session.Session(profile=profile)
             session.register_component(
@@ -169,7 +169,7 @@ class Service:
         return "" if self._client is None else str(self._client.meta.endpoint_url)
 
     async def region(self) -> str:
-        """Tell which Region it is."""
+        """Return which Region it is."""
         client = await self._told("", self._made)
         return str(client.meta.region_name)
 
@@ -229,7 +229,7 @@ class Service:
         raise AssertionError  # the last try returns or raises
 
     def _action(self, operation: str) -> str:
-        """Give what IAM calls an operation."""
+        """Return what IAM calls an operation."""
         action = f"{self.name}:{operation}"
         return _ACTIONS.get(action, action)
 
@@ -320,5 +320,5 @@ class Service:
 
 @cache
 def _loader(path: str | None) -> Any:
-    """Give what reads the descriptions of services; they are large, so they are read once."""
+    """Return what reads the descriptions of services; they are large, so they are read once."""
     return create_loader(path)

@@ -138,7 +138,7 @@ def _expiry(rule: Mapping[str, Any]) -> Expiry | None:
 
 
 def _prefix(rule: Mapping[str, Any]) -> str:
-    """Give what the objects begin with that a rule is for."""
+    """Return what the objects begin with that a rule is for."""
     where = rule.get("Filter") or {}
     both = where.get("And") or {}
     return str(both.get("Prefix") or where.get("Prefix") or rule.get("Prefix") or "")

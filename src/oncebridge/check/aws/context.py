@@ -98,11 +98,11 @@ class Visit:
         self._told: set[tuple[str, ...]] = set()
 
     def at(self, service: str, where: Where) -> Service:
-        """Give a service, to be asked."""
+        """Return a service, to be asked."""
         return self._reader.at(service, where)
 
     async def look(self, subject: str, what: str, asked: Awaitable[_T]) -> _T | None:
-        """Give the answer; where there is none, say so and give None. `Absent` goes through."""
+        """Return the answer; where there is none, say so and give None. `Absent` goes through."""
         try:
             return await asked
         except Unseen as unseen:
@@ -110,7 +110,7 @@ class Visit:
             return None
 
     async def find_there(self, subject: str, what: str, asked: Awaitable[_T]) -> _T | None:
-        """Give the answer; None also where there is no such thing, which is then not told."""
+        """Return the answer; None also where there is no such thing, which is then not told."""
         try:
             return await self.look(subject, what, asked)
         except Absent:

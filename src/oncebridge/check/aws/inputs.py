@@ -54,7 +54,7 @@ class Shape(Struct, frozen=True):
 
 
 def shape(target: Mapping[str, Any], *, bare: bool) -> Shape:
-    """Tell what a *target* sends, and how it is read; *bare* is the setting of that name."""
+    """Return what a *target* sends, and how it is read; *bare* is the setting of that name."""
     if target.get("Input"):
         return Shape("Input", is_event=False, is_constant=True)
     path = target.get("InputPath")

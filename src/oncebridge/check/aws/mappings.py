@@ -91,7 +91,7 @@ class SourceMapping(Struct, frozen=True):
 
 
 def _name(function: str) -> str:
-    """Give the name out of an ARN of a function, or of one of its versions."""
+    """Return the name out of an ARN of a function, or of one of its versions."""
     parts = function.split(":")
     return parts[6] if len(parts) > 6 else parts[-1]
 

@@ -101,7 +101,7 @@ def _rules(several: Sequence[Feeds]) -> Iterator[_Rule]:
 
 
 def _on_its_bus(feed: Feed) -> dict[str, object]:
-    """Give the pattern, narrowed to what can be on the bus: a partner's has one source."""
+    """Return the pattern, narrowed to what can be on the bus: a partner's has one source."""
     pattern = dict(feed.pattern or {})
     if feed.bus.is_partner:
         pattern["source"] = [feed.bus.name]
@@ -138,7 +138,7 @@ def _joined(pair: _Pair) -> set[tuple[Bus, Bus]]:
 
 
 async def _is_way(visit: Visit, start: Bus, end: Bus, feed: Feed) -> bool:
-    """Tell whether a rule of a bus forwards to the other; nobody can to a partner's."""
+    """Return whether a rule of a bus forwards to the other; nobody can to a partner's."""
     if not end.arn or end.is_partner:
         return False
     return bool(await rules_to(visit, start, end.arn, feed.where))

@@ -46,7 +46,7 @@ class Pattern(Struct, frozen=True):
 
 
 def overlap(one: Pattern, other: Pattern) -> Overlap:
-    """Tell what two patterns have in common, as far as can be proved."""
+    """Return what two patterns have in common, as far as can be proved."""
     if one.text == other.text:
         return Overlap.SAME
     first, second = one.flat, other.flat
@@ -115,7 +115,7 @@ def _covers(path: _Path, wide: Any, narrow: Any) -> bool:
 
 
 def _prefix(value: Any) -> str | None:
-    """Give what a value has to begin with, where that is all that is asked."""
+    """Return what a value has to begin with, where that is all that is asked."""
     if isinstance(value, dict) and [*value] == ["prefix"] and isinstance(value["prefix"], str):
         return value["prefix"]
     return None
@@ -132,7 +132,7 @@ def _exclude(path: _Path, one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _differ(left: Any, right: Any) -> bool:
-    """Tell whether no value is both; where it is not known, no."""
+    """Return whether no value is both; where it is not known, no."""
     if not isinstance(left, dict) and not isinstance(right, dict):
         return _matcher(left) != _matcher(right)
     if _is_but(left) or _is_but(right):
@@ -150,7 +150,7 @@ def _differ(left: Any, right: Any) -> bool:
 
 
 def _is_but(value: Any) -> bool:
-    """Tell whether it is an `anything-but` that can be judged: of values, or of a beginning."""
+    """Return whether it is an `anything-but` that can be judged: of values, or of a beginning."""
     if not isinstance(value, dict) or [*value] != ["anything-but"]:
         return False
     but = value["anything-but"]
@@ -158,7 +158,7 @@ def _is_but(value: Any) -> bool:
 
 
 def _is_left_out(value: Any, but: Mapping[str, Any]) -> bool:
-    """Tell whether an `anything-but` leaves out all that *value* stands for."""
+    """Return whether an `anything-but` leaves out all that *value* stands for."""
     without = but["anything-but"]
     begins = _prefix(without)
     if begins is not None:

@@ -24,7 +24,7 @@ _ALWAYS: Final = {
 
 
 def statements(policy: str) -> list[Mapping[str, Any]]:
-    """Give the statements of a policy; none where there is none or it cannot be read."""
+    """Return the statements of a policy; none where there is none or it cannot be read."""
     try:
         found = json.loads(policy) if policy else {}
     except ValueError:
@@ -34,7 +34,7 @@ def statements(policy: str) -> list[Mapping[str, Any]]:
 
 
 def lets_send(policy: str, *, rule: str, queue: str) -> bool | None:
-    """Tell whether EventBridge may send to *queue* on behalf of *rule*; None: it depends."""
+    """Return whether EventBridge may send to *queue* on behalf of *rule*; None: it depends."""
     known = {**_ALWAYS, "aws:sourcearn": rule, "aws:sourceaccount": _account(rule)}
     allowed: set[bool | None] = set()
     denied: set[bool | None] = set()
@@ -51,7 +51,7 @@ def lets_send(policy: str, *, rule: str, queue: str) -> bool | None:
 
 def lets_principal(policy: str, *, arn: str, action: str, resource: str) -> bool:
     """
-    Tell whether the policy alone allows it to the user or role *arn*, without conditions.
+    Return whether the policy alone allows it to the user or role *arn*, without conditions.
 
     That an account or its root is allowed only hands the question on to IAM; and of another
     account's queue the policy is half of what it takes.
@@ -103,7 +103,7 @@ def _principals(one: Mapping[str, Any], kind: str) -> Iterator[str]:
 
 
 def _names(one: Mapping[str, Any], service: str) -> bool | None:
-    """Tell whether a service is meant; None where it is said who is not."""
+    """Return whether a service is meant; None where it is said who is not."""
     if "NotPrincipal" in one:
         named = one["NotPrincipal"]
         spared = _listed(named.get("Service")) if isinstance(named, dict) else []
@@ -136,7 +136,7 @@ def _like(text: str, pattern: str) -> bool:
 
 
 def _holds(condition: Any, known: Mapping[str, str]) -> bool | None:
-    """Tell whether a condition holds; None where it asks for something else than is *known*."""
+    """Return whether a condition holds; None where it asks for something else than is *known*."""
     if not condition:
         return True
     if not isinstance(condition, dict):
@@ -159,7 +159,7 @@ def _holds(condition: Any, known: Mapping[str, str]) -> bool | None:
 
 
 def _all_of(answers: Iterable[bool | None]) -> bool | None:
-    """Tell whether all hold; None where it hangs on one that is not known."""
+    """Return whether all hold; None where it hangs on one that is not known."""
     several = set(answers)
     if False in several:
         return False

@@ -64,7 +64,7 @@ async def caller(visit: Visit, where: Where) -> Principal | None:
 
 
 async def _role(visit: Visit, arn: str, name: str, where: Where) -> str:
-    """Give the ARN of a role; a session does not tell its path, so IAM is asked for it."""
+    """Return the ARN of a role; a session does not tell its path, so IAM is asked for it."""
     try:
         found = await visit.at("iam", where).ask("GetRole", RoleName=name)
         return str(found["Role"]["Arn"])
@@ -107,7 +107,7 @@ async def check_rights(
 
 
 def _by_queue(seen: Mapping[str, Queue], who: Principal, action: str, resource: str) -> bool:
-    """Tell whether the policy of the queue itself allows it, which is enough in one account."""
+    """Return whether the policy of the queue itself allows it, which is enough in one account."""
     queue = seen.get(resource)
     return queue is not None and lets_principal(
         queue.policy, arn=who.arn, action=action, resource=resource

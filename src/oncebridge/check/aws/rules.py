@@ -134,5 +134,5 @@ async def _check_archives(visit: Visit, bus: Bus, where: Where) -> None:
 
 
 def is_genesys(visit: Visit, several: Sequence[Feed]) -> bool:
-    """Tell whether events of Genesys Cloud come this way."""
+    """Return whether events of Genesys Cloud come this way."""
     return visit.setup.config.preset == "genesys" or any(feed.is_genesys for feed in several)

@@ -147,7 +147,7 @@ async def _check_store(visit: Visit, spot: Spot) -> Brought:
 
 
 def _of_function(grants: Sequence[Grant], found: Sequence[Queue]) -> list[Grant]:
-    """Give what a function does: Lambda reads for it, and it only writes dead letters."""
+    """Return what a function does: Lambda reads for it, and it only writes dead letters."""
     kept = [
         replace(grant, what="function.dead") if grant.what == "dead.sqs" else grant
         for grant in grants
@@ -160,7 +160,7 @@ def _of_function(grants: Sequence[Grant], found: Sequence[Queue]) -> list[Grant]
 
 
 def _home(visit: Visit) -> Where:
-    """Give where to ask what is no address's own: where the first address is."""
+    """Return where to ask what is no address's own: where the first address is."""
     for spot in visit.spots:
         if spot.kind != "sink":
             return Where(spot.where.region, spot.where.profile)

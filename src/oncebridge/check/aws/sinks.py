@@ -91,7 +91,7 @@ async def _check_bus(visit: Visit, spot: Spot, several: Sequence[Feed]) -> None:
 
 
 def _may_match(feed: Feed, spot: Spot) -> bool:
-    """Tell whether a rule may match what we send, as far as its source tells."""
+    """Return whether a rule may match what we send, as far as its source tells."""
     ours = spot.options.source
     if feed.pattern is None:
         return not feed.is_scheduled

@@ -295,6 +295,6 @@ async def check_destination(visit: Visit, name: str, where: Where) -> Brought:
 
 
 def _connection(told: dict[str, Any]) -> str:
-    """Give the name of the connection, out of its ARN."""
+    """Return the name of the connection, out of its ARN."""
     parts = str(told.get("ConnectionArn", "")).split("/")
     return parts[1] if len(parts) > 1 else "CONNECTION"

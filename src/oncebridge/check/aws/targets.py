@@ -55,17 +55,17 @@ def _changes(visit: Visit, feed: Feed, *, is_fifo: bool, is_stream: bool) -> dic
 
 
 def is_short(feed: Feed) -> bool:
-    """Tell whether EventBridge gives up too soon."""
+    """Return whether EventBridge gives up too soon."""
     return feed.attempts < _FEWEST_ATTEMPTS or feed.age < _SHORTEST_AGE
 
 
 def has_group(feed: Feed) -> bool:
-    """Tell whether messages to a FIFO queue are given what it demands."""
+    """Return whether messages to a FIFO queue are given what it demands."""
     return bool((feed.target.get("SqsParameters") or {}).get("MessageGroupId"))
 
 
 def needs_key(visit: Visit, feed: Feed) -> bool:
-    """Tell whether records of a stream have to stay in order, and do not."""
+    """Return whether records of a stream have to stay in order, and do not."""
     if (feed.target.get("KinesisParameters") or {}).get("PartitionKeyPath"):
         return False
     return any(

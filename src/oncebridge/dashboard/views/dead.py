@@ -87,7 +87,7 @@ def _choice(given: Mapping[str, str]) -> Choice:
 
 
 def _fitting(choice: Choice, tally: letters.Tally) -> int | None:
-    """Tell how many letters fit, where the counts tell it."""
+    """Return how many letters fit, where the counts tell it."""
     if choice.reason and choice.route:
         return None
     if choice.reason:
@@ -270,7 +270,7 @@ async def _found(dead: DeadLetters, numbers: Sequence[int]) -> list[DeadLetter]:
 
 
 async def _groups(desk: Desk, found: Sequence[DeadLetter]) -> list[_Group]:
-    """Tell where letters would go, and which could not."""
+    """Return where letters would go, and which could not."""
     sinks = {route.name: str(route.sink) for route in desk.setup.routes}
     states = await control.paused(desk.store, list(sinks))
     paused = {name for name, is_paused in zip(sinks, states, strict=True) if is_paused}

@@ -63,7 +63,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     @property
     def is_narrowed(self) -> bool:
-        """Tell whether something was chosen beside the text."""
+        """Return whether something was chosen beside the text."""
         return bool(self.verdict or self.route or self.cause)
 
     def query(self) -> Query:
@@ -161,7 +161,7 @@ def _listed(
 
 async def _reports(desk: Desk) -> tuple[list[Report], bool]:
     """
-    Give the reports of all workers that may have a history, and tell whether these are all.
+    Return the reports of all workers that may have a history, and tell whether these are all.
 
     While the store is away, nothing is known of others than this process.
     """
@@ -213,7 +213,7 @@ async def _event(desk: Desk, ask: Ask) -> Answer:
 
 
 def address_of(seen: Seen) -> str:
-    """Give the address of an arrival."""
+    """Return the address of an arrival."""
     return f"/decisions/{quote(seen.name, safe='')}"
 
 

@@ -303,7 +303,7 @@ def _now(view: View) -> dict[str, int | None]:
 
 
 def _store(view: View) -> Vitals:
-    """Give the worst of what the workers say of the store that they share."""
+    """Return the worst of what the workers say of the store that they share."""
     here = [state.store for state in present(view)]
     offsets = [one.clock_offset_ms for one in here if one.clock_offset_ms is not None]
     return Vitals(
@@ -352,7 +352,7 @@ def _way(name: str, states: list[RouteState], counts: RouteCounts) -> Way:
 
 
 def _state_of(name: str, states: list[RouteState]) -> tuple[Kind, str]:
-    """Tell how a route is, by the worst of its workers."""
+    """Return how a route is, by the worst of its workers."""
     down = sorted({what for state in states for what in state.down})
     if down:
         return "bad", f"{' and '.join(what.removeprefix('the ') for what in down)} down"

@@ -94,7 +94,7 @@ def wish(environment: Mapping[str, str]) -> Wish:
 
 
 def _exporter(environment: Mapping[str, str], signal: str) -> str:
-    """Tell where *signal* goes; an endpoint alone asks for OTLP."""
+    """Return where *signal* goes; an endpoint alone asks for OTLP."""
     setting = f"OTEL_{signal}_EXPORTER"
     named = environment.get(setting, "").strip().lower()
     if named in _EXPORTERS:

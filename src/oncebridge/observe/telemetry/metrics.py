@@ -32,7 +32,7 @@ _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
 def name_of(family: Family) -> str:
-    """Give the name of *family*."""
+    """Return the name of *family*."""
     return f"oncebridge.{family.name}"
 
 

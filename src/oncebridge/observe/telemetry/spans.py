@@ -132,7 +132,7 @@ _Attributes = dict[str, str | int]
 
 
 def _operation(name: str, kind: str, route: str) -> _Attributes:
-    """Tell what is done, as OpenTelemetry's conventions have it."""
+    """Return what is done, as OpenTelemetry's conventions have it."""
     return {
         "messaging.system": "eventbridge",
         "messaging.operation.name": name,

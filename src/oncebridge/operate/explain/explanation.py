@@ -96,7 +96,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         return next((one for one in self.standings if one.key == key), None)
 
     def as_json(self, *, canonical: bool = False) -> dict[str, Any]:
-        """Give the whole explanation as a JSON object."""
+        """Return the whole explanation as a JSON object."""
         judged = self.judged
         told: dict[str, Any] = {
             "line": self.line,
@@ -173,7 +173,7 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_register(self) -> bool:
-        """Tell whether it is an entity's, as far as can be seen."""
+        """Return whether it is an entity's, as far as can be seen."""
         record = self.standing.record if self.standing else None
         if record is None or record.fate is not None:
             return False
@@ -181,13 +181,13 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_trail(self) -> bool:
-        """Tell whether it is what was done by hand to an event or a route."""
+        """Return whether it is what was done by hand to an event or a route."""
         record = self.standing.record if self.standing else None
         return record is not None and is_trail(record)
 
     @property
     def is_known(self) -> bool:
-        """Tell whether anything at all is known."""
+        """Return whether anything at all is known."""
         return bool((self.standing and self.standing.record) or self.letter or self.acts.acts)
 
     @property
@@ -202,7 +202,7 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
         return _VERDICTS.get(self.standing.state)
 
     def as_json(self) -> dict[str, Any]:
-        """Give it in the form of an explanation, with nothing where an event would be needed."""
+        """Return it in the form of an explanation, with nothing where an event would be needed."""
         key: dict[str, Any] = {"kind": None, "key": self.key.hex(), "window": None}
         told: dict[str, Any] = {
             "route": self.route,
@@ -266,7 +266,7 @@ def _letter_as_json(letter: DeadLetter) -> dict[str, Any]:
 
 
 def acts_as_json(acts: Acts) -> list[dict[str, Any]]:
-    """Give what was done by hand, the latest last."""
+    """Return what was done by hand, the latest last."""
     return [_act_as_json(act) for act in acts.acts]
 
 
@@ -277,12 +277,12 @@ def _act_as_json(act: Act) -> dict[str, Any]:
 
 
 def window(known: Known) -> str:
-    """Tell for how long a key is remembered."""
+    """Return for how long a key is remembered."""
     return lasting(known.window, known.longest)
 
 
 def lasting(window: timedelta, longest: timedelta | None) -> str:
-    """Tell how long a window is; *longest* is the end of a sliding one."""
+    """Return how long a window is; *longest* is the end of a sliding one."""
     text = format_duration(window)
     return f"{text}, sliding up to {format_duration(longest)}" if longest else text
 

@@ -318,7 +318,7 @@ async def explain_key(
     *,
     record: Record | None = None,
 ) -> KeyExplanation:
-    """Tell what is known under *key*; *record* is for what a scan has just found there."""
+    """Return what is known under *key*; *record* is for what a scan has just found there."""
     letter = await letters.with_key([key]) if letters is not None else None
     if store is None:
         return KeyExplanation(key=key, letter=letter)

@@ -66,7 +66,7 @@ def contents(way: Identity) -> dict[bytes, bytes]:
 
 def is_its(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
     """
-    Tell whether a record is of the event that has *own* contents: by key, with its content.
+    Return whether a record is of the event that has *own* contents: by key, with its content.
 
     The same key with other content is another event's. Where one of the two contents is not
     known (empty), the key decides.
@@ -128,12 +128,12 @@ class Standing(Struct, frozen=True):
 
     @property
     def is_held(self) -> bool:
-        """Tell whether a worker has it in hand; else it waits for its next attempt, if at all."""
+        """Return whether a worker has it in hand; else it waits for its next attempt, if at all."""
         return self.state == "claimed" and bool(self.record and self.record.token)
 
     @property
     def is_over(self) -> bool:
-        """Tell whether it was done, and its window is over."""
+        """Return whether it was done, and its window is over."""
         return self.state == "absent" and self.record is not None
 
     @property
@@ -179,21 +179,21 @@ class Look:
             self._found.update(zip(missing, await self._store.peek(missing), strict=True))
 
     def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> Standing:
-        """Tell how a record stands that was looked at."""
+        """Return how a record stands that was looked at."""
         return Standing.of(key, self._found.get(key), self.now_ms, own)
 
     def touched(self, way: Identity) -> dict[bytes, bytes]:
-        """Give the contents that an event has and no other, of what was looked at."""
+        """Return the contents that an event has and no other, of what was looked at."""
         return touched(contents(way), self._found)
 
     def acts(self, keys: Sequence[bytes]) -> Acts:
-        """Tell what was done by hand to what has *keys*."""
+        """Return what was done by hand to what has *keys*."""
         found = [self._trails.get(trail.of_event(key)) for key in keys if key]
         return trail.merged([each for each in found if each is not None])
 
     def acts_on(self, way: Identity) -> Acts:
         """
-        Tell what was done by hand to an event.
+        Return what was done by hand to an event.
 
         Of what stands under a key that is another event's by now, only what is surely its own.
         What has no key at all is among what was done on its route.
@@ -211,12 +211,12 @@ class Look:
         return trail.merged(found)
 
     def paused_by(self, route: str) -> Act | None:
-        """Tell who has paused *route*, where that is known."""
+        """Return who has paused *route*, where that is known."""
         acts = self._trails.get(trail.of_route(route), Acts()).acts
         return next((act for act in reversed(acts) if act.verb == "pause"), None)
 
     async def judge(self, plan: Plan, settings: Settings) -> Judged:
-        """Tell what would become of an event with *plan*."""
+        """Return what would become of an event with *plan*."""
         judged = await self._judge(plan, settings)
         # Who is not let in stays out, in shadow mode too.
         is_watched = settings.mode == "shadow" and not plan.refused
@@ -304,6 +304,6 @@ def _conflict(clash: Mismatch, policy: str) -> Judged:
 
 
 def held(standing: Standing) -> str:
-    """Tell for how long a record is not to be had."""
+    """Return for how long a record is not to be had."""
     what = "held by a worker" if standing.is_held else "waiting for its next attempt"
     return f"{what}, for {standing.left_ms / 1000:.1f} s more"

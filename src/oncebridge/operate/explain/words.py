@@ -35,7 +35,7 @@ _HERE: Final = {
 
 
 def passed(fate: Fate, *, route: str = "") -> str:
-    """Tell what became of an event: `was delivered by route crm`."""
+    """Return what became of an event: `was delivered by route crm`."""
     by, on = (f" {word} route {route}" if route else "" for word in ("by", "on"))
     return _PASSED[fate].format(by=by, on=on)
 

@@ -71,7 +71,7 @@ _NOT_THE_CONTENT = re.compile(r"Invalid parameter: (Invalid )?TopicArn\b")
 
 
 def answer_to(error: AwsError | NotSent | Unclear) -> Refusal:
-    """Tell what became of a whole call that ended in *error*."""
+    """Return what became of a whole call that ended in *error*."""
     if isinstance(error, NotSent):
         return No(str(error))
     if isinstance(error, Unclear):
@@ -81,7 +81,7 @@ def answer_to(error: AwsError | NotSent | Unclear) -> Refusal:
 
 def answer_to_code(code: str, message: str = "", *, status: int = 400) -> Refusal:
     """
-    Tell what became of one entry that was answered with an error.
+    Return what became of one entry that was answered with an error.
 
     *message* is passed on where it tells of the target or of our access. Where it tells of the
     content it may quote it, and is not.

@@ -20,7 +20,7 @@ def short(name: bytes) -> str:
 
 def deduplication_id(delivery: Delivery, dice: Dice) -> str:
     """
-    Give the id by which the receiver knows a repeat of this very delivery, and nothing else.
+    Return the id by which the receiver knows a repeat of this very delivery, and nothing else.
 
     For five minutes the receiver drops whatever has the same id: the next window's event, other
     content, and what was not claimed (a rule without key, shadow mode) must have another.

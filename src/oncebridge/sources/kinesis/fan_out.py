@@ -44,7 +44,7 @@ _Pushed = tuple[Page, str] | _Broken
 
 
 async def registered(stream: Stream, arn: str, name: str) -> str:
-    """Give the ARN of the consumer *name*; where there is none, register it."""
+    """Return the ARN of the consumer *name*; where there is none, register it."""
     try:
         found = await stream.consumer(arn, name)
     except AwsError as error:

@@ -101,6 +101,6 @@ class Roster:
 
 
 def share(workers: Sequence[str], worker: str, count: int) -> int:
-    """Tell how many of *count* are for *worker*; what cannot be shared goes to the first."""
+    """Return how many of *count* are for *worker*; what cannot be shared goes to the first."""
     each, left = divmod(count, len(workers))
     return each + (workers.index(worker) < left)

@@ -45,7 +45,7 @@ class Place(Struct, frozen=True, array_like=True, omit_defaults=True):
         return self.number == _END
 
     def position(self, start_ms: int) -> Position:
-        """Tell where to go on; a shard that nobody has begun is read from *start_ms* on."""
+        """Return where to go on; a shard that nobody has begun is read from *start_ms* on."""
         return Position(after=self.number) if self.number else Position(at_ms=start_ms)
 
 
@@ -66,7 +66,7 @@ def due(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
 
 def is_free(seen: Seen, now_ms: int, lease_ms: int) -> bool:
     """
-    Tell whether a shard looks as if nobody read it, from what its checkpoint shows.
+    Return whether a shard looks as if nobody read it, from what its checkpoint shows.
 
     To save a place, a worker gives its hold back and takes it again: in between, the shard
     is not free for others, unless that worker has died there.

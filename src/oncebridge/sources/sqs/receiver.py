@@ -51,7 +51,7 @@ class _Held:
         """False once SQS has said that it cannot be hidden any longer."""
 
     def longest_s(self, now: float) -> int:
-        """Tell for how long it can be hidden from now on."""
+        """Return for how long it can be hidden from now on."""
         return max(int(self.received_at + LONGEST_S - now), 0)
 
 

@@ -290,7 +290,7 @@ async def _in_chunks(
 
 def _place(key: bytes) -> bytes:
     """
-    Give the `k` of an item.
+    Return the `k` of an item.
 
     A key that DynamoDB does not take is replaced by its digest, and so is one that could be
     mistaken for such; then the record itself holds the key.
@@ -307,7 +307,7 @@ def _cell(item: _Stored) -> Cell:
 
 
 def _written(change: Change, soonest_ms: int) -> tuple[dict[str, Any], Cell, dict[str, str]]:
-    """Give the values of `k`, `r` (with the record that it means) and `x`."""
+    """Return the values of `k`, `r` (with the record that it means) and `x`."""
     place, record = _place(change.key), change.after
     assert isinstance(record, Record)  # noqa: S101 - what is removed is not written
     cell = Cell(record, packed(record, with_key=place is not change.key))

@@ -46,7 +46,7 @@ class Address(Struct, frozen=True):
     """What a host must be good for, where there are several."""
 
     def is_same_database(self, other: "Address") -> bool:
-        """Tell whether both are written as the same place; two names for one host are not."""
+        """Return whether both are written as the same place; two names for one host are not."""
         return (frozenset(self.hosts), self.database) == (frozenset(other.hosts), other.database)
 
 

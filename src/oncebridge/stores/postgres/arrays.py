@@ -96,7 +96,7 @@ def stored_keys(keys: Sequence[bytes]) -> list[bytes]:
 
 
 def whole_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Give the keys that were shortened, each in its place; nothing if none was."""
+    """Return the keys that were shortened, each in its place; nothing if none was."""
     if max(map(len, keys)) <= _LONGEST_KEY:
         return []
     return [key if len(key) > _LONGEST_KEY else b"" for key in keys]

@@ -333,12 +333,12 @@ async def _close(connection: "asyncpg.Connection[Any]") -> None:
 
 
 def _is_outdated(error: asyncpg.PostgresError) -> bool:
-    """Tell whether a prepared statement is not there, or means something else by now."""
+    """Return whether a prepared statement is not there, or means something else by now."""
     return error.sqlstate in _OUTDATED or isinstance(error, asyncpg.InvalidCachedStatementError)
 
 
 def _is_loss(error: asyncpg.PostgresError) -> bool:
-    """Tell whether the connection ended, so that nobody knows what came of the statement."""
+    """Return whether the connection ended, so that nobody knows what came of the statement."""
     state = error.sqlstate or ""
     return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "40003")
 

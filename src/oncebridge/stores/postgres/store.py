@@ -166,7 +166,7 @@ class PostgresStore:
         return await _opened(lambda: migrate(self.pool, self.layout))
 
     def migration_sql(self) -> str:
-        """Give the SQL that `migrate` runs."""
+        """Return the SQL that `migrate` runs."""
         return self.layout.sql
 
     async def aclose(self) -> None:
@@ -324,7 +324,7 @@ class PostgresStore:
 
     async def vitals(self) -> Mapping[str, int | None]:
         """
-        Tell how large the table is with its index, and about how many rows it has.
+        Return how large the table is with its index, and about how many rows it has.
 
         The number is the server's own guess, by how full pages were when it last vacuumed or
         analyzed the table; None if it never did.

@@ -72,7 +72,7 @@ class Writer(Protocol):
         ...
 
     def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:
-        """Tell whether writing them a second time would change nothing."""
+        """Return whether writing them a second time would change nothing."""
         ...
 
     async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:

@@ -72,7 +72,7 @@ class NotThePrimary(StoreUnavailable):
 
 
 def failure(error: ReplyError) -> StoreError:
-    """Tell what a server's refusal means for the caller."""
+    """Return what a server's refusal means for the caller."""
     text = _text(error)
     passing = _PASSING.search(text)
     if passing is None:
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         return len(self._under_way)
 
     def is_stale(self) -> bool:
-        """Tell whether it has rested for too long, or has been closed just now."""
+        """Return whether it has rested for too long, or has been closed just now."""
         if self._under_way:
             return False
         rested_s = self._loop.time() - self._rests_since

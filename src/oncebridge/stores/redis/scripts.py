@@ -159,7 +159,7 @@ def asked_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
 
 
 def _sixteen(name: bytes) -> bytes:
-    """Give a token or generation its length; a wrong one then belongs to nobody."""
+    """Return a token or generation its length; a wrong one then belongs to nobody."""
     return name if len(name) == 16 else name[:16].ljust(16, b"\0")
 
 

@@ -66,7 +66,7 @@ class Servers(Protocol):
     """All servers that keep our records."""
 
     def slot_of(self, name: bytes) -> int:
-        """Tell which names can be asked for together: those of one slot."""
+        """Return which names can be asked for together: those of one slot."""
         ...
 
     async def open(self, scripts: Iterable[Script]) -> None:
@@ -347,7 +347,7 @@ class Cluster:
             return [error] * len(asks)
 
     def _further(self, said: ReplyError, ask: Ask, asked: _Target) -> _Target | StoreError:
-        """Tell where to ask next, if that helps."""
+        """Return where to ask next, if that helps."""
         kind, *rest = str(said).split()
         if kind != "MOVED" and ask.names > 1:
             # Some keys are here and some there, or will be in a moment.

@@ -259,7 +259,7 @@ class RedisStore:
 
     async def vitals(self) -> Mapping[str, int | None]:
         """
-        Tell how much memory the servers use, and how many keys they have evicted, in sum.
+        Return how much memory the servers use, and how many keys they have evicted, in sum.
 
         Both are a server's, whoever else uses it. How many records are ours it cannot tell
         without looking at every key.
@@ -483,11 +483,11 @@ class RedisStore:
     # --- who is asked -------------------------------------------------------------------
 
     def unchecked(self) -> Servers:
-        """Give the servers to somebody who looks at them as they are; he closes them."""
+        """Return the servers to somebody who looks at them as they are; he closes them."""
         return self._found(replace(self._dialer(), check=None))
 
     def sentinels(self) -> Sentinels | None:
-        """Give those who know which server is the primary, where the address names them."""
+        """Return those who know which server is the primary, where the address names them."""
         address, options = self._address, self._options
         if address.kind != "sentinel":
             return None
@@ -583,7 +583,7 @@ def _one_by_one(write: Callable[[_Item], bytes]) -> Callable[[Sequence[_Item]], 
 
 
 def _split(names: Sequence[bytes], sizes: Sequence[int] | None) -> list[Sequence[bytes]]:
-    """Tell which names belong together."""
+    """Return which names belong together."""
     if sizes is None:
         return [[name] for name in names]
     ends = list(accumulate(sizes))

@@ -86,7 +86,7 @@ class RedisCells:
         return await in_turn(self, groups)
 
     def _written(self, change: Change, time_ms: int, now_ms: int) -> Cell | None:
-        """Tell what stands there now, to the byte."""
+        """Return what stands there now, to the byte."""
         if change.after is None:
             return None
         if change.before is None:

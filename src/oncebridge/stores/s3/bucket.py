@@ -104,7 +104,7 @@ class S3Bucket:
         return Page([name.removeprefix(self._prefix) for name in names], goes_on == "true")
 
     async def keeps_versions(self) -> bool | None:
-        """Tell whether every change leaves the old version behind; None if that is not told."""
+        """Return whether every change leaves the old version behind; None if that is not told."""
         try:
             answer = await self._client.request("GET", query=[("versioning", "")])
         except AwsError as error:

@@ -38,6 +38,6 @@ def days_of(duration: timedelta) -> int:
 
 
 def rule_for(prefix: str, expire_after: timedelta) -> Expiry:
-    """Give our rule for *prefix*."""
+    """Return our rule for *prefix*."""
     name = "-".join(["oncebridge", *prefix.split("/")]).rstrip("-")
     return Expiry(name, prefix, days_of(expire_after), PASSED_OVER)

@@ -11,7 +11,7 @@ _DIRECTORY: Final = "--x-s3"
 
 
 def checked_prefix(bucket: str, prefix: str) -> str:
-    """Give *prefix* with the slash at its end, or raise `ConfigError` for names that cannot be."""
+    """Return *prefix* with the slash at its end, or raise `ConfigError` for names that cannot be."""
     if bucket.endswith(_DIRECTORY):
         raise ConfigError(
             "",

@@ -90,7 +90,7 @@ class SQLiteFile:
         return self._path
 
     def refusal(self, db: sqlite3.Connection) -> str:
-        """Tell why the file behind *db* would be refused; nothing if it would not."""
+        """Return why the file behind *db* would be refused; nothing if it would not."""
         has_versions = "SELECT 1 FROM sqlite_master WHERE name = 'oncebridge_schema'"
         if not db.execute(has_versions).fetchone():
             return ""

@@ -212,7 +212,7 @@ class SQLiteStore:
 
     async def vitals(self) -> Mapping[str, int]:
         """
-        Tell how large the file is, with what waits beside it to be carried over.
+        Return how large the file is, with what waits beside it to be carried over.
 
         Not how many records there are: SQLite would have to read all of them.
         """
