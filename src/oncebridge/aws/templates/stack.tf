@@ -546,7 +546,7 @@ resource "aws_lambda_function" "oncebridge" {
   function_name                  = var.name
   description                    = "oncebridge: each event passed on once."
   handler                        = "oncebridge.aws.function.handler"
-  runtime                        = "python3.12"
+  runtime                        = "python3.13"
   architectures                  = [var.architecture]
   role                           = aws_iam_role.oncebridge.arn
   timeout                        = var.timeout
