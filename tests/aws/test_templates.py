@@ -11,6 +11,7 @@ from pathlib import Path
 import hcl2
 import pytest
 from tests.aws.cloudformation import Stack, with_defaults
+from tests.servers.lambda_runtime import builder
 from tests.servers.terraform import plugins, run, terraform, what_reads_terraform
 
 from oncebridge.aws import templates
@@ -417,7 +418,7 @@ def test_the_function_is_told_what_to_do(parameters, monkeypatch):
     found = made("lambda", parameters)
     function = found.resources["Function"]
     assert function["Handler"] == "oncebridge.aws.function.handler"
-    assert function["Runtime"] == "python3.12"
+    assert function["Runtime"] == "python3.13" == f"python{builder().PYTHON}"
     assert function["LoggingConfig"] == {"LogGroup": "<LogGroup>"}
     told = function["Environment"]["Variables"]
     assert told["ONCEBRIDGE_STORE"] == "dynamodb://<Table>?region=eu-west-1"

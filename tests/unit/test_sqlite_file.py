@@ -191,6 +191,7 @@ def as_nobody(code, directory):
             # what is imported late may not be readable for nobody
             "import encodings.unicode_escape, pathlib, traceback",
             "file_system(pathlib.Path('/'))",
+            "pathlib.Path('/').as_uri()",
             "asyncio.run(asyncio.to_thread(int))",
             drop,
             textwrap.dedent(code),
