@@ -114,7 +114,7 @@ LOOK = """
 import json, sys
 sys.path[:0] = [sys.argv[1]]
 from importlib.metadata import entry_points, version
-from oncebridge.backends import SinkPlace, StorePlace
+from oncebridge.service.addresses import SinkPlace, StorePlace
 import oncebridge
 groups = {}
 for kind in ("sources", "stores", "sinks", "dead_letters"):
