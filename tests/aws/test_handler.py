@@ -33,6 +33,7 @@ from tests.aws.payloads import (
     with_metadata,
 )
 from tests.faults.doubles import After, Deaf, FailingDeadLetters, Raw, ScriptedSink
+from tests.size import examples
 
 from oncebridge import (
     BlockingGateway,
@@ -405,7 +406,7 @@ def sent_by_group(sink, drawn):
     return seen
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(batches, st.sampled_from(["fifo", "pipes fifo", "kinesis", "pipes kinesis"]))
 def test_a_group_goes_in_order_and_ends_with_its_first_failure(drawn, trigger):
     made, name = {

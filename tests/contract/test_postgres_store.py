@@ -41,6 +41,7 @@ class TestPostgresStore(OnItsOwn, StoreContract):
     pass
 
 
+@pytest.mark.full
 class TestPostgresStoreOnRealTime(OnItsOwn, StoreContract):
     real_time = True
     unit_ms = 300
@@ -48,6 +49,7 @@ class TestPostgresStoreOnRealTime(OnItsOwn, StoreContract):
     purge_slack_ms = 100
 
 
+@pytest.mark.full
 class TestPostgresStoreThroughPgBouncer(OnPostgres, StoreContract):
     @pytest.fixture(autouse=True)
     def _server(self, pgbouncer: PgBouncer) -> None:

@@ -110,6 +110,7 @@ print(asyncio.run(main()), sent)
 """
 
 
+@pytest.mark.full
 def test_the_core_installs_with_two_packages_and_works(wheel: Path, tmp_path: Path):
     """From the lock, with its hashes; `pip install oncebridge` would take newer ones of the same."""
     lock = (ROOT / "requirements" / "all.txt").read_text()
