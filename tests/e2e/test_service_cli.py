@@ -97,6 +97,7 @@ def wait_for(truth, within=20):
         time.sleep(0.005)
 
 
+@pytest.mark.full
 def test_a_graceful_stop_under_load_costs_no_duplicate_and_loses_nothing(tmp_path, receiver):
     receiver.delay = 0.01
     bodies = [event(number) for number in range(400)]
@@ -192,6 +193,7 @@ def _ignoring_the_end(url, body):
         return None
 
 
+@pytest.mark.full
 def test_a_sink_that_is_away_makes_it_neither_ready_nor_forgetful(tmp_path, receiver):
     receiver.status = 503
     with http_run(tmp_path, receiver) as command:
@@ -208,6 +210,7 @@ def test_a_sink_that_is_away_makes_it_neither_ready_nor_forgetful(tmp_path, rece
     assert receiver.bodies == [event(1)]
 
 
+@pytest.mark.full
 def test_it_is_logged_what_goes_down_and_what_is_up_again(tmp_path):
     expected, numbers = [], count(1)
 
@@ -305,6 +308,7 @@ def ndjson(*lines):
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.full
 def test_a_file_goes_to_a_file_and_the_counts_are_told(tmp_path, is_packed):
     lines = [event(1), event(2), event(1, id="again"), b"flour", event(3)]
     body = ndjson(*lines)

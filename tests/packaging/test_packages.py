@@ -75,6 +75,7 @@ def test_the_wheel_runs_anywhere_and_says_what_it_needs(wheel: Path):
     assert core == {"jmespath", "msgspec"}
 
 
+@pytest.mark.full
 def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path):
     with tarfile.open(sdist) as file:
         file.extractall(tmp_path / "in", filter="data")

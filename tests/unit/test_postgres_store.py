@@ -397,6 +397,7 @@ async def test_a_table_that_is_not_logged_is_refused(postgres: Postgres) -> None
         ),
     ],
 )
+@pytest.mark.full
 async def test_a_server_that_cannot_keep_the_promise_is_refused(
     own_server: Postgres, setting: str, told: str
 ) -> None:
