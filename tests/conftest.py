@@ -1,4 +1,9 @@
-"""What all tests share: servers that are started once for each worker, when first asked for."""
+"""
+What all tests share: the size of the run, marks, and servers.
+
+A server is started once for each worker, when it is first asked for. All of them together take
+about six seconds of CPU, so tests are not grouped by server (`--dist loadgroup`): it does not pay.
+"""
 
 import logging
 import os
