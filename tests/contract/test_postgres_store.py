@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import pytest
-from tests.servers.postgres import PgBouncer, Postgres, schema
+from tests.servers.postgres import PgBouncer, Postgres, ask, schema
 
 from oncebridge.store import Store
 from oncebridge.stores.postgres import PostgresOptions, PostgresStore
@@ -17,15 +17,16 @@ class OnPostgres(Harness):
     shared = True
     portable = True
     url: ClassVar[str]
+    options = PostgresOptions(schema=schema(), auto_migrate=True)
 
     @asynccontextmanager
     async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
-        self.options = PostgresOptions(schema=schema(), auto_migrate=True)
         async with self.open_second(clock) as store:
+            await ask(self.url, f"DELETE FROM {store.layout.named()}", "SELECT 1")
             yield store
 
     @asynccontextmanager
-    async def open_second(self, clock: ManualClock) -> AsyncIterator[Store]:
+    async def open_second(self, clock: ManualClock) -> AsyncIterator[PostgresStore]:
         given = None if self.real_time else clock
         async with PostgresStore(self.url, self.options, clock=given) as store:
             yield store
