@@ -191,6 +191,7 @@ def by_an_audit(rules, stream, folder):
 )
 @settings(max_examples=examples(3), deadline=None)
 @given(data=st.data())
+@pytest.mark.full
 def test_a_whole_audit_comes_out_as_in_the_gateway(names, data, tmp_path_factory):
     stream = data.draw(st.lists(arrivals(), min_size=30, max_size=120))
     rules = [rule(names[0], "A"), rule(names[1], "B")]

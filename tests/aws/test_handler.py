@@ -511,6 +511,7 @@ def test_without_time_a_direct_call_fails_and_nothing_is_sent(made):
 
 
 @pytest.mark.parametrize("hangs", [After, Deaf])
+@pytest.mark.full
 def test_what_gets_no_answer_in_time_is_named_and_nothing_else(hangs):
     sink = ScriptedSink(
         otherwise=lambda d: hangs(2.5, Yes()) if d.event.detail["n"] == 2 else Yes()
@@ -882,6 +883,7 @@ def test_where_that_was_asked_for_events_pass_without_a_store(settings):
         ({"mode": "shadow"}, False),
     ],
 )
+@pytest.mark.full
 def test_so_they_do_when_the_store_hangs(settings, deaf):
     settings = Settings(margin=QUICK.margin, **settings)
     with function(store=Stuck("open", 3.5, deaf=deaf), settings=settings) as (handler, sink):
@@ -900,6 +902,7 @@ def test_a_store_that_hangs_is_not_waited_for_longer_than_two_seconds():
         assert numbers(sink) == [1]
 
 
+@pytest.mark.full
 def test_one_that_hangs_again_stops_no_group_half_way():
     settings = Settings(margin=QUICK.margin, on_store_outage="deliver")
     # Slow enough for the breaker to let the store be tried once more on the way.

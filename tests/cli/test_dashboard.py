@@ -141,6 +141,7 @@ def test_a_store_that_nobody_has_written_to_is_not_made(call, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["other.db"]
 
 
+@pytest.mark.full
 def test_what_workers_do_not_tell_is_said(seen):
     args = ("--set", "share_counts=false", "--set", "history=off")
     with started(seen, "dashboard", "-c", "pipe.toml", *args) as (process, said):
@@ -171,6 +172,7 @@ def test_beyond_this_machine_nothing_is_started_without_a_log_in(seen, call):
         assert "set dashboard_token" in ran.err
 
 
+@pytest.mark.full
 def test_run_says_where_to_look_when_it_is_ready(tmp_path):
     args = ("--source", "http://127.0.0.1:0/events", "--dashboard", "127.0.0.1:0")
     with started(tmp_path, "run", *args, "--log-format", "json") as (process, said):

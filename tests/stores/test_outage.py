@@ -16,7 +16,7 @@ from oncebridge.config import load
 from oncebridge.secret import Address
 from oncebridge.service import Service
 
-from .kinds import QUICK, REDIS_IN_MEMORY, SHARED, Running, running
+from .kinds import QUICK, REDIS, REDIS_IN_MEMORY, SHARED, Running, running
 from .town import RECEIVE, Town, event
 
 
@@ -45,7 +45,7 @@ async def test_an_outage_loses_nothing_and_repeats_nothing_without_an_excuse(own
         assert received <= 2 * 2 * 2 * RECEIVE
 
 
-@pytest.mark.parametrize("own", some(SHARED, QUICK), ids=repr, indirect=True)
+@pytest.mark.parametrize("own", some(SHARED, [REDIS]), ids=repr, indirect=True)
 async def test_a_service_waits_for_its_store_and_goes_on_by_itself(
     own: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,6 +80,7 @@ async def test_a_service_waits_for_its_store_and_goes_on_by_itself(
 
 
 @pytest.mark.parametrize("own", [REDIS_IN_MEMORY], ids=repr, indirect=True)
+@pytest.mark.full
 async def test_a_store_that_forgets_everything_may_repeat_and_never_lose(own: Running) -> None:
     async with Town(lambda: own.store(timeout_s=1.0), own.kind.events) as town:
         await town.queue.until(0.5)

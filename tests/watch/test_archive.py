@@ -547,6 +547,7 @@ async def test_every_store_has_it(place):
     assert record.keep_until_ms <= now_ms + DAY_MS + 5000
 
 
+@pytest.mark.full
 async def test_every_store_takes_pages_that_cannot_be_compressed(place):
     mine, other = place
     name = fresh("worker")
