@@ -20,7 +20,7 @@ FIXED = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-WALKS = settings(FIXED, max_examples=sized(50, 200))
+WALKS = settings(FIXED, max_examples=sized(80, 200))
 
 seen_by_machine = [fault for fault in FAULTS if fault.seen_by_machine]
 
