@@ -49,7 +49,7 @@ types: setup ## mypy on everything, pyrefly on the typed examples
 browser: setup ## a Chromium for the tests of the dashboard, where there is none
 	@$(BIN)/python -m tests.servers.browser
 
-test: setup ## the quick suite, on real servers and in a real browser: at most 8 minutes
+test: setup ## the quick suite, on real servers and in a real browser (aim: 8 minutes)
 	-@$(BIN)/python -m tests.servers.browser # once, and not by each worker
 	-@$(BIN)/python -m tests.servers.spin
 	$(BIN)/pytest -n 2
