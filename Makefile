@@ -23,11 +23,11 @@ define venv # in the directory of the target
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lint format types browser test demo screenshots bench chaos soak model fuzz docs supply build \
+.PHONY: help setup lock lint format types browser test test-full demo screenshots bench chaos soak model fuzz docs supply build \
   lambda clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP) ## build .venv from the locked, hashed requirements
 
@@ -70,10 +70,15 @@ types: setup ## mypy on everything, pyrefly on the typed examples
 browser: setup ## a Chromium for the tests of the dashboard, where there is none
 	@$(BIN)/python -m tests.servers.browser
 
-test: setup ## every test, real processes and a real browser included
+test: setup ## the quick suite, on real servers and in a real browser (aim: 8 minutes)
 	-@$(BIN)/python -m tests.servers.browser # once, and not by each worker
 	-@$(BIN)/python -m tests.servers.spin
 	$(BIN)/pytest -n 2
+
+test-full: setup ## every test at full size: about half an hour
+	-@$(BIN)/python -m tests.servers.browser
+	-@$(BIN)/python -m tests.servers.spin
+	$(BIN)/pytest -n 2 --full
 
 build/demo/.ready: requirements/service.txt requirements/build.txt pyproject.toml $(call if_other_python,build/demo)
 	$(venv)

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from msgspec.structs import replace
+from tests.size import full
 
 from oncebridge import Rule, Verdict
 from oncebridge.audit.engine import audit
@@ -71,7 +72,7 @@ def check(stream, report, named):
     }
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *full(2, 3)])
 def test_the_cause_of_nearly_every_repeat_is_named(seed, tmp_path, monkeypatch):
     stream = list(simulate(seed, 20_000))
     path = tmp_path / "recorded.ndjson"
@@ -82,6 +83,7 @@ def test_the_cause_of_nearly_every_repeat_is_named(seed, tmp_path, monkeypatch):
     assert report.unreadable == {}
 
 
+@pytest.mark.full
 def test_repeats_that_come_days_later_are_found_in_the_log_of_a_week(tmp_path, monkeypatch):
     """Up to nearly six days late, by the clock of the log; gaps are told to the millisecond."""
     dice = Random(7)

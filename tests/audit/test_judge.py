@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import CountingDice, VirtualLoop
+from tests.size import examples
 
 from oncebridge import Gateway, Rule, Verdict
 from oncebridge.audit.engine import audit
@@ -134,14 +135,14 @@ def by_a_judge(rules, stream):
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(stream=streams())
 def test_one_rule_comes_out_as_in_the_gateway(name, stream):
     rules = [rule(name)]
     assert by_a_judge(rules, stream) == by_a_gateway(rules, stream)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(stream=streams(), one=st.sampled_from([*RULES]), other=st.sampled_from([*RULES]))
 def test_two_rules_that_may_share_keys_come_out_as_in_the_gateway(stream, one, other):
     rules = [rule(one, "A"), rule(other, "B")] if one != other else [rule(one)]
@@ -188,8 +189,9 @@ def by_an_audit(rules, stream, folder):
         ("both", "discard"),
     ],
 )
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=examples(3), deadline=None)
 @given(data=st.data())
+@pytest.mark.full
 def test_a_whole_audit_comes_out_as_in_the_gateway(names, data, tmp_path_factory):
     stream = data.draw(st.lists(arrivals(), min_size=30, max_size=120))
     rules = [rule(names[0], "A"), rule(names[1], "B")]

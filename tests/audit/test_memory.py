@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from tests.audit import test_judge
 from tests.audit.recordings import START_MS, event, lines, raw
+from tests.size import examples
 
 from oncebridge import Rule
 from oncebridge.audit import judge, rows
@@ -47,7 +48,7 @@ def test_a_chain_of_keys_is_one_group_in_few_rounds(count, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["content", "sliding", "two tiers", "both", "id, unchecked"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(stream=test_judge.streams())
 def test_what_is_over_may_be_forgotten(name, stream):
     with pytest.MonkeyPatch.context() as patch:

@@ -33,6 +33,7 @@ from tests.aws.payloads import (
     with_metadata,
 )
 from tests.faults.doubles import After, Deaf, FailingDeadLetters, Raw, ScriptedSink
+from tests.size import examples
 
 from oncebridge import (
     BlockingGateway,
@@ -405,7 +406,7 @@ def sent_by_group(sink, drawn):
     return seen
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(batches, st.sampled_from(["fifo", "pipes fifo", "kinesis", "pipes kinesis"]))
 def test_a_group_goes_in_order_and_ends_with_its_first_failure(drawn, trigger):
     made, name = {
@@ -510,6 +511,7 @@ def test_without_time_a_direct_call_fails_and_nothing_is_sent(made):
 
 
 @pytest.mark.parametrize("hangs", [After, Deaf])
+@pytest.mark.full
 def test_what_gets_no_answer_in_time_is_named_and_nothing_else(hangs):
     sink = ScriptedSink(
         otherwise=lambda d: hangs(2.5, Yes()) if d.event.detail["n"] == 2 else Yes()
@@ -881,6 +883,7 @@ def test_where_that_was_asked_for_events_pass_without_a_store(settings):
         ({"mode": "shadow"}, False),
     ],
 )
+@pytest.mark.full
 def test_so_they_do_when_the_store_hangs(settings, deaf):
     settings = Settings(margin=QUICK.margin, **settings)
     with function(store=Stuck("open", 3.5, deaf=deaf), settings=settings) as (handler, sink):
@@ -899,6 +902,7 @@ def test_a_store_that_hangs_is_not_waited_for_longer_than_two_seconds():
         assert numbers(sink) == [1]
 
 
+@pytest.mark.full
 def test_one_that_hangs_again_stops_no_group_half_way():
     settings = Settings(margin=QUICK.margin, on_store_outage="deliver")
     # Slow enough for the breaker to let the store be tried once more on the way.

@@ -2,8 +2,11 @@
 
 import asyncio
 
+import pytest
 from tests.aws.kinesis_workers import crew, in_order
 from tests.faults.doubles import eventually
+
+pytestmark = pytest.mark.full
 
 KEYS = "abcdefghij"
 

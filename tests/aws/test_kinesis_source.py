@@ -104,6 +104,7 @@ async def _put_for_a_while(here):
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.full
 async def test_latest_and_a_time(ministack_kinesis):
     async with crew(ministack_kinesis) as here:
         await here.put(10)
@@ -155,6 +156,7 @@ async def test_records_are_sent_to_a_consumer_that_is_registered_if_need_be(mini
         assert [consumer["ConsumerName"] for consumer in consumers["Consumers"]] == ["pushed"]
 
 
+@pytest.mark.full
 async def test_a_pushed_shard_goes_on_with_another_worker(ministack_kinesis):
     async with crew(ministack_kinesis) as here:
         await here.put(50)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tests.servers.lambda_runtime import ARCH, PYTHON, ROOT, builder
 
+pytestmark = pytest.mark.full
+
 LOCK = (ROOT / "requirements" / "lambda.txt").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MACHINES = {"x86_64": 62, "arm64": 183}

@@ -11,6 +11,8 @@ import boto3
 import pytest
 from tests.aws.payloads import event, sample, sqs
 
+pytestmark = pytest.mark.full
+
 READY_MADE = "oncebridge.aws.function.handler"
 SECRET = "c4n4ry-5ecret-of-the-function"
 _numbers = count()

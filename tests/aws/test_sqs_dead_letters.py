@@ -339,6 +339,7 @@ async def test_a_message_that_dies_is_in_the_other_queue_before_it_is_deleted(mi
     assert bodies == {*events(3), b"no event"}
 
 
+@pytest.mark.full
 def test_the_command_line_lists_shows_replays_and_drops(ministack, tmp_path):
     graves = TestQueue(ministack.endpoint, **FIT)
     config = tmp_path / "oncebridge.toml"

@@ -25,6 +25,8 @@ from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
 from oncebridge.aws.templates import stack
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 SOURCE = "com.example.genesys"
 ARCH = {"x86_64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}[platform.machine()]

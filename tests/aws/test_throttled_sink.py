@@ -5,10 +5,13 @@ from collections import deque
 from datetime import timedelta
 from typing import Self
 
+import pytest
 from tests.aws.queues import TestQueue, events, sent, until_empty, working
 
 from oncebridge.http.server import Request, Response, Server
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions
+
+pytestmark = pytest.mark.full
 
 
 class Target:

@@ -49,6 +49,7 @@ def show(page, centre, view):
     expect(heading).to_contain_text(titles.get(view, view.capitalize()))
 
 
+@pytest.mark.full
 def test_axe_finds_nothing_serious_on_any_view(visits, centre):
     # Axe comes as a script of ours, which the pages would refuse.
     page = visits.open(centre.url, bypass_csp=True)
@@ -69,6 +70,7 @@ def test_axe_finds_nothing_serious_on_any_view(visits, centre):
     assert not found
 
 
+@pytest.mark.full
 def test_every_view_fits_every_window(visits, centre):
     page = visits.open(centre.url)
     found = {}
@@ -85,6 +87,7 @@ def test_every_view_fits_every_window(visits, centre):
     assert not found
 
 
+@pytest.mark.full
 def test_a_phone_shows_every_view(visits, centre):
     page = visits.open(centre.url, size=PHONE)
     for view in VIEWS:
@@ -94,6 +97,7 @@ def test_a_phone_shows_every_view(visits, centre):
 
 
 @pytest.mark.parametrize("path", ["/", "/decisions", "/dead", "/rules"])
+@pytest.mark.full
 def test_a_first_visit_is_light_and_soon_there(visits, centre, path):
     page = visits.open("about:blank", origin=centre.url)
     devtools = page.context.new_cdp_session(page)
@@ -112,6 +116,7 @@ def test_a_first_visit_is_light_and_soon_there(visits, centre, path):
     assert paint < 5_000  # under a second on a machine that is not busy with other tests
 
 
+@pytest.mark.full
 def test_without_a_script_everything_is_there(visits, centre):
     page = visits.open(centre.url, java_script_enabled=False)
     expect(page.locator("#rates")).to_contain_text("In")

@@ -39,6 +39,7 @@ def test_an_event_sent_twice_shows_once_as_delivered_and_once_as_duplicate(visit
     assert shop.sink.has(event["detail"]["order"]) == 1
 
 
+@pytest.mark.full
 def test_an_arrival_is_found_by_id_conversation_key_topic_and_verdict(visits, shop):
     topic = f"Order {order()['id']}"
     event = order(**{"detail-type": topic})
@@ -67,6 +68,7 @@ def test_an_arrival_is_found_by_id_conversation_key_topic_and_verdict(visits, sh
     expect(page).to_have_url(f"{shop.url}/decisions")
 
 
+@pytest.mark.full
 def test_what_is_noisy_leads_to_its_arrivals(visits, shop):
     event = order()
     for _ in range(9):
@@ -118,6 +120,7 @@ def test_why_tells_rule_key_first_arrival_difference_cause_and_all_arrivals(visi
     expect(page.get_by_role("main")).to_contain_text(event["id"])
 
 
+@pytest.mark.full
 def test_an_event_by_its_key_has_a_page_of_its_own(visits, shop):
     event = order()
     for _ in range(3):
@@ -128,6 +131,7 @@ def test_an_event_by_its_key_has_a_page_of_its_own(visits, shop):
     expect(page.locator("section[aria-labelledby=line]")).to_contain_text("(3)")
 
 
+@pytest.mark.full
 def test_what_there_is_not_is_said_plainly(visits, shop):
     page = visits.open(f"{shop.url}/decisions/nobody.7", allowed=("404",))
     expect(page.get_by_role("heading", level=1)).to_be_visible()

@@ -64,6 +64,7 @@ def test_a_letter_is_replayed_once_the_sink_is_well(visits, office):
     assert "the CRM is back" in told
 
 
+@pytest.mark.full
 def test_a_letter_whose_sink_still_refuses_stays(visits, office):
     event, word = office.kill_letter()
     page = visits.open(f"{office.url}/dead")
@@ -76,6 +77,7 @@ def test_a_letter_whose_sink_still_refuses_stays(visits, office):
     assert not office.sink.has(word)
 
 
+@pytest.mark.full
 def test_several_letters_are_dropped_together_and_never_sent(visits, office):
     letters = [office.kill_letter() for _ in range(2)]
     page = visits.open(f"{office.url}/dead")
@@ -92,6 +94,7 @@ def test_several_letters_are_dropped_together_and_never_sent(visits, office):
     assert "drop" in explained(office, letters[0][0])
 
 
+@pytest.mark.full
 def test_a_change_of_mind_changes_nothing(visits, office):
     event, _ = office.kill_letter()
     page = visits.open(f"{office.url}/dead")
@@ -103,6 +106,7 @@ def test_a_change_of_mind_changes_nothing(visits, office):
     expect(page.get_by_role("main")).to_contain_text(event["id"])
 
 
+@pytest.mark.full
 def test_all_on_a_page_are_ticked_at_once(visits, office):
     for _ in range(2):
         office.kill_letter()
@@ -121,6 +125,7 @@ def shut_office(tmp_path):
         yield running
 
 
+@pytest.mark.full
 def test_who_may_only_look_has_no_button_to_do_it(shut_office, visits):
     event, _ = shut_office.kill_letter()
     page = visits.open(f"{shut_office.url}/dead", allowed=("403",))

@@ -8,6 +8,8 @@ from playwright.sync_api import expect
 from tests.browser.towns import CONFIG, Site, order, sinking
 from tests.e2e.towns import Command
 
+pytestmark = pytest.mark.full
+
 
 class Fleet:
     """Workers that share what lies in one folder, and somebody who only looks."""

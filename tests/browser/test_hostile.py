@@ -178,6 +178,7 @@ def test_lists_show_hostile_events_as_text(visits, haunted):
 
 
 @pytest.mark.parametrize("path", ["/", "/decisions"])
+@pytest.mark.full
 def test_a_page_stays_live_with_hostile_events_on_it(visits, haunted, path):
     page = visits.open(f"{haunted.url}{path}")
     haunted.send(spiked("<img src=x onerror=window.xss=1> and more"))
@@ -189,6 +190,7 @@ def test_a_page_stays_live_with_hostile_events_on_it(visits, haunted, path):
     expect(page.locator("#live")).to_have_text("Live")
 
 
+@pytest.mark.full
 def test_why_tells_hostile_events_as_text(visits, haunted):
     page = visits.open(f"{haunted.url}/decisions?verdict=duplicate")
     links = []
@@ -204,6 +206,7 @@ def test_why_tells_hostile_events_as_text(visits, haunted):
         shows(page, text)
 
 
+@pytest.mark.full
 def test_letters_tell_hostile_events_as_text(visits, haunted):
     page = visits.open(haunted.url)
     for number, text in enumerate(TEXTS, 1):
@@ -217,6 +220,7 @@ def test_letters_tell_hostile_events_as_text(visits, haunted):
     is_unharmed(page)
 
 
+@pytest.mark.full
 def test_a_hostile_question_is_answered_as_text(visits, haunted):
     page = visits.open(f"{haunted.url}/decisions", allowed=("400", "404"))
     for text in TEXTS:
@@ -231,6 +235,7 @@ def test_a_hostile_question_is_answered_as_text(visits, haunted):
             is_unharmed(page)
 
 
+@pytest.mark.full
 def test_a_hostile_event_is_tried_as_text(visits, haunted):
     page = visits.open(f"{haunted.url}/rules")
 
@@ -278,6 +283,7 @@ def misnamed(tmp_path_factory):
         yield it
 
 
+@pytest.mark.full
 def test_hostile_names_of_rules_and_routes_are_text(visits, misnamed):
     page = visits.open(misnamed.url)
     for path in ("/", "/decisions", "/dead", "/dead/1", "/rules"):

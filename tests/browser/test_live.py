@@ -6,6 +6,8 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.towns import order, site
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):

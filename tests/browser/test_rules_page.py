@@ -8,6 +8,8 @@ from tests.browser.towns import order, site
 
 from oncebridge.base.secrets import masked
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):

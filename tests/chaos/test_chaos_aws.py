@@ -3,6 +3,7 @@
 from random import SystemRandom
 
 import pytest
+from tests.size import sized
 
 from .service import ServiceRun, run
 
@@ -19,13 +20,16 @@ def happens(plan):
 
 
 def test_workers_on_a_queue_that_are_killed_lose_nothing_and_leave_nothing(seed):
-    report = happens(ServiceRun(seed=seed, feed="queue", events=1500, kills=8, services=3))
-    assert report.kills == 8
+    kills = sized(2, 8)
+    plan = ServiceRun(seed=seed, feed="queue", events=sized(300, 1500), kills=kills, services=3)
+    report = happens(plan)
+    assert report.kills == kills
     assert not report.judgement.violations, report.told()
     assert report.judgement.lost == 0
     assert report.judgement.unexplained == 0
 
 
+@pytest.mark.full
 def test_workers_on_a_queue_that_are_asked_to_leave_repeat_nothing(seed):
     calm = ServiceRun(
         seed=seed,
@@ -43,6 +47,7 @@ def test_workers_on_a_queue_that_are_asked_to_leave_repeat_nothing(seed):
     assert report.judgement.extra == 0, report.told()
 
 
+@pytest.mark.full
 def test_workers_on_a_stream_that_are_killed_while_it_is_resharded_lose_nothing(seed):
     report = happens(ServiceRun(seed=seed, feed="stream", events=4000, kills=2))
     assert report.kills == 2

@@ -7,10 +7,11 @@ A new seed every time; it stands in the output, and `python -m tests.chaos.run -
 from random import SystemRandom
 
 import pytest
+from tests.size import full, sized
 
 from .harness import Run, run
 
-KILLED = {
+FULL = {
     "sqlite": {"events": 4000, "kills": 52, "stops": 5},
     "redis": {"events": 5000, "kills": 16, "stops": 2},
     "postgres": {"events": 5000, "kills": 16, "stops": 2},
@@ -18,6 +19,8 @@ KILLED = {
     "dynamodb": {"events": 800, "kills": 5, "stops": 1},
     "s3": {"events": 800, "kills": 5, "stops": 1},
 }
+QUICK = {"events": 600, "kills": 4, "stops": 1}
+STORES = ["sqlite", "redis", "postgres", *full("dynamodb", "s3")]
 
 
 @pytest.fixture
@@ -40,18 +43,22 @@ def assert_right(report):
     assert report.judgement.unexplained == 0
 
 
-@pytest.mark.parametrize("store", KILLED)
+@pytest.mark.parametrize("store", STORES)
 def test_nothing_is_lost_or_repeated_without_an_excuse(seed, store):
-    assert_right(happens(Run(seed=seed, store=store, unclear=0.003, **KILLED[store])))
+    assert_right(happens(Run(seed=seed, store=store, unclear=0.003, **sized(QUICK, FULL[store]))))
 
 
-@pytest.mark.parametrize("store", ["redis:always", "postgres"])
+@pytest.mark.parametrize("store", ["redis:always", *full("postgres")])
 def test_a_server_that_is_killed_has_not_forgotten_what_it_said(seed, store):
-    report = happens(Run(seed=seed, store=store, events=3000, kills=4, crashes=3))
+    size = sized(
+        {"events": 600, "kills": 2, "crashes": 1}, {"events": 3000, "kills": 4, "crashes": 3}
+    )
+    report = happens(Run(seed=seed, store=store, **size))
     assert_right(report)
     assert "forgotten" not in report.judgement.excuses
 
 
+@pytest.mark.full
 def test_a_server_that_forgets_loses_no_event(seed):
     report = happens(Run(seed=seed, store="redis:memory", events=3000, kills=4, crashes=2))
     assert_right(report)
@@ -59,12 +66,14 @@ def test_a_server_that_forgets_loses_no_event(seed):
 
 
 def test_one_transaction_needs_no_excuse(seed):
-    plan = Run(seed=seed, store="postgres", sink="statement", events=5000, kills=16, stops=2)
+    size = sized(QUICK, FULL["postgres"])
+    plan = Run(seed=seed, store="postgres", sink="statement", **size)
     report = happens(plan)
     assert_right(report)
     assert report.judgement.extra == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("sink", ["statement", "table"])
 def test_one_transaction_needs_no_excuse_when_the_server_is_killed(seed, sink):
     plan = Run(seed=seed, store="postgres", sink=sink, events=2000, kills=3, crashes=2)
@@ -74,7 +83,11 @@ def test_one_transaction_needs_no_excuse_when_the_server_is_killed(seed, sink):
 
 
 @pytest.mark.parametrize(
-    ("store", "events"), [("sqlite", 3000), ("redis", 1500), ("postgres", 1500)]
+    ("store", "events"),
+    [
+        ("sqlite", sized(600, 3000)),
+        *full(("redis", 1500), ("postgres", 1500)),
+    ],
 )
 def test_leaving_in_good_order_repeats_nothing(seed, store, events):
     # Nobody dies here, so leases may be long, and a slow machine makes no answer unclear.
@@ -85,15 +98,19 @@ def test_leaving_in_good_order_repeats_nothing(seed, store, events):
 
 
 def test_a_mark_before_the_delivery_is_convicted_of_loss(seed):
-    report = happens(Run(seed=seed, kind="controls:mark-before", events=1500, kills=20))
+    report = happens(
+        Run(seed=seed, kind="controls:mark-before", events=sized(800, 1500), kills=sized(10, 20))
+    )
     assert report.judgement.lost > 0, report.told()
 
 
+@pytest.mark.full
 def test_a_mark_after_the_delivery_is_convicted_of_repeats(seed):
     report = happens(Run(seed=seed, kind="controls:mark-after", events=1500, kills=20))
     assert report.judgement.unexplained > 0, report.told()
 
 
+@pytest.mark.full
 def test_two_transactions_are_convicted_of_repeats(seed):
     apart = {"store": "postgres", "sink": "statement", "apart": True}
     report = happens(Run(seed=seed, **apart, events=1500, kills=15))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.worlds import event
+from tests.size import full
 
 from oncebridge.audit import text as words
 from oncebridge.audit.html import MARK
@@ -365,8 +366,12 @@ def test_on_a_terminal_there_are_colours_and_a_bar(recording, tmp_path):
     assert "Why they came again" in painted
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("args", [(), ("--warm", "sqlite:seen.db")], ids=["report", "warm"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, *full(signal.SIGTERM)])
+@pytest.mark.parametrize(
+    "args",
+    [(), pytest.param(("--warm", "sqlite:seen.db"), marks=pytest.mark.full)],
+    ids=["report", "warm"],
+)
 def test_a_signal_ends_it_at_once_and_leaves_nothing_behind(tmp_path, args, number):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -413,7 +418,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, *full(signal.SIGTERM, signal.SIGHUP)])
 @pytest.mark.parametrize("hook", ["before", "after_in_parent"])
 def test_a_signal_inside_a_hook_of_the_fork_is_not_lost(tmp_path, number, hook):
     temporary = tmp_path / "tmp"

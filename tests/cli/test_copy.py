@@ -103,6 +103,7 @@ def test_a_dry_run_makes_nothing(call, remembered, tmp_path):
     assert (told["copied"], told["known"], told["dry_run"]) == (2, 3, True)
 
 
+@pytest.mark.full
 async def test_what_a_worker_holds_is_named_and_the_exit_code_says_so(run, tmp_path):
     async with SQLiteStore(tmp_path / "old.db") as store:
         await store.claim([Want((Part(b"key"),), b"t" * 16, b"g" * 16, 600_000, HOUR)])
@@ -114,6 +115,7 @@ async def test_what_a_worker_holds_is_named_and_the_exit_code_says_so(run, tmp_p
     assert (told["live"], told["live_keys"]) == (1, [b"key".hex()])
 
 
+@pytest.mark.full
 def test_a_configuration_file_names_a_store_with_its_options(call, write, remembered, tmp_path):
     remembered(2)
     write("old.toml", f'store = {{ url = "{OLD}", busy_timeout = "1s" }}')

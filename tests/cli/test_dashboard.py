@@ -111,6 +111,7 @@ def test_a_supervisor_or_a_closed_terminal_ends_it_as_well(seen, number):
         assert (line["event"], line["signal"]) == ("oncebridge.stopping", number.name)
 
 
+@pytest.mark.full
 def test_it_changes_nothing_in_the_store(seen):
     def content():
         with closing(sqlite3.connect(seen / "seen.db")) as db:
@@ -140,6 +141,7 @@ def test_a_store_that_nobody_has_written_to_is_not_made(call, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["other.db"]
 
 
+@pytest.mark.full
 def test_what_workers_do_not_tell_is_said(seen):
     args = ("--set", "share_counts=false", "--set", "history=off")
     with started(seen, "dashboard", "-c", "pipe.toml", *args) as (process, said):
@@ -170,6 +172,7 @@ def test_beyond_this_machine_nothing_is_started_without_a_log_in(seen, call):
         assert "set dashboard_token" in ran.err
 
 
+@pytest.mark.full
 def test_run_says_where_to_look_when_it_is_ready(tmp_path):
     args = ("--source", "http://127.0.0.1:0/events", "--dashboard", "127.0.0.1:0")
     with started(tmp_path, "run", *args, "--log-format", "json") as (process, said):
@@ -180,6 +183,7 @@ def test_run_says_where_to_look_when_it_is_ready(tmp_path):
         assert end(process) == 0
 
 
+@pytest.mark.full
 def test_the_demo_says_first_where_to_look_and_stays_if_it_is_told_to(tmp_path):
     with started(tmp_path, "demo", "--fast", "--stay") as (process, said):
         first = said.get(timeout=40)
@@ -192,6 +196,7 @@ def test_the_demo_says_first_where_to_look_and_stays_if_it_is_told_to(tmp_path):
         assert end(process) == 0
 
 
+@pytest.mark.full
 def test_the_demo_finds_another_port_where_the_usual_one_is_taken(tmp_path):
     taken = socket.socket()
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -163,6 +163,7 @@ def on_a_terminal(columns: int, *args: str) -> tuple[int, str]:
     return process.returncode, seen.decode()
 
 
+@pytest.mark.full
 def test_a_terminal_gets_colours_and_no_line_is_longer_or_cut():
     code, seen = on_a_terminal(80, "--fast", "--seconds", "12")
     plain = re.sub(r"\x1b\[[\d;]*m", "", seen).splitlines()
@@ -198,6 +199,7 @@ def interrupted(tmp_path: Path, *, times: int) -> tuple[int, list[str], str]:
     return process.returncode, lines, told
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_it_early_with_a_summary_that_holds(tmp_path):
     code, lines, told = interrupted(tmp_path, times=1)
 
@@ -263,6 +265,7 @@ app(["demo", "--json", "--seconds", "10"])
     ],
     ids=["repeats pass", "look-alikes merge"],
 )
+@pytest.mark.full
 def test_a_gateway_with_the_wrong_rule_is_found_out(rule, is_once, is_merged):
     done = subprocess.run(
         [sys.executable, "-c", SABOTAGE.replace("{rule}", repr(rule))],

@@ -58,6 +58,7 @@ def test_a_table_in_postgres(call):
     assert CANARY not in told.out
 
 
+@pytest.mark.full
 def test_no_driver_of_aws_is_needed():
     code = "import sys; from oncebridge.cli.app import app; sys.modules['botocore'] = None; app()"
     for args in (

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from tests.size import sized
 
 from oncebridge.stores.memory import MemoryStore
 
@@ -18,6 +19,8 @@ FIXED = settings(
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
+
+WALKS = settings(FIXED, max_examples=sized(80, 200))
 
 seen_by_machine = [fault for fault in FAULTS if fault.seen_by_machine]
 
@@ -54,5 +57,5 @@ def test_a_healthy_store_does_not_diverge_on_the_same_walks(store_class):
             asked.append(self.count)
             super().teardown()
 
-    run_state_machine_as_test(seed(1)(Counted), settings=FIXED)
+    run_state_machine_as_test(seed(1)(Counted), settings=WALKS)
     assert sum(asked) > 1000

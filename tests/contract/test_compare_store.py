@@ -8,6 +8,7 @@ from typing import Self
 
 import pytest
 from hypothesis import settings
+from tests.size import examples
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
@@ -145,8 +146,9 @@ class InTurnMachine(StoreMachine):
 
 TestCompareMachine = CompareMachine.TestCase
 TestInTurnMachine = InTurnMachine.TestCase
-for _case in (TestCompareMachine, TestInTurnMachine):
-    _case.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestCompareMachine.settings = TestInTurnMachine.settings = settings(
+    max_examples=examples(200), stateful_step_count=50, deadline=None
+)
 
 
 # --- what is particular to it ---------------------------------------------------------

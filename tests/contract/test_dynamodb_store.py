@@ -40,6 +40,7 @@ class OnDynamoDB(StoreContract):
         return DynamoDBStore(self.table, options, clock=clock)
 
 
+@pytest.mark.full
 class TestDynamoDBStore(OnDynamoDB):
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
@@ -54,6 +55,7 @@ class TestDynamoDBStoreOnDynoxide(OnDynamoDB):
         cls.server = dynoxide
 
 
+@pytest.mark.full
 class TestGlobalTable(OnDynamoDB):
     """A table without transactions and expiry, as those with strong consistency are."""
 

@@ -74,11 +74,13 @@ class RedisClusterInTime(InTime, StoreContract):
     pass
 
 
+@pytest.mark.full
 async def test_the_whole_contract_in_time(redis_server: RedisServer) -> None:
     RedisStoreInTime.url = redis_server.url
     assert await _all_cases(RedisStoreInTime) == {}
 
 
+@pytest.mark.full
 async def test_the_whole_contract_in_time_on_a_cluster(redis_cluster_of_one: RedisCluster) -> None:
     RedisClusterInTime.url = redis_cluster_of_one.url
     assert await _all_cases(RedisClusterInTime) == {}

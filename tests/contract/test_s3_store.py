@@ -59,12 +59,14 @@ class TestS3Store(OnServer, StoreContract):
     pass
 
 
+@pytest.mark.full
 class TestS3StoreThatLooksFirst(OnServer, ClaimCases, PartCases, WindowCases, ConcurrencyCases):
     """As it does where there are many repeats; all that differs are claims."""
 
     options = replace(PATIENT, look_first="always")
 
 
+@pytest.mark.full
 class TestS3StoreThatCannotRemove(
     OnServer, ClaimCases, PartCases, RememberingCases, PurgingCases, PortabilityCases
 ):
@@ -100,6 +102,7 @@ class OnRealTime(OnServer, StoreContract):
             await opening.__aexit__(None, None, None)
 
 
+@pytest.mark.full
 async def test_the_whole_contract_on_real_time() -> None:
     """Cases run beside each other: nearly all they do is wait. Batches know nothing of time."""
     OnRealTime.one_by_one = asyncio.Lock()

@@ -10,6 +10,7 @@ from tests.docs.shell import Command, Shell, commands
 from tests.docs.unrun import UNRUN, oncebridge, unrun
 from tests.docs.world import GIVEN, Given, World
 from tests.docs.world import given as given_to
+from tests.size import some
 
 MADE = "docs/reference/commands.md"
 """Compared as a whole, in `test_reference.py`."""
@@ -17,6 +18,7 @@ SERVES = re.compile(r"oncebridge (run|dashboard|demo --stay)\b")
 ENDS = re.compile(r"--source (file:|-)|--help")
 MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+Z)?")
 SHELLS = ("console",)
+QUICK = ("README.md", "docs/quickstart.md", "docs/operating.md", "docs/stores/redis.md")
 CONFIG = "oncebridge.toml"
 
 
@@ -41,7 +43,7 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", some(RUN, QUICK))
 def test_the_sessions_of_a_page_go_as_it_says(page, tmp_path, request):
     world, given = World(page, tmp_path, request), given_to(page)
     given.prepare(world)

@@ -31,6 +31,7 @@ def run(folder, receiver, source, *more, **environment):
     )
 
 
+@pytest.mark.full
 def test_while_the_proxy_is_away_nothing_is_sent_and_nothing_lost(tmp_path, receiver, start_proxy):
     proxy = start_proxy(is_guarded=True)
     with run(tmp_path, receiver, "http://127.0.0.1:0/events", HTTPS_PROXY=proxy.url) as command:
@@ -58,6 +59,7 @@ def test_while_the_proxy_is_away_nothing_is_sent_and_nothing_lost(tmp_path, rece
         assert secret.encode() not in command.said
 
 
+@pytest.mark.full
 def test_a_proxy_that_is_killed_in_the_middle_of_a_file_loses_nothing(
     tmp_path, receiver, start_proxy
 ):

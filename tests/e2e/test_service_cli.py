@@ -77,6 +77,7 @@ def test_events_come_out_once_and_a_restart_does_not_forget(tmp_path, receiver):
     assert [raw for raw, _, _ in dead_in(tmp_path)] == [b"7"]
 
 
+@pytest.mark.full
 def test_the_end_is_told_as_a_table_or_as_json(tmp_path, receiver):
     for more in ((), ("--json",)):
         with http_run(tmp_path, receiver, *more) as command:
@@ -97,6 +98,7 @@ def wait_for(truth, within=20):
         time.sleep(0.005)
 
 
+@pytest.mark.full
 def test_a_graceful_stop_under_load_costs_no_duplicate_and_loses_nothing(tmp_path, receiver):
     receiver.delay = 0.01
     bodies = [event(number) for number in range(400)]
@@ -192,6 +194,7 @@ def _ignoring_the_end(url, body):
         return None
 
 
+@pytest.mark.full
 def test_a_sink_that_is_away_makes_it_neither_ready_nor_forgetful(tmp_path, receiver):
     receiver.status = 503
     with http_run(tmp_path, receiver) as command:
@@ -208,6 +211,7 @@ def test_a_sink_that_is_away_makes_it_neither_ready_nor_forgetful(tmp_path, rece
     assert receiver.bodies == [event(1)]
 
 
+@pytest.mark.full
 def test_it_is_logged_what_goes_down_and_what_is_up_again(tmp_path):
     expected, numbers = [], count(1)
 
@@ -289,6 +293,7 @@ def test_what_was_spooled_survives_kill_9_and_is_forwarded_once(tmp_path, receiv
     assert sorted(receiver.bodies) == sorted(event(number) for number in range(60))
 
 
+@pytest.mark.full
 def test_a_spool_of_another_process_is_refused(tmp_path, receiver):
     with http_run(tmp_path, receiver, "--spool", "spool.db") as command:
         command.ready()
@@ -305,6 +310,7 @@ def ndjson(*lines):
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.full
 def test_a_file_goes_to_a_file_and_the_counts_are_told(tmp_path, is_packed):
     lines = [event(1), event(2), event(1, id="again"), b"flour", event(3)]
     body = ndjson(*lines)
@@ -330,6 +336,7 @@ def test_a_file_goes_to_a_file_and_the_counts_are_told(tmp_path, is_packed):
     assert (tmp_path / "out.ndjson").read_bytes() == ndjson(event(1), event(2), event(3))
 
 
+@pytest.mark.full
 def test_a_file_that_was_stopped_halfway_is_gone_on_with_and_comes_out_once(tmp_path, receiver):
     bodies = [event(number) for number in range(3000)]
     (tmp_path / "in.ndjson").write_bytes(ndjson(*bodies))
@@ -385,6 +392,7 @@ def test_a_pipe_that_stays_open_does_not_keep_a_stop_waiting(tmp_path):
             assert run.ended(10) == 0
 
 
+@pytest.mark.full
 def test_a_reader_that_has_gone_ends_the_run_and_loses_nothing(tmp_path):
     bodies = [event(number) for number in range(3000)]
     (tmp_path / "in.ndjson").write_bytes(ndjson(*bodies))
@@ -430,6 +438,7 @@ def test_every_mistake_is_told_at_once_and_nothing_is_started(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "gate.example"])
+@pytest.mark.full
 def test_an_address_that_others_can_reach_is_refused_without_a_secret(tmp_path, host):
     with file_run(tmp_path, "--source", f"http://{host}:0/events", "--sink", "-") as run:
         assert run.ended() == 2
@@ -437,6 +446,7 @@ def test_an_address_that_others_can_reach_is_refused_without_a_secret(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_port_in_use_is_told(tmp_path, receiver):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -457,6 +467,7 @@ def test_a_port_in_use_is_told(tmp_path, receiver):
         ("text", b"not a SQLite"),
     ],
 )
+@pytest.mark.full
 def test_a_store_that_cannot_be_used_is_told(tmp_path, name, message):
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("this is a letter, and no database at all" * 50)
@@ -476,6 +487,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
         assert b"No such file" in run.said
 
 
+@pytest.mark.full
 def test_a_damaged_file_is_told_after_what_could_be_read(tmp_path):
     packed = gzip.compress(ndjson(*[event(number) for number in range(500)]))
     (tmp_path / "in.gz").write_bytes(packed[:-100])
@@ -486,6 +498,7 @@ def test_a_damaged_file_is_told_after_what_could_be_read(tmp_path):
     assert (tmp_path / "out.ndjson").read_bytes().count(b"\n") > 100
 
 
+@pytest.mark.full
 def test_wrong_usage_is_told(tmp_path):
     for arguments in (("run", "--no-such-flag"), ("walk",), ("run", "--set", "sink.rate")):
         with Command(tmp_path, *arguments) as run:

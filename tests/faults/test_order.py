@@ -14,6 +14,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.size import examples
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Verdict, Yes
 
@@ -487,7 +488,7 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     calls=CALLS,
     scripts=st.lists(st.lists(STEP, max_size=10), min_size=1, max_size=3),

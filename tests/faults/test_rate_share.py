@@ -196,6 +196,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
 
+@pytest.mark.full
 def test_two_processes_send_no_more_than_the_rate_together(tmp_path: Path):
     import json
 

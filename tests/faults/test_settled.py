@@ -10,6 +10,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.size import examples
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Verdict, Yes
 from oncebridge.events.event import Unreadable
@@ -237,7 +238,7 @@ STEP = st.sampled_from(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(KIND, st.integers(0, 3), st.integers(0, 2)), max_size=12),
     st.lists(STEP, max_size=12),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from tests.faults.doubles import Bench, ScriptedSink, event, now, virtual
+from tests.size import full
 
 from oncebridge import Delivery, Never, No, Settings, Throttled, Verdict, Yes
 from oncebridge.engine.router import Router, Way
@@ -133,7 +134,7 @@ async def test_a_sink_gets_nine_tenths_of_what_it_allows(limiter, batch):
         assert bench.books.ambiguous == 0
 
 
-@pytest.mark.parametrize("phase", [0.2, 0.37, 0.6])
+@pytest.mark.parametrize("phase", [0.37, *full(0.2, 0.6)])
 @virtual
 async def test_windows_of_the_clock_that_began_at_any_moment_are_used(phase):
     await asyncio.sleep(phase)
@@ -142,7 +143,7 @@ async def test_windows_of_the_clock_that_began_at_any_moment_are_used(phase):
 
 
 @pytest.mark.parametrize("limiter", LIMITERS)
-@pytest.mark.parametrize(("first", "then"), [(20.0, 60.0), (60.0, 20.0), (20.0, 5.0)])
+@pytest.mark.parametrize(("first", "then"), [(60.0, 20.0), *full((20.0, 60.0), (20.0, 5.0))])
 @virtual
 async def test_a_limit_that_changes_is_found_again(limiter, first, then):
     began = now()
@@ -154,6 +155,7 @@ async def test_a_limit_that_changes_is_found_again(limiter, first, then):
 
 
 @virtual
+@pytest.mark.full
 async def test_a_limit_without_bursts_is_found_from_below():
     """A burst at the start gets little through, and says little about the limit."""
     sink = LimitedSink(TokenBucket(lambda: 100.0, burst=5), retry_after_ms=0)

@@ -14,8 +14,9 @@ from itertools import count
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from tests.size import sized
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", sized(1, 12)))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 _ROUND = settings(
     max_examples=100,

@@ -647,6 +647,7 @@ def test_too_much_at_once_has_to_come_again_and_then_passes(tmp_path, desk):
         assert len(set(desk.bodies)) == len(desk.bodies) == 80
 
 
+@pytest.mark.full
 def test_a_sink_that_takes_a_minute_is_not_waited_for(tmp_path, desk):
     """The one test with the real bound: EventBridge hangs up after five seconds."""
     desk.hold()

@@ -14,6 +14,7 @@ import sys
 import pytest
 import schemathesis
 from tests.http.live import PATH, Desk, event, live
+from tests.size import sized
 
 from oncebridge.base.secrets import Secret
 from oncebridge.engine.verdict import Verdict
@@ -56,7 +57,7 @@ ALL_CHECKS = ("--exclude-checks", "negative_data_rejection")
 
 def test_schemathesis_finds_nothing(tmp_path):
     with live(tmp_path) as running:
-        inspect(running, tmp_path, *ALL_CHECKS)
+        inspect(running, tmp_path, *ALL_CHECKS, examples=sized(30, 100))
         counts = running.balance()
         assert counts["delivered"] > 10
         assert counts["dead"] > 10
@@ -64,6 +65,7 @@ def test_schemathesis_finds_nothing(tmp_path):
         assert running.passes(1)
 
 
+@pytest.mark.full
 def test_schemathesis_finds_nothing_behind_every_kind_of_door(tmp_path):
     flags = {f"source__{kind}": secret for kind, (secret, _) in KINDS.items()}
     with live(tmp_path, **flags) as running:
@@ -71,6 +73,7 @@ def test_schemathesis_finds_nothing_behind_every_kind_of_door(tmp_path):
         assert running.balance()["delivered"] > 10
 
 
+@pytest.mark.full
 def test_schemathesis_finds_nothing_before_a_closed_door(tmp_path):
     with live(
         tmp_path, source__bearer="plum-token-of-a-mill", source__oauth="shop:chalk-on-the-board"
@@ -87,6 +90,7 @@ def test_schemathesis_finds_nothing_before_a_closed_door(tmp_path):
         assert not running.store.asked["claim"]
 
 
+@pytest.mark.full
 def test_schemathesis_finds_nothing_in_the_answers_while_the_sink_is_down(tmp_path):
     with live(tmp_path, Desk(Closed("403"))) as running:
         assert running.post(event(1)).status == 503

@@ -18,6 +18,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from tests.http.targets import TLS, on_both_loops, server_tls
+from tests.size import examples
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.server import (
@@ -888,7 +889,7 @@ REQUESTS = st.one_of(
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS.keys())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=4), data=st.data())
 def test_how_the_bytes_are_split_does_not_matter(loop, requests, data):
     stream = b"".join(requests)
@@ -934,7 +935,7 @@ CHUNKS = st.lists(st.binary(min_size=1, max_size=20), max_size=3).map(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(start=CHUNKS, seed=st.integers(0, 2**32))
 @example(start=chunked(b"abc"), seed=0)
 def test_a_chunked_body_that_we_accept_llhttp_reads_the_same(start, seed):

@@ -100,6 +100,7 @@ def test_a_disk_that_was_full_is_used_again_though_nobody_sends_anything(spoolin
     assert sorted(spooling.sink.bodies) == sorted([event(1), large(2)])
 
 
+@pytest.mark.full
 def test_a_small_disk_never_jams_and_nothing_acknowledged_is_lost(spooling, disk):
     acknowledged = []
     number = 0
@@ -160,6 +161,7 @@ def test_a_spool_with_a_limit_refuses_before_the_disk_is_full(disk, tmp_path, ca
 
 @pytest.mark.parametrize("kind", ["mounted", "limited"])
 @pytest.mark.parametrize("size", [5_000, 700_000])
+@pytest.mark.full
 def test_a_limit_beyond_the_disk_leaves_room_to_delete(kind, size, tmp_path, monkeypatch):
     with small_disk(kind, tmp_path / "small", 8 * MIB, monkeypatch) as disk:
         places = {"store": "memory:", "dead": "memory:", "spool": f"{disk.folder}/spool.db"}

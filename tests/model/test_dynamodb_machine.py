@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 from tests.servers.aws import DynamoDBServer
+from tests.size import examples
 
 from oncebridge.stores.api import Store
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
@@ -41,7 +42,7 @@ class GlobalMachine(DynamoDBMachine):
 
 def walks(count: int) -> settings:
     return settings(
-        max_examples=count,
+        max_examples=examples(count),
         stateful_step_count=50,
         derandomize=False,
         print_blob=True,
@@ -49,6 +50,7 @@ def walks(count: int) -> settings:
     )
 
 
+@pytest.mark.full
 class TestDynamoDBMachine(DynamoDBMachine.TestCase):
     settings = walks(25)  # it answers a few hundred requests a second
 
@@ -65,6 +67,7 @@ class TestDynamoDBMachineOnDynoxide(DynamoDBMachine.TestCase):
         DynamoDBMachine.server = dynoxide
 
 
+@pytest.mark.full
 class TestGlobalMachine(GlobalMachine.TestCase):
     settings = walks(50)
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 from tests.servers.postgres import Postgres, ask, schema
+from tests.size import examples
 
 from oncebridge.stores.api import Store
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
@@ -14,7 +15,7 @@ from oncebridge.testing import ManualClock, StoreMachine
 
 # A failure prints a blob; @reproduce_failure with it runs that very walk again.
 WALKS = settings(
-    max_examples=200,
+    max_examples=examples(200),
     stateful_step_count=50,
     derandomize=False,
     print_blob=True,

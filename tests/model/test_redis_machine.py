@@ -5,6 +5,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 from tests.servers.redis import RedisCluster, RedisServer, prefix
+from tests.size import examples
 
 from oncebridge.stores.api import Store
 from oncebridge.stores.redis.store import RedisOptions, RedisStore
@@ -12,7 +13,7 @@ from oncebridge.testing import ManualClock, StoreMachine
 
 # A failure prints a blob; @reproduce_failure with it runs that very walk again.
 WALKS = settings(
-    max_examples=200,
+    max_examples=examples(200),
     stateful_step_count=50,
     derandomize=False,
     print_blob=True,
@@ -41,6 +42,7 @@ class TestRedisMachine(RedisMachine.TestCase):
         RedisMachine.url = redis_server.url
 
 
+@pytest.mark.full
 class TestClusterMachine(ClusterMachine.TestCase):
     settings = WALKS
 

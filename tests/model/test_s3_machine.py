@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import pytest
 from hypothesis import settings
 from tests.servers.s3 import S3Server
+from tests.size import examples
 
 from oncebridge.stores.api import Store
 from oncebridge.stores.s3.store import S3Options, S3Store
@@ -15,7 +16,7 @@ from oncebridge.testing import ManualClock, StoreMachine
 
 # A walk is some 700 requests, so there are fewer than for stores in this process.
 WALKS = settings(
-    max_examples=50,
+    max_examples=examples(50),
     stateful_step_count=50,
     derandomize=False,
     print_blob=True,

@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import settings
+from tests.size import examples
 
 from oncebridge.stores.api import Store
 from oncebridge.stores.memory import MemoryStore
@@ -12,7 +13,7 @@ from oncebridge.testing import ManualClock, StoreMachine
 
 # A failure prints a blob; @reproduce_failure with it runs that very walk again.
 WALKS = settings(
-    max_examples=200,
+    max_examples=examples(200),
     stateful_step_count=50,
     derandomize=False,
     print_blob=True,

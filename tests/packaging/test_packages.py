@@ -75,6 +75,7 @@ def test_the_wheel_runs_anywhere_and_says_what_it_needs(wheel: Path):
     assert core == {"jmespath", "msgspec"}
 
 
+@pytest.mark.full
 def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path):
     with tarfile.open(sdist) as file:
         file.extractall(tmp_path / "in", filter="data")
@@ -110,6 +111,7 @@ print(asyncio.run(main()), sent)
 """
 
 
+@pytest.mark.full
 def test_the_core_installs_with_two_packages_and_works(wheel: Path, tmp_path: Path):
     """From the lock, with its hashes; `pip install oncebridge` would take newer ones of the same."""
     lock = (ROOT / "requirements" / "all.txt").read_text()

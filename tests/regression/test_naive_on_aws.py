@@ -176,6 +176,7 @@ def pair(endpoint: str) -> tuple[TestQueue, TestQueue]:
     return queue, dead
 
 
+@pytest.mark.full
 async def test_xvi_an_outage_of_a_minute_costs_no_message_a_receive(ministack):
     queue, dead = pair(ministack.endpoint)
     await naive_nack_loop(queue, dead, OUTAGE_S)

@@ -1,15 +1,16 @@
-"""The real gateway and store on a seeded scheduler: 2,000 worlds, and the mutants."""
+"""The real gateway and store on a seeded scheduler: 2,000 worlds (250 in the quick suite), and the mutants."""
 
 from pathlib import Path
 
 import pytest
+from tests.size import sized
 
 from .mutants import MUTANTS, first_conviction
 from .run import run_seeds
 from .world import World
 
-SEEDS = 2_000
-PARTS = 8
+SEEDS = sized(250, 2_000)
+PARTS = sized(2, 8)
 SEEN = (
     "Unwell",
     "Closed",

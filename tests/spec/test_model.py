@@ -14,8 +14,17 @@ from spec.check import BEGIN, END, PAGE, as_expected, cells, digest
 from spec.rows import BITS, CLAIMS, ROWS, SMALL, Row, by_name
 from spec.search import HERE, Found, Unusable, _result, search
 from tests.servers.spin import Tools, ready
+from tests.size import some
 
 ROOT = HERE.parent
+QUICK = [
+    by_name(name)
+    for name in (
+        *("ours", "ours-window", "ours-loss", "ours-live", "tiers", "register", "debts", "answers"),
+        *("get-then-put", "mark-before-crash", "mark-after", "no-lease", "unfenced-done"),
+    )
+]
+"""Ours, and the ways that are most often taken instead."""
 
 
 @cache
@@ -28,7 +37,7 @@ def found(name: str) -> Found:
     return search(by_name(name), tools(), ROOT / "build" / "spec")
 
 
-@pytest.mark.parametrize("row", SMALL, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", some(SMALL, QUICK), ids=lambda row: row.name)
 def test_a_row_comes_out_as_expected(row: Row):
     one = found(row.name)
     assert as_expected(row, one), "\n".join([one.result, *one.trail])
@@ -52,6 +61,7 @@ def test_a_row_comes_out_as_expected(row: Row):
     ],
     ids=lambda rows: rows[0],
 )
+@pytest.mark.full
 def test_every_step_of_ours_is_taken_in_some_search(rows):
     """What holds, holds of a model in which everything does happen."""
     never = set.intersection(*(set(found(name).unreached) for name in rows))
@@ -89,6 +99,7 @@ def test_a_checker_that_says_nothing_is_no_proof():
         _result(by_name("ours"), "Killed")
 
 
+@pytest.mark.full
 def test_a_row_that_does_not_come_out_ends_with_an_error():
     code = (
         "import dataclasses, sys, spec.check as check\n"
@@ -139,6 +150,7 @@ def test_the_page_has_every_row_as_it_is_now():
     assert shown == [tuple(cells(row, nothing)[:3]) for row in ROWS]
 
 
+@pytest.mark.full
 def test_the_counterexample_of_the_page_is_what_is_found():
     shown = re.search(r"--trail ([\w-]+)\n.*?\n\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert shown is not None

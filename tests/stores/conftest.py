@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from tests.size import some
 
-from .kinds import SHARED, Kind, Running, running
+from .kinds import QUICK, SHARED, Kind, Running, running
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,7 @@ def server_of(aws_identity: None) -> Iterator[Callable[[Kind], Running]]:
         yield get
 
 
-@pytest.fixture(params=SHARED, ids=repr)
+@pytest.fixture(params=some(SHARED, QUICK), ids=repr)
 def shared(request: pytest.FixtureRequest, server_of: Callable[[Kind], Running]) -> Running:
     """A server of each kind, for any number of tests at once: use keys of your own."""
     return server_of(request.param)

@@ -336,3 +336,5 @@ S3 = Kind("s3", _s3, keys=60, rivals=8, many=20, **_EMULATED)
 
 SHARED = [REDIS, POSTGRES, DYNAMODB, S3]
 RACED = [*SHARED, REDIS_CLUSTER]
+QUICK = [REDIS, POSTGRES]
+"""Those that the quick suite tries; emulators take longer."""

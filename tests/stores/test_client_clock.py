@@ -85,6 +85,7 @@ async def test_the_clock_of_a_client_changes_nothing(
 
 @pytest.mark.parametrize("moved_s", [+_HOUR_S, -_HOUR_S])
 @pytest.mark.parametrize("kind", _HOSTS_CLOCK, ids=repr)
+@pytest.mark.full
 async def test_a_client_whose_clock_is_wrong_does_not_start_where_its_clock_would_decide(
     kind: Kind, moved_s: float, server_of: Callable[[Kind], Running], tmp_path: Path
 ) -> None:

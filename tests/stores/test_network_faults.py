@@ -6,11 +6,12 @@ from contextlib import aclosing
 from functools import partial
 
 import pytest
+from tests.size import full, some
 
 from oncebridge.errors import StoreUnavailable
 
 from . import wired
-from .kinds import SHARED, WIRED, Kind, Running
+from .kinds import QUICK, SHARED, WIRED, Kind, Running
 from .operations import (
     OPERATIONS,
     UPKEEP,
@@ -25,6 +26,7 @@ from .wire_faults import GRACE_S, LATE_S, TIMEOUT_S, Trial, complaints, is_silen
 
 _SOME_OF_IT = (Fault.RESET_BEFORE, Fault.RESET_AFTER, Fault.CUT)
 _STAYS = (Fault.SWALLOW, Fault.HALF_OPEN, Fault.LATE_REPLY, Fault.LATE_REQUEST)
+_QUICK = (Fault.REFUSE, Fault.RESET_AFTER, Fault.SWALLOW)
 _HANGS = (Fault.SWALLOW, Fault.TRICKLE, Fault.HALF_OPEN)
 
 
@@ -32,7 +34,7 @@ def _named(fault: Fault) -> str:
     return fault.value.replace(" ", "-")
 
 
-@pytest.mark.parametrize("fault", Fault, ids=_named)
+@pytest.mark.parametrize("fault", some(Fault, _QUICK), ids=_named)
 async def test_what_befalls_a_request_on_its_way_changes_no_record(
     shared: Running, fault: Fault
 ) -> None:
@@ -46,12 +48,14 @@ async def test_what_befalls_a_request_on_its_way_changes_no_record(
     assert await complaints(shared, trials) == []
 
 
+@pytest.mark.full
 async def test_upkeep_ends_in_time_too(shared: Running) -> None:
     faults = set(Fault) - {Fault.CRUMBS}
     trials = [Trial(operation(), f, is_warm=False) for operation in UPKEEP for f in faults]
     assert await complaints(shared, trials) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("fault", _SOME_OF_IT, ids=_named)
 async def test_an_operation_may_be_broken_off_at_any_of_its_exchanges(
@@ -62,7 +66,7 @@ async def test_an_operation_may_be_broken_off_at_any_of_its_exchanges(
     assert await complaints(shared, trials) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SHARED if kind.lies], ids=repr)
+@pytest.mark.parametrize("kind", some([kind for kind in SHARED if kind.lies], QUICK), ids=repr)
 async def test_an_answer_that_says_nothing_is_no_answer(
     kind: Kind, server_of: Callable[[Kind], Running]
 ) -> None:
@@ -74,6 +78,7 @@ async def test_an_answer_that_says_nothing_is_no_answer(
     assert await complaints(server_of(kind), trials) == []
 
 
+@pytest.mark.full
 async def test_of_a_large_batch_any_part_may_be_lost(shared: Running) -> None:
     trials = [
         Trial(ClaimingMany(shared.kind.many), fault, after=after)
@@ -169,15 +174,17 @@ async def test_a_call_that_is_cancelled_leaves_no_answer_behind(shared: Running)
     ("store_class", "fault", "told"),
     [
         (wired.Endless, Fault.SWALLOW, "never ends"),
-        (wired.Endless, Fault.HALF_OPEN, "never ends"),
-        (wired.TimedByTheRead, Fault.TRICKLE, "never ends"),
-        (wired.Leaking, Fault.REFUSE, "raised ConnectionResetError"),
-        (wired.Leaking, Fault.CUT, "raised IncompleteReadError"),
-        (wired.Leaking, Fault.GARBAGE, "raised"),
         (wired.Reusing, Fault.LATE_REPLY, "another claim was answered"),
-        (wired.Stubborn, Fault.HALF_OPEN, "after the fault: still no answer"),
         (wired.Renaming, Fault.RESET_AFTER, "after the fault: answered Busy"),
-        (wired.Silent, Fault.RESET_BEFORE, "answered None"),
+        *full(
+            (wired.Endless, Fault.HALF_OPEN, "never ends"),
+            (wired.TimedByTheRead, Fault.TRICKLE, "never ends"),
+            (wired.Leaking, Fault.REFUSE, "raised ConnectionResetError"),
+            (wired.Leaking, Fault.CUT, "raised IncompleteReadError"),
+            (wired.Leaking, Fault.GARBAGE, "raised"),
+            (wired.Stubborn, Fault.HALF_OPEN, "after the fault: still no answer"),
+            (wired.Silent, Fault.RESET_BEFORE, "answered None"),
+        ),
     ],
     ids=lambda value: _named(value) if isinstance(value, Fault) else getattr(value, "__name__", ""),
 )
@@ -192,6 +199,7 @@ async def test_a_store_that_is_wrong_in_one_way_is_convicted(
     assert any(told in complaint for complaint in found), found
 
 
+@pytest.mark.full
 async def test_a_store_that_is_right_passes_all_trials(
     server_of: Callable[[Kind], Running],
 ) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.size import some
 
 from oncebridge.base.secrets import Address
 from oncebridge.service.addresses import StorePlace
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
 
-from .kinds import REDIS_IN_MEMORY, SHARED, Running, running
+from .kinds import QUICK, REDIS, REDIS_IN_MEMORY, SHARED, Running, running
 from .town import RECEIVE, Town, event
 
 
@@ -26,7 +27,7 @@ def own(request: pytest.FixtureRequest, aws_identity: None) -> Iterator[Running]
         yield server
 
 
-@pytest.mark.parametrize("own", SHARED, ids=repr, indirect=True)
+@pytest.mark.parametrize("own", some(SHARED, QUICK), ids=repr, indirect=True)
 async def test_an_outage_loses_nothing_and_repeats_nothing_without_an_excuse(own: Running) -> None:
     now = asyncio.get_running_loop().time
     async with Town(lambda: own.store(timeout_s=1.0), own.kind.events) as town:
@@ -44,7 +45,7 @@ async def test_an_outage_loses_nothing_and_repeats_nothing_without_an_excuse(own
         assert received <= 2 * 2 * 2 * RECEIVE
 
 
-@pytest.mark.parametrize("own", SHARED, ids=repr, indirect=True)
+@pytest.mark.parametrize("own", some(SHARED, [REDIS]), ids=repr, indirect=True)
 async def test_a_service_waits_for_its_store_and_goes_on_by_itself(
     own: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,6 +80,7 @@ async def test_a_service_waits_for_its_store_and_goes_on_by_itself(
 
 
 @pytest.mark.parametrize("own", [REDIS_IN_MEMORY], ids=repr, indirect=True)
+@pytest.mark.full
 async def test_a_store_that_forgets_everything_may_repeat_and_never_lose(own: Running) -> None:
     async with Town(lambda: own.store(timeout_s=1.0), own.kind.events) as town:
         await town.queue.until(0.5)

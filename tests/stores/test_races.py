@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.size import some
 
-from .kinds import RACED, Kind, Running, open_store
+from .kinds import QUICK, RACED, Kind, Running, open_store
 from .racers import HEATS, Outcome, faults, race
 
 
-@pytest.mark.parametrize("kind", RACED, ids=repr)
+@pytest.mark.parametrize("kind", some(RACED, QUICK), ids=repr)
 async def test_of_four_processes_exactly_one_wins(
     kind: Kind, server_of: Callable[[Kind], Running]
 ) -> None:

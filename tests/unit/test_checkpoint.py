@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import CountingDice, FaultyStore, VirtualLoop, now_ms, virtual
+from tests.size import examples
 
 from oncebridge import StoreError, StoreUnavailable
 from oncebridge.sources.checkpoint import Checkpoint, Taken
@@ -233,7 +234,7 @@ class Two:
             assert not all(until > now_ms() for until in self.until), "both hold it"
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(STEP, max_size=30))
 def test_two_never_hold_it_at_once_whatever_is_lost_on_the_way(steps):
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
+from tests.size import examples
 
 from oncebridge import Gateway
 from oncebridge.base.options import Rate, Size, schema, settings_of
@@ -704,7 +705,9 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 TABLES = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), VALUES, max_size=6)
-FUZZ = settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=examples(250), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def as_toml(value):
@@ -862,7 +865,9 @@ SEEN_TOGETHER = (
     "dashboard_hosts",
 )
 CONFIGS = record(Config, left_out=SEEN_TOGETHER)
-COMPARE = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+COMPARE = settings(
+    max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 PLAIN, FULL = jsonschema_rs.Draft202012Validator(schema(Config)), json_validator()
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import event
+from tests.size import examples
 from tests.unit.test_dead_letters import DeadLettersContract, letter, without_number
 
 from oncebridge import ConfigError, DeadLetterError, StoreError, StoreUnavailable, parse
@@ -99,7 +100,7 @@ async def test_a_line_has_all_of_a_letter_in_plain_words(path):
     assert "raw" not in second
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raws=st.lists(st.binary(max_size=50) | st.text(max_size=50).map(str.encode), max_size=4))
 async def test_any_bytes_come_back_as_they_were(path, raws):
     path.unlink(missing_ok=True)
@@ -171,7 +172,7 @@ async def test_no_number_is_given_twice_whatever_is_dropped_and_whoever_asks(pat
     assert os.listdir(path.parent) == [path.name]  # noqa: PTH208
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 async def test_a_page_begins_where_it_should_in_a_large_file(path, data):
     sizes = st.sampled_from([0, 10, 1000, 70_000, 200_000])

@@ -251,6 +251,7 @@ async def test_forgetting_and_coming_again_does_not_fill_the_calendar(clock):
 # --- size -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_many_done_keys_take_little_memory(clock):
     # Between two doublings of its dicts: 134 bytes a key. Just after one it is 151 for a while.
     many, batch = 160_000, 1000

@@ -397,6 +397,7 @@ async def test_a_table_that_is_not_logged_is_refused(postgres: Postgres) -> None
         ),
     ],
 )
+@pytest.mark.full
 async def test_a_server_that_cannot_keep_the_promise_is_refused(
     own_server: Postgres, setting: str, told: str
 ) -> None:
@@ -409,6 +410,7 @@ async def test_a_server_that_cannot_keep_the_promise_is_refused(
     assert told in await refusal(own_server.url.replace("oncebridge@", "guarded:pw@"))
 
 
+@pytest.mark.full
 async def test_a_standby_is_refused_and_the_primary_beside_it_found(own_server: Postgres) -> None:
     with standby(own_server) as copy:
         assert "is a standby and takes no writes" in await refusal(copy.url)
@@ -703,6 +705,7 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
     await store.aclose()
 
 
+@pytest.mark.full
 async def test_a_server_that_is_silent_is_left_in_time(own_server: Postgres) -> None:
     async with opened(own_server.url, timeout=timedelta(seconds=1)) as store:
         await store.claim([want(b"k")])
@@ -787,6 +790,7 @@ async def test_all_connections_in_use_is_an_outage_not_a_wait_for_ever(postgres:
         assert isinstance((await store.claim([want(b"k")]))[0], Claim)
 
 
+@pytest.mark.full
 async def test_too_many_connections_for_the_server_is_an_outage() -> None:
     with running({"max_connections": "5", "superuser_reserved_connections": "0"}) as server:
         held = [await asyncpg.connect(server.url) for _ in range(5)]

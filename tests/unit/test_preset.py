@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.aws.functions import Context
+from tests.size import examples
 
 from oncebridge import ConfigError, Gateway, Settings, Verdict
 from oncebridge.aws import lambda_handler
@@ -725,7 +726,7 @@ JSON = st.recursive(
     ),
     max_leaves=4,
 )
-MANY = settings(max_examples=40, deadline=None)
+MANY = settings(max_examples=examples(40), deadline=None)
 
 
 def leaves(value, path=()):

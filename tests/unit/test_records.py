@@ -10,6 +10,7 @@ import zlib
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.size import examples
 
 from oncebridge import OncebridgeError
 from oncebridge.events.framing import (
@@ -141,7 +142,7 @@ _bits = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.binary(max_size=200) | _bits, st.sampled_from(["", "application/jsonl"]))
 def test_splitting_never_fails_and_loses_nothing_but_what_stands_between(body, content_type):
     between = b" \t\r\n"
@@ -514,7 +515,7 @@ def files(draw):
     return lead + b"".join(text + draw(between) for text in texts), texts
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(files(), st.integers(1, 40), st.booleans())
 def test_records_come_out_as_they_went_in_and_reading_goes_on_behind_any(file, chunk, is_packed):
     data, texts = file
@@ -541,7 +542,7 @@ def is_place(data, at, begin, one):
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     _bits
     | st.binary(max_size=60)
@@ -700,7 +701,7 @@ def test_what_follows_the_gzip_data_is_an_error_and_no_record():
         records.read(5, 1000)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), st.binary(max_size=3), st.integers(1, 100))
 def test_damage_anywhere_gives_records_and_then_the_error(data, junk, chunk):
     packed = bytearray(gzip.compress(b'{"a":1}\n' * 20 + b'{"b":"' + bytes(range(32, 90)) + b'"}'))

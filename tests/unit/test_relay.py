@@ -20,6 +20,7 @@ from tests.faults.doubles import (
     seconds,
     virtual,
 )
+from tests.size import examples
 
 from oncebridge import Closed, No, Settings, Unknown, Verdict, Yes
 from oncebridge.engine.router import Answer, Router, Way
@@ -589,7 +590,7 @@ async def test_an_ordered_router_is_brought_one_batch_at_a_time():
 ANSWERS = st.sampled_from([Yes(), Unknown("reset"), No("refused"), After(2, Yes())])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.sampled_from("abc"), min_size=1, max_size=15),
     st.lists(ANSWERS, max_size=25),
@@ -651,7 +652,7 @@ async def test_a_lane_that_waits_lets_the_others_pass():
     assert shelf.final == [2, 4, 6, 8, 1, 3, 5, 7]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     st.text("ab.", min_size=1, max_size=25),
     st.dictionaries(st.integers(1, 25), st.integers(1, 4), max_size=8),
@@ -976,7 +977,7 @@ async def test_what_is_answered_early_is_told_early():
 # --- whatever happens --------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.tuples(st.integers(0, 30), st.integers(1, 7), st.integers(1, 5)),
     st.dictionaries(st.integers(1, 30), st.integers(1, 6), max_size=12),

@@ -18,6 +18,7 @@ from tests.faults.doubles import (
     seconds,
     virtual,
 )
+from tests.size import examples
 
 from oncebridge import Never, No, Settings, StoreUnavailable, Verdict, Yes
 from oncebridge.engine.router import Router, Way
@@ -533,7 +534,7 @@ ARRIVALS = st.lists(
 STEPS = st.sampled_from([Yes(), No("no"), Never("never"), After(1, Yes()), ZeroDivisionError()])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(ARRIVALS, max_size=4), st.lists(STEPS, max_size=20), st.lists(STEPS, max_size=20))
 def test_whatever_the_sinks_do_all_books_balance_and_nothing_is_lost(batches, crm, lake):
     async def run():

@@ -625,6 +625,7 @@ _NOT_WHAT_WAS_ASKED_FOR = [
 
 
 @pytest.mark.parametrize("body", _NOT_WHAT_WAS_ASKED_FOR, ids=lambda body: repr(body[:70]))
+@pytest.mark.full
 async def test_an_answer_that_is_something_else_is_no_answer(
     proxy: Meddler, bucket: str, body: bytes
 ) -> None:

@@ -545,6 +545,7 @@ def moments(model, operation="GetRecords"):
 
 
 @virtual
+@pytest.mark.full
 async def test_a_shard_is_asked_four_times_a_second_at_most_and_seldom_when_caught_up():
     async with town() as here:
         here.put(5000, *KEYS)
@@ -1025,6 +1026,7 @@ async def test_a_place_that_kinesis_does_not_know_any_more_is_told_loudly(caplog
 
 
 @virtual
+@pytest.mark.full
 async def test_a_pause_longer_than_the_retention_is_told(caplog):
     async with town() as here:
         here.model.retention_hours = 1
@@ -1045,6 +1047,7 @@ async def test_a_pause_longer_than_the_retention_is_told(caplog):
 
 
 @virtual
+@pytest.mark.full
 async def test_one_that_is_about_to_lose_records_is_told_and_not_too_often(caplog):
     async with town() as here:
         here.model.behind_ms = 13 * 3600 * 1000
@@ -1082,6 +1085,7 @@ async def test_a_stream_that_keeps_records_longer_than_the_window_is_told(caplog
     ],
 )
 @virtual
+@pytest.mark.full
 async def test_what_a_human_must_put_right_is_told_at_the_start(operation, error, expected):
     async with town() as here:
         here.model.fail(operation, Refused(error, "told"))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import VirtualLoop, virtual
+from tests.size import examples
 
 from oncebridge.engine.turns import Turns
 
@@ -180,7 +181,7 @@ class Crowd:
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(batches)
 def test_nobody_overtakes_waits_in_a_circle_or_is_forgotten(batches):
     crowd = Crowd()

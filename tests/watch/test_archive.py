@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.faults.doubles import FaultyStore
 from tests.servers.aws import fresh
 from tests.servers.postgres import schema
+from tests.size import examples
 from tests.watch.arrivals import (
     NOW_MS,
     TOPIC,
@@ -103,7 +104,7 @@ async def test_two_workers_are_read_as_one_newest_first_and_ties_in_a_fixed_orde
     st.integers(1, 9),
     st.integers(1, 9),
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_page_after_page_gives_everything_once(workers, limit, rows_a_page):
     asyncio.run(_leaf_through(workers, limit, rows_a_page))
 
@@ -547,6 +548,7 @@ async def test_every_store_has_it(place):
     assert record.keep_until_ms <= now_ms + DAY_MS + 5000
 
 
+@pytest.mark.full
 async def test_every_store_takes_pages_that_cannot_be_compressed(place):
     mine, other = place
     name = fresh("worker")

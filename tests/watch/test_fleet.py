@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tests.faults.doubles import CountingDice, FaultyStore, VirtualLoop, now_ms, virtual
 from tests.servers.postgres import schema
 from tests.servers.redis import prefix
+from tests.size import examples
 
 from oncebridge.base.clock import Clock, SystemDice, system_clock
 from oncebridge.errors import StoreUnavailable
@@ -852,4 +853,6 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMachine = FleetMachine.TestCase
-TestFleetMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestFleetMachine.settings = settings(
+    max_examples=examples(120), stateful_step_count=40, deadline=None
+)

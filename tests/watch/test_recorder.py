@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import FaultyStore
+from tests.size import examples
 from tests.watch.arrivals import NOW_MS, TOPIC, decision, event, key, numbers, recorder, report
 from tests.watch.arrivals import everything as search
 
@@ -531,7 +532,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=40))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_whatever_the_store_does_all_rows_are_there_once_in_the_end(steps):
     asyncio.run(_follow(steps))
 

@@ -543,6 +543,7 @@ async def test_a_message_brings_the_header_of_xray(ministack):
 
 
 @pytest.mark.usefixtures("aws_identity")
+@pytest.mark.full
 async def test_nothing_more_is_asked_of_a_queue_without_traces(ministack):
     async with meddling(ministack) as between:
         queue = TestQueue(ministack.endpoint)
