@@ -154,7 +154,7 @@ def test_nothing_walks_a_set_whose_order_differs_from_run_to_run():
                     walked.append(f"{name}: {text}")
     holds = oncebridge.engine.gateway.Gateway(
         store=importlib.import_module("oncebridge.stores.memory").MemoryStore(), sink=print
-    )._holds._holds
+    )._leases._leases
     if not isinstance(holds, set):
         walked = [one for one in walked if "self._holds" not in one]
     assert walked == []

@@ -64,8 +64,8 @@ class Reader:
         await self.source.aclose()
         # The store is the test's.
         await self.gateway._sink.aclose()
-        await self.gateway._holds.aclose()
-        await self.gateway._ledger.backlog.aclose()
+        await self.gateway._leases.aclose()
+        await self.gateway._claims.backlog.aclose()
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ from oncebridge.base.clock import Clock, system_clock
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.blocking import OneLoop
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.lanes import Lanes, Tell
+from oncebridge.engine.ordering import LaneRunner, ReportDone
 from oncebridge.engine.router import Answer, Router, Way
 from oncebridge.errors import ConfigError, HandedBack, StoreUnavailable
 from oncebridge.events.event import Event, Unreadable
@@ -238,7 +238,7 @@ class LambdaHandler:
         fates.expect([at for at, _ in items])
         waits = invocation.trigger.waits
 
-        async def bring(items: list[_Item], tell: Tell) -> None:
+        async def bring(items: list[_Item], tell: ReportDone) -> None:
             await self._open(ends)
             left_s = ends - asyncio.get_running_loop().time()
             if left_s <= 0:
@@ -257,7 +257,7 @@ class LambdaHandler:
                 in_place=invocation.trigger.is_ordered,
             )
 
-        await Lanes(_lanes(invocation, items), bring).run()
+        await LaneRunner(_lanes(invocation, items), bring).run()
 
     def _events(self, record: Record) -> Sequence[Event | Unreadable]:
         held = record.held

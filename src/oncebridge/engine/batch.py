@@ -8,10 +8,10 @@ in the same batch. Nothing here talks to a store or a sink.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -20,16 +20,18 @@ from msgspec.structs import replace
 from oncebridge.base.clock import Dice, ms
 from oncebridge.base.durations import format_duration
 from oncebridge.dead_letters.api import DeadLetter
-from oncebridge.engine.backlog import Debt, Decided
+from oncebridge.engine.backlog import DecidedEvent, PendingWrite
 from oncebridge.engine.hooks import Trace, sending
-from oncebridge.engine.leases import Hold
-from oncebridge.engine.turns import Turn
+from oncebridge.engine.leases import Lease
 from oncebridge.engine.verdict import LONGEST_ID, First, Outcome, Verdict
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.key import Part
 from oncebridge.events.rules import OnConflict, Plan, Version
 from oncebridge.sinks.api import Delivery
 from oncebridge.stores.api import Claim, Commit, Fate, Memory
+
+if TYPE_CHECKING:
+    from oncebridge.engine.ordering import EntityTurn
 
 _DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 _DAY_MS: Final = 86_400_000
@@ -72,7 +74,7 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
         return _write(self)
 
 
-class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
+class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
     """
     What the record of an entity remembers: the newest state that was delivered.
 
@@ -92,7 +94,7 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
     """How many stale events have arrived since."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Register":
+    def read(cls, memo: bytes) -> "EntityState":
         try:
             return _read_register(memo) if memo else cls()
         except msgspec.MsgspecError:
@@ -107,7 +109,7 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
 
     def judge(self, plan: Plan, now_ms: int) -> Verdict | None:
         """Return why the event need not be sent, if so; a version in conflict has no order."""
-        if why_no_version(self, plan, now_ms):
+        if why_incomparable(self, plan, now_ms):
             return Verdict.CONFLICT
         if not self.left_ms(plan, now_ms):
             return None
@@ -118,21 +120,21 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
             return None
         return Verdict.UNCHANGED if now_ms - self.at_ms < ms(quiet.time) else None
 
-    def raised(self, plan: Plan, now_ms: int) -> "Register":
+    def after_delivery(self, plan: Plan, now_ms: int) -> "EntityState":
         """Return the register after the event was delivered; what is newer stays."""
         if self.left_ms(plan, now_ms) and self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version or ("", 0)
-        return Register(kind, version, _fingerprint(plan.state), now_ms)
+        return EntityState(kind, version, _fingerprint(plan.state), now_ms)
 
-    def noted(self, plan: Plan, now_ms: int) -> "Register":
+    def after_unchanged(self, plan: Plan, now_ms: int) -> "EntityState":
         """Return the register after an event that changes nothing but the version."""
         if plan.version is None or self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version
-        return Register(kind, version, self.state, self.at_ms, now_ms)
+        return EntityState(kind, version, self.state, self.at_ms, now_ms)
 
-    def passed_over(self) -> "Register":
+    def after_stale(self) -> "EntityState":
         """Return the register after one more stale event."""
         return replace(self, stale=self.stale + 1)
 
@@ -147,7 +149,7 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
         )
 
 
-def why_no_version(register: Register, plan: Plan, now_ms: int) -> str:
+def why_incomparable(state: EntityState, plan: Plan, now_ms: int) -> str:
     """Return why the event's version cannot be compared with the entity's, in words, if so."""
     if plan.version is None:
         return ""
@@ -159,8 +161,8 @@ def why_no_version(register: Register, plan: Plan, now_ms: int) -> str:
             f"allows {most} (latest.ahead)"
         )
     kind = plan.version[0]
-    if register.kind and register.kind != kind and register.left_ms(plan, now_ms):
-        return f"its version is of type {kind}, and that of its entity of type {register.kind}"
+    if state.kind and state.kind != kind and state.left_ms(plan, now_ms):
+        return f"its version is of type {kind}, and that of its entity of type {state.kind}"
     return ""
 
 
@@ -174,10 +176,10 @@ def _ahead_ms(version: Version, plan: Plan, now_ms: int) -> int:
     return ahead_ms if ahead_ms > ms(latest.ahead) else 0
 
 
-_NOTHING_YET = Register()
+_NOTHING_YET = EntityState()
 
 _read_memo = msgspec.json.Decoder(Memo).decode
-_read_register = msgspec.json.Decoder(Register).decode
+_read_register = msgspec.json.Decoder(EntityState).decode
 _write = msgspec.json.Encoder().encode
 
 
@@ -204,9 +206,8 @@ class Batch:
     __slots__ = (
         "arrivals",
         "began",
-        "doomed",
         "ends",
-        "flights",
+        "entries",
         "has_sent",
         "in_place",
         "loop",
@@ -215,6 +216,7 @@ class Batch:
         "patient_until",
         "settled",
         "turns",
+        "undeliverable",
         "unkeyed",
     )
 
@@ -234,20 +236,20 @@ class Batch:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.began = self.now()
-        self.turns: dict[bytes, Turn] = {}
+        self.turns: dict[bytes, EntityTurn] = {}
         """Its places in the lines of the entities, where those are kept in order."""
         self.outcomes: list[Outcome | None] = [None] * len(arrivals)
-        self.flights: list[Flight] = []
-        self.unkeyed: list[Flight] = []
+        self.entries: list[BatchEntry] = []
+        self.unkeyed: list[BatchEntry] = []
         """Those of them that have no key to claim."""
-        self.doomed: list[Flight] = []
+        self.undeliverable: list[BatchEntry] = []
         """Those that go to the dead letters without being sent."""
         self.has_sent = False
         self.ends = None if within is None else self.began + within.total_seconds()
         until = self.began + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
 
-    def tell(self, index: int, outcome: Outcome) -> None:
+    def report(self, index: int, outcome: Outcome) -> None:
         """Tell an outcome to whoever wants to know at once."""
         if self.settled is not None:
             try:
@@ -290,7 +292,7 @@ class Batch:
         return min(keep_ms, _IN_PLACE_MS) if self.in_place else keep_ms
 
 
-class Flight(Struct, eq=False):
+class BatchEntry(Struct, eq=False):
     """One event on its way, and what is known about it so far."""
 
     batch: Batch
@@ -307,16 +309,16 @@ class Flight(Struct, eq=False):
     attempt: int = 1
     since_ms: int = 0
     """When it was first claimed, by the store's clock; 0 where that is not known."""
-    hold: Hold | None = None
-    register: Hold | None = None
-    register_offset_ms: float = 0.0
+    lease: Lease | None = None
+    entity_lease: Lease | None = None
+    store_offset_ms: float = 0.0
     """The store's clock less ours, so that its time can be told later."""
-    state_before: Register = _NOTHING_YET
+    state_before: EntityState = _NOTHING_YET
     known: First | None = None
     """The arrival that this one repeats."""
     matched: bytes = b""
     """The key by which the store knew it."""
-    repeats: "list[Flight] | tuple[()]" = ()
+    repeats: "list[BatchEntry] | tuple[()]" = ()
     is_sent: bool = False
     """It was handed to the sink, whatever came of that."""
     sent_as: bytes = b""
@@ -348,7 +350,7 @@ class Flight(Struct, eq=False):
         return self.parts[-1].key if self.parts else b""
 
     @property
-    def is_doomed(self) -> bool:
+    def is_undeliverable(self) -> bool:
         """True if it goes to the dead letters without being sent."""
         return self.plan.action == "dead" and bool(self.parts)
 
@@ -385,7 +387,7 @@ class Flight(Struct, eq=False):
             names.append(self.entity)
         return names
 
-    def parts_beside(self, other: "Flight") -> tuple[Part, ...]:
+    def parts_beside(self, other: "BatchEntry") -> tuple[Part, ...]:
         """List the further tiers of a repeat that *other*, delivered as the same, has not."""
         if self.parts[-1].key != other.parts[-1].key:
             return ()
@@ -395,7 +397,7 @@ class Flight(Struct, eq=False):
     # --- what the claim says -----------------------------------------------------------
 
     def take(
-        self, claim: Claim, hold: Hold, heard_at: float, generation: bytes, lost_ms: int
+        self, claim: Claim, lease: Lease, heard_at: float, generation: bytes, lost_ms: int
     ) -> None:
         """
         Hold the event's keys; *generation* is the one that a new record was to get.
@@ -406,7 +408,7 @@ class Flight(Struct, eq=False):
             self.unprotected = claim.now_ms - lost_ms < self.keep_ms
         self.claim = claim
         self.claimed_at = heard_at
-        self.hold = hold
+        self.lease = lease
         if len(claim.held) > 1 or claim.held[0].attempts > 1:
             self.attempt = max([held.attempts for held in claim.held])
         last = claim.held[-1]
@@ -422,7 +424,7 @@ class Flight(Struct, eq=False):
     @property
     def is_lost(self) -> bool:
         """Return whether another worker has taken the event over."""
-        return self.hold is not None and self.hold.lost
+        return self.lease is not None and self.lease.lost
 
     def age_ms(self) -> int:
         """Return how long ago the event was first claimed, by the store's clock."""
@@ -433,9 +435,9 @@ class Flight(Struct, eq=False):
 
     def is_held_until(self, when: float) -> bool:
         return all(
-            not hold.lost and hold.ends >= when
-            for hold in (self.hold, self.register)
-            if hold is not None
+            not lease.lost and lease.ends >= when
+            for lease in (self.lease, self.entity_lease)
+            if lease is not None
         )
 
     # --- what is written down ----------------------------------------------------------
@@ -462,13 +464,13 @@ class Flight(Struct, eq=False):
             for part, generation in zip(parts, dice.tokens(len(parts)), strict=True)
         ]
 
-    def debts(self, asked: Sequence[Commit | Memory], since: float) -> list[Debt]:
+    def pending_writes(self, asked: Sequence[Commit | Memory], since: float) -> list[PendingWrite]:
         """Owe the store what it is to record of this event, which was decided at *since*."""
         hashes = {part.key: part.hash for part in self.parts}
         return [
-            Debt(
+            PendingWrite(
                 one,
-                Decided(
+                DecidedEvent(
                     hashes[one.key],
                     self.first,
                     since,
@@ -512,103 +514,19 @@ class Flight(Struct, eq=False):
             self.plan.rule.name,
             self.key,
             # The claim that found too many attempts has sent nothing.
-            (self.attempt - (reason == "attempts")) if self.claim and not self.is_doomed else 0,
+            (self.attempt - (reason == "attempts"))
+            if self.claim and not self.is_undeliverable
+            else 0,
             self.maybe,
             now_ms,
         )
 
 
-def commits_of(flights: Sequence[Flight], fate: Fate) -> list[Commit]:
+def commits_of(entries: Sequence[BatchEntry], fate: Fate) -> list[Commit]:
     """State one fate of every part of *flights*, which are claimed, under its own generation."""
     return [
         Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
-        for flight in flights
-        if flight.claim
-        for held, span in zip(flight.claim.held, flight.plan.spans, strict=True)
+        for entry in entries
+        if entry.claim
+        for held, span in zip(entry.claim.held, entry.plan.spans, strict=True)
     ]
-
-
-def waves(flights: Sequence[Flight]) -> Iterable[Sequence[Flight]]:
-    """
-    Fold repeats together, and order what must not run side by side.
-
-    Events that share a key with other content, or an entity, go one after another: the
-    first of each such lane in the first wave, the second in the second. Most batches are
-    one wave: no name stands there twice.
-    """
-    names = [part.key for flight in flights for part in flight.parts]
-    names += [flight.entity for flight in flights if flight.entity]
-    return [flights] if len(names) == len(set(names)) else _by_lanes(flights)
-
-
-def _by_lanes(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
-    """Sort out which have to do with each other, and let the first of each lane go first."""
-    lanes: dict[bytes, _Lane] = {}
-    for flight in flights:
-        names = flight.names()
-        lane: _Lane | None = None
-        for name in names:
-            met = lanes.get(name)
-            if met is not None and met is not lane:
-                lane = met if lane is None else lane.join(met, lanes)
-        if lane is None:
-            lane = _Lane(flight)
-        else:
-            lane.add(flight)
-        for name in names:
-            lanes[name] = lane
-    unkeyed = [flight for flight in flights if not flight.names()]
-    queues = [lane.in_order() for lane in dict.fromkeys(lanes.values())]
-    turn = 0
-    while queues:
-        yield [*(queue[turn] for queue in queues), *unkeyed]
-        unkeyed = []
-        turn += 1
-        queues = [queue for queue in queues if len(queue) > turn]
-
-
-class _Lane:
-    """Events that go one after another, each with its repeats."""
-
-    __slots__ = ("_leaders", "flights")
-
-    def __init__(self, flight: Flight) -> None:
-        self.flights = [flight]
-        self._leaders: dict[Part, Flight] | None = None
-
-    def add(self, flight: Flight) -> None:
-        """Put *flight* behind the one it repeats, or at the end."""
-        if self._leaders is None:
-            self._leaders = {_identity(part): f for f in self.flights for part in f.parts}
-        for part in flight.parts:
-            leader = self._leaders.get(_identity(part))
-            if leader is not None:
-                leader.repeats = leader.repeats or []
-                leader.repeats.append(flight)
-                return
-        self.flights.append(flight)
-        for part in flight.parts:
-            self._leaders[_identity(part)] = flight
-
-    def join(self, other: "_Lane", lanes: "dict[bytes, _Lane]") -> "_Lane":
-        """Take the flights of *other* in, in the order of arrival."""
-        for flight in other.flights:
-            for one in (flight, *flight.repeats):
-                lanes.update(dict.fromkeys(one.names(), self))
-        self.flights = sorted(self.flights + other.flights, key=lambda flight: flight.index)
-        self._leaders = None
-        return self
-
-    def in_order(self) -> list[Flight]:
-        """Let the versions of one entity go in their order, so that none is stale."""
-        versions = [f.plan.version for f in self.flights if f.plan.version]
-        one_entity = len({flight.entity for flight in self.flights}) == 1
-        if len(versions) < len(self.flights) or not one_entity or len({k for k, _ in versions}) > 1:
-            return self.flights
-        order = sorted(zip(versions, self.flights, strict=True), key=lambda pair: pair[0])
-        return [flight for _, flight in order]
-
-
-def _identity(part: Part) -> Part:
-    """Name what makes two events the same here: the key, with the same content."""
-    return Part(part.key, part.hash)

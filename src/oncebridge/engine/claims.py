@@ -7,12 +7,11 @@ with the same generation. What it has to give up on is left to the backlog.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar
 
 from oncebridge.base.clock import Dice
-from oncebridge.engine.backlog import Backlog, Debt
-from oncebridge.engine.batcher import Batcher
+from oncebridge.engine.backlog import Backlog, PendingWrite
 from oncebridge.engine.counters import Books
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.stores.api import (
@@ -36,17 +35,113 @@ _ALREADY: Final = Reply.ALREADY
 _COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
 
 
-class Ledger:
+_Q = TypeVar("_Q")
+_A = TypeVar("_A")
+
+
+class _Asking(Generic[_Q, _A]):
+    """One caller's questions, and where the answers go."""
+
+    __slots__ = ("answers", "questions")
+
+    def __init__(self, questions: Sequence[_Q]) -> None:
+        self.questions = questions
+        self.answers: asyncio.Future[Sequence[_A]] = asyncio.get_running_loop().create_future()
+
+
+class CallBatcher(Generic[_Q, _A]):
+    """
+    Gather questions for *call*, which answers one for each, in order.
+
+    At most *at_once* calls are on their way, with about *most* questions each. A store
+    wants the keys of one call to be distinct, so questions that share one (*keys_of*) go
+    in different calls. If a call raises, everybody whose question was in it hears of it.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[_Q]], Awaitable[Sequence[_A]]],
+        *,
+        keys_of: Callable[[_Q], Iterable[bytes]],
+        most: int = 500,
+        at_once: int = 2,
+    ) -> None:
+        self._call = call
+        self._keys_of = keys_of
+        self._most = most
+        self._free = at_once
+        self._waiting: list[_Asking[_Q, _A]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, questions: Sequence[_Q]) -> Sequence[_A]:
+        """Ask, alone or together with others."""
+        if self._free:
+            self._free -= 1
+            try:
+                return await self._call(questions)
+            finally:
+                self._free += 1
+                self._send()
+        asked: _Asking[_Q, _A] = _Asking(questions)
+        self._waiting.append(asked)
+        return await asked.answers
+
+    def _send(self) -> None:
+        while self._free and self._waiting:
+            taken = self._gather()
+            self._free -= 1
+            task = asyncio.get_running_loop().create_task(self._answer(taken))
+            self._tasks.add(task)  # the loop itself keeps only a weak reference
+            task.add_done_callback(self._tasks.discard)
+
+    def _gather(self) -> list[_Asking[_Q, _A]]:
+        """Take who has waited longest, and as many more as fit."""
+        taken: list[_Asking[_Q, _A]] = []
+        left: list[_Asking[_Q, _A]] = []
+        size = 0
+        keys: set[bytes] = set()
+        for asked in self._waiting:
+            questions = asked.questions
+            own = {key for question in questions for key in self._keys_of(question)}
+            if taken and (size + len(questions) > self._most or not keys.isdisjoint(own)):
+                left.append(asked)
+                continue
+            taken.append(asked)
+            keys |= own
+            size += len(questions)
+        self._waiting = left
+        return taken
+
+    async def _answer(self, taken: list[_Asking[_Q, _A]]) -> None:
+        try:
+            answers = await self._call([one for asked in taken for one in asked.questions])
+        except BaseException as error:  # noqa: BLE001 - handed on to everybody who asked
+            for asked in taken:
+                if not asked.answers.done():
+                    asked.answers.set_exception(error)
+        else:
+            at = 0
+            for asked in taken:
+                after = at + len(asked.questions)
+                if not asked.answers.done():
+                    asked.answers.set_result(answers[at:after])
+                at = after
+        finally:
+            self._free += 1
+            self._send()
+
+
+class RetryingStore:
     """Ask *store*; never raise for what a store may do."""
 
     def __init__(self, store: Claims, books: Books, dice: Dice) -> None:
         self._store = store
         self._books = books
         self._dice = dice
-        self._claims: Batcher[Want, ClaimAnswer] = Batcher(
+        self._claims: CallBatcher[Want, ClaimAnswer] = CallBatcher(
             store.claim, keys_of=lambda want: [part.key for part in want.parts]
         )
-        self._commits: Batcher[Commit, CommitAnswer] = Batcher(
+        self._commits: CallBatcher[Commit, CommitAnswer] = CallBatcher(
             store.commit, keys_of=lambda commit: [commit.key]
         )
         self.backlog = Backlog(store, books, dice)
@@ -59,15 +154,15 @@ class Ledger:
         or we would stand in our own way for a lease.
         """
         try:
-            answers, is_passing = await self._ask(wants)
+            answers, may_retry = await self._ask_once(wants)
             if NoAnswer in set(map(type, answers)):
-                answers = await self._ask_again(wants, [*answers], is_passing=is_passing)
+                answers = await self._retry_unanswered(wants, [*answers], may_retry=may_retry)
         except asyncio.CancelledError:
-            self._owe_releases(wants)
+            self._defer_releases(wants)
             raise
         return answers
 
-    async def _ask(self, wants: Sequence[Want]) -> tuple[Sequence[ClaimAnswer], bool]:
+    async def _ask_once(self, wants: Sequence[Want]) -> tuple[Sequence[ClaimAnswer], bool]:
         """Claim once, and tell whether it may help to try again."""
         try:
             return await self._claims.ask(wants), True
@@ -75,30 +170,30 @@ class Ledger:
             self._books.store_errors += 1
             return [NoAnswer(str(error))] * len(wants), isinstance(error, StoreUnavailable)
 
-    async def _ask_again(
-        self, wants: Sequence[Want], answers: list[ClaimAnswer], *, is_passing: bool
+    async def _retry_unanswered(
+        self, wants: Sequence[Want], answers: list[ClaimAnswer], *, may_retry: bool
     ) -> Sequence[ClaimAnswer]:
         unanswered = _unanswered(answers)
         for pause in _CLAIM_PAUSES_S:
-            if not unanswered or not is_passing:
+            if not unanswered or not may_retry:
                 break
             await self.pause(pause)
-            again, is_passing = await self._ask([wants[at] for at in unanswered])
+            again, may_retry = await self._ask_once([wants[at] for at in unanswered])
             for at, answer in zip(unanswered, again, strict=True):
                 answers[at] = answer
-            self._owe_leftovers([(wants[at], answers[at]) for at in unanswered])
+            self._defer_leftovers([(wants[at], answers[at]) for at in unanswered])
             unanswered = _unanswered(answers)
-        self._owe_releases([wants[at] for at in unanswered])
+        self._defer_releases([wants[at] for at in unanswered])
         return answers
 
-    def _owe_leftovers(self, asked_again: Sequence[tuple[Want, ClaimAnswer]]) -> None:
+    def _defer_leftovers(self, asked_again: Sequence[tuple[Want, ClaimAnswer]]) -> None:
         """
         Give back what a claim left behind that was interrupted, and then refused.
 
         A store may take the parts of a want one after the other; another may have been quicker
         with the second.
         """
-        self._owe_releases(
+        self._defer_releases(
             [
                 want
                 for want, answer in asked_again
@@ -106,9 +201,9 @@ class Ledger:
             ]
         )
 
-    def _owe_releases(self, wants: Sequence[Want]) -> None:
-        self.backlog.owe(
-            Debt(Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True))
+    def _defer_releases(self, wants: Sequence[Want]) -> None:
+        self.backlog.add(
+            PendingWrite(Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True))
             for want in wants
             for part in want.parts
         )
@@ -145,12 +240,12 @@ class Ledger:
         return commits, before or ()
 
     async def release(
-        self, releases: Sequence[Release], *, owe: bool = True
+        self, releases: Sequence[Release], *, retry_later: bool = True
     ) -> Sequence[ReleaseAnswer]:
         """
         Release, now or later; until it lands, others see the key busy for its lease.
 
-        With *owe* false, the caller tries again itself.
+        With *retry_later* false, the caller tries again itself.
         """
         if not releases:
             return ()
@@ -160,9 +255,9 @@ class Ledger:
         except StoreError as error:
             self._books.store_errors += 1
             answers = [NoAnswer(str(error))] * len(releases)
-        if owe:
+        if retry_later:
             late = [r for r, a in zip(releases, answers, strict=True) if type(a) is NoAnswer]
-            self.backlog.owe([Debt(release) for release in late])
+            self.backlog.add([PendingWrite(release) for release in late])
         return answers
 
     async def remember(self, memories: Sequence[Memory]) -> None:

@@ -78,7 +78,7 @@ class Tracer(Protocol):
         ...
 
 
-def tell(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
+def call_hooks(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
     """Call every hook with every record."""
     for hook in hooks:
         for record in records:
@@ -88,7 +88,7 @@ def tell(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
                 _log_failure(error)
 
 
-def follow(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | None:
+def start_trace(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | None:
     """Begin to follow *event*."""
     try:
         return tracer.arrived(route, event)

@@ -22,7 +22,7 @@ from oncebridge.engine.batch import Arrival
 from oncebridge.engine.counters import Books
 from oncebridge.engine.cpu_turns import TURN_S, Costly
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.hooks import Decision, Hook, tell
+from oncebridge.engine.hooks import Decision, Hook, call_hooks
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import DeadLetterError, OncebridgeError
@@ -211,7 +211,7 @@ class Router:
             gathered.answer(at, Answer(outcome.acknowledge, outcome.verdict, wait, reason))
             if self._hooks:
                 took_s = now_s() - began_s
-                tell(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
+                call_hooks(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
 
         kept: list[tuple[int, Event]] = []
         for at, event in gathered.unrouted:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from oncebridge.engine.hooks import RoundTrip, TripHook, tell
+from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
 from oncebridge.stores.api import (
     ClaimAnswer,
     Claims,
@@ -62,5 +62,5 @@ class TimedStore:
         finally:
             took_s = now_s() - before
             trip = RoundTrip(self._route, "store", call, len(asked), took_s, is_answered)
-            tell(self._hooks, trip)
+            call_hooks(self._hooks, trip)
         return answers
