@@ -51,7 +51,7 @@ from oncebridge import (
 from oncebridge.aws import HandedBack, NotRecognised, lambda_handler
 from oncebridge.aws.invocation import Trigger
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.events.pattern import Pattern
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -690,7 +690,7 @@ def test_a_function_that_outlives_its_time_is_not_called_again_until_it_is_back(
 
 
 def test_a_router_takes_no_function():
-    router = Router([Way(Gateway(store=MemoryStore(), sink=print))])
+    router = Router([RouteEntry(Gateway(store=MemoryStore(), sink=print))])
     with pytest.raises(ConfigError, match="several ways out"):
         lambda_handler(router, print)
 
@@ -709,7 +709,9 @@ def two_routes(*, stores=None, settings=(QUICK, QUICK), **more):
         )
     ]
     match = Pattern.compile({"detail": {"n": [1, 2]}})
-    router = Router([Way(gateways[0], match), Way(gateways[1], match)], settings=QUICK, **more)
+    router = Router(
+        [RouteEntry(gateways[0], match), RouteEntry(gateways[1], match)], settings=QUICK, **more
+    )
     handler = lambda_handler(router, metrics=None)
     try:
         yield handler, crm, wall
@@ -1006,7 +1008,7 @@ def breaking(settings, store, *, after):
 
     sink = ScriptedSink()
     gateway = Gateway(store=store, sink=sink, settings=settings)
-    return lambda_handler(Breaking([Way(gateway)]), metrics=None), sink
+    return lambda_handler(Breaking([RouteEntry(gateway)]), metrics=None), sink
 
 
 @pytest.mark.parametrize("given", [event(1), sqs(event(1)), kinesis(("p", event(1)))])

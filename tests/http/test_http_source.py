@@ -13,12 +13,12 @@ import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.http.live import PATH, Answer, Desk, event, live, prepare, read_answer
+from tests.http.live import PATH, Desk, RouterAnswer, event, live, prepare, read_answer
 from tests.http.targets import TLS
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.engine import pauses as control
-from oncebridge.engine.router import Answer as Verdicts
+from oncebridge.engine.router import RouterAnswer as Verdicts
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import ConfigError, DeadLetterError, StoreUnavailable
 from oncebridge.service import config
@@ -268,7 +268,7 @@ LARGE = event(1, detail={"pad": "x" * 100_000})
 @pytest.fixture
 def busy(door):
     """Hold the turn for costly work, as another body would."""
-    turn = door.service.router.costly
+    turn = door.service.router.cpu_turns
     door.do(turn._lock.acquire)
     yield turn
     door.do(lambda: turn._lock.locked() and turn._lock.release())
@@ -307,7 +307,7 @@ def test_a_large_body_is_taken_when_its_turn_comes(door, busy, desk):
 
 def test_a_large_body_whose_turn_comes_too_late_has_to_come_again(tmp_path, desk):
     with live(tmp_path, desk, source__answer_within=PROMPT) as door:
-        turn = door.service.router.costly
+        turn = door.service.router.cpu_turns
         door.do(turn._lock.acquire)
         assert is_later(door.post(LARGE))
         door.do(turn._lock.release)
@@ -956,7 +956,7 @@ def test_an_answer_is_200_202_or_503_and_retry_after_is_a_positive_integer(answe
     answers = answers[:1] if is_one else answers
     response = _response(answers, is_one=is_one)
     waits = [value for name, value in response.headers if name == "Retry-After"]
-    said = Answer(response.status, {}, response.body)
+    said = RouterAnswer(response.status, {}, response.body)
     acknowledged = [answer is not None and answer.acknowledge for answer in answers]
     assert (response.status == 503) is not all(acknowledged)
     assert response.status in (200, 202, 503)

@@ -10,7 +10,7 @@ from oncebridge import Decision, Event, No, Unreadable, Verdict
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine import hooks
 from oncebridge.engine.hooks import call_hooks
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.pattern import Pattern
 from oncebridge.sinks.api import Unknown, Yes
@@ -133,7 +133,7 @@ async def test_an_event_that_no_route_is_for_is_told_too():
     match = Pattern.compile({"source": ["nobody"]})
     async with Bench() as bench:
         dead = MemoryDeadLetters()
-        router = Router([Way(bench.gateway, match)], dead=dead, hooks=[told.append])
+        router = Router([RouteEntry(bench.gateway, match)], dead=dead, hooks=[told.append])
         await router.process([event()])
     (decision,) = told
     assert (decision.route, decision.outcome.verdict) == ("unrouted", Verdict.DEAD)

@@ -20,7 +20,7 @@ from tests.faults.doubles import (
 )
 
 from oncebridge import Never, No, Settings, StoreUnavailable, Verdict, Yes
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
 from oncebridge.events.pattern import Pattern
@@ -50,7 +50,8 @@ class Roads:
             store = bench.store
             self.benches[name] = bench
         ways = [
-            Way(bench.gateway, (matches or {}).get(name)) for name, bench in self.benches.items()
+            RouteEntry(bench.gateway, (matches or {}).get(name))
+            for name, bench in self.benches.items()
         ]
         self.store = store
         self.router = Router(ways, dead=self.dead, **more)
@@ -458,14 +459,14 @@ async def test_each_answer_is_told_when_the_last_of_its_routes_has_spoken():
 @virtual
 async def test_it_is_away_while_every_route_is_and_until_the_first_is_back():
     async with two(second=ScriptedSink(No("down", 0), otherwise=No("down"))) as roads:
-        assert roads.router.away_s() == 0
+        assert roads.router.unavailable_s() == 0
         for _ in range(5):
             roads["lake"].gateway.sink_breaker.failed(now())
-        assert roads["lake"].gateway.away_s() > 0
-        assert roads.router.away_s() == 0
+        assert roads["lake"].gateway.unavailable_s() > 0
+        assert roads.router.unavailable_s() == 0
         roads.router.pause(["crm"])
-        assert roads["crm"].gateway.away_s() == 5
-        assert roads.router.away_s() == roads["lake"].gateway.away_s() > 0
+        assert roads["crm"].gateway.unavailable_s() == 5
+        assert roads.router.unavailable_s() == roads["lake"].gateway.unavailable_s() > 0
 
 
 @virtual

@@ -13,7 +13,7 @@ from tests.faults.doubles import Deaf, ScriptedSink, event, eventually, rule
 from oncebridge import Gateway, No, Settings, StoreUnavailable, Unknown, Verdict, Yes
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import ConfigError, StoreError
 from oncebridge.sources import spool as module
 from oncebridge.sources.api import Host
@@ -37,7 +37,7 @@ class Station:
             store=self.store, sink=self.sink, dead=self.dead, settings=settings, rules=rules
         )
         self.spool = Spool(path)
-        router = Router([Way(self.gateway)])
+        router = Router([RouteEntry(self.gateway)])
         self.host = Host(router, self.spool, self.store, batch, system_clock, SystemDice())
         self.running = None
 

@@ -29,7 +29,7 @@ class Counted(Protocol):
     def counts(self) -> dict[str, int]: ...
 
 
-class Metrics:
+class EmfMetrics:
     """Tell what has changed in the books, under *namespace*."""
 
     def __init__(self, namespace: str, clock: Clock) -> None:

@@ -29,14 +29,14 @@ from typing import Any, Final, NotRequired, Protocol, TypedDict
 
 from msgspec import UNSET
 
-from oncebridge.aws.emf import Counted, Metrics
-from oncebridge.aws.invocation import Invocation, Record, Trigger, recognise
+from oncebridge.aws.emf import Counted, EmfMetrics
+from oncebridge.aws.invocation import Invocation, LambdaRecord, Trigger, recognise
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.blocking import OneLoop
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.ordering import LaneRunner, ReportDone
-from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
 from oncebridge.errors import ConfigError, HandedBack, StoreUnavailable
 from oncebridge.events.event import Event, Unreadable
 
@@ -113,9 +113,9 @@ class LambdaHandler:
         clock: Clock = system_clock,
     ) -> None:
         if isinstance(gateway, Gateway):
-            gateway = Router([Way(gateway)], settings=gateway.settings, clock=clock)
+            gateway = Router([RouteEntry(gateway)], settings=gateway.settings, clock=clock)
         self._router = gateway
-        self._metrics = None if metrics is None else Metrics(metrics, clock)
+        self._metrics = None if metrics is None else EmfMetrics(metrics, clock)
         self._loop = OneLoop()
         self._unopened = list(gateway.gateways)
         self._opening: asyncio.Task[None] | None = None
@@ -143,17 +143,17 @@ class LambdaHandler:
         loop = asyncio.get_running_loop()
         ends = loop.time() + context.get_remaining_time_in_millis() / 1000
         try:
-            await _notice_what_was_closed()
-            fates = _Fates(len(invocation.records))
+            await _notice_closed_connections()
+            outcomes = _RecordOutcomes(len(invocation.records))
             if loop.time() < ends - _RESERVE_S:
                 await self._open(ends - _RESERVE_S)
                 before = self._uncommitted()
                 try:
-                    await self._take(invocation, fates, ends)
+                    await self._process(invocation, outcomes, ends)
                 finally:
                     if self._uncommitted() > before:
-                        await self._commit_late(ends - _RESERVE_S)
-            return self._answer(invocation, fates)
+                        await self._wait_for_commits(ends - _RESERVE_S)
+            return self._answer(invocation, outcomes)
         finally:
             if self._metrics is not None:
                 self._metrics.tell(self._books())
@@ -164,15 +164,15 @@ class LambdaHandler:
         """Open what is not open yet; a store that is away counts as a failed call."""
         if not self._unopened:
             return
-        if not all(_holds_back(gateway) for gateway in self._router.gateways):
-            await self._open_if_it_can_be(ends)
+        if not all(_holds_on_outage(gateway) for gateway in self._router.gateways):
+            await self._open_if_possible(ends)
             return
         try:
             await self._open_within(self._unopened, ends)
         except TimeoutError:
             raise HandedBack("the store could not be opened in the time left", 0) from None
 
-    async def _open_if_it_can_be(self, ends: float) -> None:
+    async def _open_if_possible(self, ends: float) -> None:
         """
         Open what can be opened soon; without a store, events are sent unprotected, as asked.
 
@@ -203,7 +203,7 @@ class LambdaHandler:
         opening = self._opening
         await _wait_for(opening, ends)
         if not opening.done():
-            await _break_off(opening)
+            await _cancel(opening)
         if not opening.done() or opening.cancelled():
             raise TimeoutError
         opening.result()
@@ -216,26 +216,28 @@ class LambdaHandler:
 
     # --- take --------------------------------------------------------------------------
 
-    async def _take(self, invocation: Invocation, fates: "_Fates", ends: float) -> None:
+    async def _process(
+        self, invocation: Invocation, outcomes: "_RecordOutcomes", ends: float
+    ) -> None:
         """Take all records through, and break off what would outlast the call."""
         loop = asyncio.get_running_loop()
-        work = loop.create_task(self._run(invocation, fates, ends - _RESERVE_S))
+        work = loop.create_task(self._run(invocation, outcomes, ends - _RESERVE_S))
         await _wait_for(work, ends - _LAST_S)
         if not work.done():
             _log.warning("oncebridge.time_is_up", extra={"trigger": invocation.trigger.value})
-            fates.is_over = True
+            outcomes.is_over = True
             # What the sink has taken already is told on the way out.
-            await _break_off(work)
+            await _cancel(work)
         if work.done() and not work.cancelled():
             work.result()
 
-    async def _run(self, invocation: Invocation, fates: "_Fates", ends: float) -> None:
+    async def _run(self, invocation: Invocation, outcomes: "_RecordOutcomes", ends: float) -> None:
         items = [
             (at, event)
             for at, record in enumerate(invocation.records)
             for event in self._events(record)
         ]
-        fates.expect([at for at, _ in items])
+        outcomes.expect([at for at, _ in items])
         waits = invocation.trigger.waits
 
         async def bring(items: list[_Item], tell: ReportDone) -> None:
@@ -245,8 +247,8 @@ class LambdaHandler:
                 return  # not answered for, and so handed back
             patience_s = max(left_s - _LOOK_AGAIN_S, 0) if waits else 0
 
-            def answered(at: int, answer: Answer) -> None:
-                fates.settle(items[at][0], answer)
+            def answered(at: int, answer: RouterAnswer) -> None:
+                outcomes.settle(items[at][0], answer)
                 tell(at, answer.acknowledge)
 
             await self._router.process(
@@ -259,14 +261,14 @@ class LambdaHandler:
 
         await LaneRunner(_lanes(invocation, items), bring).run()
 
-    def _events(self, record: Record) -> Sequence[Event | Unreadable]:
+    def _events(self, record: LambdaRecord) -> Sequence[Event | Unreadable]:
         held = record.held
         return (held,) if isinstance(held, Unreadable) else self._router.unwrap(held)
 
     def _uncommitted(self) -> int:
         return sum([gateway.books.acked_uncommitted for gateway in self._router.gateways])
 
-    async def _commit_late(self, ends: float) -> None:
+    async def _wait_for_commits(self, ends: float) -> None:
         """
         Use the time left for commits that the store did not answer: later nothing runs.
 
@@ -280,11 +282,11 @@ class LambdaHandler:
 
     # --- answer ------------------------------------------------------------------------
 
-    def _answer(self, invocation: Invocation, fates: "_Fates") -> Failures | None:
+    def _answer(self, invocation: Invocation, outcomes: "_RecordOutcomes") -> Failures | None:
         trigger, records = invocation.trigger, invocation.records
-        back = [record for at, record in enumerate(records) if not fates.is_final(at)]
+        back = [record for at, record in enumerate(records) if not outcomes.is_final(at)]
         if back:
-            self._warn(trigger, fates)
+            self._warn_of_no_dead_letters(trigger, outcomes)
         if back and trigger.names_failures:
             _log.warning(
                 "oncebridge.handed_back",
@@ -292,11 +294,11 @@ class LambdaHandler:
                     "trigger": trigger.value,
                     "back": len(back),
                     "records": len(records),
-                    "reasons": fates.reasons(len(back)),
+                    "reasons": outcomes.reasons(len(back)),
                 },
             )
         if back and (not trigger.names_failures or self._is_down(back, records)):
-            raise HandedBack(fates.told(len(back), len(records)), fates.retry_after_s)
+            raise HandedBack(outcomes.summary(len(back), len(records)), outcomes.retry_after_s)
         if not trigger.names_failures:
             return None
         if trigger is Trigger.KINESIS and back:
@@ -308,13 +310,13 @@ class LambdaHandler:
             answer["state"] = invocation.state
         return answer
 
-    def _is_down(self, back: Sequence[Record], records: Sequence[Record]) -> bool:
+    def _is_down(self, back: Sequence[LambdaRecord], records: Sequence[LambdaRecord]) -> bool:
         """Return whether nothing was taken, and something is known to be down."""
         return len(back) == len(records) and any(g.down() for g in self._router.gateways)
 
-    def _warn(self, trigger: Trigger, fates: "_Fates") -> None:
+    def _warn_of_no_dead_letters(self, trigger: Trigger, outcomes: "_RecordOutcomes") -> None:
         """Say once what an event costs that nobody will ever take."""
-        if self._has_warned or not any(answer.reason in _NOWHERE for answer in fates.refused):
+        if self._has_warned or not any(answer.reason in _NOWHERE for answer in outcomes.refused):
             return
         self._has_warned = True
         what = "it comes again until the trigger gives up"
@@ -351,13 +353,13 @@ _Item = tuple[int, Arrival]
 """An event, and the place of its record in the batch."""
 
 
-class _Fates:
+class _RecordOutcomes:
     """What became of the records of one call, as far as it is known."""
 
     def __init__(self, count: int) -> None:
         self._left = [1] * count
         """Events of each record that are not acknowledged; one at least, until it is read."""
-        self._refused: dict[int, Answer] = {}
+        self._refused: dict[int, RouterAnswer] = {}
         self.is_over = False
         """Time is up, and only what the sink has taken still counts."""
 
@@ -366,7 +368,7 @@ class _Fates:
         events = Counter(records)
         self._left = [max(events[at], 1) for at in range(len(self._left))]
 
-    def settle(self, record: int, answer: Answer) -> None:
+    def settle(self, record: int, answer: RouterAnswer) -> None:
         if answer.acknowledge:
             self._left[record] -= 1
         elif not self.is_over:
@@ -376,14 +378,14 @@ class _Fates:
         return not self._left[record]
 
     @property
-    def refused(self) -> Sequence[Answer]:
+    def refused(self) -> Sequence[RouterAnswer]:
         return list(self._refused.values())
 
     @property
     def retry_after_s(self) -> float:
         return max([answer.retry_after_ms for answer in self.refused], default=0) / 1000
 
-    def told(self, back: int, count: int) -> str:
+    def summary(self, back: int, count: int) -> str:
         """Return how many records have to come again, and why."""
         return f"{back} of {count} records have to come again: {self.reasons(back)}"
 
@@ -410,12 +412,12 @@ def _lanes(invocation: Invocation, items: Sequence[_Item]) -> Sequence[Sequence[
     return list(lanes.values())
 
 
-def _holds_back(gateway: Gateway) -> bool:
+def _holds_on_outage(gateway: Gateway) -> bool:
     settings = gateway.settings
     return settings.on_store_outage == "hold" and settings.mode != "shadow"
 
 
-async def _notice_what_was_closed() -> None:
+async def _notice_closed_connections() -> None:
     """
     Let the loop run for a moment before anything is sent.
 
@@ -436,7 +438,7 @@ async def _wait_for(work: asyncio.Task[None], ends: float) -> None:
         raise
 
 
-async def _break_off(work: asyncio.Task[None]) -> None:
+async def _cancel(work: asyncio.Task[None]) -> None:
     """Cancel *work*, and give it a moment to end; not everything can be cancelled."""
     work.cancel()
     await asyncio.wait({work}, timeout=_LAST_S / 2)

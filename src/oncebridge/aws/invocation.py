@@ -76,7 +76,7 @@ _QUEUES: Final = frozenset(
 _FIFO: Final = {Trigger.SQS: Trigger.SQS_FIFO, Trigger.PIPES_SQS: Trigger.PIPES_SQS_FIFO}
 
 
-class Record(Struct, frozen=True):
+class LambdaRecord(Struct, frozen=True):
     """One record of a batch: what it holds, and what it is called when it has to come again."""
 
     held: bytes | Unreadable
@@ -91,7 +91,7 @@ class Invocation(Struct, frozen=True):
     """One call: by whom, and with what."""
 
     trigger: Trigger
-    records: tuple[Record, ...]
+    records: tuple[LambdaRecord, ...]
     state: Any = UNSET
     """What a tumbling window wants back, whatever became of the records."""
 
@@ -157,7 +157,7 @@ def _is_about_a_stream(event: _Object) -> bool:
 
 def _direct(events: Sequence[object]) -> Invocation:
     # What is no event among them is found on reading, and goes to the dead letters by itself.
-    return Invocation(Trigger.DIRECT, tuple(Record(_encoded(event)) for event in events))
+    return Invocation(Trigger.DIRECT, tuple(LambdaRecord(_encoded(event)) for event in events))
 
 
 def _encoded(event: object) -> bytes:
@@ -237,7 +237,7 @@ def _batch(objects: list[_Object], known: Mapping[str, Trigger]) -> Invocation:
     return Invocation(trigger, tuple(records))
 
 
-def _check_names(trigger: Trigger, records: Sequence[Record]) -> None:
+def _check_names(trigger: Trigger, records: Sequence[LambdaRecord]) -> None:
     names = {record.name for record in records}
     # A queue without order may hand out a message twice: then the name stands for both.
     may_repeat = trigger in _QUEUES and not trigger.is_ordered
@@ -256,35 +256,37 @@ def _is_fifo(record: _Object) -> bool:
     )
 
 
-def _sqs(record: _Object) -> Record:
-    return Record(_text(record["body"]), _name(record["messageId"]))
+def _sqs(record: _Object) -> LambdaRecord:
+    return LambdaRecord(_text(record["body"]), _name(record["messageId"]))
 
 
-def _sqs_fifo(record: _Object) -> Record:
+def _sqs_fifo(record: _Object) -> LambdaRecord:
     group = record["attributes"]["MessageGroupId"]
-    return Record(_text(record["body"]), _name(record["messageId"]), _name(group))
+    return LambdaRecord(_text(record["body"]), _name(record["messageId"]), _name(group))
 
 
-def _sns(record: _Object) -> Record:
-    return Record(_text(record["Sns"]["Message"]))
+def _sns(record: _Object) -> LambdaRecord:
+    return LambdaRecord(_text(record["Sns"]["Message"]))
 
 
-def _kinesis(record: _Object) -> Record:
+def _kinesis(record: _Object) -> LambdaRecord:
     return _of_shard(record["kinesis"], record["kinesis"]["sequenceNumber"])
 
 
-def _pipes_kinesis(record: _Object) -> Record:
+def _pipes_kinesis(record: _Object) -> LambdaRecord:
     return _of_shard(record, record["eventID"])
 
 
-def _of_shard(record: _Object, name: str) -> Record:
+def _of_shard(record: _Object, name: str) -> LambdaRecord:
     number = _name(record["sequenceNumber"])
     if not (number.isascii() and number.isdigit()):
         raise ValueError
-    return Record(_data(record["data"]), _name(name), _name(record["partitionKey"]), int(number))
+    return LambdaRecord(
+        _data(record["data"]), _name(name), _name(record["partitionKey"]), int(number)
+    )
 
 
-_RECORDS: Final[Mapping[Trigger, Callable[[_Object], Record]]] = {
+_RECORDS: Final[Mapping[Trigger, Callable[[_Object], LambdaRecord]]] = {
     Trigger.SNS: _sns,
     Trigger.SQS: _sqs,
     Trigger.SQS_FIFO: _sqs_fifo,

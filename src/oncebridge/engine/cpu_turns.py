@@ -18,7 +18,7 @@ TURN_S: Final = 0.01
 """From here on a turn is long, and ends if the work can be divided."""
 
 
-class Costly:
+class CpuTurns:
     """Take a turn: `async with costly:`; nothing inside may wait."""
 
     def __init__(self) -> None:

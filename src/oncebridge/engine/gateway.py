@@ -374,15 +374,15 @@ class Gateway:
         }
         return [why for why, is_so in found.items() if is_so]
 
-    def away_s(self) -> float:
+    def unavailable_s(self) -> float:
         """Return for how many seconds there is no point in bringing more events; 0: bring them."""
         if self._paused or self._draining:
             return _PAUSED_S
         now = now_s()
         store_s = 0.0 if self._fails_open else self.store_breaker.left_s(now)
-        return max(self._sink_unavailable_s(now), store_s, self.crowded_s())
+        return max(self._sink_unavailable_s(now), store_s, self.rate_limited_s())
 
-    def crowded_s(self) -> float:
+    def rate_limited_s(self) -> float:
         """Return for how many seconds the rate limit keeps busy those that wait for their turn."""
         limit = self._rate_limit
         if not limit.is_active:
@@ -939,7 +939,7 @@ class Gateway:
             why = "this gateway is shutting down"
         elif self.sink_breaker.is_open and not first.tries_sink:
             # It went down after these were claimed.
-            why, back_after_ms = "the sink is down", int(self.away_s() * 1000) + 1
+            why, back_after_ms = "the sink is down", int(self.unavailable_s() * 1000) + 1
         elif first.batch.ends is not None and self._is_turn_after_deadline(first):
             why = "no time left to send"
         else:

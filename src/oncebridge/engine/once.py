@@ -66,7 +66,7 @@ def once(
             sink_timeout=timeout,
             lease=max(budgets.lease, timeout + budgets.commit_budget + 2 * budgets.margin),
         )
-        calls = _Calls(function)
+        calls = _CallSink(function)
         gateway = Gateway(
             store=store,
             sink=calls,
@@ -77,13 +77,13 @@ def once(
         )
         if inspect.iscoroutinefunction(function):
             return cast("Callable[P, R]", _protect_async(function, gateway, calls, otherwise))
-        return _protect_plain(function, BlockingGateway(gateway), calls, otherwise)
+        return _protect_sync(function, BlockingGateway(gateway), calls, otherwise)
 
     return protect
 
 
 def _protect_async(
-    function: Callable[P, Awaitable[R]], gateway: Gateway, calls: "_Calls", otherwise: Any
+    function: Callable[P, Awaitable[R]], gateway: Gateway, calls: "_CallSink", otherwise: Any
 ) -> Callable[P, Awaitable[R]]:
     @functools.wraps(function)
     async def protected(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -98,8 +98,8 @@ def _protect_async(
     return protected
 
 
-def _protect_plain(
-    function: Callable[P, R], gateway: BlockingGateway, calls: "_Calls", otherwise: Any
+def _protect_sync(
+    function: Callable[P, R], gateway: BlockingGateway, calls: "_CallSink", otherwise: Any
 ) -> Callable[P, R]:
     @functools.wraps(function)
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -146,7 +146,7 @@ def _event(argument: Any) -> Event:
     raise EventError("not-an-object", "once takes an Event, bytes, or a mapping")
 
 
-class _Calls:
+class _CallSink:
     """The sink that makes the calls which are under way."""
 
     batch = 1

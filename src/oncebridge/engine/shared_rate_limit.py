@@ -40,7 +40,7 @@ _LEAST: Final = 1.0
 """A worker with something to send wants at least so many a second."""
 
 
-class _Entry(Struct, frozen=True, array_like=True):
+class _WorkerShare(Struct, frozen=True, array_like=True):
     """What one worker has."""
 
     share: float
@@ -50,7 +50,7 @@ class _Entry(Struct, frozen=True, array_like=True):
     """How much it could use."""
 
 
-_read = msgspec.json.Decoder(list[tuple[str, _Entry]]).decode
+_read = msgspec.json.Decoder(list[tuple[str, _WorkerShare]]).decode
 _write = msgspec.json.Encoder().encode
 
 
@@ -137,7 +137,7 @@ class RateShare:
             share = min(fair, max(free, 0.0))
             # What is given back is not used any more by the time that others can see it.
             self._share = min(self._share, share)
-            mine = _Entry(share, now_ms + _SHARE_MS, want)
+            mine = _WorkerShare(share, now_ms + _SHARE_MS, want)
             return _write([*others.items(), (self._name, mine)])
 
         try:
@@ -164,7 +164,7 @@ class RateShare:
             self._changed()
 
 
-def _others(memo: bytes, name: str, now_ms: int) -> dict[str, _Entry]:
+def _others(memo: bytes, name: str, now_ms: int) -> dict[str, _WorkerShare]:
     """Return the shares of the other workers that have not ended."""
     try:
         entries = dict(_read(memo)) if memo else {}

@@ -13,11 +13,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from oncebridge.base.clock import Clock, Dice
-from oncebridge.engine.router import Answer, Router
+from oncebridge.engine.router import Router, RouterAnswer
 from oncebridge.stores.api import Store
 
-Done = Callable[[Answer], None]
-Context = Callable[[str, str], str]
+Done = Callable[[RouterAnswer], None]
+TraceparentReader = Callable[[str, str], str]
 """Makes a `traceparent` of one, or else of X-Ray's header; empty where neither is any good."""
 
 
@@ -52,7 +52,7 @@ class Host(Struct, frozen=True):
     dice: Dice
     is_open: Callable[[], bool] = _always
     """Whether the store is there and has checked itself; it may come later than the source."""
-    context: Context | None = None
+    context: TraceparentReader | None = None
     """Where events are traced: reads what came beside them; see `oncebridge.events.trace_context`."""
 
 

@@ -18,7 +18,7 @@ from oncebridge.stores.api import Claim, Extension, NoAnswer, Release, Reply, St
 _NAMESPACE = "checkpoint"
 
 
-class Taken(OncebridgeError):
+class CheckpointTaken(OncebridgeError):
     """Another worker goes on from this checkpoint; *left_s* says until when at least."""
 
     def __init__(self, name: str, left_s: float) -> None:
@@ -26,7 +26,7 @@ class Taken(OncebridgeError):
         self.left_s = left_s
 
 
-class Seen(Struct, frozen=True, gc=False):
+class CheckpointState(Struct, frozen=True, gc=False):
     """What a look at a checkpoint shows; it may be another's a moment later."""
 
     place: bytes
@@ -81,10 +81,10 @@ class Checkpoint:
                 raise StoreUnavailable(answer.reason)
             case _:
                 self._asked = []
-                raise Taken(self._name, getattr(answer, "left_ms", self._lease_ms) / 1000)
+                raise CheckpointTaken(self._name, getattr(answer, "left_ms", self._lease_ms) / 1000)
 
-    async def keep(self) -> None:
-        """Hold on for another lease; raise `Taken` if another has taken over meanwhile."""
+    async def extend(self) -> None:
+        """Hold on for another lease; raise `CheckpointTaken` if another has taken over meanwhile."""
         extension = Extension(self.key, self._token, self._lease_ms)
         (answer,) = await self._store.extend([extension])
         if isinstance(answer, NoAnswer):
@@ -94,13 +94,13 @@ class Checkpoint:
             await self.take()
 
     async def save(self, place: bytes) -> None:
-        """Write the place down, and take hold again; raise `Taken` if another was quicker."""
+        """Write the place down, and take hold again; raise `CheckpointTaken` if another was quicker."""
         if not await self._release(place):
             await self.take()
             await self._release(place)
         await self.take()
 
-    async def give_back(self, place: bytes) -> None:
+    async def release(self, place: bytes) -> None:
         """Write the place down, and let others go on from it."""
         if not await self._release(place):
             await self.take()
@@ -108,7 +108,7 @@ class Checkpoint:
 
     async def clear(self) -> None:
         """Forget the place: the next one begins at the beginning."""
-        await self.give_back(b"")
+        await self.release(b"")
         await self._store.forget([self.key])
 
     async def _release(self, place: bytes) -> bool:
@@ -120,12 +120,12 @@ class Checkpoint:
         return answer is Reply.RELEASED
 
 
-async def look(store: Store, checkpoints: Sequence[Checkpoint]) -> list[Seen]:
+async def read_states(store: Store, checkpoints: Sequence[Checkpoint]) -> list[CheckpointState]:
     """Look at several checkpoints, without taking hold of any."""
     records = await store.peek([checkpoint.key for checkpoint in checkpoints])
     return [
-        Seen(record.memo, bool(record.token), record.until_ms)
+        CheckpointState(record.memo, bool(record.token), record.until_ms)
         if record is not None
-        else Seen(b"", is_held=False, until_ms=0)
+        else CheckpointState(b"", is_held=False, until_ms=0)
         for record in records
     ]

@@ -30,8 +30,8 @@ from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
 from oncebridge.events.framing import Record, Records
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, Taken
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
+from oncebridge.sources.relay import Relay, SourceRecord
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
@@ -63,12 +63,12 @@ class FileSource:
         self._relay: Relay | None = None
         self._checkpoint: Checkpoint | None = None
         self._host: Host | None = None
-        self._reader = _Reader()
+        self._reader = _ReaderThread()
         self._is_packed = False
         self._place = (0, 0)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._taken: Taken | None = None
+        self._taken: CheckpointTaken | None = None
         self._lines: dict[int, int] = {}
         """The line of each batch's end."""
         self.resumed_at = 0
@@ -104,9 +104,9 @@ class FileSource:
 
     async def run(self) -> None:
         assert self._relay is not None  # noqa: S101 - open before
-        if self._path is not None and not await self._take_up():
+        if self._path is not None and not await self._resume():
             return
-        keeping = asyncio.create_task(self._keep())
+        keeping = asyncio.create_task(self._keep_checkpoint())
         if self._checkpoint is not None:
             # Whatever ends it, nothing is read from a place that nobody keeps.
             keeping.add_done_callback(lambda _: self.stop())
@@ -115,7 +115,7 @@ class FileSource:
         finally:
             self._ended.set()
             await keeping
-            await self._leave()
+            await self._release_checkpoint()
         if self._taken is not None:
             raise self._taken
 
@@ -135,7 +135,7 @@ class FileSource:
 
     # --- reading -----------------------------------------------------------------------
 
-    async def _take(self) -> list[Item]:
+    async def _take(self) -> list[SourceRecord]:
         assert self._host is not None  # noqa: S101
         assert self._records is not None  # noqa: S101
         records = await self._reader.run(
@@ -143,7 +143,7 @@ class FileSource:
         )
         if records and self._path is not None:
             self._lines[records[-1].end] = records[-1].last_line
-        return [Item(record.end, (self._arrival(record),)) for record in records]
+        return [SourceRecord(record.end, (self._arrival(record),)) for record in records]
 
     def _arrival(self, record: Record) -> Arrival:
         assert self._host is not None  # noqa: S101
@@ -158,7 +158,7 @@ class FileSource:
 
     # --- going on where it stopped ------------------------------------------------------
 
-    async def _take_up(self) -> bool:
+    async def _resume(self) -> bool:
         """Find the place to go on from, and hold it against others; not if stopped meanwhile."""
         assert self._host is not None  # noqa: S101
         assert self._file is not None  # noqa: S101
@@ -198,7 +198,7 @@ class FileSource:
         for known in [known for known in self._lines if known <= end]:
             self._place = (known, self._lines.pop(known))
 
-    async def _keep(self) -> None:
+    async def _keep_checkpoint(self) -> None:
         """Write down how far it came, and hold the checkpoint, until the run has ended."""
         assert self._relay is not None  # noqa: S101
         if self._checkpoint is None:
@@ -211,18 +211,18 @@ class FileSource:
                 if place != saved:
                     await self._checkpoint.save(self._write_place())
                 elif began_s - held_s >= _LEASE_MS / 3000:
-                    await self._checkpoint.keep()
+                    await self._checkpoint.extend()
                 else:
                     continue
             except StoreError:
                 continue  # the lease lasts a while, and what is read twice is a duplicate
-            except Taken as taken:
+            except CheckpointTaken as taken:
                 self._taken = taken
                 self._relay.stop()
                 return
             saved, held_s = place, began_s
 
-    async def _leave(self) -> None:
+    async def _release_checkpoint(self) -> None:
         """Let others go on from here, or, at the end of the file, from its beginning."""
         assert self._relay is not None  # noqa: S101
         if self._checkpoint is None or self._taken is not None:
@@ -231,13 +231,13 @@ class FileSource:
             if self._relay.is_through:
                 await self._checkpoint.clear()
             else:
-                await self._checkpoint.give_back(self._write_place())
-        except (StoreError, Taken) as error:
+                await self._checkpoint.release(self._write_place())
+        except (StoreError, CheckpointTaken) as error:
             # The next run reads some of it again, and finds duplicates.
             _log.warning("oncebridge.place_not_saved", extra={"error": str(error)})
 
     def _write_place(self) -> bytes:
-        return msgspec.json.encode((*self._place, self._mark(self._place[0])))
+        return msgspec.json.encode((*self._place, self._file_mark(self._place[0])))
 
     def _read_place(self, memo: bytes) -> tuple[int, int]:
         """Read where a run was stopped, unless the file is another by now."""
@@ -245,9 +245,9 @@ class FileSource:
             offset, line, mark = msgspec.json.decode(memo, type=tuple[int, int, str])
         except msgspec.MsgspecError:
             return 0, 0
-        return (offset, line) if mark == self._mark(offset) else (0, 0)
+        return (offset, line) if mark == self._file_mark(offset) else (0, 0)
 
-    def _mark(self, offset: int) -> str:
+    def _file_mark(self, offset: int) -> str:
         """Return what the file was like: by what stands before *offset*, or, packed, by its dates."""
         assert self._file is not None  # noqa: S101
         fd = self._file.fileno()
@@ -262,7 +262,7 @@ def _digest(text: bytes) -> str:
     return blake2b(text, digest_size=16).hexdigest()
 
 
-class _Reader:
+class _ReaderThread:
     """
     Do blocking work in a thread that nobody has to wait for.
 

@@ -20,24 +20,24 @@ from msgspec.structs import replace
 
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.cpu_turns import SMALL
-from oncebridge.engine.router import Answer, Router
+from oncebridge.engine.router import Router, RouterAnswer
 from oncebridge.engine.verdict import Verdict
 from oncebridge.sources.api import Done
 
 _log = logging.getLogger("oncebridge")
 
-_FULL = Answer(
+_FULL = RouterAnswer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="too much under way"
 )
-_CROWDED = Answer(
+_RATE_LIMITED = RouterAnswer(
     acknowledge=False, verdict=Verdict.FAILED, reason="too many events wait for the sink"
 )
-_BROKEN_OFF = Answer(
+_UNEXPECTED_ERROR = RouterAnswer(
     acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unforeseen error"
 )
 
 
-def tell(done: Done, answer: Answer) -> None:
+def report_answer(done: Done, answer: RouterAnswer) -> None:
     """Answer one; if it fails to listen, that must not cost the others."""
     try:
         done(answer)
@@ -140,9 +140,9 @@ class Intake:
             self._start(self._run(arrivals, waiting), part, waiting)
 
     async def _run(self, arrivals: Sequence[Arrival], dones: list[Done | None]) -> None:
-        if crowded_s := self._router.crowded_s():
+        if rate_limited_s := self._router.rate_limited_s():
             # Whoever waits for an answer is told now, and not when its time is over.
-            answer = replace(_CROWDED, retry_after_ms=int(crowded_s * 1000) + 1)
+            answer = replace(_RATE_LIMITED, retry_after_ms=int(rate_limited_s * 1000) + 1)
             for at in range(len(dones)):
                 self._answer(dones, at, answer)
             return
@@ -150,12 +150,12 @@ class Intake:
             arrivals, answered=lambda at, answer: self._answer(dones, at, answer)
         )
 
-    def _answer(self, dones: list[Done | None], at: int, answer: Answer) -> None:
+    def _answer(self, dones: list[Done | None], at: int, answer: RouterAnswer) -> None:
         done, dones[at] = dones[at], None
         if done is None:
             return
         self._under_way -= 1
-        tell(done, answer)
+        report_answer(done, answer)
 
     def _end(self, task: asyncio.Task[None], raws: list[bytes], dones: list[Done | None]) -> None:
         """Hand back what a batch that was broken off has left unanswered."""
@@ -164,7 +164,7 @@ class Intake:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
         for at in range(len(dones)):
-            self._answer(dones, at, _BROKEN_OFF)
+            self._answer(dones, at, _UNEXPECTED_ERROR)
 
     async def aclose(self, within_s: float | None = None) -> None:
         """Wait for what is under way, and break off what is not through *within_s*."""

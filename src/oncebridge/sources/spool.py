@@ -23,11 +23,11 @@ from typing import IO, Final
 from msgspec import Struct
 
 from oncebridge.base.private_files import open_private
-from oncebridge.engine.router import Answer
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.sources.api import Done, Host
-from oncebridge.sources.intake import tell
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.sources.intake import report_answer
+from oncebridge.sources.relay import Relay, SourceRecord
 from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
 
 _log = logging.getLogger("oncebridge")
@@ -47,13 +47,13 @@ _WARN_S = 60.0
 _LOGS_IN_RESERVE = 4
 """How many write-ahead logs have to fit into what is left free of the disk."""
 
-SPOOLED = Answer(acknowledge=True, verdict=None)
-_FULL = Answer(
+SPOOLED = RouterAnswer(acknowledge=True, verdict=None)
+_FULL = RouterAnswer(
     acknowledge=False, verdict=None, retry_after_ms=1000, reason="spool: too much to write"
 )
 
 
-class _Trouble(Struct, frozen=True):
+class _WriteProblem(Struct, frozen=True):
     """Why nothing can be written."""
 
     event: str
@@ -62,17 +62,17 @@ class _Trouble(Struct, frozen=True):
     fix: str
 
 
-_AT_LIMIT: Final = _Trouble(
+_AT_LIMIT: Final = _WriteProblem(
     "oncebridge.spool_full",
     "the spool is full",
     "find out why the sink does not take events; if that is expected, raise spool_max",
 )
-_DISK_FULL: Final = _Trouble(
+_DISK_FULL: Final = _WriteProblem(
     "oncebridge.spool_full",
     "the disk of the spool is full",
     "free space on that disk, or put the spool on a larger one",
 )
-_FAILING: Final = _Trouble(
+_FAILING: Final = _WriteProblem(
     "oncebridge.spool_failed",
     "the spool cannot be written",
     "check the disk, and who may write to the file and its directory",
@@ -82,9 +82,9 @@ _FAILING: Final = _Trouble(
 class _NoRoom(StoreUnavailable):
     """A write was not tried, as there is too little room for it."""
 
-    def __init__(self, trouble: _Trouble, message: str) -> None:
+    def __init__(self, problem: _WriteProblem, message: str) -> None:
         super().__init__(message)
-        self.trouble = trouble
+        self.problem = problem
 
 
 class Spool:
@@ -108,7 +108,7 @@ class Spool:
         self._batch_bytes = _BATCH_BYTES
         self._reserve = 0
         """What is left free of the disk, so that records can still be deleted."""
-        self._trouble: _Trouble | None = None
+        self._problem: _WriteProblem | None = None
         """Why the last write failed, if it did."""
         self._needed = 0
         """How many bytes that write had."""
@@ -142,7 +142,7 @@ class Spool:
             self.put(raw, done)
 
     def not_ready(self) -> list[str]:
-        return [self._trouble.what] if self._trouble else []
+        return [self._problem.what] if self._problem else []
 
     def _next_batch(self) -> list[tuple[bytes, Done]]:
         batch: list[tuple[bytes, Done]] = []
@@ -162,11 +162,11 @@ class Spool:
                 batch = self._next_batch()
                 answer = await self._insert([raw for raw, _ in batch])
                 for _, done in batch:
-                    tell(done, answer)
+                    report_answer(done, answer)
         finally:
             self._writer = None
 
-    async def _insert(self, raws: Sequence[bytes]) -> Answer:
+    async def _insert(self, raws: Sequence[bytes]) -> RouterAnswer:
         size = sum(map(len, raws))
 
         def insert(db: sqlite3.Connection) -> None:
@@ -179,9 +179,9 @@ class Spool:
         try:
             await self._file.run(insert)
         except StoreError as error:
-            trouble = self._note_failure(error, size, refused=len(raws))
-            reason = f"spool: {trouble.what}"
-            return Answer(acknowledge=False, verdict=None, retry_after_ms=1000, reason=reason)
+            problem = self._note_failure(error, size, refused=len(raws))
+            reason = f"spool: {problem.what}"
+            return RouterAnswer(acknowledge=False, verdict=None, retry_after_ms=1000, reason=reason)
         self._note_success()
         self.depth += len(raws)
         self._filled.set()
@@ -206,30 +206,30 @@ class Spool:
         if disk.size and is_growing and disk.free < self._reserve + 2 * size:
             raise _NoRoom(_DISK_FULL, f"{self._path}: {disk.free} bytes are left on the disk")
 
-    def _note_failure(self, error: StoreError, size: int, *, refused: int = 0) -> _Trouble:
+    def _note_failure(self, error: StoreError, size: int, *, refused: int = 0) -> _WriteProblem:
         """Remember and log that a write of *size* bytes failed, and go on trying."""
-        self._trouble = trouble = _trouble_of(error)
+        self._problem = problem = _problem_of(error)
         self._needed = size
         self._refused += refused
         loop = asyncio.get_running_loop()
         if self._is_closed:
-            return trouble
+            return problem
         if loop.time() >= self._warn_at_s:
             self._warn_at_s = loop.time() + _WARN_S
             self._has_warned = True
-            fields = {"what": f"{trouble.what}; senders hear 503", "error": str(error)}
+            fields = {"what": f"{problem.what}; senders hear 503", "error": str(error)}
             _log.warning(
-                trouble.event, extra={**fields, "refused": self._refused, "fix": trouble.fix}
+                problem.event, extra={**fields, "refused": self._refused, "fix": problem.fix}
             )
             self._refused = 0
         if self._prober is None:
             self._prober = loop.create_task(self._probe())
-        return trouble
+        return problem
 
     def _note_success(self) -> None:
-        if self._trouble is None:
+        if self._problem is None:
             return
-        self._trouble = None
+        self._problem = None
         if self._has_warned:
             self._has_warned = False
             _log.warning("oncebridge.spool_available", extra={"refused": self._refused})
@@ -238,7 +238,7 @@ class Spool:
     async def _probe(self) -> None:
         """Try to write until that succeeds: senders who are told to stay away bring nothing."""
         try:
-            while self._trouble is not None:
+            while self._problem is not None:
                 await asyncio.sleep(_TRY_AGAIN_S)
                 try:
                     await self._delete([])
@@ -264,13 +264,13 @@ class Spool:
 
     async def open(self, host: Host) -> None:
         self._host = host
-        self._lock_alone()
+        self._lock_exclusively()
         log = wal_limit(self._path)
         self._batch_bytes, self._reserve = min(_BATCH_BYTES, log), _LOGS_IN_RESERVE * log
         self.depth = await self._file.run(
             lambda db: db.execute("SELECT count(*) FROM oncebridge_spool").fetchone()[0]
         )
-        self._relay = Relay(host.router, take=self._take, final=self._forget, batch=host.batch)
+        self._relay = Relay(host.router, take=self._take, final=self._on_final, batch=host.batch)
 
     async def run(self) -> None:
         assert self._relay is not None  # noqa: S101 - open before
@@ -295,14 +295,14 @@ class Spool:
             self._lock.close()
             self._lock = None
 
-    async def _take(self) -> list[Item]:
+    async def _take(self) -> list[SourceRecord]:
         """Return the next records, waiting until there are some."""
         assert self._host is not None  # noqa: S101
         most, after = self._host.batch, self._taken
         while True:
             self._filled.clear()
             try:
-                rows = await self._file.run(lambda db: _some(db.execute(_TAKE, (after, most))))
+                rows = await self._file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))
             except StoreUnavailable as error:
                 _log.warning("oncebridge.spool_is_away", extra={"error": str(error)})
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -312,7 +312,7 @@ class Spool:
                 return rows
             await self._filled.wait()
 
-    async def _forget(self, numbers: Sequence[int]) -> None:
+    async def _on_final(self, numbers: Sequence[int]) -> None:
         try:
             await self._delete(numbers)
         except StoreError as error:
@@ -337,7 +337,7 @@ class Spool:
             raise
         self.depth -= len(numbers)
 
-    def _lock_alone(self) -> None:
+    def _lock_exclusively(self) -> None:
         """Refuse a second process: both would forward the same records."""
         if not self._path.parent.is_dir():
             raise ConfigError("spool", f"{self._path.parent}: there is no such directory")
@@ -357,19 +357,19 @@ class Spool:
             ) from None
 
 
-def _trouble_of(error: StoreError) -> _Trouble:
+def _problem_of(error: StoreError) -> _WriteProblem:
     if isinstance(error, _NoRoom):
-        return error.trouble
+        return error.problem
     code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
     return _DISK_FULL if code == sqlite3.SQLITE_FULL else _FAILING
 
 
-def _some(rows: Iterable[tuple[int, bytes]]) -> list[Item]:
+def _take_rows(rows: Iterable[tuple[int, bytes]]) -> list[SourceRecord]:
     """Take rows until they are as large as a batch may be."""
-    taken: list[Item] = []
+    taken: list[SourceRecord] = []
     size = 0
     for number, raw in rows:
-        taken.append(Item(number, (raw,)))
+        taken.append(SourceRecord(number, (raw,)))
         size += len(raw)
         if size >= _BATCH_BYTES:
             break

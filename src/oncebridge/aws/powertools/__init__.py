@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from oncebridge.aws.handler import Context
-from oncebridge.aws.powertools.background_loop import Beside, Call
+from oncebridge.aws.powertools.background_loop import BackgroundLoop, ProtectedCall
 from oncebridge.aws.powertools.payload import digest, encoded, finder, is_missing, plain
 from oncebridge.base.clock import ms
 from oncebridge.engine.gateway import Gateway
@@ -163,8 +163,10 @@ def idempotent(
             config.register_lambda_context(context)
         return (args[0] if args else kwargs["event"]), config.lambda_context
 
-    terms = _Terms(find, config, key_prefix, on_duplicate, patience, keep_bytes)
-    return lambda handler: _protect(handler, _Guard(handler, persistence_store, terms))
+    options = _Options(find, config, key_prefix, on_duplicate, patience, keep_bytes)
+    return lambda handler: _protect(
+        handler, _ProtectedFunction(handler, persistence_store, options)
+    )
 
 
 def idempotent_function(
@@ -194,12 +196,16 @@ def idempotent_function(
             raise RuntimeError(f"call it with {data_keyword_argument!r} as a keyword argument")
         return kwargs[data_keyword_argument], config.lambda_context
 
-    terms = _Terms(find, config, key_prefix, on_duplicate, patience, keep_bytes, output_serializer)
-    return lambda function: _protect(function, _Guard(function, persistence_store, terms))
+    options = _Options(
+        find, config, key_prefix, on_duplicate, patience, keep_bytes, output_serializer
+    )
+    return lambda function: _protect(
+        function, _ProtectedFunction(function, persistence_store, options)
+    )
 
 
-_beside: Final = Beside()
-close: Final = _beside.close
+_background: Final = BackgroundLoop()
+close: Final = _background.close
 
 
 _Found = tuple[Any, Context | None]
@@ -207,7 +213,7 @@ _Found = tuple[Any, Context | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Terms:
+class _Options:
     find: Callable[[Sequence[Any], Mapping[str, Any]], _Found]
     config: IdempotencyConfig
     prefix: str | None
@@ -217,7 +223,7 @@ class _Terms:
     serializer: Serializer | None = None
 
 
-def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
+def _protect(function: Callable[P, R], guard: "_ProtectedFunction") -> Callable[P, R]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError("a generator function has done nothing when it returns: protect its caller")
 
@@ -225,10 +231,10 @@ def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
         if _is_switched_off():
             return function(*args, **kwargs)
-        data, context = guard.terms.find(args, kwargs)
+        data, context = guard.options.find(args, kwargs)
         if (event := guard.event(data)) is None:
             return function(*args, **kwargs)
-        call = Call(guard.packed)
+        call = ProtectedCall(guard.packed)
         kept = call.run(guard.start(call, event, context), lambda: function(*args, **kwargs))
         return cast(R, guard.result(call, data, kept))
 
@@ -237,10 +243,10 @@ def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
         made = cast(Callable[P, Awaitable[Any]], function)
         if _is_switched_off():
             return await made(*args, **kwargs)
-        data, context = guard.terms.find(args, kwargs)
+        data, context = guard.options.find(args, kwargs)
         if (event := guard.event(data)) is None:
             return await made(*args, **kwargs)
-        call = Call(guard.packed)
+        call = ProtectedCall(guard.packed)
         kept = await call.run_async(
             guard.start(call, event, context), lambda: made(*args, **kwargs)
         )
@@ -258,26 +264,26 @@ def _is_switched_off() -> bool:
     return True
 
 
-class _Guard:
+class _ProtectedFunction:
     """What stands before one function: its gateway, and the sink that lets calls be made."""
 
     batch = 1
     concurrency = 1000
 
-    def __init__(self, function: Callable[..., Any], store: Store | str, terms: _Terms) -> None:
-        self.terms = terms
-        self._calls: dict[int, Call] = {}
+    def __init__(self, function: Callable[..., Any], store: Store | str, options: _Options) -> None:
+        self.options = options
+        self._calls: dict[int, ProtectedCall] = {}
         self._open_store = _opener(store)
         self._store = self._open_store()
         name = f"{function.__module__}.{function.__qualname__}"
         # Handlers have the same name everywhere, and functions may share a table.
         where = os.environ.get("AWS_LAMBDA_FUNCTION_NAME", "function")
-        self._route = terms.prefix or f"{where}.{name}"
+        self._route = options.prefix or f"{where}.{name}"
         rule = {
             "name": name,
             "key": ["detail.key"],
-            "window": f"{ms(terms.config.window)}ms",
-            "check": terms.config.find_payload is not None,
+            "window": f"{ms(options.config.window)}ms",
+            "check": options.config.find_payload is not None,
             "on_conflict": "duplicate",
         }
         self._rule = Rule.parse(rule, "idempotency")
@@ -304,7 +310,7 @@ class _Guard:
 
     def event(self, data: Any) -> Event | None:
         """Make an event of what the call is about; none: it is not to be protected."""
-        config, checked = self.terms.config, ""
+        config, checked = self.options.config, ""
         try:
             payload = plain(data)
             key = config.find_key(payload) if config.find_key else payload
@@ -322,9 +328,11 @@ class _Guard:
             return None
         return parse(encoded({"detail": {"key": hashed, "checked": checked}}))
 
-    def start(self, call: Call, event: Event, context: Context | None) -> "Future[bytes | None]":
+    def start(
+        self, call: ProtectedCall, event: Event, context: Context | None
+    ) -> "Future[bytes | None]":
         """Take a call through the gateway."""
-        within, patience = None, self.terms.patience or timedelta(0)
+        within, patience = None, self.options.patience or timedelta(0)
         if context is None:
             warnings.warn(
                 "the time left is not known, so a call that dies is held for 15 minutes; call "
@@ -335,43 +343,45 @@ class _Guard:
             left = timedelta(milliseconds=context.get_remaining_time_in_millis())
             within = left + 2 * _MARGIN
             most = max(left - _SPARE, timedelta(0))
-            patience = most if self.terms.patience is None else min(patience, most)
-        return _beside.start(
+            patience = most if self.options.patience is None else min(patience, most)
+        return _background.start(
             self.make_gateway,
             lambda gateway: self._take(gateway, call, event, within, patience),
         )
 
     def packed(self, value: Any) -> bytes | None:
         """Make a result into what is kept of it; none where nothing is, or can be."""
-        if value is None or not self.terms.keep_bytes:
+        if value is None or not self.options.keep_bytes:
             return None
-        serializer = self.terms.serializer
+        serializer = self.options.serializer
         try:
             text = encoded(serializer.to_dict(value) if serializer else value)
-            if len(text) > self.terms.keep_bytes:
+            if len(text) > self.options.keep_bytes:
                 raise ValueError(f"{len(text)} bytes")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - the call was made, whatever its result is
             _warn("oncebridge.result_not_kept", error)
             return None
         return text
 
-    def result(self, call: Call, data: Any, kept: bytes | None) -> Any:
+    def result(self, call: ProtectedCall, data: Any, kept: bytes | None) -> Any:
         """Return what the call gave, or else what is kept of the one that it repeats."""
         if call.error is not None:
             raise call.error
         if call.is_begun:
             return call.value
-        if self.terms.on_duplicate is not None:
-            return self.terms.on_duplicate(data)
+        if self.options.on_duplicate is not None:
+            return self.options.on_duplicate(data)
         value = None if kept is None else json.loads(kept)
-        return self.terms.serializer.from_dict(value) if self.terms.serializer and kept else value
+        return (
+            self.options.serializer.from_dict(value) if self.options.serializer and kept else value
+        )
 
     # --- on the gateway's loop ---------------------------------------------------------
 
     async def _take(
         self,
         gateway: Gateway,
-        call: Call,
+        call: ProtectedCall,
         event: Event,
         within: timedelta | None,
         patience: timedelta,
@@ -403,18 +413,18 @@ class _Guard:
         (record,) = await self._store.peek([outcome.key])
         if outcome.verdict is Verdict.CONFLICT or (record and record.fate is Fate.DROPPED):
             raise IdempotencyValidationError("the key is known with another payload")
-        if record is None or not self.terms.keep_bytes:
+        if record is None or not self.options.keep_bytes:
             return None
         (kept,) = await self._store.peek([self._place(record.key, record.generation)])
         return kept.memo if kept else None
 
-    async def _record_late(self, call: Call) -> None:
+    async def _record_late(self, call: ProtectedCall) -> None:
         """Record a call that was given up, and ended well after its time."""
         await call.end()
         if call.error is not None or (done := call.delivery) is None:
             return
         await self._keep(call.packed, done)
-        window = ms(self.terms.config.window)
+        window = ms(self.options.config.window)
         # By its generation: if another has begun it meanwhile, the first yes counts.
         commit = Commit(done.key, done.generation, Fate.DELIVERED, window)
         try:
@@ -446,7 +456,7 @@ class _Guard:
         if text is None:
             return
         place = self._place(delivery.key, delivery.generation)
-        longer = ms(self.terms.config.window + _LONGEST)  # than the record that points to it
+        longer = ms(self.options.config.window + _LONGEST)  # than the record that points to it
         memory = Memory(place, delivery.generation, Fate.DELIVERED, longer, memo=text)
         try:
             _check(await self._store.remember([memory]))

@@ -1,8 +1,8 @@
 """
 A function that runs where its caller stands, with a gateway beside it.
 
-`Beside` is one loop in a thread of its own: stores are bound to the loop they were opened on,
-so all that share one share the loop. A `Call` is made by its own caller, in the same thread or
+`BackgroundLoop` is one loop in a thread of its own: stores are bound to the loop they were opened on,
+so all that share one share the loop. A `ProtectedCall` is made by its own caller, in the same thread or
 on the same loop as without us, when the gateway says go. So a plain function keeps the context
 of its thread, an `async def` its loop, and one protected function may call another. Heartbeats
 go on meanwhile.
@@ -26,7 +26,7 @@ _log = logging.getLogger("oncebridge")
 _T = TypeVar("_T")
 
 
-class Beside:
+class BackgroundLoop:
     """A loop in a thread of its own, and its gateways; all made when they are first needed."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Beside:
         return self._loop is not None and self._pid != os.getpid()
 
 
-class Call:
+class ProtectedCall:
     """One call of a protected function, and how it ended; *pack* makes its result into JSON."""
 
     def __init__(self, pack: Callable[[Any], bytes | None]) -> None:
@@ -98,14 +98,14 @@ class Call:
         try:
             if self._go.result():
                 try:
-                    self._take(function())
+                    self._store_result(function())
                 except BaseException as error:  # noqa: BLE001 - our caller raises it
                     self.error = error
                 self._ended.set_result(None)
                 wait([work])
         finally:
-            self._leave(work)
-        return self._came_of(work)
+            self._cancel_if_not_made(work)
+        return self._result_of(work)
 
     async def run_async(
         self, work: "Future[_T]", function: Callable[[], Awaitable[Any]]
@@ -115,14 +115,14 @@ class Call:
         try:
             if await asyncio.wrap_future(self._go):
                 try:
-                    self._take(await function())
+                    self._store_result(await function())
                 except BaseException as error:  # noqa: BLE001 - our caller raises it
                     self.error = error
                 self._ended.set_result(None)
                 await asyncio.wait([asyncio.wrap_future(work)])
         finally:
-            self._leave(work)
-        return self._came_of(work)
+            self._cancel_if_not_made(work)
+        return self._result_of(work)
 
     async def made(self) -> bool:
         """Let the caller make the call, and wait for its end; false: there is nobody any more."""
@@ -135,7 +135,7 @@ class Call:
         """Wait until a call that is begun has ended."""
         await asyncio.wrap_future(self._ended)
 
-    def _take(self, value: Any) -> None:
+    def _store_result(self, value: Any) -> None:
         if inspect.iscoroutine(value) or inspect.isgenerator(value):
             value.close()  # or Python complains that nobody ran it
         if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
@@ -146,12 +146,12 @@ class Call:
         # Here, where our caller stands: a serializer may call a protected function too.
         self.value, self.packed = value, self._pack(value)
 
-    def _leave(self, work: "Future[Any]") -> None:
+    def _cancel_if_not_made(self, work: "Future[Any]") -> None:
         """Break off what was to let us make the call; once that has ended, it is recorded."""
         if not self._ended.done():
             work.cancel()
 
-    def _came_of(self, work: "Future[_T]") -> _T | None:
+    def _result_of(self, work: "Future[_T]") -> _T | None:
         if not (self._ended.done() and work.cancelled()):
             return work.result()
         # Broken off by `close`; but the call was made, and our caller shall have its result.

@@ -32,7 +32,7 @@ import msgspec
 from oncebridge.base.options import Doc, Size
 from oncebridge.base.secrets import Address
 from oncebridge.engine.cpu_turns import SMALL
-from oncebridge.engine.router import Answer
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
 from oncebridge.events.framing import BadGzip, TooLarge, TooMany, inflate, split
@@ -43,12 +43,12 @@ from oncebridge.http.clients import TrustedProxies, proxy_mistakes
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
-from oncebridge.sources.api import Context, Done, Host
+from oncebridge.sources.api import Done, Host, TraceparentReader
 from oncebridge.sources.http.openapi import describe
 
 _log = logging.getLogger("oncebridge")
 _TRACEPARENT = NAME.encode()
-_SWEEP_S = 0.1
+_OVERDUE_CHECK_S = 0.1
 _STILL_UNDER_WAY = "still under way"
 _encode = msgspec.json.Encoder().encode
 
@@ -128,12 +128,12 @@ class HttpSource:
         self._foreign = 0  # requests that were refused as another site's since the last log line
         self._foreign_logged = -math.inf
         self._host: Host | None = None
-        self._context: Context | None = None
+        self._context: TraceparentReader | None = None
         self._server: Server | None = None
         self._openapi = b""
         self._answer_s = options.answer_within.total_seconds()
         self._now: Callable[[], float] = lambda: 0.0  # the loop's, once it is open
-        self._waiting: deque[tuple[float, _Pending]] = deque()
+        self._waiting: deque[tuple[float, _PendingRequest]] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._queued = 0  # bytes of bodies that wait for their turn
@@ -162,7 +162,7 @@ class HttpSource:
             raise ConfigError("tls_cert", "goes with https://, and https:// needs it")
         if options.client_ca is not None and not options.tls_cert:
             raise ConfigError("client_ca", "needs https:// and tls_cert: TLS carries certificates")
-        if parts.path in _BESIDE:
+        if parts.path in _OTHER_PATHS:
             raise ConfigError("", f"{parts.path} is taken; send events to another path")
         source = cls(parts.hostname, port, parts.path or "/", options)
         if not source._guard.is_needed and not names_loopback(parts.hostname):
@@ -205,7 +205,7 @@ class HttpSource:
         )
         self._guard.open()
         await self._server.open()
-        self._sweep()
+        self._answer_overdue()
 
     @property
     def port(self) -> int:
@@ -235,7 +235,7 @@ class HttpSource:
     async def aclose(self) -> None:
         self.stop()
         while self._waiting:  # what is not answered by now will not be
-            self._waiting.popleft()[1].give_up()
+            self._waiting.popleft()[1].answer_with_known()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.aclose(self._options.answer_within)
@@ -247,7 +247,7 @@ class HttpSource:
 
     def _screen(self, request: Request) -> Response | None:
         """Refuse before the body is read what its head already gives away."""
-        allowed = {"POST"} if request.path == self._path else _BESIDE.get(request.path)
+        allowed = {"POST"} if request.path == self._path else _OTHER_PATHS.get(request.path)
         if allowed is None or (request.path == _TOKEN and not self._guard.has_tokens):
             return Response(404, b'{"error":"nothing is here"}')
         if request.method not in allowed:
@@ -257,8 +257,8 @@ class HttpSource:
                 headers=(("Allow", ", ".join(sorted(allowed))),),
             )
         if request.path != self._path:
-            return _unless_small(request)
-        foreign = self._refusal_of_foreign(request)
+            return _refuse_large_body(request)
+        foreign = self._refuse_foreign(request)
         if foreign is not None:
             return foreign
         if not self._guard.admits(request, with_body=False):
@@ -271,7 +271,7 @@ class HttpSource:
             )
         return None
 
-    def _refusal_of_foreign(self, request: Request) -> Response | None:
+    def _refuse_foreign(self, request: Request) -> Response | None:
         """Refuse what a web page of another site made a browser send, and log that."""
         if self._guard.is_ambient(request) and self._names.page(request) == "other":
             refusal, reason = _FOREIGN_PAGE, "sent by a web page of another site"
@@ -290,7 +290,7 @@ class HttpSource:
     def _handle(self, request: Request, respond: Callable[[Response], None]) -> None:
         match request.path:
             case self._path:
-                self._take(request, respond)
+                self._receive(request, respond)
             case "/healthz":
                 respond(ALIVE)
             case "/readyz":
@@ -300,38 +300,40 @@ class HttpSource:
             case _:
                 respond(self._guard.token(request, self._proxies.client(request)))
 
-    def _take(self, request: Request, respond: Callable[[Response], None]) -> None:
+    def _receive(self, request: Request, respond: Callable[[Response], None]) -> None:
         if not self._guard.admits(request, with_body=True):
             respond(self._guard.refusal_of(request))
             return
-        pending = _Pending(respond)
+        pending = _PendingRequest(respond)
         self._waiting.append((self._now() + self._answer_s, pending))
         size = len(request.body)
         if size <= (_SMALL_PACKED if _encoding(request) in _GZIP else SMALL):
-            self._bring(request, pending)
+            self._submit(request, pending)
         elif self._queued + size > _MOST_QUEUED:
             pending.answer(_TOO_MUCH)
         else:
-            task = asyncio.get_running_loop().create_task(self._bring_in_turn(request, pending))
+            task = asyncio.get_running_loop().create_task(self._submit_in_turn(request, pending))
             self._queued += size
             self._tasks.add(task)
-            task.add_done_callback(lambda task: self._brought(task, size, pending))
+            task.add_done_callback(lambda task: self._on_submitted(task, size, pending))
 
-    async def _bring_in_turn(self, request: Request, pending: "_Pending") -> None:
+    async def _submit_in_turn(self, request: Request, pending: "_PendingRequest") -> None:
         assert self._host is not None  # noqa: S101 - open before it serves
-        async with self._host.router.costly:
+        async with self._host.router.cpu_turns:
             if not pending.is_answered:  # else it has to come again, and nothing has begun
-                self._bring(request, pending)
+                self._submit(request, pending)
 
-    def _brought(self, task: asyncio.Task[None], size: int, pending: "_Pending") -> None:
+    def _on_submitted(
+        self, task: asyncio.Task[None], size: int, pending: "_PendingRequest"
+    ) -> None:
         self._queued -= size
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its type only: the text of an exception may quote the event.
             _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
-            pending.give_up()
+            pending.answer_with_known()
 
-    def _bring(self, request: Request, pending: "_Pending") -> None:
+    def _submit(self, request: Request, pending: "_PendingRequest") -> None:
         """Take the body of *request* apart, and put its events into the inbox."""
         content_type = (request.header(b"content-type") or b"").decode("latin-1")
         body, records, most = request.body, None, self._options.max_events
@@ -364,19 +366,19 @@ class HttpSource:
         """Return what keeps this source from taking events, whatever the sinks do."""
         return self._guard.not_ready()
 
-    def _sweep(self) -> None:
+    def _answer_overdue(self) -> None:
         """Answer those who have waited long enough; all wait equally long, so in order."""
         loop = asyncio.get_running_loop()
         now, waiting = loop.time(), self._waiting
         while waiting and (waiting[0][1].is_answered or waiting[0][0] <= now):
-            waiting.popleft()[1].give_up()
-        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+            waiting.popleft()[1].answer_with_known()
+        self._sweeper = loop.call_later(_OVERDUE_CHECK_S, self._answer_overdue)
 
 
 _TOKEN = "/oauth/token"  # noqa: S105 - a path
 _GET = {"GET", "HEAD"}
 _HEALTH = ("/healthz", "/readyz")
-_BESIDE = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST"}}
+_OTHER_PATHS = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST"}}
 _GZIP = (b"gzip", b"x-gzip")
 _ENCODINGS = (*_GZIP, b"identity", b"")
 _SMALL = 4096
@@ -415,14 +417,14 @@ def _encoding(request: Request) -> bytes:
     return b",".join(request.values(b"content-encoding")).strip().lower()
 
 
-def _context(request: Request, read: Context) -> str:
+def _context(request: Request, read: TraceparentReader) -> str:
     """Read which request of others this one belongs to; two that say so say nothing."""
     told = [request.values(name) for name in (_TRACEPARENT, XRAY_HEADER)]
     parent, xray = [values[0].decode("latin-1") if len(values) == 1 else "" for values in told]
     return read(parent, xray) if parent or xray else ""
 
 
-def _unless_small(request: Request) -> Response | None:
+def _refuse_large_body(request: Request) -> Response | None:
     """Refuse a body that is more than a form: who sends it has not said who they are."""
     if request.header(b"transfer-encoding") is not None:
         return Response(411, b'{"error":"say how long the body is"}')
@@ -431,14 +433,14 @@ def _unless_small(request: Request) -> Response | None:
     return None
 
 
-class _Pending:
+class _PendingRequest:
     """One request that is waiting for its events."""
 
     __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
 
     def __init__(self, respond: Callable[[Response], None]) -> None:
         self._respond = respond
-        self._answers: list[Answer | None] = [None]
+        self._answers: list[RouterAnswer | None] = [None]
         self._left = 0
         self._is_one = True
         self.is_answered = False
@@ -449,19 +451,19 @@ class _Pending:
         self._left = count
         self._is_one = is_one
         if not count:
-            self.give_up()
+            self.answer_with_known()
         return [self._done(at) for at in range(count)]
 
     def _done(self, at: int) -> Done:
-        def done(answer: Answer) -> None:
+        def done(answer: RouterAnswer) -> None:
             self._answers[at] = answer
             self._left -= 1
             if not self._left:
-                self.give_up()
+                self.answer_with_known()
 
         return done
 
-    def give_up(self) -> None:
+    def answer_with_known(self) -> None:
         """Answer with what is known; the rest goes on, and its retry will find it."""
         if not self.is_answered:
             self.answer(_response(self._answers, is_one=self._is_one))
@@ -473,7 +475,7 @@ class _Pending:
             self._respond(response)
 
 
-def _response(answers: list[Answer | None], *, is_one: bool) -> Response:
+def _response(answers: list[RouterAnswer | None], *, is_one: bool) -> Response:
     results = [_result(answer) for answer in answers]
     status = max([result["status"] for result in results], default=200)
     body = _encode(results[0] if is_one else {"results": results})
@@ -483,17 +485,17 @@ def _response(answers: list[Answer | None], *, is_one: bool) -> Response:
     return Response(status, body, headers=(("Retry-After", str(wait)),))
 
 
-def _result(answer: Answer | None) -> dict[str, Any]:
+def _result(answer: RouterAnswer | None) -> dict[str, Any]:
     if answer is None:
         return {"status": 503, "reason": _STILL_UNDER_WAY, "retry_after": 2}
     if answer.verdict is None:
         if answer.acknowledge:
             return {"status": 202, "spooled": True}
-        return _later(answer)
-    result: dict[str, Any] = {"status": 200} if answer.acknowledge else _later(answer)
+        return _retry_result(answer)
+    result: dict[str, Any] = {"status": 200} if answer.acknowledge else _retry_result(answer)
     result["verdict"] = answer.verdict
     if len(answer.outcomes) > 1:
-        result["routes"] = {name: _on_route(outcome) for name, outcome in answer.outcomes}
+        result["routes"] = {name: _route_result(outcome) for name, outcome in answer.outcomes}
     elif answer.outcomes and answer.acknowledge:
         outcome = answer.outcomes[0][1]
         result |= {"rule": outcome.rule, "key": outcome.key.hex()}
@@ -502,13 +504,13 @@ def _result(answer: Answer | None) -> dict[str, Any]:
     return result
 
 
-def _on_route(outcome: Outcome) -> dict[str, str]:
+def _route_result(outcome: Outcome) -> dict[str, str]:
     """Return what one of several routes did; each has rules and keys of its own."""
     found = {"verdict": outcome.verdict, "rule": outcome.rule, "key": outcome.key.hex()}
     return found | ({"reason": outcome.reason} if outcome.reason else {})
 
 
-def _later(answer: Answer) -> dict[str, Any]:
+def _retry_result(answer: RouterAnswer) -> dict[str, Any]:
     wait = max(math.ceil(answer.retry_after_ms / 1000), 1)
     return {"status": 503, "reason": answer.reason, "retry_after": wait}
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
-from oncebridge.sources.kinesis.shard_feed import Pauses
-from oncebridge.sources.kinesis.stream import Page, Position, Record, Stream
+from oncebridge.sources.kinesis.shard_feed import FailureBackoff
+from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
 
 _SILENCE_S: Final = 40
 """Kinesis sends something every few seconds, be it empty."""
@@ -33,24 +33,24 @@ _IN_USE_S: Final = 5.0
 _ACTIVE_WITHIN_S: Final = 60.0
 
 
-class _Broken(Struct, frozen=True):
+class _SubscriptionEnded(Struct, frozen=True):
     """Why a subscription ended; empty where its time was over."""
 
     what: str = ""
 
 
-_Pushed = tuple[Page, str] | _Broken
+_Pushed = tuple[RecordPage, str] | _SubscriptionEnded
 """A page, and the place behind it."""
 
 
-async def registered(stream: Stream, arn: str, name: str) -> str:
+async def registered(stream: KinesisStream, arn: str, name: str) -> str:
     """Return the ARN of the consumer *name*; where there is none, register it."""
     try:
         found = await stream.consumer(arn, name)
     except AwsError as error:
         if error.code != "ResourceNotFoundException":
             raise
-        found = await _made(stream, arn, name)
+        found = await _create(stream, arn, name)
     ends_s = asyncio.get_running_loop().time() + _ACTIVE_WITHIN_S
     while not found.is_active:
         if asyncio.get_running_loop().time() > ends_s:
@@ -60,7 +60,7 @@ async def registered(stream: Stream, arn: str, name: str) -> str:
     return found.arn
 
 
-async def _made(stream: Stream, arn: str, name: str) -> Any:
+async def _create(stream: KinesisStream, arn: str, name: str) -> Any:
     try:
         return await stream.register(arn, name)
     except AwsError as error:
@@ -69,7 +69,7 @@ async def _made(stream: Stream, arn: str, name: str) -> Any:
         return await stream.consumer(arn, name)  # another worker was quicker
 
 
-class Consumer:
+class FanOutConsumer:
     """What a stream sends to the consumer *arn*, by the SDK."""
 
     def __init__(self, arn: str, options: AwsOptions) -> None:
@@ -81,7 +81,7 @@ class Consumer:
     def pushed(self, shard: str, position: Position) -> Any:
         """Subscribe to a shard; blocks, and gives what the SDK makes of it."""
         with self._making:
-            self._client = self._client or self._made()
+            self._client = self._client or self._create()
         start: dict[str, Any] = {"Type": position.kind}
         if position.after:
             start["SequenceNumber"] = position.after
@@ -95,7 +95,7 @@ class Consumer:
         if self._client is not None:
             self._client.close()
 
-    def _made(self) -> Any:
+    def _create(self) -> Any:
         session = botocore.session.Session(profile=self._options.profile)
         return session.create_client(
             "kinesis",
@@ -110,11 +110,11 @@ class Consumer:
         )
 
 
-class Pushed:
+class PushedFeed:
     """Be sent the records of *shard*, from *position* on."""
 
     def __init__(
-        self, consumer: Consumer, shard: str, position: Position, *, pauses: Pauses
+        self, consumer: FanOutConsumer, shard: str, position: Position, *, pauses: FailureBackoff
     ) -> None:
         self._consumer = consumer
         self._shard = shard
@@ -123,18 +123,18 @@ class Pushed:
         self._listener: _Listener | None = None
         self._due_s = 0.0
 
-    async def page(self) -> Page:
+    async def page(self) -> RecordPage:
         while True:
             if self._listener is None:
                 await self._subscribe()
             assert self._listener is not None  # noqa: S101 - just made
             match await self._listener.pushed():
                 case (page, after):
-                    self._pauses.worked()
+                    self._pauses.succeeded()
                     self._position = Position(after=after) if after else self._position
                     return page
-                case _Broken() as broken:
-                    self._mend(broken.what)
+                case _SubscriptionEnded() as broken:
+                    self._resubscribe_after(broken.what)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -146,7 +146,7 @@ class Pushed:
         self._due_s = now() + _APART_S
         self._listener = _Listener(self._consumer, self._shard, self._position)
 
-    def _mend(self, what: str) -> None:
+    def _resubscribe_after(self, what: str) -> None:
         self.close()
         self._listener = None
         now_s = asyncio.get_running_loop().time()
@@ -155,7 +155,7 @@ class Pushed:
             # the same consumer: only the latter goes on for long.
             self._due_s = now_s + max(self._pauses.failed(what), _IN_USE_S)
         elif what == "InvalidArgumentException" and self._position.after:
-            self._pauses.refused(self._position)
+            self._pauses.position_refused(self._position)
             self._position = Position()
         elif what:
             self._due_s = max(self._due_s, now_s + self._pauses.failed(what))
@@ -164,7 +164,7 @@ class Pushed:
 class _Listener:
     """A thread that reads one subscription; it ends when it is closed, or with it."""
 
-    def __init__(self, consumer: Consumer, shard: str, position: Position) -> None:
+    def __init__(self, consumer: FanOutConsumer, shard: str, position: Position) -> None:
         self._loop = asyncio.get_running_loop()
         self._room = threading.Semaphore(0)
         self._heard: asyncio.Queue[_Pushed] = asyncio.Queue()
@@ -187,7 +187,7 @@ class _Listener:
 
     # --- in the thread -----------------------------------------------------------------
 
-    def _listen(self, consumer: Consumer, shard: str, position: Position) -> None:
+    def _listen(self, consumer: FanOutConsumer, shard: str, position: Position) -> None:
         what = ""
         try:
             with closing(consumer.pushed(shard, position)) as events:
@@ -202,7 +202,7 @@ class _Listener:
             what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
         except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: it is over
             what = type(error).__name__
-        self._hand_over(_Broken(what))
+        self._hand_over(_SubscriptionEnded(what))
 
     def _hand_over(self, pushed: _Pushed) -> None:
         with suppress(RuntimeError):  # the loop may be gone by now
@@ -210,9 +210,9 @@ class _Listener:
             self._loop.call_soon_threadsafe(put, pushed)
 
 
-def _page(event: dict[str, Any]) -> tuple[Page, str]:
+def _page(event: dict[str, Any]) -> tuple[RecordPage, str]:
     records = [
-        Record(
+        KinesisRecord(
             record["SequenceNumber"],
             record["PartitionKey"],
             record["Data"],
@@ -223,7 +223,9 @@ def _page(event: dict[str, Any]) -> tuple[Page, str]:
     # Children are told at the end of a shard only, and then there is nothing to continue with.
     after = event.get("ContinuationSequenceNumber") or ""
     is_end = not after or bool(event.get("ChildShards"))
-    return Page(records, None if is_end else after, event.get("MillisBehindLatest") or 0), after
+    return RecordPage(
+        records, None if is_end else after, event.get("MillisBehindLatest") or 0
+    ), after
 
 
 def _seconds(moment: datetime | None) -> float:

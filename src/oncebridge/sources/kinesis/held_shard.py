@@ -22,11 +22,11 @@ from oncebridge.engine.batch import Arrival
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, Taken
-from oncebridge.sources.kinesis.shard_feed import Feed
-from oncebridge.sources.kinesis.shards import END, Place
-from oncebridge.sources.kinesis.stream import Page, Record, Shard
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
+from oncebridge.sources.kinesis.shard_feed import ShardFeed
+from oncebridge.sources.kinesis.shards import END, ShardProgress
+from oncebridge.sources.kinesis.stream import KinesisRecord, RecordPage, Shard
+from oncebridge.sources.relay import Relay, SourceRecord
 
 _log = logging.getLogger("oncebridge")
 
@@ -38,7 +38,7 @@ _LEAVE_TRIES: Final = 3
 _AGGREGATED: Final = b"\xf3\x89\x9a\xc2"
 
 
-class Times(Struct, frozen=True):
+class KinesisTimings(Struct, frozen=True):
     """How long things last; tests have less time."""
 
     lease: timedelta = timedelta(seconds=20)
@@ -63,13 +63,13 @@ class HeldShard:
         shard: Shard,
         host: Host,
         *,
-        feed: Feed,
+        feed: ShardFeed,
         checkpoint: Checkpoint,
-        taken: Place,
+        taken: ShardProgress,
         worker: str,
         clock: Clock,
         retention: timedelta,
-        times: Times,
+        times: KinesisTimings,
         stream: str,
     ) -> None:
         self.shard = shard
@@ -87,12 +87,12 @@ class HeldShard:
         self._fields: dict[str, str | int] = {"stream": stream, "shard": shard.id}
         self._taken = int(taken.number or -1)
         self._at_end = False
-        self._in_hand: deque[tuple[int, str, int]] = deque()
+        self._unpassed: deque[tuple[int, str, int]] = deque()
         """Of what is not passed yet: the number, as it is written, and the time of arrival."""
         self._is_lost = False
         self._over = asyncio.Event()
         self._held_until_s = self._now() + times.lease.total_seconds()
-        self._told_ms = 0
+        self._warned_ms = 0
         self._relay = Relay(
             host.router,
             take=self._take,
@@ -108,8 +108,8 @@ class HeldShard:
 
     async def run(self) -> None:
         """Read until the end of the shard, until `stop`, or until another has taken it."""
-        self._warn_of_a_gap()
-        keeping = asyncio.create_task(self._keep())
+        self._warn_if_records_expired()
+        keeping = asyncio.create_task(self._keep_checkpoint())
         # Whatever ends it, nothing is read on a hold that nobody keeps.
         keeping.add_done_callback(lambda _: self._relay.stop())
         try:
@@ -119,45 +119,45 @@ class HeldShard:
             self._over.set()
             await keeping
         # A worker that is broken off gives nothing back: its hold ends by itself.
-        await self._leave()
+        await self._release_checkpoint()
 
     # --- reading -----------------------------------------------------------------------
 
-    async def _take(self) -> list[Item]:
+    async def _take(self) -> list[SourceRecord]:
         while not self._at_end:
-            await self._hold()
+            await self._wait_for_lease()
             page = await self._feed.page()
-            self._note(page)
+            self._record_progress(page)
             self._at_end = page.next is None
-            if items := [item for record in page.records if (item := self._new(record))]:
+            if items := [item for record in page.records if (item := self._take_record(record))]:
                 return items
         return []
 
-    async def _hold(self) -> None:
+    async def _wait_for_lease(self) -> None:
         """Read nothing on a hold that may be over: the store is away, and so are the routes."""
         while self._now() >= self._held_until_s:  # noqa: ASYNC110 - it is time that has to pass
             await asyncio.sleep(self._times.save.total_seconds())
 
-    def _note(self, page: Page) -> None:
+    def _record_progress(self, page: RecordPage) -> None:
         self.behind_ms = page.behind_ms
         now_ms = self._clock()
-        if not page.behind_ms and not page.records and not self._in_hand:
+        if not page.behind_ms and not page.records and not self._unpassed:
             self._place = replace(self._place, at_ms=now_ms)
-        if page.behind_ms > self._retention_ms / 2 and now_ms - self._told_ms > _TELL_EVERY_MS:
-            self._told_ms = now_ms
+        if page.behind_ms > self._retention_ms / 2 and now_ms - self._warned_ms > _TELL_EVERY_MS:
+            self._warned_ms = now_ms
             behind = {"behind_s": page.behind_ms // 1000, "kept_s": self._retention_ms // 1000}
             _log.warning("oncebridge.shard_is_far_behind", extra={**self._fields, **behind})
 
-    def _new(self, record: Record) -> Item | None:
+    def _take_record(self, record: KinesisRecord) -> SourceRecord | None:
         """Take a record, unless it was taken before; numbers are compared as numbers."""
         number = int(record.sequence_number)
         if number <= self._taken:
             return None
         self._taken = number
-        self._in_hand.append((number, record.sequence_number, record.arrived_ms))
-        return Item(number, self._arrivals(record), lane=record.partition_key)
+        self._unpassed.append((number, record.sequence_number, record.arrived_ms))
+        return SourceRecord(number, self._arrivals(record), lane=record.partition_key)
 
-    def _arrivals(self, record: Record) -> tuple[Arrival, ...]:
+    def _arrivals(self, record: KinesisRecord) -> tuple[Arrival, ...]:
         if not record.data.startswith(_AGGREGATED):
             return self._host.router.unwrap(record.data)
         message = (
@@ -167,13 +167,13 @@ class HeldShard:
         return (Unreadable(record.data, "not-json", message),)
 
     async def _passed(self, number: int) -> None:
-        while self._in_hand and self._in_hand[0][0] <= number:
-            _, written, at_ms = self._in_hand.popleft()
+        while self._unpassed and self._unpassed[0][0] <= number:
+            _, written, at_ms = self._unpassed.popleft()
             self._place = replace(self._place, number=written, at_ms=at_ms)
 
     # --- the hold ----------------------------------------------------------------------
 
-    async def _keep(self) -> None:
+    async def _keep_checkpoint(self) -> None:
         """Save the place, and keep the hold, until it is over."""
         lease_s, save_s = self._times.lease.total_seconds(), self._times.save.total_seconds()
         saved, held_s = self._place, self._now()
@@ -184,12 +184,12 @@ class HeldShard:
                     await self._checkpoint.save(place.write())
                     saved = place
                 elif began_s - held_s >= lease_s / 3:
-                    await self._checkpoint.keep()
+                    await self._checkpoint.extend()
                 else:
                     continue
             except StoreError:
                 continue  # the lease lasts a while, and what is read twice is a duplicate
-            except Taken:
+            except CheckpointTaken:
                 _log.warning("oncebridge.shard_taken_by_another", extra=self._fields)
                 self._is_lost = True
                 self._relay.stop()
@@ -197,7 +197,7 @@ class HeldShard:
             held_s = began_s
             self._held_until_s = began_s + lease_s
 
-    async def _leave(self) -> None:
+    async def _release_checkpoint(self) -> None:
         """Write down how far it came, and let others go on."""
         if self._is_lost:
             return
@@ -205,8 +205,8 @@ class HeldShard:
         place = END if is_through else replace(self._place, by="")
         for tries_left in reversed(range(_LEAVE_TRIES)):
             try:
-                await self._checkpoint.give_back(place.write())
-            except Taken:
+                await self._checkpoint.release(place.write())
+            except CheckpointTaken:
                 return
             except StoreError as error:
                 if not tries_left:
@@ -221,7 +221,7 @@ class HeldShard:
                 _log.info(what, extra=self._fields)
                 return
 
-    def _warn_of_a_gap(self) -> None:
+    def _warn_if_records_expired(self) -> None:
         """Say so where nobody has read for longer than Kinesis keeps what is put."""
         away_ms = self._clock() - self._place.at_ms
         if self._place.at_ms and away_ms > self._retention_ms:

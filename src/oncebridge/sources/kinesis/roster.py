@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.base.clock import Dice
-from oncebridge.sources.checkpoint import Checkpoint, Taken
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.stores.api import Store
 
 _LEASE_MS: Final = 5000
@@ -26,13 +26,13 @@ _TRIES: Final = 10
 _PAUSE_S: Final = 0.1
 
 
-class _List(Struct, frozen=True, array_like=True):
+class _RosterRecord(Struct, frozen=True, array_like=True):
     start_ms: int
     seen_ms: dict[str, int]
     news: int = 0
 
 
-_read = msgspec.json.Decoder(_List).decode
+_read = msgspec.json.Decoder(_RosterRecord).decode
 
 
 class Roster:
@@ -44,7 +44,7 @@ class Roster:
         self._worker = worker
         self._dice = dice
         self._gone_ms = gone_ms
-        self._list = Checkpoint(
+        self._checkpoint = Checkpoint(
             store, "roster", name, dice=dice, lease_ms=_LEASE_MS, keep_ms=keep_ms
         )
         self.workers: tuple[str, ...] = (worker,)
@@ -57,44 +57,44 @@ class Roster:
     @property
     def now_ms(self) -> int:
         """The store's time at the last look."""
-        return self._list.taken_ms
+        return self._checkpoint.taken_ms
 
     async def renew(self, start_ms: int, *, has_news: bool = False) -> None:
         """Say that this worker is there, and see who else is; *start_ms* is for a new group."""
         found = await self._take(start_ms)
-        seen_ms = found.seen_ms | {self._worker: self._list.taken_ms}
-        await self._put_back(_List(found.start_ms, seen_ms, found.news + has_news))
+        seen_ms = found.seen_ms | {self._worker: self._checkpoint.taken_ms}
+        await self._put_back(_RosterRecord(found.start_ms, seen_ms, found.news + has_news))
 
     async def leave(self) -> None:
         """Say that this worker is gone."""
         found = await self._take(self.start_ms or 0)
         seen_ms = {one: at for one, at in found.seen_ms.items() if one != self._worker}
-        await self._put_back(_List(found.start_ms, seen_ms, found.news))
+        await self._put_back(_RosterRecord(found.start_ms, seen_ms, found.news))
 
-    async def _take(self, start_ms: int) -> _List:
+    async def _take(self, start_ms: int) -> _RosterRecord:
         """Take hold of the list, and read those of it that are not gone."""
         memo = await self._memo()
         if not memo:
-            return _List(start_ms, {})
+            return _RosterRecord(start_ms, {})
         try:
             found = _read(memo)
         except msgspec.MsgspecError:
             # Of another version. What was read before is a duplicate; nothing may be left out.
-            return _List(0, {})
-        now_ms = self._list.taken_ms
+            return _RosterRecord(0, {})
+        now_ms = self._checkpoint.taken_ms
         there = {one: at for one, at in found.seen_ms.items() if abs(now_ms - at) < self._gone_ms}
-        return _List(found.start_ms, there, found.news)
+        return _RosterRecord(found.start_ms, there, found.news)
 
     async def _memo(self) -> bytes:
         for _ in range(_TRIES):
             try:
-                return await self._list.take()
-            except Taken:  # by another worker, and for a moment only
+                return await self._checkpoint.take()
+            except CheckpointTaken:  # by another worker, and for a moment only
                 await asyncio.sleep(_PAUSE_S * (0.5 + self._dice.fraction()))
-        return await self._list.take()
+        return await self._checkpoint.take()
 
-    async def _put_back(self, changed: _List) -> None:
-        await self._list.give_back(msgspec.json.encode(changed))
+    async def _put_back(self, changed: _RosterRecord) -> None:
+        await self._checkpoint.release(msgspec.json.encode(changed))
         self.workers = tuple(sorted(changed.seen_ms))
         self.start_ms = changed.start_ms
         self.news = changed.news

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.base.clock import Dice
 from oncebridge.errors import ConfigError
-from oncebridge.sources.kinesis.stream import Page, Position, Stream
+from oncebridge.sources.kinesis.stream import KinesisStream, Position, RecordPage
 
 _log = logging.getLogger("oncebridge")
 
@@ -24,10 +24,10 @@ _TELL_AT: Final = 3
 _LIMIT: Final = 2000
 
 
-class Feed(Protocol):
+class ShardFeed(Protocol):
     """Where the records of a shard come from."""
 
-    async def page(self) -> Page:
+    async def page(self) -> RecordPage:
         """Wait for the next page; one that nothing follows is the end of the shard."""
         ...
 
@@ -36,7 +36,7 @@ class Feed(Protocol):
         ...
 
 
-class Pauses:
+class FailureBackoff:
     """
     How long to wait after failures in a row, and when to tell somebody.
 
@@ -59,22 +59,28 @@ class Pauses:
         longest: float = min(_SHORTEST_PAUSE_S * 2 ** min(self._times - 1, 10), _LONGEST_PAUSE_S)
         return longest * (0.5 + self._dice.fraction() / 2)
 
-    def worked(self) -> None:
+    def succeeded(self) -> None:
         if self._times >= _TELL_AT:
             _log.warning("oncebridge.shard_read_again", extra=self._fields)
         self._times = 0
 
-    def refused(self, position: Position) -> None:
+    def position_refused(self, position: Position) -> None:
         """Tell that Kinesis does not know a place any more."""
         fields = {**self._fields, "sequence_number": position.after}
         _log.error("oncebridge.place_is_unknown_records_may_be_lost", extra=fields)
 
 
-class Polled:
+class PolledFeed:
     """Ask for the records of *shard*, from *position* on, every *poll_s* at least."""
 
     def __init__(
-        self, stream: Stream, shard: str, position: Position, *, poll_s: float, pauses: Pauses
+        self,
+        stream: KinesisStream,
+        shard: str,
+        position: Position,
+        *,
+        poll_s: float,
+        pauses: FailureBackoff,
     ) -> None:
         self._stream = stream
         self._shard = shard
@@ -85,7 +91,7 @@ class Polled:
         self._limit = _LIMIT
         self._due_s = 0.0
 
-    async def page(self) -> Page:
+    async def page(self) -> RecordPage:
         while True:
             await asyncio.sleep(max(self._due_s - self._now(), 0))
             began = self._now()
@@ -99,14 +105,14 @@ class Polled:
             ) as error:  # ConfigError: no credentials
                 self._due_s = began + max(self._pause_s(error), _APART_S)
                 continue
-            self._pauses.worked()
+            self._pauses.succeeded()
             self._due_s = began + (_APART_S if page.behind_ms else self._poll_s)
             return page
 
     def close(self) -> None:
         """Nothing is open in between."""
 
-    async def _ask(self) -> Page:
+    async def _ask(self) -> RecordPage:
         if not self._iterator:
             self._iterator = await self._iterator_from(self._position)
         page = await self._stream.read(self._iterator, self._limit)
@@ -123,7 +129,7 @@ class Polled:
             if not position.after or error.code != "InvalidArgumentException":
                 raise
             # It is too old, as far as Kinesis is concerned: go on with the oldest there is.
-            self._pauses.refused(position)
+            self._pauses.position_refused(position)
             self._position = Position()
             return await self._stream.iterator(self._shard, self._position)
 

@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from oncebridge.sources.checkpoint import Seen
+from oncebridge.sources.checkpoint import CheckpointState
 from oncebridge.sources.kinesis.stream import Position, Shard
 
 _END: Final = "end"
 
 
-class Place(Struct, frozen=True, array_like=True, omit_defaults=True):
+class ShardProgress(Struct, frozen=True, array_like=True, omit_defaults=True):
     """How far a shard is read, as its checkpoint keeps it."""
 
     number: str = ""
@@ -29,7 +29,7 @@ class Place(Struct, frozen=True, array_like=True, omit_defaults=True):
     """The worker that goes on from here; nobody, where it gave the shard back."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Place":
+    def read(cls, memo: bytes) -> "ShardProgress":
         """Read a checkpoint; one that another version wrote says nothing."""
         try:
             return _read_place(memo) if memo else cls()
@@ -49,12 +49,12 @@ class Place(Struct, frozen=True, array_like=True, omit_defaults=True):
         return Position(after=self.number) if self.number else Position(at_ms=start_ms)
 
 
-_read_place = msgspec.json.Decoder(Place).decode
+_read_place = msgspec.json.Decoder(ShardProgress).decode
 
-END: Final = Place(number=_END)
+END: Final = ShardProgress(number=_END)
 
 
-def due(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
+def readable(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
     """Choose the shards that may be read now: not at their end, and their parents are."""
     unread = {shard.id for shard in shards if shard not in ended}
     return [
@@ -64,7 +64,7 @@ def due(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
     ]
 
 
-def is_free(seen: Seen, now_ms: int, lease_ms: int) -> bool:
+def is_free(seen: CheckpointState, now_ms: int, lease_ms: int) -> bool:
     """
     Return whether a shard looks as if nobody read it, from what its checkpoint shows.
 
@@ -73,7 +73,7 @@ def is_free(seen: Seen, now_ms: int, lease_ms: int) -> bool:
     """
     if seen.is_held:
         return seen.until_ms <= now_ms
-    return not Place.read(seen.place).by or seen.until_ms + lease_ms <= now_ms
+    return not ShardProgress.read(seen.place).by or seen.until_ms + lease_ms <= now_ms
 
 
 def choose(free: Sequence[Shard], count: int, workers: Sequence[str], worker: str) -> list[Shard]:

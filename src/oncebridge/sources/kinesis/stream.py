@@ -37,7 +37,7 @@ class Shard(Struct, frozen=True, order=True):
     """By their ids: one that was split, or two that were merged."""
 
 
-class Record(Struct, frozen=True, rename="pascal", gc=False):
+class KinesisRecord(Struct, frozen=True, rename="pascal", gc=False):
     """What a producer put."""
 
     sequence_number: str
@@ -50,10 +50,10 @@ class Record(Struct, frozen=True, rename="pascal", gc=False):
         return round(self.approximate_arrival_timestamp * 1000)
 
 
-class Page(Struct, frozen=True):
+class RecordPage(Struct, frozen=True):
     """Records as they came; *next* leads on, and nothing does at the end of a shard."""
 
-    records: list[Record]
+    records: list[KinesisRecord]
     next: str | None
     behind_ms: int
 
@@ -71,21 +71,21 @@ class Position(Struct, frozen=True):
         return "AT_TIMESTAMP" if self.at_ms else "TRIM_HORIZON"
 
 
-class Summary(Struct, frozen=True):
+class StreamSummary(Struct, frozen=True):
     """What is to be known about a stream."""
 
     arn: str
     retention: timedelta
 
 
-class Consumer(Struct, frozen=True):
+class ConsumerInfo(Struct, frozen=True):
     """One who is registered to be sent what is in a stream."""
 
     arn: str
     is_active: bool
 
 
-class Stream:
+class KinesisStream:
     """The stream *stream*, given by its name or its ARN."""
 
     def __init__(self, stream: str, options: AwsOptions | None = None) -> None:
@@ -129,11 +129,11 @@ class Stream:
         name, region = found
         return cls(name, msgspec.structs.replace(options, region=region))
 
-    async def describe(self) -> Summary:
+    async def describe(self) -> StreamSummary:
         """Tell the stream's ARN, and how long it keeps its records."""
         found = await self._call("DescribeStreamSummary", {}, _summary_of)
         summary = found.stream_description_summary
-        return Summary(summary.stream_arn, timedelta(hours=summary.retention_period_hours))
+        return StreamSummary(summary.stream_arn, timedelta(hours=summary.retention_period_hours))
 
     async def shards(self) -> list[Shard]:
         """List all shards that still hold records or take them, in the order of their ids."""
@@ -159,21 +159,23 @@ class Stream:
             asked["Timestamp"] = position.at_ms / 1000
         return (await self._call("GetShardIterator", asked, _iterator_of)).shard_iterator
 
-    async def read(self, iterator: str, limit: int) -> Page:
+    async def read(self, iterator: str, limit: int) -> RecordPage:
         """Read up to *limit* records; there may be none, and more all the same."""
         asked = {"ShardIterator": iterator, "Limit": limit} | self._by_arn
         page = await self._call(
             "GetRecords", asked, _page_of, named=False, within=self._page_timeout
         )
-        return Page(page.records, page.next_shard_iterator or None, page.millis_behind_latest or 0)
+        return RecordPage(
+            page.records, page.next_shard_iterator or None, page.millis_behind_latest or 0
+        )
 
-    async def consumer(self, arn: str, name: str) -> Consumer:
+    async def consumer(self, arn: str, name: str) -> ConsumerInfo:
         """Look for the registered consumer *name* of the stream *arn*."""
         asked = {"StreamARN": arn, "ConsumerName": name}
         found = await self._call("DescribeStreamConsumer", asked, _consumer_of, named=False)
         return found.consumer_description.plain()
 
-    async def register(self, arn: str, name: str) -> Consumer:
+    async def register(self, arn: str, name: str) -> ConsumerInfo:
         """Register a consumer; it takes a moment until it is active."""
         asked = {"StreamARN": arn, "ConsumerName": name}
         found = await self._call("RegisterStreamConsumer", asked, _registered_of, named=False)
@@ -260,7 +262,7 @@ class _Iterator(Struct, rename="pascal"):
 
 
 class _Records(Struct, rename="pascal"):
-    records: list[Record]
+    records: list[KinesisRecord]
     next_shard_iterator: str | None = None
     millis_behind_latest: int | None = None
 
@@ -271,8 +273,8 @@ class _Consumer(
     consumer_arn: str
     consumer_status: str = ""
 
-    def plain(self) -> Consumer:
-        return Consumer(self.consumer_arn, self.consumer_status == "ACTIVE")
+    def plain(self) -> ConsumerInfo:
+        return ConsumerInfo(self.consumer_arn, self.consumer_status == "ACTIVE")
 
 
 class _ConsumerDescribed(Struct, rename="pascal"):

@@ -36,7 +36,7 @@ _OVER_AFTER_S: Final = 5.0
 _NOT_DELETED: Final = "oncebridge.messages_not_deleted"
 
 
-class _Held:
+class _ReceivedMessage:
     """A message in hand."""
 
     __slots__ = ("handle", "id", "is_hidden", "received_at", "until")
@@ -55,7 +55,7 @@ class _Held:
         return max(int(self.received_at + LONGEST_S - now), 0)
 
 
-class Hand:
+class ReceivedMessages:
     """What was received from *queue* and is neither deleted nor given back."""
 
     def __init__(self, queue: Queue, visibility_s: int, dice: Dice) -> None:
@@ -63,15 +63,15 @@ class Hand:
         self._visibility_s = visibility_s
         self._dice = dice
         self._places = count(1)
-        self._held: dict[int, _Held] = {}
-        self._by_id: dict[str, _Held] = {}
-        self._troubles: dict[str, Trouble] = {}
+        self._held: dict[int, _ReceivedMessage] = {}
+        self._by_id: dict[str, _ReceivedMessage] = {}
+        self._failure_logs: dict[str, FailureLog] = {}
         self._extending = asyncio.Lock()
         self._final: list[int] = []
         """What is about to be deleted."""
         self._lingering: asyncio.TimerHandle | None = None
         self._deletes: set[asyncio.Task[None]] = set()
-        self._untold: Counter[str] = Counter()
+        self._unlogged: Counter[str] = Counter()
         """What could not be done to how many messages, to be logged now and then."""
 
     def __len__(self) -> int:
@@ -82,7 +82,7 @@ class Hand:
         held = self._by_id.get(message.message_id)
         place = None
         if held is None:
-            held = self._by_id[message.message_id] = _Held(message.message_id)
+            held = self._by_id[message.message_id] = _ReceivedMessage(message.message_id)
             place = next(self._places)
             self._held[place] = held
         # Only the latest handle is sure to delete.
@@ -92,13 +92,13 @@ class Hand:
         held.is_hidden = True
         return place
 
-    def _drop(self, places: Iterable[int]) -> None:
+    def _forget(self, places: Iterable[int]) -> None:
         for place in places:
             held = self._held.pop(place, None)
             if held is not None:
                 del self._by_id[held.id]
 
-    async def settled(self) -> None:
+    async def wait_until_deleted(self) -> None:
         """Wait until all that is to be deleted is, or cannot be."""
         self._delete_rest()
         await asyncio.gather(*self._deletes, return_exceptions=True)
@@ -108,15 +108,15 @@ class Hand:
         self._delete_rest()
         for task in list(self._deletes):
             task.cancel()
-        await self.settled()
+        await self.wait_until_deleted()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await self.give_back([(place, 0) for place in self._held])
-        self._tell()
+                await self.return_to_queue([(place, 0) for place in self._held])
+        self._log_counts()
 
-    def _tell(self) -> None:
-        untold, self._untold = self._untold, Counter()
-        for what, messages in (+untold).items():
+    def _log_counts(self) -> None:
+        unlogged, self._unlogged = self._unlogged, Counter()
+        for what, messages in (+unlogged).items():
             _log.warning(what, extra={"queue": self._queue.name, "messages": messages})
 
     # --- hiding ----------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Hand:
             except Exception as error:  # noqa: BLE001 - without it, all would come again
                 extra = {"queue": self._queue.name, "error": type(error).__name__}
                 _log.error("oncebridge.keeper_failed", extra=extra)
-            self._tell()
+            self._log_counts()
 
     async def _extend(self, now: float) -> None:
         half = now + self._visibility_s / 2
@@ -142,35 +142,35 @@ class Hand:
                 if now + seconds > held.until:
                     changes.append((held, seconds))
                 elif held.until <= now:
-                    self._lose(held)  # twelve hours are over
+                    self._mark_visible(held)  # twelve hours are over
         async with self._extending:
             answers = await self._hide(changes)
         for (held, seconds), failure in zip(changes, answers, strict=True):
             if failure is None:
                 held.until = now + seconds
             elif not failure.passes:
-                self._lose(held)  # it is visible already
+                self._mark_visible(held)  # it is visible already
 
-    def _lose(self, held: _Held) -> None:
+    def _mark_visible(self, held: _ReceivedMessage) -> None:
         # Others may have it from now on; the store will tell who goes ahead.
         held.is_hidden = False
-        self._untold["oncebridge.messages_not_hidden"] += 1
+        self._unlogged["oncebridge.messages_not_hidden"] += 1
 
-    async def _hide(self, changes: Sequence[tuple[_Held, int]]) -> list[Failure | None]:
+    async def _hide(self, changes: Sequence[tuple[_ReceivedMessage, int]]) -> list[Failure | None]:
         return await self._in_tens(
             self._queue.change_visibility,
             [(held.handle, seconds) for held, seconds in changes],
             "ChangeMessageVisibility",
         )
 
-    async def give_back(self, pairs: Sequence[tuple[int, int]]) -> None:
+    async def return_to_queue(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Let others have messages, by their place, after so many seconds."""
         now = asyncio.get_running_loop().time()
         changes = []
         for place, seconds in pairs:
             held = self._held[place]
             changes.append((held, min(seconds, held.longest_s(now))))
-        self._drop([place for place, _ in pairs])
+        self._forget([place for place, _ in pairs])
         async with self._extending:
             pass  # what is under way would hide them again
         pause_s = _TRY_AGAIN_S
@@ -186,7 +186,7 @@ class Hand:
             await asyncio.sleep(pause_s)
             pause_s *= 2
         # They come by themselves when their visibility ends.
-        self._untold["oncebridge.messages_not_given_back"] += len(changes)
+        self._unlogged["oncebridge.messages_not_given_back"] += len(changes)
 
     # --- deleting --------------------------------------------------------------------------
 
@@ -222,8 +222,8 @@ class Hand:
             await asyncio.sleep(pause_s * (1 + self._dice.fraction()))
             pause_s *= 2
         # They come again, and are found to be duplicates.
-        self._drop(left)
-        self._untold[_NOT_DELETED] += len(left)
+        self._forget(left)
+        self._unlogged[_NOT_DELETED] += len(left)
 
     async def _delete_once(self, places: Sequence[int]) -> list[int]:
         """Delete what can be deleted, and give what may be later."""
@@ -234,8 +234,8 @@ class Hand:
             if failure is not None and failure.passes:
                 left.append(place)
             else:
-                self._untold[_NOT_DELETED] += failure is not None
-                self._drop([place])
+                self._unlogged[_NOT_DELETED] += failure is not None
+                self._forget([place])
         return left
 
     # --- calls -------------------------------------------------------------------------------
@@ -247,15 +247,15 @@ class Hand:
         action: str,
     ) -> list[Failure | None]:
         """Make a call for each ten entries; one that fails has failed for all of them."""
-        trouble = self._troubles.setdefault(action, Trouble(action, self._queue.name))
+        failures = self._failure_logs.setdefault(action, FailureLog(action, self._queue.name))
 
         async def one(ten: list[_T]) -> list[Failure | None]:
             try:
                 answers = await call(ten)
             except OncebridgeError as error:
-                trouble.is_there(error)
+                failures.failed(error)
                 return [Failure("") for _ in ten]
-            trouble.is_over()
+            failures.succeeded()
             return answers
 
         answers = await asyncio.gather(*[one(ten) for ten in _tens(entries)])
@@ -267,7 +267,7 @@ def _tens(entries: Sequence[_T]) -> Iterator[list[_T]]:
         yield list(entries[at : at + MOST_ENTRIES])
 
 
-class Trouble:
+class FailureLog:
     """A call that fails: told when that begins or changes, and when it is over."""
 
     def __init__(self, action: str, queue: str) -> None:
@@ -276,7 +276,7 @@ class Trouble:
         self._known = ""
         self._last_at = 0.0
 
-    def is_there(self, error: OncebridgeError) -> None:
+    def failed(self, error: OncebridgeError) -> None:
         self._last_at = asyncio.get_running_loop().time()
         kind = error.code if isinstance(error, AwsError) else type(error).__name__
         if self._known == kind:
@@ -289,7 +289,7 @@ class Trouble:
         extra = {"queue": self._queue, "call": self._action, "error": told}
         _log.log(level, "oncebridge.queue_fails", extra=extra)
 
-    def is_over(self) -> None:
+    def succeeded(self) -> None:
         # Calls run side by side: a single one that gets through says little.
         if self._known and asyncio.get_running_loop().time() - self._last_at > _OVER_AFTER_S:
             self._known = ""

@@ -28,16 +28,16 @@ from oncebridge.aws.queue import MOST_ENTRIES, Message, Queue, QueueAddress, adv
 from oncebridge.base.durations import format_duration
 from oncebridge.base.options import Doc
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.router import Answer
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.events.event import Event, Unreadable, carry
 from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE
 from oncebridge.sinks.api import Closed
 from oncebridge.sinks.aws.answers import answer_to
-from oncebridge.sources.api import Context, Host
-from oncebridge.sources.relay import Item, Relay
-from oncebridge.sources.sqs.receiver import LONGEST_S, Hand, Trouble
+from oncebridge.sources.api import Host, TraceparentReader
+from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessages
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
@@ -86,11 +86,11 @@ class SqsSource:
         self._queue = Queue(address, options, polls=options.receivers)
         self._visibility_s = math.ceil(options.visibility.total_seconds())
         self._is_fifo = address.is_fifo
-        self._trouble = Trouble("ReceiveMessage", address.name)
+        self._failures = FailureLog("ReceiveMessage", address.name)
         self._host: Host
-        self._hand: Hand
+        self._received: ReceivedMessages
         self._relay: Relay | None = None
-        self._first: list[Item] = []
+        self._first: list[SourceRecord] = []
         """What was received when it was tried whether we may."""
         self._is_stopping = False
 
@@ -104,12 +104,12 @@ class SqsSource:
     async def open(self, host: Host) -> None:
         self._host = host
         self._check_visibility()
-        self._hand = Hand(self._queue, self._visibility_s, host.dice)
+        self._received = ReceivedMessages(self._queue, self._visibility_s, host.dice)
         self._relay = Relay(
             host.router,
             take=self._take,
-            final=self._hand.delete,
-            hand_back=self._hand_back,
+            final=self._received.delete,
+            hand_back=self._return_to_queue,
             takers=self._options.receivers,
             ahead=host.batch,
             batch=host.batch,
@@ -120,8 +120,8 @@ class SqsSource:
         )
         try:
             await self._queue.open()
-            await self._look_at_settings()
-            await self._try_rights()
+            await self._check_queue_settings()
+            await self._check_permissions()
         except ConfigError:
             raise
         except OncebridgeError as error:
@@ -131,10 +131,10 @@ class SqsSource:
 
     async def run(self) -> None:
         assert self._relay is not None  # noqa: S101 - open before
-        keeping = asyncio.create_task(self._hand.keep())
+        keeping = asyncio.create_task(self._received.keep())
         try:
             await self._relay.run()
-            await self._hand.settled()
+            await self._received.wait_until_deleted()
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
@@ -149,7 +149,7 @@ class SqsSource:
 
     async def aclose(self) -> None:
         if self._relay is not None:
-            await self._hand.aclose()
+            await self._received.aclose()
         await self._queue.aclose()
 
     # --- what is checked at the start --------------------------------------------------
@@ -163,7 +163,7 @@ class SqsSource:
                 f"({format_duration(lease)}): a message would come again while its event is held",
             )
 
-    async def _look_at_settings(self) -> None:
+    async def _check_queue_settings(self) -> None:
         """Warn of settings of the queue that do not go well with ours."""
         queue: dict[str, Any] = {"queue": self._queue.name}
         try:
@@ -185,12 +185,12 @@ class SqsSource:
             told = {**queue, **{name: format_duration(time) for name, time in times.items()}}
             _log.warning("oncebridge.queue_outlasts_window", extra=told)
 
-    async def _try_rights(self) -> None:
+    async def _check_permissions(self) -> None:
         """Find out now whether we may do what we will do, at the cost of no message."""
         name, queue = self._queue.name, self._queue
-        with suppress(_NotThis):
+        with suppress(_Refused):
             await _allowed(queue.delete([_NO_HANDLE]), "DeleteMessage", name)
-        with suppress(_NotThis):
+        with suppress(_Refused):
             hidden = queue.change_visibility([(_NO_HANDLE, 0)])
             await _allowed(hidden, "ChangeMessageVisibility", name)
         if self._may_receive():
@@ -200,7 +200,7 @@ class SqsSource:
 
     # --- receiving -----------------------------------------------------------------------
 
-    async def _take(self) -> list[Item]:
+    async def _take(self) -> list[SourceRecord]:
         """Receive until there is something new; there is no end."""
         failures = 0
         while True:
@@ -208,29 +208,29 @@ class SqsSource:
                 items, self._first = self._first, []
                 return items
             while not self._may_receive():
-                away_s = self._host.router.away_s()
-                await asyncio.sleep(min(max(away_s, 0.1), _LOOK_AGAIN_S))
+                unavailable_s = self._host.router.unavailable_s()
+                await asyncio.sleep(min(max(unavailable_s, 0.1), _LOOK_AGAIN_S))
             try:
                 # An answer that cannot be read may have been too large.
                 messages = await self._receive(most=1 if failures else MOST_ENTRIES)
             except OncebridgeError as error:
-                self._trouble.is_there(error)
+                self._failures.failed(error)
                 await asyncio.sleep(self._pause_s(failures))
                 failures += 1
                 continue
-            self._trouble.is_over()
+            self._failures.succeeded()
             failures = 0
             if items := self._items(messages):
                 return items
 
     def _may_receive(self) -> bool:
         router = self._host.router
-        if not self._host.is_open() or router.away_s():
+        if not self._host.is_open() or router.unavailable_s():
             return False
-        if len(self._hand) and len(router.gateways) == 1 and _is_down(router.gateways[0]):
+        if len(self._received) and len(router.gateways) == 1 and _is_down(router.gateways[0]):
             return False  # what is in hand is enough to find out whether that is over
         # Those that are about to be deleted count here, and not with the relay.
-        return len(self._hand) < self._options.in_hand
+        return len(self._received) < self._options.in_hand
 
     async def _receive(
         self, *, most: int = MOST_ENTRIES, wait_s: int | None = None
@@ -250,29 +250,31 @@ class SqsSource:
         longest = min(_PAUSE_S * 2.0 ** min(failures, 10), _LONGEST_PAUSE_S)
         return longest * (1 + self._host.dice.fraction()) / 2
 
-    def _items(self, messages: Sequence[Message]) -> list[Item]:
+    def _items(self, messages: Sequence[Message]) -> list[SourceRecord]:
         now = asyncio.get_running_loop().time()
         unwrap = self._host.router.unwrap
         items = []
         for message in messages:
-            place = self._hand.take(message, now)
+            place = self._received.take(message, now)
             if place is not None:
                 lane = message.attributes.get(_GROUP) if self._is_fifo else None
                 arrivals = unwrap(message.body.encode())
                 if self._host.context is not None:
                     _trace(message, arrivals, self._host.context)
-                items.append(Item(place, arrivals, lane))
+                items.append(SourceRecord(place, arrivals, lane))
         return items
 
-    async def _hand_back(self, pairs: Sequence[tuple[Item, Answer]]) -> None:
+    async def _return_to_queue(self, pairs: Sequence[tuple[SourceRecord, RouterAnswer]]) -> None:
         # Right after a stop somebody else may begin; else let there be a moment in between.
         least = 0 if self._is_stopping else 1
-        await self._hand.give_back(
+        await self._received.return_to_queue(
             [(item.place, max(math.ceil(a.retry_after_ms / 1000), least)) for item, a in pairs]
         )
 
 
-def _trace(message: Message, arrivals: Sequence[Event | Unreadable], read: Context) -> None:
+def _trace(
+    message: Message, arrivals: Sequence[Event | Unreadable], read: TraceparentReader
+) -> None:
     """Note which request the events of a message belong to."""
     told = message.message_attributes.get(TRACEPARENT)
     context = read(told.string_value if told else "", message.attributes.get(XRAY_ATTRIBUTE, ""))
@@ -286,7 +288,7 @@ def _is_down(gateway: Gateway) -> bool:
     return gateway.sink_breaker.is_open or (holds and gateway.store_breaker.is_open)
 
 
-class _NotThis(OncebridgeError):
+class _Refused(OncebridgeError):
     """SQS said no, and not because of who we are or because there is no such queue."""
 
 
@@ -306,4 +308,4 @@ async def _allowed(call: Coroutine[Any, Any, _T], action: str, queue: str) -> _T
             raise _Denied("", told) from None
         if isinstance(answer_to(error), Closed):
             raise ConfigError("", told) from None
-        raise _NotThis(told) from None
+        raise _Refused(told) from None
