@@ -169,7 +169,7 @@ async def test_of_those_that_an_unforeseen_error_hit_nobody_knows_who_is_to_blam
         bench.store.arm("claim.before", error=ZeroDivisionError())
         answers = await route(bench, *events(3))
         assert blame(*answers) == [False] * 3
-        assert {answer.reason for answer in answers} == {"an unforeseen error"}
+        assert {answer.reason for answer in answers} == {"an unexpected error"}
         assert {answer.retry_after_ms for answer in answers} == {0}, "so a source can tell"
 
 

@@ -525,7 +525,7 @@ async def test_what_cannot_be_held_until_its_turn_is_handed_back_and_not_sent_la
         sent = [outcome for outcome in outcomes if outcome.acknowledge]
         back = [outcome for outcome in outcomes if not outcome.acknowledge]
         assert len(bench.sink.seen) == len(sent) < 12
-        assert {outcome.reason for outcome in back} == {"the claim ran out before the send"}
+        assert {outcome.reason for outcome in back} == {"the lease ended before the send"}
 
 
 @virtual

@@ -760,7 +760,7 @@ async def test_without_a_lease_that_outlasts_the_send_nothing_is_sent():
         *first, last = await bench.process(*[event({"n": n}) for n in range(4)])
         assert [outcome.verdict for outcome in first] == [Verdict.DELIVERED] * 3
         assert (last.verdict, last.acknowledge) == (Verdict.FAILED, False)
-        assert last.reason == "the claim ran out before the send"
+        assert last.reason == "the lease ended before the send"
         assert len(bench.sink.seen) == 3
         assert (await bench.record(last.key)).attempts == 0
         assert (await bench.one(event({"n": 3}))).verdict is Verdict.DELIVERED

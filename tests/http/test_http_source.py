@@ -13,12 +13,12 @@ import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.http.live import PATH, Desk, RouterAnswer, event, live, prepare, read_answer
+from tests.http.live import PATH, Answer, Desk, event, live, prepare, read_answer
 from tests.http.targets import TLS
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.engine import pauses as control
-from oncebridge.engine.router import RouterAnswer as Verdicts
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import ConfigError, DeadLetterError, StoreUnavailable
 from oncebridge.service import config
@@ -942,7 +942,7 @@ OUTCOMES = st.builds(
     reason=st.text(max_size=20),
 )
 ANSWERS = st.none() | st.builds(
-    Verdicts,
+    RouterAnswer,
     acknowledge=st.booleans(),
     verdict=st.none() | st.sampled_from(Verdict),
     retry_after_ms=st.integers(-(10**12), 10**12),
@@ -956,7 +956,7 @@ def test_an_answer_is_200_202_or_503_and_retry_after_is_a_positive_integer(answe
     answers = answers[:1] if is_one else answers
     response = _response(answers, is_one=is_one)
     waits = [value for name, value in response.headers if name == "Retry-After"]
-    said = RouterAnswer(response.status, {}, response.body)
+    said = Answer(response.status, {}, response.body)
     acknowledged = [answer is not None and answer.acknowledge for answer in answers]
     assert (response.status == 503) is not all(acknowledged)
     assert response.status in (200, 202, 503)

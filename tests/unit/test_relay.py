@@ -817,7 +817,7 @@ async def test_where_order_is_kept_nothing_goes_back_and_nothing_passes():
 
 # --- what nobody foresaw --------------------------------------------------------------------------
 
-BROKEN = RouterAnswer(acknowledge=False, verdict=Verdict.FAILED, reason="an unforeseen error")
+BROKEN = RouterAnswer(acknowledge=False, verdict=Verdict.FAILED, reason="an unexpected error")
 
 
 class Fragile(Doors):

@@ -1,8 +1,8 @@
 """
-What travels through the gateway: batches, flights, and what is written down about them.
+The state of a batch while the gateway processes it, and the memos that records keep.
 
-A flight is one event of a batch on its way, together with the repeats of it that stood
-in the same batch. Nothing here talks to a store or a sink.
+A `BatchEntry` is one event of a batch, together with its duplicates in the same batch. Nothing
+here calls a store or a sink.
 """
 
 import asyncio
@@ -42,16 +42,16 @@ _log = logging.getLogger("oncebridge")
 Arrival = bytes | Event | Unreadable
 
 Settled = Callable[[int, Outcome], None]
-"""Told the outcome of each arrival of a batch, by its place in it."""
+"""Called with the index and the outcome of each arrival of a batch."""
 
 
 def now_s() -> float:
-    """Tell this process's monotonic time, which the running loop owns."""
+    """Return the running loop's monotonic time, in seconds."""
     return asyncio.get_running_loop().time()
 
 
 class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What the record of an event remembers: the first arrival, and the last failure."""
+    """The memo in the record of an event: the first arrival, and the last failure."""
 
     id: str | None = None
     arrived_ms: int = 0
@@ -64,7 +64,7 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
 
     @classmethod
     def read(cls, memo: bytes) -> "Memo":
-        """Read a memo; one that another version wrote says nothing."""
+        """Return the memo that was read; an empty one if another version wrote it."""
         try:
             return _read_memo(memo) if memo else cls()
         except msgspec.MsgspecError:
@@ -76,10 +76,10 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
 
 class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
     """
-    What the record of an entity remembers: the newest state that was delivered.
+    The memo in the record of an entity: the newest state that was delivered.
 
-    It counts for as long as the rule remembers events, from the delivery on. Stale arrivals
-    do not prolong it: a version that was wrong must not hide the true ones for ever.
+    It is valid for the rule's window, from the delivery on. Stale arrivals do not prolong it: a
+    wrong version must not hide the right ones for ever.
     """
 
     kind: str = ""
@@ -104,11 +104,11 @@ class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
         return _write(self)
 
     def left_ms(self, plan: Plan, now_ms: int) -> int:
-        """Return how long this state still counts."""
+        """Return for how many more milliseconds this state is valid."""
         return max(max(self.at_ms, self.noted_ms) + plan.keep_ms - now_ms, 0)
 
     def judge(self, plan: Plan, now_ms: int) -> Verdict | None:
-        """Return why the event need not be sent, if so; a version in conflict has no order."""
+        """Return the verdict if the event is not to be sent, or CONFLICT if versions do not compare."""
         if why_incomparable(self, plan, now_ms):
             return Verdict.CONFLICT
         if not self.left_ms(plan, now_ms):
@@ -121,36 +121,36 @@ class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
         return Verdict.UNCHANGED if now_ms - self.at_ms < ms(quiet.time) else None
 
     def after_delivery(self, plan: Plan, now_ms: int) -> "EntityState":
-        """Return the register after the event was delivered; what is newer stays."""
+        """Return the state after the event was delivered; a newer one stays."""
         if self.left_ms(plan, now_ms) and self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version or ("", 0)
         return EntityState(kind, version, _fingerprint(plan.state), now_ms)
 
     def after_unchanged(self, plan: Plan, now_ms: int) -> "EntityState":
-        """Return the register after an event that changes nothing but the version."""
+        """Return the state after an event that changes only the version."""
         if plan.version is None or self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version
         return EntityState(kind, version, self.state, self.at_ms, now_ms)
 
     def after_stale(self) -> "EntityState":
-        """Return the register after one more stale event."""
+        """Return the state after one more stale event."""
         return replace(self, stale=self.stale + 1)
 
     def _is_newer_than(self, plan: Plan, now_ms: int) -> bool:
-        # Strictly: two events of one version are two events, and both go.
+        # Strictly: two events of one version are two events, and both are delivered.
         return (
             plan.version is not None
             and plan.version[0] == self.kind
             and plan.version[1] < self.version
-            # One from far ahead may stand here since before the rule had a bound.
+            # A version far ahead may have been recorded before the rule had a bound.
             and not _ahead_ms((self.kind, self.version), plan, now_ms)
         )
 
 
 def why_incomparable(state: EntityState, plan: Plan, now_ms: int) -> str:
-    """Return why the event's version cannot be compared with the entity's, in words, if so."""
+    """Return why the event's version cannot be compared with the entity's; empty if it can."""
     if plan.version is None:
         return ""
     ahead_ms = _ahead_ms(plan.version, plan, now_ms)
@@ -184,7 +184,7 @@ _write = msgspec.json.Encoder().encode
 
 
 def _writable(text: str) -> str:
-    """Make UTF-8 of any text: the messages of a driver may hold half characters."""
+    """Return text that can be encoded: the messages of a driver may contain lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -193,7 +193,7 @@ def _fingerprint(state: bytes) -> str:
 
 
 def first_arrival(memo: bytes) -> First | None:
-    """Read who came first out of a record's memo."""
+    """Return the first arrival, from a record's memo."""
     if not memo:
         return None
     read = Memo.read(memo)
@@ -237,38 +237,38 @@ class Batch:
         self.now = self.loop.time
         self.began = self.now()
         self.turns: dict[bytes, EntityTurn] = {}
-        """Its places in the lines of the entities, where those are kept in order."""
+        """Its turns in the entity queues, where entities are kept in order."""
         self.outcomes: list[Outcome | None] = [None] * len(arrivals)
         self.entries: list[BatchEntry] = []
         self.unkeyed: list[BatchEntry] = []
-        """Those of them that have no key to claim."""
+        """Entries without a key to claim."""
         self.undeliverable: list[BatchEntry] = []
-        """Those that go to the dead letters without being sent."""
+        """Entries that go to the dead letters without being sent."""
         self.has_sent = False
         self.ends = None if within is None else self.began + within.total_seconds()
         until = self.began + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
 
     def report(self, index: int, outcome: Outcome) -> None:
-        """Tell an outcome to whoever wants to know at once."""
+        """Report an outcome to the caller, if it asked for that."""
         if self.settled is not None:
             try:
                 self.settled(index, outcome)
-            except Exception:  # noqa: BLE001 - it must never cost an event
+            except Exception:  # noqa: BLE001 - a callback must never cost an event
                 _log.exception("oncebridge.settled_failed")
 
     def latest(self) -> float:
-        """Tell until when a claim may last: 2 s beyond the caller's time."""
+        """Return until when a claim may last: 2 s beyond the caller's time."""
         return math.inf if self.ends is None else self.ends + 2
 
     def lease_ms(self, lease_ms: int) -> int:
-        """Shorten the lease to the caller's time and 2 s: whoever comes next need not wait."""
+        """Shorten the lease to the caller's time plus 2 s: the next worker need not wait."""
         if self.ends is None:
             return lease_ms
         return max(min(lease_ms, int((self.latest() - self.now()) * 1000)), 1)
 
     def send_time(self, longest_s: float, margin_s: float) -> float:
-        """Return how many seconds a send may take; none or less: too late."""
+        """Return how many seconds a send may take; 0 or less if it is too late."""
         if self.ends is None:
             return longest_s
         return min(longest_s, self.ends - self.now() - margin_s)
@@ -284,8 +284,8 @@ class Batch:
         """
         Return the age at which an event that fails is given up.
 
-        By default that is its window. Where the source retries in place, nothing behind the
-        event can pass it, and the window would be too long.
+        By default that is its window. If the source retries in place, events queued after it
+        wait, and the window would be too long.
         """
         if chosen is not None:
             return ms(chosen)
@@ -293,7 +293,7 @@ class Batch:
 
 
 class BatchEntry(Struct, eq=False):
-    """One event on its way, and what is known about it so far."""
+    """One event of a batch, and what is known about it so far."""
 
     batch: Batch
     index: int
@@ -301,52 +301,52 @@ class BatchEntry(Struct, eq=False):
     plan: Plan
     parts: tuple[Part, ...]
     entity: bytes
-    """These two are the plan's."""
+    """`parts` and `entity` are those of the plan."""
     arrived_ms: int
     claim: Claim | None = None
     claimed_at: float = 0.0
     """When the claim was answered, by the running loop's time."""
     attempt: int = 1
     since_ms: int = 0
-    """When it was first claimed, by the store's clock; 0 where that is not known."""
+    """When it was first claimed, by the store's clock; 0 if that is not known."""
     lease: Lease | None = None
     entity_lease: Lease | None = None
     store_offset_ms: float = 0.0
-    """The store's clock less ours, so that its time can be told later."""
+    """The store's clock minus ours."""
     state_before: EntityState = _NOTHING_YET
     known: First | None = None
-    """The arrival that this one repeats."""
+    """The arrival that this one is a duplicate of."""
     matched: bytes = b""
-    """The key by which the store knew it."""
+    """The key that the store knew."""
     repeats: "list[BatchEntry] | tuple[()]" = ()
     is_sent: bool = False
-    """It was handed to the sink, whatever came of that."""
+    """It was passed to the sink, whatever the result."""
     sent_as: bytes = b""
-    """The key it was sent with, where that is not its own."""
+    """The key it was sent with, if that is not its own."""
     passed_before: int = 0
-    """How often the sink had taken something when this was sent."""
+    """How many sends had succeeded when this one was sent."""
     tries_sink: bool = False
-    """It is to find out whether a sink that was down is available again."""
+    """It tries whether a sink that was down is available again."""
     turn: float | None = None
-    """Its turn under a rate limit, once it has one."""
+    """Its turn under a rate limit, once it is reserved."""
     on_yes: Verdict = Verdict.DELIVERED
     clashed: bool = False
     """Its key is known with other content."""
     maybe: bool = False
-    """An earlier send may have arrived."""
+    """An earlier send may have reached the sink."""
     forwarded: bool = False
     unprotected: bool = False
     settled: bool = False
     error: str = ""
     why: str = ""
-    """The reason for its verdict, where the verdict alone does not say it."""
+    """The reason for its verdict, if the verdict alone does not say it."""
     trace: Trace | None = None
 
     # --- what the plan says ------------------------------------------------------------
 
     @property
     def key(self) -> bytes:
-        """The identifying key, the last tier's; empty where there is none."""
+        """The identifying key, that of the last tier; empty if there is none."""
         return self.parts[-1].key if self.parts else b""
 
     @property
@@ -364,31 +364,31 @@ class BatchEntry(Struct, eq=False):
 
     @property
     def first(self) -> First:
-        """Name this arrival as the first of its kind."""
+        """Return this arrival, as the first of its kind."""
         return First(self.event.id if isinstance(self.event, Event) else None, self.arrived_ms)
 
     def match(self, key: bytes, first: First | None) -> None:
-        """Record that it is a duplicate of *first*, and by which key it is known."""
+        """Record that it is a duplicate of *first*, known by *key*."""
         self.matched = key
         self.known = first
         self.on_yes = _DUPLICATE
 
     def clash(self, key: bytes) -> None:
-        """Go on as an event of its own: *key* is known with other content."""
+        """Continue as an event of its own: *key* is known with other content."""
         self.plan = self.plan.in_conflict(key)
         self.parts = self.plan.parts
         self.clashed = True
         self.on_yes = Verdict.CONFLICT
 
     def names(self) -> list[bytes]:
-        """List the records that this event has to do with."""
+        """Return the keys of all records of this event, its entity's included."""
         names = [part.key for part in self.parts]
         if self.entity:
             names.append(self.entity)
         return names
 
     def parts_beside(self, other: "BatchEntry") -> tuple[Part, ...]:
-        """List the further tiers of a repeat that *other*, delivered as the same, has not."""
+        """Return the tiers that *other*, delivered as the same event, does not have."""
         if self.parts[-1].key != other.parts[-1].key:
             return ()
         known = {part.key for part in other.parts}
@@ -400,9 +400,9 @@ class BatchEntry(Struct, eq=False):
         self, claim: Claim, lease: Lease, heard_at: float, generation: bytes, lost_ms: int
     ) -> None:
         """
-        Hold the event's keys; *generation* is the one that a new record was to get.
+        Record that the event's keys are claimed; *generation* is that of a new record.
 
-        Where the store lost its records, at *lost_ms*, the event may have been delivered before.
+        If the store lost its records, at *lost_ms*, the event may have been delivered before.
         """
         if lost_ms:
             self.unprotected = claim.now_ms - lost_ms < self.keep_ms
@@ -416,14 +416,14 @@ class BatchEntry(Struct, eq=False):
             self.since_ms = claim.now_ms
             return
         memo = Memo.read(last.memo)
-        # An attempt that left no word died on the way, perhaps after the sink's yes.
+        # An attempt that wrote no memo died, perhaps after the sink's yes.
         self.maybe = memo.maybe_delivered or memo.counted != self.attempt - 1
         self.error = memo.error
         self.since_ms = memo.since_ms or memo.arrived_ms or claim.now_ms
 
     @property
     def is_lost(self) -> bool:
-        """Return whether another worker has taken the event over."""
+        """True if another worker has taken the event over."""
         return self.lease is not None and self.lease.lost
 
     def age_ms(self) -> int:
@@ -440,12 +440,12 @@ class BatchEntry(Struct, eq=False):
             if lease is not None
         )
 
-    # --- what is written down ----------------------------------------------------------
+    # --- memos, records and deliveries -------------------------------------------------
 
     def first_memo(self) -> bytes:
         event_id = self.event.id if isinstance(self.event, Event) else None
-        # Longer ids are somebody's mischief, and the memo is stored with every key.
-        # As a tuple, which is written as a `Memo` is, and quicker.
+        # Longer ids are cut: the memo is stored with every key.
+        # A tuple is written as a `Memo` is, and faster.
         return _write((event_id[:LONGEST_ID] if event_id else None, self.arrived_ms))
 
     def last_memo(self, error: str, counted: int) -> bytes:
@@ -454,7 +454,7 @@ class BatchEntry(Struct, eq=False):
         return Memo(memo.id, memo.arrived_ms, self.maybe, text, counted, self.since_ms).write()
 
     def memories(self, parts: Sequence[Part], fate: Fate, dice: Dice) -> list[Memory]:
-        """Ask the store to remember *parts* of this event without a claim."""
+        """Return records of *parts* of this event, to be written without a claim."""
         windows = {
             part.key: span.window_ms
             for part, span in zip(self.plan.parts, self.plan.spans, strict=True)
@@ -465,7 +465,7 @@ class BatchEntry(Struct, eq=False):
         ]
 
     def pending_writes(self, asked: Sequence[Commit | Memory], since: float) -> list[PendingWrite]:
-        """Owe the store what it is to record of this event, which was decided at *since*."""
+        """Return *asked* as pending writes of this event, which was decided at *since*."""
         hashes = {part.key: part.hash for part in self.parts}
         return [
             PendingWrite(
@@ -481,7 +481,7 @@ class BatchEntry(Struct, eq=False):
         ]
 
     def delivery(self, route: str, ends: float) -> Delivery:
-        assert isinstance(self.event, Event)  # noqa: S101 - what is unreadable is never sent
+        assert isinstance(self.event, Event)  # noqa: S101 - an unreadable event is never sent
         plan, claim = self.plan, self.claim
         sent_as = plan.sent_as
         if sent_as != self.key:
@@ -513,7 +513,7 @@ class BatchEntry(Struct, eq=False):
             route,
             self.plan.rule.name,
             self.key,
-            # The claim that found too many attempts has sent nothing.
+            # The claim that found too many attempts sent nothing.
             (self.attempt - (reason == "attempts"))
             if self.claim and not self.is_undeliverable
             else 0,
@@ -523,7 +523,7 @@ class BatchEntry(Struct, eq=False):
 
 
 def commits_of(entries: Sequence[BatchEntry], fate: Fate) -> list[Commit]:
-    """State one fate of every part of *flights*, which are claimed, under its own generation."""
+    """Return the commits of all claimed parts of *entries*, each under its own generation."""
     return [
         Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
         for entry in entries

@@ -1,9 +1,9 @@
 """
-The store as the gateway uses it: many questions in one round trip, patient, and counted.
+The store as the gateway uses it: calls are merged, retried and counted.
 
-What a store may do here is answer, fail, or apply a request and fail to say so. Every
-request may be repeated, so the ledger repeats it: a claim with the same token, a commit
-with the same generation. What it has to give up on is left to the backlog.
+A store may answer, fail, or apply a request and fail to answer. Every request may be repeated,
+so it is: a claim with the same token, a commit with the same generation. Writes that still get
+no answer go to the backlog.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _A = TypeVar("_A")
 
 
 class _Asking(Generic[_Q, _A]):
-    """One caller's questions, and where the answers go."""
+    """One caller's questions, and the future for their answers."""
 
     __slots__ = ("answers", "questions")
 
@@ -51,11 +51,12 @@ class _Asking(Generic[_Q, _A]):
 
 class CallBatcher(Generic[_Q, _A]):
     """
-    Gather questions for *call*, which answers one for each, in order.
+    Merge the questions of many callers into calls of *call*, which answers each, in order.
 
-    At most *at_once* calls are on their way, with about *most* questions each. A store
-    wants the keys of one call to be distinct, so questions that share one (*keys_of*) go
-    in different calls. If a call raises, everybody whose question was in it hears of it.
+    While a call is running, further questions wait and go together with the next one: at low
+    load there is no wait, at high load batches grow. At most *at_once* calls run at a time, with
+    about *most* questions each. The keys of one store call have to be distinct, so questions that
+    share a key (*keys_of*) go in different calls. If a call raises, all its callers get the error.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class CallBatcher(Generic[_Q, _A]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, questions: Sequence[_Q]) -> Sequence[_A]:
-        """Ask, alone or together with others."""
+        """Return the answers to *questions*, which are asked alone or with those of other callers."""
         if self._free:
             self._free -= 1
             try:
@@ -95,7 +96,7 @@ class CallBatcher(Generic[_Q, _A]):
             task.add_done_callback(self._tasks.discard)
 
     def _gather(self) -> list[_Asking[_Q, _A]]:
-        """Take who has waited longest, and as many more as fit."""
+        """Take the questions that have waited longest, and as many more as fit."""
         taken: list[_Asking[_Q, _A]] = []
         left: list[_Asking[_Q, _A]] = []
         size = 0
@@ -115,7 +116,7 @@ class CallBatcher(Generic[_Q, _A]):
     async def _answer(self, taken: list[_Asking[_Q, _A]]) -> None:
         try:
             answers = await self._call([one for asked in taken for one in asked.questions])
-        except BaseException as error:  # noqa: BLE001 - handed on to everybody who asked
+        except BaseException as error:  # noqa: BLE001 - raised to all callers
             for asked in taken:
                 if not asked.answers.done():
                     asked.answers.set_exception(error)
@@ -132,7 +133,7 @@ class CallBatcher(Generic[_Q, _A]):
 
 
 class RetryingStore:
-    """Ask *store*; never raise for what a store may do."""
+    """Call *store* and retry; errors of the store are never raised, but answered."""
 
     def __init__(self, store: Claims, books: Books, dice: Dice) -> None:
         self._store = store
@@ -148,10 +149,10 @@ class RetryingStore:
 
     async def claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
         """
-        Claim, trying again with the same tokens where no answer comes.
+        Claim; where there is no answer, retry with the same tokens.
 
-        A claim that is given up may have been applied: it is released by its token later,
-        or we would stand in our own way for a lease.
+        A claim that is given up may have been applied: it is released by its token later, or
+        the retry of the event would find it busy for a lease.
         """
         try:
             answers, may_retry = await self._ask_once(wants)
@@ -163,7 +164,7 @@ class RetryingStore:
         return answers
 
     async def _ask_once(self, wants: Sequence[Want]) -> tuple[Sequence[ClaimAnswer], bool]:
-        """Claim once, and tell whether it may help to try again."""
+        """Claim once; return the answers, and whether a retry may help."""
         try:
             return await self._claims.ask(wants), True
         except StoreError as error:
@@ -188,10 +189,10 @@ class RetryingStore:
 
     def _defer_leftovers(self, asked_again: Sequence[tuple[Want, ClaimAnswer]]) -> None:
         """
-        Give back what a claim left behind that was interrupted, and then refused.
+        Release the parts of claims that were interrupted, retried and then refused.
 
-        A store may take the parts of a want one after the other; another may have been quicker
-        with the second.
+        A store may claim the parts of a want one after another, and another worker may have
+        claimed the second one in between.
         """
         self._defer_releases(
             [
@@ -212,11 +213,11 @@ class RetryingStore:
         self, commits: Sequence[Commit], until_s: float
     ) -> tuple[Sequence[Commit], Sequence[Commit]]:
         """
-        Commit, trying until *until_s*.
+        Commit, and retry until *until_s*.
 
         Return the commits that could not be recorded by then, and those that the store had
-        before it was first asked. Each record decides for itself: one that is fenced never
-        cancels the others.
+        before it was first asked. Each record is independent: one that is fenced does not cancel
+        the others.
         """
         pause = _COMMIT_PAUSE_S
         before: Sequence[Commit] | None = None
@@ -243,9 +244,9 @@ class RetryingStore:
         self, releases: Sequence[Release], *, retry_later: bool = True
     ) -> Sequence[ReleaseAnswer]:
         """
-        Release, now or later; until it lands, others see the key busy for its lease.
+        Release, now or later; until then, other workers see the key as busy for its lease.
 
-        With *retry_later* false, the caller tries again itself.
+        With *retry_later* false, the caller retries itself.
         """
         if not releases:
             return ()
@@ -261,17 +262,17 @@ class RetryingStore:
         return answers
 
     async def remember(self, memories: Sequence[Memory]) -> None:
-        """Remember if the store is there: it only saves work later."""
+        """Write records if the store answers; they only save work later."""
         if not memories:
             return
         try:
-            # Two repeats may bring the same further tier; one of them is enough.
+            # Two duplicates may have the same further tier; one record is enough.
             await self._store.remember(rounds(memories, lambda memory: memory.key)[0])
         except StoreError:
             self._books.store_errors += 1
 
     async def pause(self, about_s: float) -> None:
-        """Wait half to one and a half times *about_s*, so that workers do not march in step."""
+        """Wait 0.5 to 1.5 times *about_s*, so that workers do not retry at the same moment."""
         await asyncio.sleep(about_s * (0.5 + self._dice.fraction()))
 
 

@@ -1,10 +1,10 @@
 """
-Newest wins, and unchanged within the quiet time: the register of an entity.
+Newest-wins and quiet rules: the record of an entity.
 
-A register is a record that is never done. Its memo says which version and state of the
-entity was delivered last. It is held from before the comparison until after the send, so
-that no older state can reach the sink after a newer one: comparing first and sending
-later, or writing the version down at the claim, both let that happen.
+The record of an entity is never done. Its memo has the version and state of the entity that was
+delivered last. It is claimed from before the comparison until after the send, so that no older
+state can reach the sink after a newer one: comparing first and sending later, or recording the
+version at the claim, would both allow that.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ _TRY_AGAIN_S = 0.1
 
 
 class ClaimedEntities(Struct):
-    """How taking hold of the entities went."""
+    """The result of claiming entities."""
 
     outdated: list[tuple[BatchEntry, Verdict]]
-    """Stale or unchanged: not to be sent. In conflict: the version cannot be compared."""
+    """Stale or unchanged: not to be sent. Conflict: the version cannot be compared."""
     busy: list[tuple[BatchEntry, int]]
     """Another worker holds the entity, for so many more milliseconds."""
     unanswered: list[BatchEntry]
 
 
 class EntityStates:
-    """The registers of one gateway."""
+    """Claims, compares and records the states of entities, for one gateway."""
 
     def __init__(
         self, claims: RetryingStore, leases: Leases, books: Books, dice: Dice, settings: Settings
@@ -53,7 +53,7 @@ class EntityStates:
         self._settings = settings
 
     async def claim(self, entries: Sequence[BatchEntry], lease_ms: int) -> ClaimedEntities:
-        """Take hold of the flights' entities, as far as they are free, and compare."""
+        """Claim the entities of *entries*, as far as they are free, and compare."""
         found = ClaimedEntities([], [], [])
         sent = asyncio.get_running_loop().time()
         answers = await self._claims.claim(self._wants(entries, lease_ms))
@@ -61,7 +61,7 @@ class EntityStates:
         for entry, answer in zip(entries, answers, strict=True):
             match answer:
                 case Claim():
-                    # From when it was heard: a slow claim must not move the store's time on.
+                    # From the time of the answer: a slow claim must not move the store's time on.
                     entry.store_offset_ms = answer.now_ms - heard * 1000
                     verdict = self._compare(entry, answer, sent, lease_ms)
                     if verdict is not None:
@@ -96,8 +96,8 @@ class EntityStates:
         """
         Return the release of the entity; the caller sends it.
 
-        An unchanged state is the newest all the same, so its version is recorded. A stale
-        event leaves the end of the register where it was.
+        An unchanged state is the newest, too, so its version is recorded. A stale event does not
+        prolong the record.
         """
         entity_lease, entry.entity_lease = entry.entity_lease, None
         if entity_lease is None:
@@ -133,16 +133,16 @@ class EntityStates:
 
     @staticmethod
     def _now_ms(entry: BatchEntry) -> int:
-        """Return the store's time, as far as it is known since the register was claimed."""
+        """Return the store's time, reckoned from the claim of the entity."""
         return int(asyncio.get_running_loop().time() * 1000 + entry.store_offset_ms)
 
     async def record_delivered(self, entries: Sequence[BatchEntry], lease_ms: int) -> None:
         """
-        Write down the newest states, after the sink's yes and before the events' own commits.
+        Record the newest states, after the sink's yes and before the events' own commits.
 
-        Where the hold was lost meanwhile, the register is claimed again: whoever took it may
-        not know yet that this version was delivered. What cannot be written within the
-        commit budget is given up: the delivery is safe, but an older state may pass later.
+        If the lease was lost meanwhile, the entity is claimed again: the worker that took it over
+        may not know that this version was delivered. A state that cannot be recorded within the
+        commit budget is given up: the delivery is safe, but an older state may be delivered later.
         """
         now_s = asyncio.get_running_loop().time
         ends = now_s() + self._settings.commit_budget.total_seconds()
@@ -177,7 +177,7 @@ class EntityStates:
     async def _claim_again(
         self, entries: list[BatchEntry], lease_ms: int, ends: float
     ) -> list[BatchEntry]:
-        """Take hold of entities again, waiting until *ends*; give those that it came to nothing."""
+        """Claim entities again, waiting until *ends*; return the entries that got no claim."""
         missed: list[BatchEntry] = []
         while True:
             found = await self.claim(entries, lease_ms)
@@ -189,7 +189,7 @@ class EntityStates:
             await self._claims.pause(min(left_s, _LOOK_AGAIN_S))
 
     def delivered_release(self, entry: BatchEntry) -> Release:
-        """Return the entity back with the state that was delivered; the caller sends it."""
+        """Return the release of the entity with the state that was delivered; the caller sends it."""
         assert entry.entity_lease is not None  # noqa: S101 - the caller checked
         after = entry.state_before.after_delivery(entry.plan, self._now_ms(entry))
         return Release(

@@ -1,26 +1,26 @@
 """
-The order of things: claim, deliver, commit.
+Claim, deliver, commit: the only file that knows this order.
 
-This is the only file that knows it. One batch goes through these steps:
+One batch goes through these steps:
 
-    plan      what is each event the same as (rules), and which repeat each other here
-    admit     stay away while sink or store is down; keep entities in order where asked
-    claim     take hold of the keys; what is known already ends here
-    enter     newest-wins and quiet rules: take hold of the entity, compare
-    deliver   send what we hold, while we hold it
+    plan      apply the rules: the keys of each event, and the duplicates within the batch
+    admit     claim nothing while the sink or the store is down; keep entities in order if asked
+    claim     claim the keys; events that are known already end here
+    entity    newest-wins and quiet rules: claim the entity, compare with its last state
+    deliver   send the events whose claims are held, while they are held
     commit    after the sink's yes, and never before
-    settle    one verdict per arrival, and the books balance
+    settle    one verdict per arrival; the counters add up
 
 What must never happen, and where it is prevented:
 
 * acknowledged while busy, failed or before the yes: `_settle` takes the acknowledgement
-  from the verdict, which is given after its step, or from the sink's yes.
+  from the verdict, which is known after its step, or from the sink's yes.
 * committed before the yes: `_commit` is called by `_record_success`, by `_send_to_dead_letters` (after the dead
-  letters are safe) and by `_drop` (there is nothing to send), and by no other; `_defer_commits` is for
-  commits of these that could not be recorded. A sink in the store's own database gets the commits with the events
-  (`_joint_delivery`) and writes both or neither.
-* sent without a live claim: `_confirm_claims` stands before every send.
-* an error swallowed into an acknowledgement: what is unforeseen raises out of
+  letters are stored) and by `_drop` (there is nothing to send), and by no other; `_defer_commits`
+  is for commits of these that could not be recorded in time. A sink in the store's own database
+  gets the commits with the events (`_joint_delivery`) and writes both or neither.
+* sent without a live claim: `_confirm_claims` runs before every send.
+* an error swallowed into an acknowledgement: an unexpected error raises out of
   `process`, and its arrivals count as failed.
 """
 
@@ -114,10 +114,10 @@ from oncebridge.stores.api import (
 
 _DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 _PAUSED_S = 5.0
-_BUSY_POLL_S = 0.25  # most holds end well before their lease
-_ENOUGH_QUEUED_S = 2.0  # so long a sink is kept busy by what waits for its turn already
-_LEAST_PAUSE_S = 0.1  # it is not worth asking again sooner
-_SHARE_POLL_S = 0.5  # a share of the rate has to be renewed while it is waited for
+_BUSY_POLL_S = 0.25  # most claims end well before their lease
+_ENOUGH_QUEUED_S = 2.0  # enough events are queued if they keep the sink busy for so long
+_LEAST_PAUSE_S = 0.1  # asking again sooner is not worth it
+_SHARE_POLL_S = 0.5  # a share of the rate has to be renewed while events wait for it
 _DROPPED = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
 _FATES = {**_DROPPED, Verdict.DEAD: Fate.DEAD}
 _ANY_OTHER_EVENT = b"any"  # a key that no event has
@@ -127,14 +127,14 @@ _UNKEYED_VERDICTS = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
 
 class Gateway:
     """
-    Pass each event on once.
+    Deliver each event once.
 
-    *store* remembers, *sink* delivers (a plain function will do), *rules* say what is the
-    same, *dead* keeps what can never succeed. Without *dead*, such events are handed
-    back for ever: nothing is lost, and nothing gives up.
+    *store* remembers events, *sink* delivers them (a plain function will do), *rules* say
+    which events are the same, *dead* keeps events that can never succeed. Without *dead*, such
+    events are returned to the source for ever: nothing is lost, and nothing is given up.
 
-    *route* keeps several gateways apart in one store: the same event sent to two sinks
-    has two records.
+    *route* separates several gateways in one store: the same event sent to two sinks has two
+    records.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Gateway:
         self._joint = joint(self._sink, store)
         self._slots = SendSlots(self._sink.concurrency, self._report_send if trip_hooks else None)
         self._sends: dict[Sends, deque[list[BatchEntry]]] = {}
-        """What is sent, and what still waits to be."""
+        """The sends under way, each with the entries that still wait to be sent."""
         self._is_shadow = settings.mode == "shadow"
         self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
         self.sink_breaker = Breaker(settings.breaker, self._dice)
@@ -194,7 +194,7 @@ class Gateway:
         self._entity_queues = EntityQueues() if settings.order == "entity" else None
         self._paused = False
         self.records_lost_ms = 0
-        """When the store lost its records, by its clock (see `Epoch`); 0: it did not."""
+        """When the store lost its records, by its clock (see `Epoch`); 0 if it did not."""
         self._opened = False
         self._draining = False
         self._idle = asyncio.Event()
@@ -211,10 +211,10 @@ class Gateway:
         tracer: Tracer | None = None,
     ) -> Self:
         """
-        Make the gateway that a configuration file describes, with *sink* instead of its own.
+        Return the gateway that a configuration file describes, with *sink* instead of its own.
 
-        The environment (`ONCEBRIDGE_…`) counts as it does for the command line. A file with
-        several routes is `oncebridge.service.service.make_router`'s.
+        Environment variables (`ONCEBRIDGE_…`) apply as they do for the command line. For a file
+        with several routes, use `oncebridge.service.service.make_router`.
         """
         from oncebridge.service.config import load  # noqa: PLC0415 - most callers need none
 
@@ -236,9 +236,9 @@ class Gateway:
 
     def with_sink(self, sink: Sink | Callable[[Event], Any]) -> "Gateway":
         """
-        Make the same gateway for another sink; this one is not to be used any more.
+        Return the same gateway with another sink; do not use this one any more.
 
-        If events are verified before they reach this one's sink, so are the other's.
+        If events are verified before they reach this gateway's sink, they are there, too.
         """
         return Gateway(
             store=self._store,
@@ -260,7 +260,7 @@ class Gateway:
 
     @property
     def verified(self) -> Mapping[str, int]:
-        """What was counted of `verify`, by all routes together; empty where nothing is verified."""
+        """The counts of `verify`, for all routes together; empty if nothing is verified."""
         counts: Mapping[str, int] = getattr(self._sink, "verified", {})
         return counts
 
@@ -278,12 +278,12 @@ class Gateway:
         """
         Process a batch of arrivals and return the outcome of each, in order.
 
-        *within* is the time the caller has left: what cannot be sent by then is returned to
-        the source. *patience* is how long to wait in place for a key that another worker
-        holds, for callers to whom returning it is costly. *settled* is called with each
-        outcome as soon as it is known, and its place in the batch: one slow send need not
-        keep the others' sources waiting. *in_place* says that the source retries in place:
-        nothing behind an event passes it until it is final.
+        *within* is the time the caller has left: events that cannot be sent by then are
+        returned to the source. *patience* is how long to wait in place for a key that another
+        worker holds, for callers to whom returning it is costly. *settled* is called with the
+        index and the outcome of each arrival as soon as it is known, so that one slow send
+        does not delay the others. *in_place*: the source retries in place, and nothing queued
+        after an event passes it until it is final.
         """
         batch = Batch(arrivals, within, patience, settled, in_place=in_place)
         self.books.arrive(len(arrivals))
@@ -294,14 +294,14 @@ class Gateway:
                 await self._run(batch)
         finally:
             outcomes = self._settle_unfinished(batch)
-            batch.entries.clear()  # a circle less for the garbage collector to find
+            batch.entries.clear()  # one reference cycle less for the garbage collector
             batch.unkeyed.clear()
             if not self.books.in_flight:
                 self._idle.set()
         return outcomes
 
     async def open(self) -> None:
-        """Open store, sink and dead letters, and let them check themselves."""
+        """Open and check the store, the sink and the dead letters."""
         if not self._opened:
             await self._sink.open()
             if self._dead is not None:
@@ -310,7 +310,11 @@ class Gateway:
             self._opened = True
 
     async def _ensure_open(self, batch: Batch) -> bool:
-        """Open on first use; a store that is away at the start is an outage like any other."""
+        """
+        Open on first use; True if events can be processed.
+
+        A store that is unavailable at the start is an outage like any other.
+        """
         if self._opened:
             return True
         reason = "it is down"
@@ -333,7 +337,7 @@ class Gateway:
         return self._fails_open
 
     def pause(self) -> None:
-        """Take nothing until `resume`: what arrives is handed back, what is under way ends."""
+        """Return every arrival to the source until `resume`; events in progress are finished."""
         self._paused = True
 
     def resume(self) -> None:
@@ -349,20 +353,20 @@ class Gateway:
 
     @property
     def owed(self) -> int:
-        """How much is delivered, and could not be recorded in the store yet."""
+        """How many events are delivered but could not be recorded in the store yet."""
         return self._claims.backlog.deliveries
 
     def down(self) -> list[str]:
-        """Name what was down when it was last tried."""
+        """Return what was down when it was last tried."""
         found = {"the sink": self.sink_breaker, "the store": self.store_breaker}
         return [what for what, breaker in found.items() if breaker.is_open]
 
     def not_ready(self) -> list[str]:
         """
-        Name what keeps events from passing right now.
+        Return the reasons why events are not processed right now.
 
-        What is down counts until it is time to try it: somebody who sends nothing while we
-        are not ready would else keep us from ever finding out.
+        A sink or store that is down counts only until it is time to try it again: a caller
+        that sends nothing while the gateway is not ready would prevent the try.
         """
         now = now_s()
         store_is_down = self.store_breaker.left_s(now) > 0 and not self._fails_open
@@ -375,7 +379,7 @@ class Gateway:
         return [why for why, is_so in found.items() if is_so]
 
     def unavailable_s(self) -> float:
-        """Return for how many seconds there is no point in bringing more events; 0: bring them."""
+        """Return for how many seconds more events would only be returned; 0 if they are accepted."""
         if self._paused or self._draining:
             return _PAUSED_S
         now = now_s()
@@ -383,7 +387,7 @@ class Gateway:
         return max(self._sink_unavailable_s(now), store_s, self.rate_limited_s())
 
     def rate_limited_s(self) -> float:
-        """Return for how many seconds the rate limit keeps busy those that wait for their turn."""
+        """Return for how many seconds the events that wait for the rate limit are enough."""
         limit = self._rate_limit
         if not limit.is_active:
             return 0.0
@@ -394,14 +398,14 @@ class Gateway:
         return max(busy_s - _ENOUGH_QUEUED_S, _LEAST_PAUSE_S) if busy_s > _ENOUGH_QUEUED_S else 0.0
 
     def _sink_unavailable_s(self, now: float) -> float:
-        # While only one event has failed, any other is welcome to show who is at fault.
+        # While only one event has failed, any other may be tried, to find out which is at fault.
         return self.sink_breaker.left_s(now, _ANY_OTHER_EVENT)
 
     async def drain(self, grace: timedelta = timedelta(seconds=25)) -> bool:
         """
-        Stop taking work, finish what was sent, give the rest back.
+        Accept nothing more, finish what was sent and return the rest to the source.
 
-        Tells whether all was finished within *grace*. A graceful stop costs no duplicate.
+        Return True if everything was finished within *grace*. A graceful stop costs no duplicate.
         """
         self._draining = True
         self._wake_sends()
@@ -414,12 +418,12 @@ class Gateway:
         return await self.settle(timedelta(seconds=max(ends - now_s(), 0)))
 
     async def settle(self, within: timedelta) -> bool:
-        """Record what is delivered and could not be yet, and tell whether all of it is."""
+        """Wait for commits that could not be recorded yet; True if all of them are recorded."""
         await self._claims.backlog.settle(within.total_seconds())
         return not len(self._claims.backlog)
 
     async def aclose(self) -> None:
-        """Close what was opened. Call `drain` first to finish what is under way."""
+        """Close everything. Call `drain` first to finish events in progress."""
         self._draining = True
         await self._leases.aclose()
         await self._claims.backlog.aclose()
@@ -451,7 +455,7 @@ class Gateway:
         if not batch.undeliverable:
             await self._process_deliverable([e for e in batch.entries if not e.settled])
             return
-        # Beside the others: the dead letters may take their time.
+        # At the same time: the dead letters may be slow.
         apart = {id(entry) for entry in batch.undeliverable}
         keyed = [e for e in batch.entries if not e.settled and id(e) not in apart]
         done = await asyncio.gather(
@@ -467,7 +471,7 @@ class Gateway:
         return plan.action == "discard" and (plan.refused or not self._is_shadow)
 
     async def _process_undeliverable(self, entries: list[BatchEntry]) -> None:
-        """Keep what can never be sent in the dead letters, once; no sink is needed for that."""
+        """Store events that can never be sent in the dead letters, once; this needs no sink."""
         for wave in waves(entries):
             await self._process_wave(wave)
 
@@ -476,7 +480,7 @@ class Gateway:
             await self._admit(wave)
 
     def _plan(self, batch: Batch) -> None:
-        """Turn arrivals into flights: read what comes as bytes, ask the rules."""
+        """Make an entry of each arrival: parse bytes, apply the rules."""
         limits, bare, apart = self._settings.limits, self._settings.bare, self.rules.apart
         now = self._clock()
         for index, arrival in enumerate(batch.arrivals):
@@ -500,7 +504,7 @@ class Gateway:
     # --- admit -------------------------------------------------------------------------
 
     async def _admit(self, wave: Sequence[BatchEntry]) -> None:
-        """Let events pass when it is their turn, and their sink is there."""
+        """Process a wave when the earlier events of its entities are done."""
         turns = wave[0].batch.turns if wave else {}
         if not turns:
             await self._hand_back_if_sink_down(wave)
@@ -513,15 +517,15 @@ class Gateway:
         await self._hand_back_if_overtaking(behind)
 
     async def _hand_back_if_overtaking(self, wave: Sequence[BatchEntry]) -> None:
-        """Hand back what is behind an event of the same entity that was handed back."""
+        """Process a wave; return events that are queued after one that failed, of the same entity."""
         late = [e for e in wave if e.entity and e.batch.turns[e.entity].failed]
-        why, wait = "an earlier event of the same entity is not through", self._backoff_ms(1)
+        why, wait = "an earlier event of the same entity is not delivered yet", self._backoff_ms(1)
         for entry in late:
             self._hand_back_unclaimed(entry, why, wait)
         await self._hand_back_if_sink_down([entry for entry in wave if not entry.settled])
 
     async def _hand_back_if_sink_down(self, wave: Sequence[BatchEntry]) -> None:
-        """Let a wave pass; while the sink is down, one event at most, to try it."""
+        """Process a wave; while the sink is down, return it, except one event that tries the sink."""
         breaker = self.sink_breaker
         while wave and breaker.is_open and not self._paused:
             now = now_s()
@@ -532,7 +536,7 @@ class Gateway:
             try:
                 await self._process_wave(wave[at : at + 1])
             finally:
-                # It may have been a duplicate, and then nothing is known about the sink.
+                # If it was a duplicate, nothing is known about the sink.
                 breaker.abandoned()
             wave = [*wave[:at], *wave[at + 1 :]]
         if not self._paused and not self.sink_breaker.is_open:
@@ -544,12 +548,12 @@ class Gateway:
             self._hand_back_unclaimed(entry, why, self._jittered_ms(int(wait_s * 1000)))
 
     def _hand_back_unclaimed(self, entry: BatchEntry, reason: str, wait_ms: int) -> None:
-        """Hand back what was not even claimed, with its repeats."""
+        """Return an event that was not claimed, with its duplicates in the batch."""
         every = [entry, *entry.repeats]
         self._settle(every, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
     async def _process_wave(self, wave: Sequence[BatchEntry]) -> None:
-        """Take events that have nothing to do with each other through all steps."""
+        """Take events that share no key and no entity through all steps."""
         bypassed = [entry for entry in wave if not entry.parts]
         for entry in bypassed:
             entry.on_yes = _UNKEYED_VERDICTS.get(entry.plan.action, Verdict.BYPASSED)
@@ -563,10 +567,10 @@ class Gateway:
 
     async def _claim_entities_and_deliver(self, entries: list[BatchEntry]) -> None:
         """
-        Send; what has to wait for its entity keeps nobody else waiting.
+        Send; events whose entity is free do not wait for the others.
 
-        A busy entity is waited for in place, since handing its event back would burn the
-        source's receive counts.
+        A busy entity is waited for in place: returning its event would use up the source's
+        receive counts.
         """
         entering = [entry for entry in entries if entry.entity and entry.claim is not None]
         if not entering:
@@ -589,7 +593,7 @@ class Gateway:
                 task.cancel()
             raise
         finally:
-            # All of them, also beside one that fails: none may run on behind our back.
+            # All of them, even if one fails: none may keep running.
             errors = await asyncio.gather(*sending, return_exceptions=True) if sending else ()
         for error in errors:
             if error is not None:
@@ -598,7 +602,7 @@ class Gateway:
     # --- claim -------------------------------------------------------------------------
 
     async def _claim(self, entries: list[BatchEntry]) -> tuple[list[BatchEntry], list[BatchEntry]]:
-        """Take hold of the events' keys; give those to be sent, and those to wait for."""
+        """Claim the events' keys; return the entries to send, and those to wait for."""
         ready: list[BatchEntry] = []
         waiting: list[BatchEntry] = []
         memories: list[Memory] = []
@@ -647,10 +651,10 @@ class Gateway:
         self, entries: list[BatchEntry], ready: list[BatchEntry]
     ) -> list[BatchEntry]:
         """
-        End copies of what was delivered and is not recorded yet; return the rest.
+        Settle duplicates of events that are delivered but not recorded yet; return the rest.
 
-        Only this process knows of it. Other content under the same key waits until the store
-        can tell the two apart.
+        Only this process knows of them. Other content under the same key waits until the store
+        can distinguish the two.
         """
         backlog = self._claims.backlog
         if not len(backlog):
@@ -659,7 +663,7 @@ class Gateway:
         rest: list[BatchEntry] = []
         for entry in entries:
             part = entry.parts[-1]
-            # What was delivered as a conflict stands under the key that it was sent with.
+            # An event that was delivered as a conflict is known by the key it was sent with.
             found = backlog.delivered(entry.plan.sent_as, now)
             found = found or backlog.delivered(part.key, now)
             if found is None:
@@ -682,7 +686,7 @@ class Gateway:
         return self._is_shadow and not entry.is_undeliverable
 
     async def _count_copies(self, entries: Sequence[BatchEntry]) -> None:
-        """Count what went to the dead letters unsent and has arrived again."""
+        """Count further arrivals of events that went to the dead letters unsent."""
         again = Counter([entry.key for entry in entries if entry.is_undeliverable])
         if again:
             keep_ms = ms(self._settings.window)
@@ -707,10 +711,10 @@ class Gateway:
         if self.store_breaker.is_open and not self.store_breaker.admits(now_s()):
             return [NoAnswer("it is down")] * len(wants)
         try:
-            # Debts first: what was delivered is then known to other workers too.
+            # Pending writes first: other workers then know what was delivered.
             if self.store_breaker.failures and not await self._claims.backlog.flush():
                 self.store_breaker.failed(now_s())
-                return [NoAnswer("what is owed to it could not be recorded")] * len(wants)
+                return [NoAnswer("earlier deliveries could not be recorded in it")] * len(wants)
             answers = await self._claims.claim(wants)
         except BaseException:
             self.store_breaker.abandoned()
@@ -722,13 +726,13 @@ class Gateway:
         return answers
 
     def _memories_of_other_tiers(self, entry: BatchEntry, answer: Duplicate) -> list[Memory]:
-        """Mark the further tiers of an event that its identifying key shows to be done."""
+        """Return the records to write for the other tiers of an event known by its last tier."""
         if len(entry.parts) == 1 or answer.key != entry.parts[-1].key:
             return []
         return entry.memories(entry.parts[:-1], answer.fate, self._dice)
 
     def _hand_back_busy(self, entry: BatchEntry, answer: Busy, ready: list[BatchEntry]) -> None:
-        """Hand back what another worker holds; in shadow mode, forward it all the same."""
+        """Return an event that another worker holds; in shadow mode, forward it."""
         entry.on_yes = Verdict.BUSY
         if self._forwards_anyway(entry):
             ready.append(entry)
@@ -737,7 +741,7 @@ class Gateway:
             self._settle([entry], Verdict.BUSY, retry_after_ms=wait)
 
     def _handle_store_outage(self, entry: BatchEntry, reason: str, ready: list[BatchEntry]) -> None:
-        """Hold back what the store could not be asked about, or send it unprotected."""
+        """Return an event the store did not answer for, or send it unprotected, as configured."""
         if self._fails_open:
             entry.unprotected = True
             ready.append(entry)
@@ -750,7 +754,7 @@ class Gateway:
         self._settle([entry], Verdict.FAILED, reason=reason, retry_after_ms=wait)
 
     async def _settle_unsendable(self, ready: list[BatchEntry]) -> list[BatchEntry]:
-        """Take out what was tried too often, and conflicts that are not to be sent."""
+        """Settle events that were tried too often and conflicts that must not be sent; return the rest."""
         most = self._settings.max_attempts
         if undeliverable := [entry for entry in ready if entry.is_undeliverable]:
             await self._send_to_dead_letters(undeliverable, "unkeyable")
@@ -773,9 +777,9 @@ class Gateway:
         self, entries: list[BatchEntry], patient_until: float
     ) -> tuple[list[BatchEntry], list[BatchEntry], float]:
         """
-        Take hold of the entities whose newest state the rules want to know.
+        Claim the entities of events under a newest-wins or quiet rule, and compare.
 
-        Gives the flights to be sent, those to wait for, and how long.
+        Return the entries to send, those to wait for, and how many seconds to wait.
         """
         batch = entries[0].batch
         found = await self._entities.claim(entries, batch.lease_ms(self._lease_ms))
@@ -814,7 +818,7 @@ class Gateway:
         return ready, waiting, pause_s
 
     async def _handle_incomparable_versions(self, entries: list[BatchEntry]) -> None:
-        """Treat versions that cannot be compared as conflicts, and leave the entity as it is."""
+        """Treat versions that cannot be compared as conflicts; the entity keeps its state."""
         if not entries:
             return
         await self._claims.release([r for e in entries for r in self._entities.release_of(e)])
@@ -828,7 +832,7 @@ class Gateway:
     # --- deliver -----------------------------------------------------------------------
 
     async def _deliver(self, entries: list[BatchEntry]) -> None:
-        """Send in the sink's own batches, several at once, and deal with answers as they come."""
+        """Send in batches of the sink's size, several at once; apply answers as they arrive."""
         if not entries:
             return
         size = self._sink.batch
@@ -846,7 +850,7 @@ class Gateway:
                     continue
                 answers = self._sort_answers(answered)
                 if waiting or sends.has_pending:
-                    # What is still to be sent or answered need not wait for these commits.
+                    # The other sends need not wait for these commits.
                     applying.append(asyncio.create_task(self._apply_answers(answers)))
                 else:
                     await self._apply_answers(answers)
@@ -859,11 +863,11 @@ class Gateway:
             del self._sends[sends]
             sends.close()
             try:
-                # All of them, also beside one that fails: none may run on behind our back.
+                # All of them, even if one fails: none may keep running.
                 errors = await asyncio.gather(*applying, return_exceptions=True) if applying else ()
             finally:
-                # Nobody waits for the answer any more where we were cancelled, but the sink
-                # has the event.
+                # If this task was cancelled, no caller waits for the answer, but the sink has
+                # the event.
                 owing = [e for e in entries if e.forwarded and not e.settled]
                 self._defer_commits(
                     owing, commits_of(owing, Fate.DELIVERED), entries[0].batch.now()
@@ -873,7 +877,7 @@ class Gateway:
                 raise error
 
     async def _start_sends(self, waiting: deque[list[BatchEntry]], sends: Sends) -> None:
-        """Start what may be sent now: it is its time, there is a slot, and it is ours."""
+        """Start the sends that are due, as long as there is a slot and their claims are held."""
         if waiting:
             self._rate_limit.note(waiting[0][0].batch.now())
         while waiting:
@@ -899,7 +903,7 @@ class Gateway:
                 raise
 
     def _reserve_turn(self, waiting: deque[list[BatchEntry]]) -> float:
-        """Return in how many seconds it is the turn of the first in *waiting*; give it a turn."""
+        """Reserve a turn for the first in *waiting*; return the seconds until then."""
         limit, first = self._rate_limit, waiting[0][0]
         now = first.batch.now()
         if self._rate_share is not None:
@@ -932,13 +936,13 @@ class Gateway:
             sends.wake()
 
     def _find_unsendable(self, waiting: deque[list[BatchEntry]]) -> "list[_HandBack]":
-        """Give all that waits to be handed back if it can't be sent in time, or nobody takes it."""
+        """Return everything in *waiting* as hand-backs if it cannot be sent any more; else nothing."""
         first = waiting[0][0]
         back_after_ms = 0
         if self._draining:
             why = "this gateway is shutting down"
         elif self.sink_breaker.is_open and not first.tries_sink:
-            # It went down after these were claimed.
+            # The sink went down after these were claimed.
             why, back_after_ms = "the sink is down", int(self.unavailable_s() * 1000) + 1
         elif first.batch.ends is not None and self._is_turn_after_deadline(first):
             why = "no time left to send"
@@ -951,17 +955,17 @@ class Gateway:
         ]
 
     def _is_turn_after_deadline(self, entry: BatchEntry) -> bool:
-        """Return True if the rate limit lets the event pass only after its caller's time."""
+        """Return True if the event's turn comes only after the caller's time is over."""
         limit, now = self._rate_limit, entry.batch.now()
         if not limit.is_active:
             return False
-        if not limit.rate(now):  # this worker has no share yet, and may get one any moment
+        if not limit.rate(now):  # this worker has no share yet, but may get one at any moment
             return self._send_time([entry]) <= 0
         wait_s = limit.left_s(now) if entry.turn is None else limit.wait_s(entry.turn, now)
         return wait_s >= self._send_time([entry])
 
     def _sort_answers(self, answers: Sequence[EntryAnswer]) -> "_SortedAnswers":
-        """Separate what was taken from what was refused for good and what has to be retried."""
+        """Group the sink's answers: delivered, rejected for good, too old, to retry, lost races."""
         found = _SortedAnswers([], [], [], [], [])
         for entry, answer in answers:
             match answer:
@@ -1011,7 +1015,7 @@ class Gateway:
     async def _settle_lost_races(
         self, lost_races: "list[tuple[BatchEntry, Already | Lost]]"
     ) -> None:
-        """End what another worker was first with; nothing of it was written."""
+        """Settle events that another worker delivered first; nothing of them was written."""
         known = [entry for entry, answer in lost_races if isinstance(answer, Already)]
         await self._claims.release([r for entry in known for r in self._entities.release_of(entry)])
         self._settle(known, Verdict.DUPLICATE)
@@ -1020,11 +1024,11 @@ class Gateway:
         await self._hand_back(
             [_HandBack(entry, why, wait, unsent=True) for entry in lost], verdict=Verdict.BUSY
         )
-        # Some of its keys may still have been held here, and were released just now.
+        # Some of their keys may have been held here until now.
         self.books.lease_lost += sum([not entry.is_lost for entry in lost])
 
     async def _confirm_claims(self, entries: list[BatchEntry]) -> list[BatchEntry]:
-        """Keep what may be sent now: there is time, and the claim outlasts the send."""
+        """Return the entries that may be sent: there is time, and their claims outlast the send."""
         send_time = self._send_time(entries)
         if send_time <= self._least_send_time(entries[0].batch):
             await self._hand_back_unsent(entries, "no time left to send")
@@ -1042,15 +1046,15 @@ class Gateway:
             await self._leases.extend(short)
         except StoreError:
             self.books.store_errors += 1
-        # Anew: the store may have taken its time.
+        # Again: the store may have been slow.
         needed = entries[0].batch.now() + send_time + self._margin_s
         ours = [entry for entry in entries if entry.is_held_until(needed)]
         lost = [entry for entry in entries if not entry.is_held_until(needed)]
-        await self._hand_back_unsent(lost, "the claim ran out before the send")
+        await self._hand_back_unsent(lost, "the lease ended before the send")
         return ours
 
     def _call_sink(self, entries: list[BatchEntry], sends: Sends) -> None:
-        """Call the sink; from now on the heartbeat ends with this attempt."""
+        """Call the sink; from now on the leases are extended for this attempt only."""
         timeout = self._send_time(entries)
         ends = entries[0].batch.now() + timeout
         gives_up = ends + self._commit_budget_s + self._margin_s
@@ -1066,8 +1070,8 @@ class Gateway:
             entry.passed_before = passed
         if self._joint is not None:
             for lease in leases:
-                # The transaction itself finds out whether it is still ours. Until it ends it has
-                # the rows, so no heartbeat: the lease outlasts the send.
+                # The transaction itself checks the claims. It locks the rows until it ends, so
+                # leases are not extended: they outlast the send.
                 lease.ending = True
                 lease.give_up = entries[0].batch.now()
             call = self._joint.deliver_jointly(
@@ -1079,12 +1083,12 @@ class Gateway:
             entries,
             self._sink.deliver([entry.delivery(self.route, ends) for entry in entries]),
             timeout_s=timeout,
-            # One lost hold must not break off the sends of others.
+            # One lost lease must not cancel the sends of others.
             leases=leases if len(entries) == 1 else (),
         )
 
     def _joint_delivery(self, entry: BatchEntry, ends: float) -> Joint:
-        """Put into one step what is sent and what is written down about it."""
+        """Return the delivery together with the commits that are written in the same transaction."""
         commits = commits_of([entry], Fate.DELIVERED) if entry.claim is not None else ()
         records_state = entry.entity_lease is not None and entry.on_yes not in _DROPPED
         releases = (self._entities.delivered_release(entry),) if records_state else ()
@@ -1095,10 +1099,11 @@ class Gateway:
 
     def _least_send_time(self, batch: Batch) -> float:
         """
-        Return how many seconds a send should have.
+        Return how many seconds a send needs at least.
 
-        One that is cut short by the end of the caller's time may be taken all the same, and
-        come again. The first of a batch gets what there is: there will never be more.
+        The sink may take an event whose send is cut short by the end of the caller's time, and
+        then it is sent twice. The first send of a batch gets the time there is: a later batch
+        would not have more.
         """
         if batch.ends is None or not batch.has_sent:
             return 0.0
@@ -1107,7 +1112,7 @@ class Gateway:
     def _plan_retry(
         self, entry: BatchEntry, answer: Unknown | No | Throttled | Unwell | Closed
     ) -> "_HandBack":
-        """Decide when to retry what the sink did not take, and whether the attempt counts."""
+        """Decide when to retry an event the sink did not take, and whether the attempt counts."""
         asked = min(max(answer.retry_after_ms, 0), ms(self._settings.max_backoff))
         if isinstance(answer, Throttled):
             return self._plan_throttled_retry(entry, answer, asked)
@@ -1124,8 +1129,8 @@ class Gateway:
         if not isinstance(answer, No):
             entry.error = answer.reason
             entry.maybe = entry.maybe or not isinstance(answer, Closed)
-        # A lost claim was cancelled by us, and a refusal that is the event's own fault says
-        # nothing about the sink.
+        # The send of a lost claim was cancelled here, and a refusal that is the event's own fault
+        # says nothing about the sink.
         if not entry.is_lost and (isinstance(answer, Unknown) or not is_blamed):
             event = b"" if isinstance(answer, No) else entry.key
             self.sink_breaker.failed(now_s(), event=event)
@@ -1140,7 +1145,7 @@ class Gateway:
     def _plan_throttled_retry(
         self, entry: BatchEntry, answer: Throttled, asked_ms: int
     ) -> "_HandBack":
-        """Slow down, and try again when the sink takes events again."""
+        """Lower the rate, and retry when the sink accepts events again."""
         now, limit = now_s(), self._rate_limit
         self.sink_breaker.answered()
         self.books.throttled += 1
@@ -1153,7 +1158,7 @@ class Gateway:
         return _HandBack(entry, answer.reason, wait, unsent=True)
 
     def _backoff_ms(self, times: int) -> int:
-        """Draw a pause with full jitter: anything from none to 1 s, 2 s, 4 s … 5 min."""
+        """Return a random pause: anything from 0 to 1 s, 2 s, 4 s … 5 min (full jitter)."""
         doubled = ms(self._settings.backoff) << min(max(times, 1) - 1, 20)
         return int(self._dice.fraction() * min(doubled, ms(self._settings.max_backoff))) + 1
 
@@ -1163,7 +1168,7 @@ class Gateway:
     # --- commit ------------------------------------------------------------------------
 
     async def _record_success(self, entries: list[BatchEntry]) -> None:
-        """Record the sink's yes. From here on the event is acknowledged, whatever happens."""
+        """Commit what the sink took. From here on the event is acknowledged, whatever happens."""
         self.sink_breaker.succeeded()
         self.books.forwarded += len(entries)
         for entry in [entry for entry in entries if entry.unprotected]:
@@ -1183,7 +1188,7 @@ class Gateway:
     def _defer_commits(
         self, entries: Sequence[BatchEntry], commits: Sequence[Commit], since: float
     ) -> None:
-        """Leave *commits* to the backlog that could not be waited for."""
+        """Add *commits* that were not recorded in time to the backlog."""
         owed = {commit.key: commit for commit in commits}
         for entry in entries:
             its = [owed[part.key] for part in entry.parts if part.key in owed]
@@ -1191,7 +1196,7 @@ class Gateway:
             self._claims.backlog.add(entry.pending_writes(its, since))
 
     async def _record_entity_states(self, entries: list[BatchEntry]) -> None:
-        """Write down the newest states; what shadow mode would have dropped is none."""
+        """Record the newest states; events that shadow mode would have dropped have none."""
         if not any([entry.entity_lease for entry in entries]):  # noqa: C419 - quicker
             return
         await self._release_entities(entries)
@@ -1199,7 +1204,7 @@ class Gateway:
         await self._entities.record_delivered(delivered, self._lease_ms)
 
     async def _release_entities(self, entries: list[BatchEntry]) -> None:
-        """Give back the entities of what shadow mode would have dropped."""
+        """Release the entities of events that shadow mode would have dropped."""
         await self._claims.release(
             [
                 release
@@ -1210,7 +1215,7 @@ class Gateway:
         )
 
     async def _commit(self, entries: Sequence[BatchEntry], fate: Fate) -> None:
-        """Mark keys done, within the commit budget or else behind the acknowledgement."""
+        """Mark keys as done, within the commit budget or else after the acknowledgement."""
         claimed = [entry for entry in entries if entry.claim is not None]
         if not claimed:
             return
@@ -1234,10 +1239,10 @@ class Gateway:
 
     def _count_lost_leases(self, entries: Iterable[BatchEntry], keys: Container[bytes]) -> None:
         """
-        Count the events that another worker took over or had taken over, if the store ended *keys*.
+        Count events that another worker took over, if the store refused *keys*.
 
-        A store that repeats our own request says the same. So the lease has to be over, or the
-        claim must have been a second one.
+        A store also refuses a request of ours that it applied before. So the lease has to be over,
+        or the claim must have been a second attempt.
         """
         now = now_s()
         for entry in entries:
@@ -1248,7 +1253,7 @@ class Gateway:
                 self._leases.mark_lost(lease)
 
     async def _drop(self, outdated: list[tuple[BatchEntry, Verdict]]) -> None:
-        """Commit what is not to be sent: stale, unchanged, or a conflict to be dropped."""
+        """Commit events that are not sent: stale, unchanged, or conflicts that the rule drops."""
         if not outdated:
             return
         await self._claims.release(
@@ -1260,7 +1265,7 @@ class Gateway:
             self._settle(entries, verdict)
 
     async def _send_to_dead_letters(self, entries: list[BatchEntry], reason: str) -> None:
-        """Put events into the dead letters, and only then mark them done."""
+        """Store events in the dead letters, and only then mark them as done."""
         if not entries:
             return
         if self._dead is None:
@@ -1273,7 +1278,7 @@ class Gateway:
             await self._dead.put(letters)
         except DeadLetterRefused as error:
             if len(entries) > 1:
-                for entry in entries:  # the others are not to suffer for it
+                for entry in entries:  # one at a time: the others may be accepted
                     await self._send_to_dead_letters([entry], reason)
                 return
             why, wait = f"dead letters: {error}", ms(self._settings.max_backoff)
@@ -1302,7 +1307,7 @@ class Gateway:
     async def _hand_back(
         self, back: "list[_HandBack]", *, verdict: Verdict = Verdict.FAILED
     ) -> None:
-        """Release what we hold and let the source bring it again."""
+        """Release the claims and return the events to the source, to be retried."""
         if not back:
             return
         releases: list[Release] = []
@@ -1324,7 +1329,7 @@ class Gateway:
                     retry_after_ms=self._lease_ms,
                 )
             else:
-                # A little later than the release, or the source would come too early.
+                # A little after the release, or the retry would find it busy.
                 wait = self._jittered_ms(one.wait_ms) if one.wait_ms else 0
                 self._settle(
                     [one.entry],
@@ -1335,7 +1340,7 @@ class Gateway:
                 )
 
     async def _settle_duplicates_in_batch(self, wave: Sequence[BatchEntry]) -> None:
-        """Give the repeats within the batch the fate of the one that went first."""
+        """Settle the duplicates within the batch like the event that went first."""
         leaders = [entry for entry in wave if entry.repeats]
         if not leaders:
             return
@@ -1349,7 +1354,7 @@ class Gateway:
                     self._settle_like(repeat, outcome)
                     continue
                 if leader.matched and leader.matched not in repeat.names():
-                    # Known by a key that this one does not have: that says nothing about it.
+                    # Known by a key that this one does not have, so not proven to be a duplicate.
                     apart.append(repeat)
                     continue
                 fate = _FATES.get(outcome.verdict, Fate.DELIVERED)
@@ -1370,7 +1375,7 @@ class Gateway:
 
     def _settle_like(self, entry: BatchEntry, outcome: Outcome | None) -> None:
         if outcome is None:
-            return  # an error is on its way out of `process`
+            return  # `process` is about to raise
         self._settle(
             [entry],
             outcome.verdict,
@@ -1388,7 +1393,7 @@ class Gateway:
         retry_after_ms: int = 0,
         blamed: bool = False,
     ) -> None:
-        """Write the verdict of *flights* down; each arrival gets exactly one."""
+        """Set the verdict of *entries*; each arrival gets exactly one."""
         if not (entries := [entry for entry in entries if not entry.settled]):
             return
         self._leases.discard([entry.lease for entry in entries])
@@ -1420,7 +1425,7 @@ class Gateway:
     def _notify(
         self, batch: Batch, entries: Sequence[BatchEntry], outcomes: Sequence[Outcome]
     ) -> None:
-        """Tell whoever waits for it, and whoever wants to know."""
+        """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
         if batch.turns:
             for entry, outcome in zip(entries, outcomes, strict=True):
                 if entry.entity:
@@ -1444,13 +1449,13 @@ class Gateway:
         call_hooks(self._trip_hooks, RoundTrip(self.route, "sink", "deliver", items, took_s, ok))
 
     def _settle_unfinished(self, batch: Batch) -> list[Outcome]:
-        """Hand back what has no verdict: there was an error, or we are shutting down."""
+        """Return entries without a verdict to the source: after an error, or at a shutdown."""
         settled = [outcome for outcome in batch.outcomes if outcome is not None]
         if len(settled) == len(batch.outcomes):
             return settled
-        reason = "this gateway is shutting down" if self._draining else "an unforeseen error"
+        reason = "this gateway is shutting down" if self._draining else "an unexpected error"
         left = [entry for entry in batch.entries if not entry.settled]
-        # What was claimed and not sent is free for whoever comes next.
+        # Claims of events that were not sent are released for the next worker.
         unsent = [_HandBack(entry, reason, 0, unsent=True) for entry in left if not entry.is_sent]
         self._claims.backlog.add(
             PendingWrite(release) for back in unsent for release in back.releases()
@@ -1466,7 +1471,7 @@ class Gateway:
 
 
 class _SortedAnswers(Struct, frozen=True):
-    """What the sink said about several events."""
+    """The sink's answers to several events, grouped by what happens next."""
 
     taken: list[BatchEntry]
     refused: list[BatchEntry]
@@ -1476,7 +1481,7 @@ class _SortedAnswers(Struct, frozen=True):
 
 
 class _HandBack(Struct, frozen=True):
-    """One event to hand back: why, after what pause, and whether the attempt counts."""
+    """One event to return to the source: why, after what pause, and if the attempt counts."""
 
     entry: BatchEntry
     reason: str

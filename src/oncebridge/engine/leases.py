@@ -1,9 +1,8 @@
 """
-What this process holds, and the heartbeat that keeps it.
+The leases of this process, and the heartbeat that extends them.
 
-A hold is prolonged in one batch with all others, every third of a lease, and only while
-its own attempt may still be under way: a heartbeat that ran by itself would keep the
-claim of a worker that is stuck.
+All leases are extended in one call, every third of a lease, each only while its own attempt may
+still be running: an unconditional heartbeat would keep the claims of a worker that is stuck.
 """
 
 import asyncio
@@ -18,21 +17,21 @@ from oncebridge.stores.api import Claim, Claims, Extension, Reply, rounds
 
 
 class Lease(Struct, eq=False):
-    """One claim, measured by this process's own monotonic clock."""
+    """The lease of one claim, measured by this process's monotonic clock."""
 
     claim: Claim
     ends: float
     """When the lease ends; counted from before the claim was sent, so never too late."""
     give_up: float
-    """When the attempt must be over; the hold is not prolonged beyond."""
+    """When the attempt must be over; the lease is not extended after that."""
     latest: float = math.inf
-    """How far the lease may be prolonged: the caller's time and a little."""
+    """Until when the lease may be extended: the end of the caller's time, plus a margin."""
     lost: bool = False
-    """Somebody else has taken over."""
+    """Another worker has taken over."""
     ending: bool = False
-    """It is being committed or released; that a heartbeat comes too late says nothing."""
+    """It is being committed or released: a refused heartbeat does not mean that it is lost."""
     sending: "asyncio.Task[object] | None" = None
-    """The send to break off when the hold is lost."""
+    """The send to cancel when the lease is lost."""
 
     @property
     def token(self) -> bytes:
@@ -44,7 +43,7 @@ class Lease(Struct, eq=False):
 
 
 class Leases:
-    """All holds of one gateway; the heart beats while there are any."""
+    """All leases of one gateway; the heartbeat runs while there are any."""
 
     def __init__(self, store: Claims, books: Books, *, lease_ms: int) -> None:
         self._store = store
@@ -52,7 +51,7 @@ class Leases:
         self._lease_ms = lease_ms
         self._interval_s = lease_ms / 3000
         self._leases: dict[Lease, None] = {}  # in the order of the claims: a seed replays a run
-        # A timer rather than a task: nothing is left over when the last hold goes, so a loop
+        # A timer rather than a task: nothing is left over when the last lease ends, so a loop
         # that only runs during calls (BlockingGateway) can be left at any time.
         self._timer: asyncio.TimerHandle | None = None
         self._extending: asyncio.Task[None] | None = None
@@ -79,9 +78,9 @@ class Leases:
             self._extending = asyncio.get_running_loop().create_task(self._extend_all())
 
     async def extend(self, leases: Iterable[Lease]) -> None:
-        """Prolong *holds* now; those that another has taken are marked lost."""
+        """Extend *leases* now; those that another worker has taken over are marked lost."""
         pairs = [(lease, key) for lease in leases if not lease.lost for key in lease.keys]
-        # A key may stand here twice: held, lapsed unnoticed, and claimed again.
+        # A key may occur twice: its lease ended unnoticed, and it was claimed again.
         for asked in rounds(pairs, lambda pair: pair[1]):
             await self._extend(asked)
 
@@ -109,7 +108,7 @@ class Leases:
         return max(min(self._lease_ms, int((lease.latest - now) * 1000)), 1)
 
     def mark_lost(self, lease: Lease) -> None:
-        """Count *hold* as taken over by another worker, once, and break off its send."""
+        """Mark *lease* as taken over by another worker, once, and cancel its send."""
         if lease.lost:
             return
         lease.lost = True
@@ -122,11 +121,11 @@ class Leases:
         try:
             await self.extend([lease for lease in self._leases if now < lease.give_up])
         except StoreError:
-            # The lease goes on by itself; before the next send it is looked at again.
+            # The lease still runs; it is checked again before the next send.
             self._books.store_errors += 1
 
     async def aclose(self) -> None:
-        """Stop the heart; leases run out by themselves."""
+        """Stop the heartbeat; leases end by themselves."""
         self.discard(list(self._leases))
         if self._extending is not None:
             self._extending.cancel()

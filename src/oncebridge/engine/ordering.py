@@ -27,11 +27,11 @@ _T = TypeVar("_T")
 
 def waves(entries: Sequence[BatchEntry]) -> Iterable[Sequence[BatchEntry]]:
     """
-    Fold repeats together, and order what must not run side by side.
+    Split a batch into waves that are processed one after another.
 
-    Events that share a key with other content, or an entity, go one after another: the
-    first of each such group in the first wave, the second in the second. Most batches are
-    one wave: no name stands there twice.
+    Duplicates are attached to the first event. Events that share a key with other content, or an
+    entity, are a group: its first is in the first wave, its second in the second. Most batches
+    are one wave: no key occurs twice.
     """
     names = [part.key for entry in entries for part in entry.parts]
     names += [entry.entity for entry in entries if entry.entity]
@@ -39,7 +39,7 @@ def waves(entries: Sequence[BatchEntry]) -> Iterable[Sequence[BatchEntry]]:
 
 
 def _by_groups(entries: Sequence[BatchEntry]) -> Iterator[list[BatchEntry]]:
-    """Sort out which have to do with each other, and let the first of each group go first."""
+    """Group the entries that share a key or an entity, and take one of each group at a time."""
     groups: dict[bytes, _Group] = {}
     for entry in entries:
         names = entry.names()
@@ -65,7 +65,7 @@ def _by_groups(entries: Sequence[BatchEntry]) -> Iterator[list[BatchEntry]]:
 
 
 class _Group:
-    """Events that go one after another, each with its repeats."""
+    """Entries that are processed one after another, each with its duplicates."""
 
     __slots__ = ("_leaders", "entries")
 
@@ -74,7 +74,7 @@ class _Group:
         self._leaders: dict[Part, BatchEntry] | None = None
 
     def add(self, entry: BatchEntry) -> None:
-        """Put *entry* behind the one it repeats, or at the end."""
+        """Attach *entry* to the one it is a duplicate of, or add it at the end."""
         if self._leaders is None:
             self._leaders = {_identity(part): e for e in self.entries for part in e.parts}
         for part in entry.parts:
@@ -88,7 +88,7 @@ class _Group:
             self._leaders[_identity(part)] = entry
 
     def join(self, other: "_Group", groups: "dict[bytes, _Group]") -> "_Group":
-        """Take the entries of *other* in, in the order of arrival."""
+        """Add the entries of *other*, in the order of arrival."""
         for entry in other.entries:
             for one in (entry, *entry.repeats):
                 groups.update(dict.fromkeys(one.names(), self))
@@ -97,7 +97,7 @@ class _Group:
         return self
 
     def in_order(self) -> list[BatchEntry]:
-        """Let the versions of one entity go in their order, so that none is stale."""
+        """Return the entries, those of one entity by version, so that none is stale."""
         versions = [e.plan.version for e in self.entries if e.plan.version]
         one_entity = len({entry.entity for entry in self.entries}) == 1
         if len(versions) < len(self.entries) or not one_entity or len({k for k, _ in versions}) > 1:
@@ -107,7 +107,7 @@ class _Group:
 
 
 def _identity(part: Part) -> Part:
-    """Name what makes two events the same here: the key, with the same content."""
+    """Return what two duplicates have in common: the key, with the same content."""
     return Part(part.key, part.hash)
 
 
@@ -115,33 +115,33 @@ def _identity(part: Part) -> Part:
 
 
 class EntityTurn:
-    """One batch's place in the line of one entity."""
+    """One batch's place in the queue of one entity."""
 
-    __slots__ = ("_lines", "ahead", "behind", "done", "entity", "failed", "left")
+    __slots__ = ("_queues", "ahead", "behind", "done", "entity", "failed", "left")
 
-    def __init__(self, entity: bytes, ahead: "EntityTurn | None", lines: "EntityQueues") -> None:
+    def __init__(self, entity: bytes, ahead: "EntityTurn | None", queues: "EntityQueues") -> None:
         self.entity = entity
-        self._lines = lines
+        self._queues = queues
         self.ahead = ahead
         self.behind: EntityTurn | None = None
         self.done = asyncio.Event()
-        """This batch is through, and so are those ahead of it."""
+        """This batch is done, and so are those ahead of it."""
         self.left = 0
         """Events of this batch that are not settled."""
         self.failed = False
-        """One of them was handed back, so what is behind it must not overtake it."""
+        """One of them was returned to the source, and later ones must not overtake it."""
 
     def settled(self, *, acknowledged: bool) -> None:
         self.left -= 1
         self.failed = self.failed or not acknowledged
         if not self.left:
-            self._lines.advance(self)
+            self._queues.advance(self)
 
     async def wait_for_previous(self, until_s: float | None = None) -> None:
         """
-        Wait until the batch ahead is through; take over what it failed at.
+        Wait until the batch ahead is done; if it failed, so has this one.
 
-        Not longer than *until_s*: then it is as if it had failed.
+        After *until_s* the batch ahead counts as failed.
         """
         if self.ahead is None:
             return
@@ -156,13 +156,18 @@ class EntityTurn:
 
 
 class EntityQueues:
-    """The lines of all entities that are here now."""
+    """
+    One queue for each entity with events in progress.
+
+    A batch takes its place in all of its queues at once, when it arrives: of two batches, the
+    earlier is ahead in every queue, so there is no deadlock.
+    """
 
     def __init__(self) -> None:
         self._last: dict[bytes, EntityTurn] = {}
 
     def enqueue(self, entities: Iterable[bytes]) -> dict[bytes, EntityTurn]:
-        """Take a place in each line; an entity that stands there twice has two events."""
+        """Take a place in each entity's queue; an entity listed twice has two events."""
         own: dict[bytes, EntityTurn] = {}
         for entity in entities:
             turn = own.get(entity)
@@ -176,10 +181,10 @@ class EntityQueues:
 
     def advance(self, turn: EntityTurn | None) -> None:
         """
-        Let a batch go that is through, and those behind it that were waiting to go.
+        Remove a batch that is done from its queue, and those after it that are done, too.
 
-        One that was broken off while it waited keeps its place until those ahead are
-        through: whoever comes behind it has to wait for them too.
+        A batch that was cancelled while it waited keeps its place until those ahead are done:
+        those after it have to wait for them, too.
         """
         while turn is not None and not turn.left:
             if turn.ahead is not None and not turn.ahead.done.is_set():
@@ -194,12 +199,18 @@ class EntityQueues:
 # --- within an invocation ------------------------------------------------------------------
 
 ReportDone = Callable[[int, bool], None]
-"""Told of each item of a batch, by its place in it, whether it is done."""
+"""Called with the index of each item of a batch, and whether it is done."""
 StartItems = Callable[[list[_T], ReportDone], Coroutine[Any, Any, None]]
 
 
 class LaneRunner(Generic[_T]):
-    """Take *lanes* through *bring*, which is given what may start now."""
+    """
+    Run *lanes* through *bring*, which is called with the items that may start now.
+
+    In a lane, the next item starts only when the one before it is done; if one is not done, the
+    rest of its lane is not started. Lanes do not wait for each other. Items that may start at the
+    same moment start together, so that a batch stays a batch.
+    """
 
     def __init__(self, lanes: Sequence[Sequence[_T]], bring: StartItems[_T]) -> None:
         self._bring = bring
@@ -224,7 +235,7 @@ class LaneRunner(Generic[_T]):
         finally:
             for task in self._running:
                 task.cancel()
-            # Not before they are back: each still tells what was done.
+            # Wait for them: each still reports what was done.
             await asyncio.gather(*self._running, return_exceptions=True)
 
     def _start(self) -> None:

@@ -34,7 +34,7 @@ from oncebridge.events.rules import RuleSet
 _log = logging.getLogger("oncebridge")
 UNROUTED = "unrouted"
 """What stands for a route where none was for an event."""
-_UNEXPECTED_ERROR = "an unforeseen error"
+_UNEXPECTED_ERROR = "an unexpected error"
 
 
 class RouterAnswer(Struct, frozen=True, gc=False):

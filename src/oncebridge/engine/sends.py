@@ -1,8 +1,8 @@
 """
-The sends of one batch: several at once, each bounded in time, never trusted.
+The sends of one batch: several at once, each with a timeout, whatever the sink does.
 
-There is one task for each call of the sink and nothing else, and answers that come
-together are given together, so that their commits can be one round trip.
+There is one task for each call of the sink and no other. Answers that arrive together are
+returned together, so that their commits are one round trip.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from oncebridge.sinks.api import JointAnswer, Never, Unknown, Yes
 EntryAnswer = tuple[BatchEntry, JointAnswer]
 
 CallListener = Callable[[int, float, bool], None]
-"""Told of each call for how many it was, how long it took, and whether all were taken."""
+"""Called with the number of events of a call, its seconds, and whether the sink took all."""
 
 _Call = asyncio.Future[Sequence[JointAnswer]]
 _ANSWERS = frozenset(get_args(JointAnswer))
@@ -29,23 +29,23 @@ _TAKEN = {Yes}
 
 
 class SendSlots:
-    """How many calls of the sink may run at once, over all batches."""
+    """The calls of the sink that may run at once, over all batches."""
 
     def __init__(self, count: int, listener: CallListener | None = None) -> None:
         self._free = count
         self._listener = listener
         self._waiters: deque[Callable[[], None]] = deque()
         self.slowest_s = 0.0
-        """How long calls took lately, the slowest of them; forgotten little by little."""
+        """How long the slowest recent call took; decays with each call."""
 
     def record_call(self, items: int, took_s: float, *, ok: bool) -> None:
-        """Remember how long a call took, and tell it to whoever wants to know."""
+        """Record how long a call took, and report it to the listener."""
         self.slowest_s = max(took_s, self.slowest_s * 0.9)
         if self._listener is not None:
             self._listener(items, took_s, ok)
 
     def acquire(self) -> bool:
-        """Take a slot, if there is one."""
+        """Take a slot, if one is free."""
         if self._free <= 0:
             return False
         self._free -= 1
@@ -56,11 +56,11 @@ class SendSlots:
         self._wake_next()
 
     def notify_when_free(self, wake: Callable[[], None]) -> None:
-        """Call *wake* once when there is a slot; it may be gone again by then."""
+        """Call *wake* once when a slot is free; another batch may take it first."""
         self._waiters.append(wake)
 
     def cancel_notification(self, wake: Callable[[], None]) -> None:
-        """Wish no more, and let the next one have what was offered."""
+        """Do not call *wake* any more; the next waiter gets the slot."""
         if self._waiters:
             with suppress(ValueError):
                 self._waiters.remove(wake)
@@ -75,15 +75,15 @@ class Sends:
     """
     The calls of a sink for one batch.
 
-    `start` one whenever there is a slot, and take what was answered from `next`. Whatever
-    the sink does, every delivery gets one answer, in its time.
+    `start` one whenever there is a slot, and take the answers from `next`. Whatever the sink
+    does, every delivery gets one answer, within its timeout.
     """
 
     def __init__(self, slots: SendSlots, loop: asyncio.AbstractEventLoop) -> None:
         self._slots = slots
         self._loop = loop
         self._calls: dict[_Call, tuple[list[BatchEntry], float, float]] = {}
-        """With what each is for, when its time is up, and how much that was."""
+        """The entries of each call, when it times out, and its timeout."""
         self._answered: list[EntryAnswer] = []
         self._timer: asyncio.TimerHandle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -96,7 +96,7 @@ class Sends:
         return bool(self._calls or self._answered)
 
     def take_slot(self) -> bool:
-        """Take a slot for a call, or be woken when there may be one."""
+        """Take a slot for a call; if none is free, `next` returns when one may be."""
         if self._slots.acquire():
             return True
         if not self._waits_for_slot:
@@ -116,11 +116,11 @@ class Sends:
         leases: Iterable[Lease],
     ) -> None:
         """
-        Let the sink take *flights* by *call*, in a slot that was taken.
+        Send *entries* by *call*, in a slot that was taken.
 
-        If one of *holds* is lost meanwhile, the call is broken off.
+        If one of *leases* is lost meanwhile, the call is cancelled.
         """
-        # By the loop itself: `ensure_future` looks for it, which is a system call in 3.11.
+        # Not `ensure_future`, which asks for the running loop: a system call in Python 3.11.
         if isinstance(call, CoroutineType):
             task = self._loop.create_task(call)
         else:
@@ -133,7 +133,7 @@ class Sends:
             self._timer = self._loop.call_later(timeout_s, self._check_timeouts)
 
     async def next(self) -> list[EntryAnswer]:
-        """Wait for answers, or for whatever else wakes; give all answers there are."""
+        """Wait for answers or a wake-up; return all answers there are."""
         if not self._answered and not self._is_woken:
             self._waiter = self._loop.create_future()
             try:
@@ -144,7 +144,7 @@ class Sends:
         return self.take_answers()
 
     def take_answers(self) -> list[EntryAnswer]:
-        """Return the answers that have come, without waiting."""
+        """Return the answers that have arrived, without waiting."""
         if self._calls:
             for task in [task for task in self._calls if task.done()]:
                 self._on_done(task)
@@ -152,18 +152,18 @@ class Sends:
         return answered
 
     def wake_in(self, seconds: float) -> None:
-        """Let `next` return after so long, answers or not."""
+        """Let `next` return after *seconds*, with or without answers."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self._loop.call_later(seconds, self.wake)
 
     def stop_waiting_for_slot(self) -> None:
-        """Let somebody else have the slot that was waited for."""
+        """Stop waiting for a slot; another batch may have it."""
         self._waits_for_slot = False
         self._slots.cancel_notification(self._on_slot_free)
 
     def close(self) -> None:
-        """Break off what is under way; nobody will ask for its answers."""
+        """Cancel the calls under way; their answers are not needed any more."""
         for timer in (self._timer, self._alarm):
             if timer is not None:
                 timer.cancel()
@@ -174,7 +174,7 @@ class Sends:
     def _on_done(self, task: _Call) -> None:
         call = self._calls.pop(task, None)
         if call is None:
-            # Given up before; what it ends in is retrieved, so that nobody complains.
+            # Cancelled before; its error is retrieved, or asyncio would log it.
             if not task.cancelled():
                 task.exception()
             return
@@ -204,7 +204,7 @@ class Sends:
             self._timer = self._loop.call_at(earliest, self._check_timeouts)
 
     def _cancel(self, task: _Call) -> None:
-        # Not awaited: a sink that ignores its cancellation must not hold us up too.
+        # Not awaited: a sink that ignores its cancellation must not delay the batch.
         del self._calls[task]
         self._slots.release()
         task.cancel()
@@ -214,33 +214,33 @@ class Sends:
         self.wake()
 
     def wake(self) -> None:
-        """Let `next` return, answers or not."""
+        """Let `next` return, with or without answers."""
         self._is_woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 def _answers_of(task: _Call, count: int) -> Sequence[JointAnswer]:
-    """Take the sink's answers, or make some from the way it failed."""
+    """Return the sink's answers, or answers that describe how the call failed."""
     answer: JointAnswer
     if task.cancelled():
-        answer = Unknown("the send was broken off")
+        answer = Unknown("the send was cancelled")
     elif isinstance(error := task.exception(), SinkRejected):
         answer = Never(type(error).__name__)
     elif error is not None:
         # Its type only: the text of an exception may quote the event.
         answer = Unknown(type(error).__name__)
     elif not _are_answers(answers := task.result()):
-        answer = Unknown("the sink gave something else than answers")
+        answer = Unknown("the sink returned something other than answers")
     elif len(answers) != count:
-        answer = Unknown(f"the sink gave {len(answers)} answers for {count} events")
+        answer = Unknown(f"the sink returned {len(answers)} answers for {count} events")
     else:
         return answers
     return [answer] * count
 
 
 def _are_answers(answers: object) -> bool:
-    # A list, mostly: to ask whether something is a sequence is slow.
+    # Mostly a list: the check for a sequence is slow.
     if type(answers) is not list and not isinstance(answers, Sequence):
         return False
     return _ANSWERS.issuperset(map(type, answers))

@@ -33,7 +33,7 @@ _RATE_LIMITED = RouterAnswer(
     acknowledge=False, verdict=Verdict.FAILED, reason="too many events wait for the sink"
 )
 _UNEXPECTED_ERROR = RouterAnswer(
-    acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unforeseen error"
+    acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unexpected error"
 )
 
 
