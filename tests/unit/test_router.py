@@ -243,7 +243,7 @@ async def test_what_no_route_is_for_is_kept_in_the_dead_letters():
         raw = event(detail_type="Mail")
         answer = await roads.one(raw)
         assert (answer.acknowledge, answer.verdict) == (True, Verdict.DEAD)
-        assert answer.reason == "unrouted: no route is for it"
+        assert answer.reason == "unrouted: no route matches it"
         (letter,) = await roads.dead.list()
         assert (letter.raw, letter.reason, letter.route) == (raw, "unrouted", "")
         assert roads.router.unrouted.verdicts[Verdict.DEAD] == 1

@@ -1,11 +1,11 @@
 """
-What is owed to the store while it does not answer.
+Writes that wait for a store that does not answer.
 
-A commit after the sink's yes, a memory after an unprotected delivery, the release of a
-claim that was never answered: none of them may delay the acknowledgement, and each is
-tried until it lands or the process ends. Losing one costs at most one more delivery.
+A commit after the sink's yes, a record after an unprotected delivery, the release of a claim
+that was never answered: none of them may delay the acknowledgement, and each is retried until
+the store has it or the process ends. Losing one costs at most one more delivery.
 
-What was delivered and is not recorded yet is known here, and only here: a copy of it is a
+Only the backlog knows which events are delivered but not recorded yet: a copy of one is a
 duplicate, whatever the store says. A release proves nothing, and is never looked up.
 """
 
@@ -29,7 +29,7 @@ _FIRST_S, _LONGEST_S = 0.25, 30.0
 
 
 class DecidedEvent(Struct, frozen=True, gc=False):
-    """What was decided about an event, and when."""
+    """An event whose fate is decided, and when that was."""
 
     hash: bytes
     first: First
@@ -38,12 +38,12 @@ class DecidedEvent(Struct, frozen=True, gc=False):
     proves_duplicate: bool
     """
     A copy is a duplicate: the event was delivered, and the key is the one that identifies it. An
-    event in the dead letters may be replayed, and must not be taken for a duplicate then.
+    event in the dead letters may be replayed, and must not be treated as a duplicate then.
     """
 
 
 class PendingWrite(Struct, frozen=True, eq=False, gc=False):
-    """One operation that the store has not answered."""
+    """One write that the store has not answered."""
 
     asked: Commit | Memory | Release
     decided: DecidedEvent | None = None
@@ -55,9 +55,9 @@ class PendingWrite(Struct, frozen=True, eq=False, gc=False):
 
     def due(self, now: float) -> Commit | Memory | Release | None:
         """
-        Return what to ask for now: the window counts from the delivery.
+        Return the write to send now: the window counts from the delivery.
 
-        None once it is over: a commit that late could end the claim of the next event.
+        None once the window is over: a commit that late could end the claim of the next event.
         """
         asked = self.asked
         if self.decided is None or isinstance(asked, Release):
@@ -74,7 +74,7 @@ class PendingWrite(Struct, frozen=True, eq=False, gc=False):
 
 
 class Backlog:
-    """Tries again, in the order of arrival, with growing pauses."""
+    """Retries writes, in the order of arrival, with growing pauses."""
 
     def __init__(self, store: Claims, books: Books, dice: Dice) -> None:
         self._store = store
@@ -93,23 +93,23 @@ class Backlog:
 
     @property
     def deliveries(self) -> int:
-        """How much of it is about what was delivered, and not only claimed."""
+        """How many of the writes are about delivered events, not only claimed ones."""
         return sum([write.decided is not None for write in self._pending.values()])
 
     def delivered(self, key: bytes, now: float) -> DecidedEvent | None:
-        """Return what was delivered under an identifying *key*, if its record is owed."""
+        """Return the event delivered under an identifying *key*, if it is not recorded yet."""
         write = self._delivered.get(key)
         return write.decided if write is not None and write.due(now) is not None else None
 
     def add(self, pending_writes: Iterable[PendingWrite]) -> None:
-        """Take over *debts*."""
+        """Add *pending_writes*, and retry them until the store has them."""
         for write in pending_writes:
             self._pending[id(write)] = write
             if write.decided is not None and write.decided.proves_duplicate:
                 self._delivered[write.key] = write
         excess = len(self._pending) - _MOST
         if excess > 0:
-            # The oldest go: theirs is the shortest rest of a window.
+            # The oldest are dropped: their windows end first.
             self._remove([*islice(self._pending.values(), excess)])
             self._books.forgotten += excess
         self._has_more.set()
@@ -118,27 +118,27 @@ class Backlog:
 
     async def flush(self) -> bool:
         """
-        Try everything once, now, and return False if the store does not answer.
+        Send every pending write once, now; return False if the store does not answer.
 
-        While it is being paid already, nothing is waited for.
+        If that is under way already, return at once.
         """
         if self._flushing.locked():
             return True
         async with self._flushing:
-            owed = list(self._pending.values())
-            for at in range(0, len(owed), _CHUNK):
-                for chunk in rounds(owed[at : at + _CHUNK], lambda write: write.key):
+            writes = list(self._pending.values())
+            for at in range(0, len(writes), _CHUNK):
+                for chunk in rounds(writes[at : at + _CHUNK], lambda write: write.key):
                     if not await self._write_chunk(chunk):
                         return False
         return True
 
     async def settle(self, within_s: float) -> None:
-        """Wait up to *within_s* for everything to land."""
+        """Wait up to *within_s* until everything is recorded."""
         if self._worker is not None and not self._worker.done():
             await asyncio.wait({self._worker}, timeout=within_s)
 
     async def aclose(self) -> None:
-        """Stop trying."""
+        """Stop retrying."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
@@ -155,21 +155,21 @@ class Backlog:
             if self._pending:
                 jitter = 0.5 + self._dice.fraction()
                 if await happens_within(self._has_more, pause * jitter):
-                    pause = _FIRST_S  # one that cannot be paid must not delay new ones
+                    pause = _FIRST_S  # a write that keeps failing must not delay new ones
                     await asyncio.sleep(pause * jitter)
                 pause = min(2 * pause, _LONGEST_S)
 
     async def _write_chunk(self, pending_writes: list[PendingWrite]) -> bool:
-        """Send what is owed, and return False if the store does not answer at all."""
+        """Send some writes; return False if the store does not answer at all."""
         now = asyncio.get_running_loop().time()
         due = [(write, write.due(now)) for write in pending_writes]
         self._remove([write for write, asked in due if asked is None])
         try:
             await self._ask(self._store.commit, [p for p in due if isinstance(p[1], Commit)])
-            # Before memories: one is refused while the claim of its own key stands.
+            # Before memories: a memory is refused while its key is claimed.
             await self._ask(self._store.release, [p for p in due if isinstance(p[1], Release)])
             await self._ask(self._store.remember, [p for p in due if isinstance(p[1], Memory)])
-        except Exception:  # noqa: BLE001 - also a store with a fault: what is owed stays owed
+        except Exception:  # noqa: BLE001 - also a bug in a store: the writes stay pending
             self._books.store_errors += 1
             return False
         return True

@@ -1,10 +1,10 @@
 """
-Several ways out: each arrival goes to every route it is for.
+Several routes: each arrival goes to every route that matches it.
 
-A route is a gateway of its own, with its own claims, so an event that one sink has and
-another has not yet is a duplicate here and delivered there. An arrival is acknowledged when
-every one of its routes acknowledges it. An event that no route is for goes to the dead letters,
-unless a rule of the file or the setting `unrouted` discards it.
+A route is a gateway of its own, with its own claims, so an event can be a duplicate on one route
+and be delivered on another. An arrival is acknowledged when all of its routes acknowledge it. An
+event that no route matches goes to the dead letters, unless a rule of the file or the setting
+`unrouted` discards it.
 """
 
 import asyncio
@@ -33,30 +33,30 @@ from oncebridge.events.rules import RuleSet
 
 _log = logging.getLogger("oncebridge")
 UNROUTED = "unrouted"
-"""What stands for a route where none was for an event."""
+"""The route's name in reports where no route matched an event."""
 _UNEXPECTED_ERROR = "an unexpected error"
 
 
 class RouterAnswer(Struct, frozen=True, gc=False):
-    """What became of one arrival on all its routes together."""
+    """The outcome of one arrival on all its routes together."""
 
     acknowledge: bool
     verdict: Verdict | None
-    """None where the arrival is only kept for later (a spool)."""
+    """None if the arrival is only stored for later (a spool)."""
     retry_after_ms: int = 0
     reason: str = ""
     outcomes: tuple[tuple[str, Outcome], ...] = ()
     """By the names of the routes, in their order."""
     blamed: bool = False
-    """It failed, and may be the cause itself; see `Outcome.blamed`."""
+    """It failed, and may itself be the cause; see `Outcome.blamed`."""
 
 
 OnAnswer = Callable[[int, RouterAnswer], None]
-"""Told the answer to each arrival of a batch, by its place in it."""
+"""Called with the index and the answer of each arrival of a batch."""
 
 
 class RouteEntry(Struct, frozen=True):
-    """One route: the gateway, and which events it is for."""
+    """One route: the gateway, and the pattern of its events."""
 
     gateway: Gateway
     match: Pattern | None = None
@@ -64,9 +64,9 @@ class RouteEntry(Struct, frozen=True):
 
 class Router:
     """
-    Give each arrival to the *ways* it is for.
+    Process each arrival on all *routes* that match it.
 
-    Of the events that no way is for, those that *rules* discard are discarded.
+    Of the events that no route matches, those that *rules* discard are discarded.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Router:
     ) -> None:
         self.routes = tuple(routes)
         self.unrouted = Books()
-        """Counts of what no route was for."""
+        """Counts of the events that no route matched."""
         self._dead = dead
         self._rules = rules
         self._discard = discard_unrouted
@@ -103,25 +103,25 @@ class Router:
         return any(gateway.is_ordered for gateway in self.gateways)
 
     def unavailable_s(self) -> float:
-        """Return how many seconds there is no point in bringing events: no route takes any."""
+        """Return for how many seconds no route accepts events; 0 if one does."""
         return min(gateway.unavailable_s() for gateway in self.gateways)
 
     def rate_limited_s(self) -> float:
-        """Return for how many seconds all routes have enough that waits for its turn."""
+        """Return for how many seconds all routes are busy with events that wait for a rate limit."""
         return min(gateway.rate_limited_s() for gateway in self.gateways)
 
     def read(self, raw: bytes, *, bare: bool | None = None) -> Event | Unreadable:
-        """Read one event as the routes will; *bare* says otherwise than the settings."""
+        """Return one event as the routes will read it; *bare* overrides the setting."""
         settings = self._settings
         is_bare = settings.bare if bare is None else bare
         return read(raw, limits=settings.limits, bare=is_bare, apart=self._apart)
 
     def unwrap(self, raw: bytes) -> tuple[Event | Unreadable, ...]:
-        """Read what is wrapped in what a queue or a stream holds: one event, rarely several."""
+        """Return the events in a message of a queue or stream: one, rarely several."""
         return unwrap(raw, self.read)
 
     async def read_all(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Read what is bytes in turns, however costly it is to read; see `cpu_turns`."""
+        """Parse arrivals that are bytes, in turns; see `oncebridge.engine.cpu_turns`."""
         found: list[Arrival] = []
         while len(found) < len(arrivals):
             async with self.cpu_turns:
@@ -181,7 +181,7 @@ class Router:
     def _split_by_route(
         self, arrivals: Sequence[Arrival], collector: "_AnswerCollector"
     ) -> "Iterator[tuple[RouteEntry, _Batch]]":
-        """Find each arrival's routes; what can't be read is the first one's to bury."""
+        """Return the batch of each route; the first one gets what cannot be read."""
         if self._only_route is not None:
             yield self._only_route, list(enumerate(arrivals))
             return
@@ -227,7 +227,7 @@ class Router:
         try:
             if kept:
                 await self._send_to_dead_letters([event for _, event in kept])
-            reason = f"{UNROUTED}: no route is for it"
+            reason = f"{UNROUTED}: no route matches it"
             buried = Outcome(Verdict.DEAD, acknowledge=True, reason=reason)
         except OncebridgeError as error:
             buried = replace(buried, retry_after_ms=5000, reason=f"dead letters: {error}")
@@ -244,7 +244,7 @@ class Router:
                 DeadLetter(
                     raw=event.raw,
                     reason=UNROUTED,
-                    message="no route is for it",
+                    message="no route matches it",
                     route="",
                     rule="",
                     key=b"",
@@ -268,12 +268,12 @@ class Router:
                 gateway.pause()
 
     async def drain(self, grace: timedelta) -> bool:
-        """Stop taking work, finish what was sent, and tell whether that was in time."""
+        """Accept nothing more and finish what was sent; True if that was in time."""
         return all(await asyncio.gather(*[g.drain(grace) for g in self.gateways]))
 
     async def aclose(self) -> None:
         for gateway in self.gateways:
-            with suppress(Exception):  # the next one has to be closed all the same
+            with suppress(Exception):  # the next one has to be closed, too
                 await gateway.aclose()
 
 
@@ -281,7 +281,7 @@ _Batch = list[tuple[int, Arrival]]
 
 
 class _AnswerCollector:
-    """The answers to one batch, as its routes come in one after the other."""
+    """Collects the outcomes of one batch from its routes, and combines them to answers."""
 
     def __init__(self, count: int, answered: OnAnswer | None) -> None:
         self._answers: list[RouterAnswer | None] = [None] * count
@@ -293,7 +293,7 @@ class _AnswerCollector:
         self.unrouted: list[tuple[int, Event]] = []
 
     def expect(self, batches: Sequence[tuple[RouteEntry, _Batch]]) -> None:
-        """Note how many routes each arrival takes."""
+        """Record how many routes each arrival takes."""
         self._has_several_routes = len(batches) > 1
         if self._has_several_routes:
             self._order = {entry.gateway.route: rank for rank, (entry, _) in enumerate(batches)}
@@ -304,7 +304,7 @@ class _AnswerCollector:
                     self._waiting[at] += 1
 
     def callback_for(self, route: str, places: Sequence[int]) -> Callable[[int, Outcome], None]:
-        """Make what a gateway tells its outcomes to."""
+        """Return the callback that takes the outcomes of one route."""
 
         def settled(index: int, outcome: Outcome) -> None:
             at = places[index]
@@ -325,7 +325,7 @@ class _AnswerCollector:
             self._answered(at, answer)
 
     def close(self) -> None:
-        """Hand back what no route has answered for: it was broken off before it began."""
+        """Return arrivals that no route answered for to the source: they were cancelled."""
         for at, answer in enumerate(self._answers):
             if answer is None:
                 failed = RouterAnswer(
@@ -338,7 +338,7 @@ class _AnswerCollector:
 
 
 def _combine_outcomes(outcomes: tuple[tuple[str, Outcome], ...]) -> RouterAnswer:
-    """Let the route decide that is furthest from done; among equals, the one that forwarded."""
+    """Combine the outcomes on several routes: a failure decides, then a delivery."""
     outcome = outcomes[0][1]
     for _, other in outcomes[1:]:
         if (other.acknowledge, not other.forwarded) < (outcome.acknowledge, not outcome.forwarded):

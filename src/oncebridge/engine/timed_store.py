@@ -1,4 +1,4 @@
-"""A store whose round trips are told to hooks: how long each took, and for how many."""
+"""A store that reports each round trip to hooks: how long it took, and for how many keys."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ _Answered = TypeVar("_Answered")
 
 
 class TimedStore:
-    """What *store* does while events pass, timed."""
+    """*store* as the gateway uses it, with the time of each call reported to *hooks*."""
 
     def __init__(self, store: Claims, route: str, hooks: Sequence[TripHook]) -> None:
         self._store = store
