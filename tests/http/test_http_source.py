@@ -604,7 +604,7 @@ def test_a_store_that_is_away_from_the_start_may_come_later(tmp_path, desk):
             answer = running.post(event(number))
             assert is_later(answer)
             assert answer.json["reason"].startswith("the store did not answer")
-        reasons = ["the store is not there yet", "desk: the store is down"]
+        reasons = ["the store is not available yet", "desk: the store is down"]
         assert running.get("/readyz").json["reasons"] == reasons
         assert desk.begun == 0
         running.store.broken = None
@@ -633,7 +633,7 @@ def test_too_much_at_once_has_to_come_again_and_then_passes(tmp_path, desk):
     with live(tmp_path, desk, source__answer_within=PROMPT) as running:
         running.service._intake._at_most = 50
         few, many = [b"\n".join([event(n) for n in range(count)]) for count in (30, 80)]
-        full = ["too much under way"]
+        full = ["too many events in progress"]
         answer = running.post(many, kind=NDJSON)  # too large for what is left to such requests
         assert is_later(answer)
         assert [r["reason"] for r in answer.results] == full * 80

@@ -60,7 +60,7 @@ async def test_while_one_holds_it_another_is_told_so_in_plain_words():
     with pytest.raises(CheckpointTaken) as refused:
         await checkpoint(kept).take()
     assert str(refused.value) == (
-        "/data/in.ndjson: another process is reading it (for 40 s at least)"
+        "/data/in.ndjson: another process is reading it; its claim ends in 40 s at the earliest"
     )
     assert refused.value.left_s == 40
 

@@ -378,7 +378,7 @@ async def test_a_second_reader_is_refused_in_plain_words(path, store):
         async with reading(path, store) as second:
             with pytest.raises(CheckpointTaken) as refused:
                 await second.run()
-            assert str(refused.value).startswith(f"{path}: another process is reading it (for ")
+            assert str(refused.value).startswith(f"{path}: another process is reading it; ")
             assert "\0" not in str(refused.value)
             assert second.books.arrived == 0
         first.source.stop()

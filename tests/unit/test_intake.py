@@ -345,4 +345,4 @@ async def test_while_enough_wait_for_the_sink_more_are_refused_at_once_with_a_ti
     assert router.batches == []
     assert [(answer.acknowledge, answer.verdict) for answer in told] == [(False, Verdict.FAILED)]
     assert told[0].retry_after_ms == 3201
-    assert told[0].reason == "too many events wait for the sink"
+    assert told[0].reason == "too many events are waiting for the sink"

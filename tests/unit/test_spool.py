@@ -377,7 +377,7 @@ async def test_arrivals_are_still_written_after_the_stop(path):
 
 async def test_a_second_one_is_refused_until_the_first_is_gone(path):
     async with station(path, runs=False):
-        with pytest.raises(ConfigError, match="another process uses it; give each its own"):
+        with pytest.raises(ConfigError, match="another process uses this spool; give each"):
             async with station(path):
                 pass
     async with station(path) as one:

@@ -1,11 +1,10 @@
 """
 Events from a file or from standard input: NDJSON, a JSON array, one event; gzip too.
 
-A line that is no event goes to the dead letters with its number, and the rest goes on. What
-is handed back (the sink is down, say) is brought again in place, so the end of the file is
-reached when every event is where it belongs. How far it came is remembered in the store: a
-run that was stopped goes on from there when it is run again, if the file is still the same
-up to there.
+A line that is not an event goes to the dead letters with its number, and reading continues.
+Events that fail (the sink is down, say) are retried in place, so the end of the file is reached
+when every event is final. The position is recorded in the store: a run that was stopped continues
+there when it is started again, if the file is still the same up to there.
 """
 
 import asyncio
@@ -45,13 +44,15 @@ _SAVE_EVERY_S, _TRY_AGAIN_S = 1.0, 1.0
 
 
 class FileSourceOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about a file."""
+    """Options of the file source."""
 
-    resume: Annotated[bool, Doc("Go on where a stopped run was; else from the beginning.")] = True
+    resume: Annotated[
+        bool, Doc("Continue where a stopped run ended; otherwise read from the beginning.")
+    ] = True
 
 
 class FileSource:
-    """Read *path*, or standard input where there is none."""
+    """Reads *path*, or standard input if there is none."""
 
     Options: ClassVar = FileSourceOptions
 
@@ -72,7 +73,7 @@ class FileSource:
         self._lines: dict[int, int] = {}
         """The line of each batch's end."""
         self.resumed_at = 0
-        """The line at which a stopped run was taken up again; 0: at the beginning."""
+        """The line at which a stopped run was resumed; 0: at the beginning."""
 
     @classmethod
     def from_url(cls, url: str, options: FileSourceOptions | None = None) -> Self:
@@ -86,7 +87,7 @@ class FileSource:
     async def open(self, host: Host) -> None:
         self._host = host
         if self._path is None:
-            # Not through `sys.stdin`, whose lock a thread that waits for input would keep.
+            # Not `sys.stdin`: a thread that waits for input would keep its lock.
             self._file = os.fdopen(0, "rb", buffering=0, closefd=False)
             self._records = Records(self._file)
         else:
@@ -108,7 +109,7 @@ class FileSource:
             return
         keeping = asyncio.create_task(self._keep_checkpoint())
         if self._checkpoint is not None:
-            # Whatever ends it, nothing is read from a place that nobody keeps.
+            # If the checkpoint is not kept any more, nothing more is read.
             keeping.add_done_callback(lambda _: self.stop())
         try:
             await self._relay.run()
@@ -148,7 +149,7 @@ class FileSource:
     def _arrival(self, record: Record) -> Arrival:
         assert self._host is not None  # noqa: S101
         if record.too_long:
-            message = f"line {record.line}: longer than can be read; its beginning is kept"
+            message = f"line {record.line}: too long to read; only its beginning is kept"
             return Unreadable(record.raw, "too-large", message)
         event = self._host.router.read(record.raw)
         if isinstance(event, Unreadable):
@@ -156,10 +157,10 @@ class FileSource:
             return Unreadable(event.raw, event.reason, message)
         return event
 
-    # --- going on where it stopped ------------------------------------------------------
+    # --- resuming -----------------------------------------------------------------------
 
     async def _resume(self) -> bool:
-        """Find the place to go on from, and hold it against others; not if stopped meanwhile."""
+        """Claim the checkpoint and find the position; return False if stopped meanwhile."""
         assert self._host is not None  # noqa: S101
         assert self._file is not None  # noqa: S101
         assert self._path is not None  # noqa: S101
@@ -199,7 +200,7 @@ class FileSource:
             self._place = (known, self._lines.pop(known))
 
     async def _keep_checkpoint(self) -> None:
-        """Write down how far it came, and hold the checkpoint, until the run has ended."""
+        """Record the position and keep the claim on the checkpoint, until the run has ended."""
         assert self._relay is not None  # noqa: S101
         if self._checkpoint is None:
             return
@@ -215,7 +216,7 @@ class FileSource:
                 else:
                     continue
             except StoreError:
-                continue  # the lease lasts a while, and what is read twice is a duplicate
+                continue  # the lease lasts a while, and events that are read twice are duplicates
             except CheckpointTaken as taken:
                 self._taken = taken
                 self._relay.stop()
@@ -223,7 +224,7 @@ class FileSource:
             saved, held_s = place, began_s
 
     async def _release_checkpoint(self) -> None:
-        """Let others go on from here, or, at the end of the file, from its beginning."""
+        """Release the checkpoint with the position, or delete it at the end of the file."""
         assert self._relay is not None  # noqa: S101
         if self._checkpoint is None or self._taken is not None:
             return
@@ -233,14 +234,14 @@ class FileSource:
             else:
                 await self._checkpoint.release(self._write_place())
         except (StoreError, CheckpointTaken) as error:
-            # The next run reads some of it again, and finds duplicates.
+            # The next run reads some events again, and finds duplicates.
             _log.warning("oncebridge.place_not_saved", extra={"error": str(error)})
 
     def _write_place(self) -> bytes:
         return msgspec.json.encode((*self._place, self._file_mark(self._place[0])))
 
     def _read_place(self, memo: bytes) -> tuple[int, int]:
-        """Read where a run was stopped, unless the file is another by now."""
+        """Return where a run was stopped; (0, 0) if the file has changed."""
         try:
             offset, line, mark = msgspec.json.decode(memo, type=tuple[int, int, str])
         except msgspec.MsgspecError:
@@ -248,7 +249,7 @@ class FileSource:
         return (offset, line) if mark == self._file_mark(offset) else (0, 0)
 
     def _file_mark(self, offset: int) -> str:
-        """Return what the file was like: by what stands before *offset*, or, packed, by its dates."""
+        """Return a mark of the file: a hash of the bytes before *offset*, or size and date (gzip)."""
         assert self._file is not None  # noqa: S101
         fd = self._file.fileno()
         if self._is_packed:
@@ -264,10 +265,10 @@ def _digest(text: bytes) -> str:
 
 class _ReaderThread:
     """
-    Do blocking work in a thread that nobody has to wait for.
+    Runs blocking work in a daemon thread.
 
-    Reading from a terminal or a pipe ends when somebody writes there; a process that is
-    told to stop must not depend on that.
+    A read from a terminal or a pipe ends when something is written there; a process that is
+    stopped must not depend on that.
     """
 
     async def run(self, work: Callable[[], _T]) -> _T:

@@ -1,17 +1,16 @@
 """
-From something that is read to the router, retrying in place.
+Passes records from a file, a spool, a shard or a queue to the router, and retries in place.
 
-A file, a spool, a shard, a queue: its records are numbered as they are taken, and stay in
-hand until they are final. A few batches are under way at once. What is handed back by the
-router is brought again when it is time; meanwhile others pass it, as long as not too many
-wait, unless they are in the same lane or the router keeps an order of its own. Everything
-before the earliest record in hand is final, and that is what may be checkpointed. While no
-route takes anything, nothing more is taken.
+Records are numbered as they are read, and kept here until they are final. A few batches run at
+once. A record that failed is retried when it is due; meanwhile others are processed, as long as
+not too many wait, unless they are in the same lane or the router keeps entities in order.
+Everything before the earliest unfinished record is final, and may be checkpointed. While no route
+accepts events, nothing more is read.
 
-Where the origin can take records back (a queue), it gets those that another worker holds and
-those that may be the cause of their own failure. The rest waits here, so that an outage costs
-no record anything. What breaks things off in a way that nobody foresaw is brought alone from
-then on, and goes back in the end.
+If records can be returned to their origin (a queue), those that another worker holds and those
+that may be the cause of their own failure are returned. The rest waits here, so that an outage
+uses up no receive counts. A record that causes an unexpected error is retried alone from then on,
+and returned in the end.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _T = TypeVar("_T")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 30.0
 _LOOK_AGAIN_S = 1.0
-# The other copy is often under way in this very process, and a moment from its end.
+# The other copy is often being processed by this very process, and almost done.
 _PATIENCE = timedelta(seconds=2)
 _MOST_UNEXPECTED_ERRORS, _RETRY_LATER_MS = 8, 300_000
 _MOST_MARKS = 100_000
@@ -45,25 +44,25 @@ _STOPPED = RouterAnswer(
 
 
 class SourceRecord(Struct, frozen=True, gc=False):
-    """A record that was taken."""
+    """A record that was read from a source."""
 
     place: int
-    """Its number, or the place just behind it; rises in the order of taking."""
+    """Its number, or the position after it; rises in the order of reading."""
     arrivals: tuple[Arrival, ...]
-    """What it holds: one event, as a rule. It is final when all of them are."""
+    """Its events: one, as a rule. The record is final when all of them are."""
     lane: str | None = None
     """In a lane, a record starts only when the one before it is final."""
 
 
 class Relay:
     """
-    Bring records from *take* to *router*, and tell *final* which are done.
+    Pass records from *take* to *router*, and report to *final* which are done.
 
-    *take* gives the next records, or none at the end; *takers* of it run side by side, as
-    long as no more than *ahead* records are ready to be brought. *passed* is told the place up
-    to which everything is final, in order, whenever that moves. *hand_back* gets what the
-    origin is to have back, with the answer, and at a stop all that is left. A take that is
-    under way at a stop has *leave_s* to come to its end.
+    *take* returns the next records, or none at the end; *takers* of it run at the same time, as
+    long as no more than *ahead* records are waiting. *passed* is called with the place up to which
+    everything is final, whenever that moves. *hand_back* gets the records that are returned to
+    their origin, with the answer, and at a stop all that are left. A take that is running at a
+    stop has *leave_s* to end.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Relay:
         most_bytes: int = 128 * 1024 * 1024,
         leave_s: float = 0.0,
     ) -> None:
-        # What was given back is not final, and must not be passed.
+        # A record that was returned is not final, and must not be passed.
         assert hand_back is None or passed is None  # noqa: S101
         self._router = router
         self._take = take
@@ -93,7 +92,7 @@ class Relay:
         self._hand_back = hand_back
         self._takers = takers
         self._ahead = ahead
-        # Two batches side by side would retry in any order.
+        # Two batches at once would retry in any order.
         self._is_ordered = router.is_ordered
         self._at_once = 1 if self._is_ordered else at_once
         self._batch = batch
@@ -105,13 +104,13 @@ class Relay:
         self._unfinished: dict[int, _RelayEntry] = {}
         self._bytes = 0
         self._marks: deque[_PlaceMark] = deque()
-        """The places of all that was taken and not passed yet, in order."""
+        """The places of all records that were read and not passed yet, in order."""
         self._lanes: dict[str, deque[_RelayEntry]] = {}
         self._ready: deque[_RelayEntry] = deque()
         self._waiting: list[tuple[float, int, _RelayEntry]] = []
-        """A heap of those to be brought again, by the time for it."""
+        """A heap of entries to retry, by the time when they are due."""
         self._retrying = 0
-        """How many in hand were handed back at least once."""
+        """How many unfinished records have failed at least once."""
         self._numbers = count()
         self._batches: set[asyncio.Task[None]] = set()
 
@@ -124,10 +123,10 @@ class Relay:
         self._at_end = False
         self._error: BaseException | None = None
         self.is_through = False
-        """There is nothing more to take, and all that was taken is final."""
+        """There is nothing more to read, and all that was read is final."""
 
     def stop(self) -> None:
-        """Take nothing more; what is handed back from now on stays where it is."""
+        """Read nothing more; records that fail from now on are not retried."""
         self._stopping.set()
         self._changed.set()
 
@@ -135,8 +134,8 @@ class Relay:
         """
         Run until *take* has nothing more, or until `stop`.
 
-        Where *take* raises, what it gave before is still brought to its end; any other
-        error is raised as soon as what is under way is back.
+        If *take* raises, the records it returned before are still finished; any other error is
+        raised as soon as the running batches have ended.
         """
         takers = {asyncio.create_task(self._take_all()) for _ in range(self._takers)}
         try:
@@ -164,8 +163,8 @@ class Relay:
         return not (is_taking or self._unfinished)
 
     async def _finish(self, takers: "set[asyncio.Task[None]]") -> None:
-        """Wait for what is under way, and give back what is left."""
-        # They look for the stop themselves.
+        """Wait for the running batches, and return the records that are left."""
+        # They notice the stop themselves.
         await asyncio.gather(*takers, return_exceptions=True)
         while self._batches or self._reporting is not None:
             await asyncio.wait([*self._batches, *([self._reporting] if self._reporting else [])])
@@ -180,7 +179,7 @@ class Relay:
         self._error = self._error or error
         self.stop()
 
-    # --- taking ------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------
 
     async def _take_all(self) -> None:
         try:
@@ -196,14 +195,14 @@ class Relay:
             self._changed.set()
 
     async def _take_more(self) -> Sequence[SourceRecord] | None:
-        """Take, unless a stop or the error of another came in between."""
+        """Read, unless there was a stop or an error of another reader in between."""
         return await self._take() if self._wants_more() else None
 
     def _wants_more(self) -> bool:
         return not self._stopping.is_set() and self._error is None
 
     async def _wait_for_room(self) -> bool:
-        """Wait until there is room for more, and somebody who would take it."""
+        """Wait until there is room for more, and a route accepts events."""
         while True:
             unavailable_s = self._router.unavailable_s()
             if not unavailable_s and self._has_room():
@@ -218,7 +217,7 @@ class Relay:
             and self._retrying < self._most_waiting
             and len(self._unfinished) < self._most_in_hand
             and self._bytes < self._most_bytes
-            # So much would be read again after a crash.
+            # This many would be read again after a crash.
             and len(self._marks) < _MOST_MARKS
         )
 
@@ -254,10 +253,10 @@ class Relay:
                 self._ready.append(entry)
         self._changed.set()
 
-    # --- bringing ----------------------------------------------------------------------
+    # --- processing --------------------------------------------------------------------
 
     def _dispatch(self) -> float | None:
-        """Start what can be started; tell in how many seconds there is more, if that is known."""
+        """Start batches; return in how many seconds the next one is due, if that is known."""
         if self._stopping.is_set():
             return None
         now, unavailable_s = self._now(), self._router.unavailable_s()
@@ -277,13 +276,13 @@ class Relay:
         return min(retries, default=None)
 
     def _next_batch(self, now: float, unavailable_s: float) -> "list[_RelayEntry]":
-        """Choose a batch: first those whose time has come again, then what is new."""
+        """Return the next batch: first retries that are due, then new records."""
         if self._is_ordered and self._waiting:
-            # Nothing may pass what waits, and that has to keep its own order.
+            # Nothing may overtake the records that wait, and they keep their own order.
             if self._waiting[0][0] > now:
                 return []
             again = sorted([entry for *_, entry in self._waiting], key=_place)
-            if again[0].unexpected_errors:  # alone, and the others behind it
+            if again[0].unexpected_errors:  # alone, and the others after it
                 again = again[:1]
             self._waiting = [one for one in self._waiting if one[-1] not in again]
             heapify(self._waiting)
@@ -355,7 +354,7 @@ class Relay:
 
     def _may_return(self, answer: RouterAnswer) -> bool:
         if self._hand_back is None or self._is_ordered:
-            return False  # what is behind it would pass it
+            return False  # later records would overtake it
         return answer.verdict is Verdict.BUSY or answer.blamed
 
     def _finish_entry(self, entry: "_RelayEntry") -> None:
@@ -372,7 +371,7 @@ class Relay:
         self._report_soon()
 
     def _return_to_origin(self, entry: "_RelayEntry", answer: RouterAnswer) -> None:
-        """Leave a record to its origin, with all that stand behind it in its lane."""
+        """Return a record to its origin, with all that are queued after it in its lane."""
         lane = entry.record.lane
         for one in [entry] if lane is None else self._lanes.pop(lane):
             self._remove(one)
@@ -396,21 +395,21 @@ class Relay:
 
     def _pause_s(self, answer: RouterAnswer, retries: int) -> float:
         """
-        Return how long to wait: as long as was asked for, since nobody could take it sooner.
+        Return how many seconds to wait: as long as the answer says, or longer.
 
-        Where it takes long nobody knows for how long, and the pause grows.
+        The pause grows with each retry.
         """
         grown = max(_SHORTEST_PAUSE_S * 2.0 ** min(retries, 10), self._router.unavailable_s())
         return max(answer.retry_after_ms / 1000, min(grown, _LONGEST_PAUSE_S))
 
-    # --- telling -----------------------------------------------------------------------
+    # --- reporting ---------------------------------------------------------------------
 
     def _report_soon(self) -> None:
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._report())
 
     async def _report(self) -> None:
-        """Tell what has become final or goes back, as much as there is at a time."""
+        """Report records that are final or returned, as many as there are at a time."""
         try:
             while self._finished or self._to_return:
                 done, self._finished = self._finished, []
@@ -429,7 +428,7 @@ class Relay:
             self._changed.set()
 
     def _passed_place(self) -> int | None:
-        """Tell the place before the earliest record that is not final, if it has moved."""
+        """Return the place up to which everything is final, if it has moved."""
         place = None
         while self._marks and self._marks[0].is_final:
             place = self._marks.popleft().place
@@ -441,7 +440,7 @@ class Relay:
 
 
 class _PlaceMark:
-    """A place, and whether what was there is final; it outlives the record."""
+    """A place, and whether its record is final; it outlives the record."""
 
     __slots__ = ("is_final", "place")
 
@@ -451,7 +450,7 @@ class _PlaceMark:
 
 
 class _RelayEntry:
-    """A record in hand, and what is known about it."""
+    """An unfinished record, and what is known about it."""
 
     __slots__ = (
         "answer",
@@ -468,14 +467,14 @@ class _RelayEntry:
         self.record = record
         self.mark = _PlaceMark(record.place)
         self.arrivals: list[Arrival] = list(record.arrivals)
-        """What is still to be brought: of several, some may be final already."""
+        """The events that are not final yet."""
         self.left = 0
         """Arrivals that are not answered yet."""
         self.answer: RouterAnswer | None = None
         self.retries = 0
-        """How often it was handed back."""
+        """How often it failed."""
         self.unexpected_errors = 0
-        """How often that was because something broke which nobody foresaw."""
+        """How often that was because of an unexpected error."""
         self.size = sum([len(a if isinstance(a, bytes) else a.raw) for a in record.arrivals])
 
 

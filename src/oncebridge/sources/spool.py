@@ -1,13 +1,13 @@
 """
-Arrivals on disk, forwarded behind.
+The spool: arrivals are stored on disk, acknowledged, and forwarded later.
 
-With a spool the sender is answered as soon as its event is durable here; the spool is the
-source from then on, and keeps the same rule: a record leaves it when the event is where it
-belongs. It is one SQLite file of one process; a second process is refused.
+With a spool the sender is answered as soon as its event is durable on disk; the spool is the
+source from then on, and deletes a record when its event is final. It is one SQLite file, used by
+one process; a second process is refused.
 
-Where there is no room, or the file cannot be written, nothing is acknowledged: the sender hears
-503. The spool then tries by itself to write, until it can again. It leaves some of the disk free,
-without which not even deletions would be possible.
+If there is no room, or the file cannot be written, nothing is acknowledged: the sender gets 503.
+The spool then tries to write until it can. It leaves some of the disk free, because deletions
+need space, too.
 """
 
 import asyncio
@@ -43,13 +43,16 @@ _MOST_AT_ONCE, _MOST_WAITING = 1000, 20_000
 _BATCH_BYTES = 4 * 1024 * 1024
 _TRY_AGAIN_S = 1.0
 _WARN_S = 60.0
-"""How often it is logged at most that nothing can be written."""
+"""The least time between two warnings that nothing can be written."""
 _LOGS_IN_RESERVE = 4
-"""How many write-ahead logs have to fit into what is left free of the disk."""
+"""How many write-ahead logs have to fit into the space that is left free."""
 
 SPOOLED = RouterAnswer(acknowledge=True, verdict=None)
 _FULL = RouterAnswer(
-    acknowledge=False, verdict=None, retry_after_ms=1000, reason="spool: too much to write"
+    acknowledge=False,
+    verdict=None,
+    retry_after_ms=1000,
+    reason="spool: too many events are waiting to be written",
 )
 
 
@@ -58,29 +61,29 @@ class _WriteProblem(Struct, frozen=True):
 
     event: str
     what: str
-    """For everybody who asks whether events are taken, so without a path."""
+    """Shown to senders, so without a path."""
     fix: str
 
 
 _AT_LIMIT: Final = _WriteProblem(
     "oncebridge.spool_full",
     "the spool is full",
-    "find out why the sink does not take events; if that is expected, raise spool_max",
+    "check why the sink does not accept events; if this is expected, raise spool_max",
 )
 _DISK_FULL: Final = _WriteProblem(
     "oncebridge.spool_full",
     "the disk of the spool is full",
-    "free space on that disk, or put the spool on a larger one",
+    "free space on that disk, or move the spool to a larger one",
 )
 _FAILING: Final = _WriteProblem(
     "oncebridge.spool_failed",
     "the spool cannot be written",
-    "check the disk, and who may write to the file and its directory",
+    "check the disk, and the permissions of the file and its directory",
 )
 
 
 class _NoRoom(StoreUnavailable):
-    """A write was not tried, as there is too little room for it."""
+    """A write was not tried, because there is too little space for it."""
 
     def __init__(self, problem: _WriteProblem, message: str) -> None:
         super().__init__(message)
@@ -89,9 +92,9 @@ class _NoRoom(StoreUnavailable):
 
 class Spool:
     """
-    Keep records in the file at *path* until they are forwarded: an inbox and a source.
+    Stores records in the file at *path* until they are forwarded: an inbox and a source.
 
-    They may take *max_bytes* on disk; without that, half of the disk.
+    They may use *max_bytes* on disk; by default, half of the disk.
     """
 
     def __init__(self, path: str | Path, max_bytes: int | None = None) -> None:
@@ -107,21 +110,21 @@ class Spool:
         self._filled = asyncio.Event()
         self._batch_bytes = _BATCH_BYTES
         self._reserve = 0
-        """What is left free of the disk, so that records can still be deleted."""
+        """The space that is left free on the disk, so that records can still be deleted."""
         self._problem: _WriteProblem | None = None
         """Why the last write failed, if it did."""
         self._needed = 0
-        """How many bytes that write had."""
+        """The number of bytes of that write."""
         self._refused = 0
-        """Records that were not taken since the last warning."""
+        """Records that were refused since the last warning."""
         self._warn_at_s = 0.0
         self._has_warned = False
         self._prober: asyncio.Task[None] | None = None
         self._undeleted: list[int] = []
-        """Records that were forwarded, and could not be deleted yet."""
+        """Records that are final but could not be deleted yet."""
         self._is_closed = False
         self.depth = 0
-        """Records that are here."""
+        """The number of records in the spool."""
 
     @property
     def file(self) -> SQLiteFile:
@@ -156,7 +159,7 @@ class Spool:
         return batch
 
     async def _write(self) -> None:
-        """Write what is waiting, as many as there are at a time, one fsync each time."""
+        """Write the waiting records, many at a time, with one fsync each time."""
         try:
             while self._waiting:
                 batch = self._next_batch()
@@ -190,7 +193,7 @@ class Spool:
     # --- room --------------------------------------------------------------------------
 
     def _check_room(self, db: sqlite3.Connection, size: int) -> None:
-        """Raise if *size* more bytes do not fit; in the thread of the file."""
+        """Raise if *size* more bytes do not fit; runs in the thread of the file."""
         pages, unused, page_size = (
             db.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
@@ -198,16 +201,16 @@ class Spool:
         disk = Disk.of(self._path)
         used = (pages - unused) * page_size
         most = self._max_bytes if self._max_bytes is not None else disk.size // 2 or inf
-        # An event that is larger than the limit is taken when nothing else is there.
+        # An event that is larger than the limit is accepted if the spool is empty.
         if self.depth and used + size > most:
             raise _NoRoom(_AT_LIMIT, f"{self._path}: {used} of {most} bytes are used (spool_max)")
         is_growing = size > unused * page_size
-        # Twice, as what is written stands in the write-ahead log first.
+        # Twice, because it is written to the write-ahead log first.
         if disk.size and is_growing and disk.free < self._reserve + 2 * size:
             raise _NoRoom(_DISK_FULL, f"{self._path}: {disk.free} bytes are left on the disk")
 
     def _note_failure(self, error: StoreError, size: int, *, refused: int = 0) -> _WriteProblem:
-        """Remember and log that a write of *size* bytes failed, and go on trying."""
+        """Record and log that a write of *size* bytes failed, and keep trying."""
         self._problem = problem = _problem_of(error)
         self._needed = size
         self._refused += refused
@@ -217,7 +220,7 @@ class Spool:
         if loop.time() >= self._warn_at_s:
             self._warn_at_s = loop.time() + _WARN_S
             self._has_warned = True
-            fields = {"what": f"{problem.what}; senders hear 503", "error": str(error)}
+            fields = {"what": f"{problem.what}; senders get 503", "error": str(error)}
             _log.warning(
                 problem.event, extra={**fields, "refused": self._refused, "fix": problem.fix}
             )
@@ -236,7 +239,7 @@ class Spool:
             self._refused = 0
 
     async def _probe(self) -> None:
-        """Try to write until that succeeds: senders who are told to stay away bring nothing."""
+        """Try to write until that succeeds: while it does not, senders may send nothing."""
         try:
             while self._problem is not None:
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -251,7 +254,7 @@ class Spool:
             self._prober = None
 
     def _try_to_write(self, db: sqlite3.Connection) -> None:
-        """Write as much as could not be written, and remove it; in the thread of the file."""
+        """Write as many bytes as failed before, and remove them; runs in the thread of the file."""
         size = self._needed
         self._check_room(db, size)
         with transaction(db):
@@ -316,11 +319,11 @@ class Spool:
         try:
             await self._delete(numbers)
         except StoreError as error:
-            # If that lasts, they come again after a restart, and are duplicates then.
+            # If that lasts, they are read again after a restart, and are duplicates then.
             self._note_failure(error, self._needed)
 
     async def _delete(self, numbers: Sequence[int]) -> None:
-        """Delete records, and those that could not be deleted before."""
+        """Delete records, also those that could not be deleted before."""
         numbers = [*self._undeleted, *numbers]
         self._undeleted = []
 
@@ -338,9 +341,9 @@ class Spool:
         self.depth -= len(numbers)
 
     def _lock_exclusively(self) -> None:
-        """Refuse a second process: both would forward the same records."""
+        """Raise if another process uses the spool: both would forward the same records."""
         if not self._path.parent.is_dir():
-            raise ConfigError("spool", f"{self._path.parent}: there is no such directory")
+            raise ConfigError("spool", f"{self._path.parent}: directory not found; create it")
         try:
             fd, _ = open_private(Path(f"{self._path}.lock"), os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
@@ -353,7 +356,8 @@ class Spool:
             self._lock.close()
             self._lock = None
             raise ConfigError(
-                "spool", f"{self._path}: another process uses it; give each its own"
+                "spool",
+                f"{self._path}: another process uses this spool; give each process its own file",
             ) from None
 
 
@@ -365,7 +369,7 @@ def _problem_of(error: StoreError) -> _WriteProblem:
 
 
 def _take_rows(rows: Iterable[tuple[int, bytes]]) -> list[SourceRecord]:
-    """Take rows until they are as large as a batch may be."""
+    """Return rows up to the size of a batch."""
     taken: list[SourceRecord] = []
     size = 0
     for number, raw in rows:
