@@ -189,5 +189,5 @@ async def test_one_that_is_missing_is_registered_and_waited_for(in_use):
 @virtual
 async def test_one_that_never_becomes_active_is_told():
     registry = Registry("crm", looks=100)
-    with pytest.raises(ConfigError, match="does not become active"):
+    with pytest.raises(ConfigError, match="did not become active"):
         await registered(modelled(registry, "calls", now_ms), ARN, "crm")

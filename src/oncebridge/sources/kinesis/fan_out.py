@@ -1,9 +1,9 @@
 """
-Enhanced fan-out: Kinesis sends what is put into a shard, and nobody has to ask.
+Enhanced fan-out: Kinesis pushes the records of a shard.
 
-A subscription lasts five minutes, and is then taken out again from where it ended. The SDK
-reads it, in a thread for each shard, and hands over a page at a time: as long as there is no
-room for more, the thread waits, and so does Kinesis.
+A subscription lasts five minutes, and is then renewed from where it ended. The SDK reads it, in a
+thread for each shard, one page at a time: while there is no room for more, the thread waits, and
+so does Kinesis.
 """
 
 import asyncio
@@ -25,26 +25,26 @@ from oncebridge.sources.kinesis.shard_feed import FailureBackoff
 from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
 
 _SILENCE_S: Final = 40
-"""Kinesis sends something every few seconds, be it empty."""
+"""Kinesis sends something every few seconds, even if it is empty."""
 _APART_S: Final = 1.1
-"""One subscription a second may be asked for, of each shard."""
+"""Kinesis allows one subscription a second for each shard."""
 _IN_USE_S: Final = 5.0
-"""So long nobody else can take over a subscription that was just taken out."""
+"""A new subscription cannot be taken over for so long."""
 _ACTIVE_WITHIN_S: Final = 60.0
 
 
 class _SubscriptionEnded(Struct, frozen=True):
-    """Why a subscription ended; empty where its time was over."""
+    """A subscription ended; *what* is the error, empty if its time was over."""
 
     what: str = ""
 
 
 _Pushed = tuple[RecordPage, str] | _SubscriptionEnded
-"""A page, and the place behind it."""
+"""A page, and the sequence number to continue after."""
 
 
 async def registered(stream: KinesisStream, arn: str, name: str) -> str:
-    """Return the ARN of the consumer *name*; where there is none, register it."""
+    """Return the ARN of the consumer *name*; register it if there is none."""
     try:
         found = await stream.consumer(arn, name)
     except AwsError as error:
@@ -54,7 +54,10 @@ async def registered(stream: KinesisStream, arn: str, name: str) -> str:
     ends_s = asyncio.get_running_loop().time() + _ACTIVE_WITHIN_S
     while not found.is_active:
         if asyncio.get_running_loop().time() > ends_s:
-            raise ConfigError("fan_out", f"the consumer {name} does not become active")
+            raise ConfigError(
+                "fan_out",
+                f"the consumer {name} did not become active within {_ACTIVE_WITHIN_S:g} s; check it in AWS",
+            )
         await asyncio.sleep(1)
         found = await stream.consumer(arn, name)
     return found.arn
@@ -66,11 +69,11 @@ async def _create(stream: KinesisStream, arn: str, name: str) -> Any:
     except AwsError as error:
         if error.code != "ResourceInUseException":
             raise
-        return await stream.consumer(arn, name)  # another worker was quicker
+        return await stream.consumer(arn, name)  # another worker registered it
 
 
 class FanOutConsumer:
-    """What a stream sends to the consumer *arn*, by the SDK."""
+    """Subscribes to shards as the consumer *arn*, with the SDK."""
 
     def __init__(self, arn: str, options: AwsOptions) -> None:
         self._arn = arn
@@ -79,7 +82,7 @@ class FanOutConsumer:
         self._making = threading.Lock()
 
     def pushed(self, shard: str, position: Position) -> Any:
-        """Subscribe to a shard; blocks, and gives what the SDK makes of it."""
+        """Subscribe to a shard; return the SDK's stream of events. Blocks."""
         with self._making:
             self._client = self._client or self._create()
         start: dict[str, Any] = {"Type": position.kind}
@@ -111,7 +114,7 @@ class FanOutConsumer:
 
 
 class PushedFeed:
-    """Be sent the records of *shard*, from *position* on."""
+    """Receives the records of *shard*, from *position* on, by enhanced fan-out."""
 
     def __init__(
         self, consumer: FanOutConsumer, shard: str, position: Position, *, pauses: FailureBackoff
@@ -151,8 +154,8 @@ class PushedFeed:
         self._listener = None
         now_s = asyncio.get_running_loop().time()
         if what == "ResourceInUseException":
-            # The worker that had the shard before has not noticed yet, or another group uses
-            # the same consumer: only the latter goes on for long.
+            # The worker that had the shard before has not closed yet, or another group uses the
+            # same consumer; only the latter lasts long.
             self._due_s = now_s + max(self._pauses.failed(what), _IN_USE_S)
         elif what == "InvalidArgumentException" and self._position.after:
             self._pauses.position_refused(self._position)
@@ -162,7 +165,7 @@ class PushedFeed:
 
 
 class _Listener:
-    """A thread that reads one subscription; it ends when it is closed, or with it."""
+    """A thread that reads one subscription, until it ends or `close` is called."""
 
     def __init__(self, consumer: FanOutConsumer, shard: str, position: Position) -> None:
         self._loop = asyncio.get_running_loop()
@@ -175,13 +178,13 @@ class _Listener:
         ).start()
 
     async def pushed(self) -> _Pushed:
-        """Wait for what is sent next."""
+        """Wait for the next page, or the end of the subscription."""
         if self._heard.empty():
             self._room.release()
         return await self._heard.get()
 
     def close(self) -> None:
-        # The thread may wait for room, or for Kinesis; nobody waits for the thread.
+        # The thread may wait for room or for Kinesis; it is not joined.
         self._is_closed = True
         self._room.release()
 
@@ -200,7 +203,7 @@ class _Listener:
                     self._hand_over(_page(event["SubscribeToShardEvent"]))
         except ClientError as error:
             what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
-        except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: it is over
+        except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: the subscription is over
             what = type(error).__name__
         self._hand_over(_SubscriptionEnded(what))
 
@@ -220,7 +223,7 @@ def _page(event: dict[str, Any]) -> tuple[RecordPage, str]:
         )
         for record in event["Records"]
     ]
-    # Children are told at the end of a shard only, and then there is nothing to continue with.
+    # Children are listed only at the end of a shard, and then there is nothing to continue with.
     after = event.get("ContinuationSequenceNumber") or ""
     is_end = not after or bool(event.get("ChildShards"))
     return RecordPage(

@@ -1,10 +1,10 @@
 """
 One shard, for as long as this worker holds its checkpoint.
 
-Records go through a relay, a lane for each partition key. The place that is saved is that of
-the last record before which everything is final, about every second while it moves. The hold
-is kept meanwhile; if another worker has taken it nevertheless, this one stops. Whoever stops
-writes down how far it came and gives the hold back, so that another can go on at once.
+Records go through a relay, with a lane for each partition key. The position that is saved is the
+last record up to which everything is final, about every second while it moves. The claim on the
+checkpoint is extended meanwhile; if another worker has taken it over, this one stops. At a stop
+the position is saved and the checkpoint released, so that another worker can continue at once.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from oncebridge.sources.relay import Relay, SourceRecord
 _log = logging.getLogger("oncebridge")
 
 _MOST_BYTES: Final = 16 * 1024 * 1024
-"""In hand, and a page more; a worker may hold many shards."""
+"""Unfinished records, plus one page; a worker may hold many shards."""
 _REFRESH_MS: Final = 60_000
 _TELL_EVERY_MS: Final = 600_000
 _LEAVE_TRIES: Final = 3
@@ -39,23 +39,23 @@ _AGGREGATED: Final = b"\xf3\x89\x9a\xc2"
 
 
 class KinesisTimings(Struct, frozen=True):
-    """How long things last; tests have less time."""
+    """Intervals and timeouts; tests use shorter ones."""
 
     lease: timedelta = timedelta(seconds=20)
     save: timedelta = timedelta(seconds=1)
     look: timedelta = timedelta(seconds=5)
     gone: timedelta = timedelta(seconds=20)
-    """A worker that says nothing for so long has no share any more."""
+    """A worker whose entry is older has no share any more."""
     list: timedelta = timedelta(seconds=30)
     keep: timedelta = timedelta(days=400)
-    """A stream keeps records for 365 days, and a shard that is read stays read."""
+    """A stream keeps records for up to 365 days; a checkpoint has to last longer."""
 
 
 class HeldShard:
     """
-    Read *shard* from *feed*, from the place that *checkpoint* was *taken* at.
+    Reads *shard* from *feed*, from the position *taken* that *checkpoint* had.
 
-    *clock* tells the time at Kinesis, which keeps records for *retention*.
+    *clock* returns the time at Kinesis, which keeps records for *retention*.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class HeldShard:
     ) -> None:
         self.shard = shard
         self.behind_ms = 0
-        """How old the oldest record is that Kinesis has not given yet."""
+        """The age of the oldest record that is not read yet."""
         self.is_ended = False
-        """All that was ever in it is final, and that is written down."""
+        """True if the shard is read to its end, and the checkpoint says so."""
         self._host = host
         self._feed = feed
         self._checkpoint = checkpoint
@@ -88,7 +88,7 @@ class HeldShard:
         self._taken = int(taken.number or -1)
         self._at_end = False
         self._unpassed: deque[tuple[int, str, int]] = deque()
-        """Of what is not passed yet: the number, as it is written, and the time of arrival."""
+        """Records that are not passed yet: number, sequence number as text, time of arrival."""
         self._is_lost = False
         self._over = asyncio.Event()
         self._held_until_s = self._now() + times.lease.total_seconds()
@@ -103,14 +103,14 @@ class HeldShard:
         )
 
     def stop(self) -> None:
-        """Take nothing more; `run` ends when what is under way is final."""
+        """Read nothing more; `run` ends when the records in progress are final."""
         self._relay.stop()
 
     async def run(self) -> None:
-        """Read until the end of the shard, until `stop`, or until another has taken it."""
+        """Read until the end of the shard, until `stop`, or until another worker takes it over."""
         self._warn_if_records_expired()
         keeping = asyncio.create_task(self._keep_checkpoint())
-        # Whatever ends it, nothing is read on a hold that nobody keeps.
+        # If the checkpoint is not kept any more, nothing more is read.
         keeping.add_done_callback(lambda _: self._relay.stop())
         try:
             await self._relay.run()
@@ -118,7 +118,7 @@ class HeldShard:
             self._feed.close()
             self._over.set()
             await keeping
-        # A worker that is broken off gives nothing back: its hold ends by itself.
+        # Not after a cancellation: then the lease ends by itself.
         await self._release_checkpoint()
 
     # --- reading -----------------------------------------------------------------------
@@ -134,7 +134,7 @@ class HeldShard:
         return []
 
     async def _wait_for_lease(self) -> None:
-        """Read nothing on a hold that may be over: the store is away, and so are the routes."""
+        """Wait while the lease may be over: the store is unavailable, and so are the routes."""
         while self._now() >= self._held_until_s:  # noqa: ASYNC110 - it is time that has to pass
             await asyncio.sleep(self._times.save.total_seconds())
 
@@ -149,7 +149,7 @@ class HeldShard:
             _log.warning("oncebridge.shard_is_far_behind", extra={**self._fields, **behind})
 
     def _take_record(self, record: KinesisRecord) -> SourceRecord | None:
-        """Take a record, unless it was taken before; numbers are compared as numbers."""
+        """Return a record, or None if it was read before; numbers are compared as numbers."""
         number = int(record.sequence_number)
         if number <= self._taken:
             return None
@@ -161,7 +161,7 @@ class HeldShard:
         if not record.data.startswith(_AGGREGATED):
             return self._host.router.unwrap(record.data)
         message = (
-            "several records were packed into one by the Kinesis Producer Library; "
+            "several records were aggregated into one by the Kinesis Producer Library; "
             "turn its aggregation off (AggregationEnabled = false)"
         )
         return (Unreadable(record.data, "not-json", message),)
@@ -171,10 +171,10 @@ class HeldShard:
             _, written, at_ms = self._unpassed.popleft()
             self._place = replace(self._place, number=written, at_ms=at_ms)
 
-    # --- the hold ----------------------------------------------------------------------
+    # --- the checkpoint ----------------------------------------------------------------
 
     async def _keep_checkpoint(self) -> None:
-        """Save the place, and keep the hold, until it is over."""
+        """Save the position and extend the claim, until `run` ends."""
         lease_s, save_s = self._times.lease.total_seconds(), self._times.save.total_seconds()
         saved, held_s = self._place, self._now()
         while not await happens_within(self._over, save_s):
@@ -188,7 +188,7 @@ class HeldShard:
                 else:
                     continue
             except StoreError:
-                continue  # the lease lasts a while, and what is read twice is a duplicate
+                continue  # the lease lasts a while, and events that are read twice are duplicates
             except CheckpointTaken:
                 _log.warning("oncebridge.shard_taken_by_another", extra=self._fields)
                 self._is_lost = True
@@ -198,7 +198,7 @@ class HeldShard:
             self._held_until_s = began_s + lease_s
 
     async def _release_checkpoint(self) -> None:
-        """Write down how far it came, and let others go on."""
+        """Save the position and release the checkpoint."""
         if self._is_lost:
             return
         is_through = self._relay.is_through
@@ -210,7 +210,7 @@ class HeldShard:
                 return
             except StoreError as error:
                 if not tries_left:
-                    # Another reads some of it again, and finds duplicates.
+                    # Another worker reads some events again, and finds duplicates.
                     fields = {**self._fields, "error": str(error)}
                     _log.warning("oncebridge.place_not_saved", extra=fields)
                     return
@@ -222,7 +222,7 @@ class HeldShard:
                 return
 
     def _warn_if_records_expired(self) -> None:
-        """Say so where nobody has read for longer than Kinesis keeps what is put."""
+        """Log an error if the shard was not read for longer than Kinesis keeps records."""
         away_ms = self._clock() - self._place.at_ms
         if self._place.at_ms and away_ms > self._retention_ms:
             away = {"away_s": away_ms // 1000, "kept_s": self._retention_ms // 1000}

@@ -1,7 +1,7 @@
 """
-One Kinesis stream: its shards, what is in them, and who is registered to be sent it.
+One Kinesis stream: its shards, their records, and its registered consumers.
 
-Calls are as in `oncebridge.aws.client`: nothing is repeated here, and what goes wrong is raised.
+Calls are as in `oncebridge.aws.client`: nothing is retried here, and errors are raised.
 """
 
 import re
@@ -25,20 +25,20 @@ _ARN = re.compile(
 )
 _PAGE: Final = 1000
 _PAGE_TIMEOUT: Final = timedelta(seconds=30)
-"""Up to 14 MB come in one answer."""
+"""A response may have up to 14 MB."""
 
 
 class Shard(Struct, frozen=True, order=True):
-    """A part of a stream; *first* is its first sequence number, which no other shard has."""
+    """A shard of a stream; *first* is its first sequence number, which no other shard has."""
 
     id: str
     first: str
     parents: tuple[str, ...] = ()
-    """By their ids: one that was split, or two that were merged."""
+    """Their ids: one shard that was split, or two that were merged."""
 
 
 class KinesisRecord(Struct, frozen=True, rename="pascal", gc=False):
-    """What a producer put."""
+    """A record that a producer put."""
 
     sequence_number: str
     partition_key: str
@@ -51,7 +51,7 @@ class KinesisRecord(Struct, frozen=True, rename="pascal", gc=False):
 
 
 class RecordPage(Struct, frozen=True):
-    """Records as they came; *next* leads on, and nothing does at the end of a shard."""
+    """Some records; *next* is the iterator of the next page, None at the end of a shard."""
 
     records: list[KinesisRecord]
     next: str | None
@@ -59,7 +59,7 @@ class RecordPage(Struct, frozen=True):
 
 
 class Position(Struct, frozen=True):
-    """From where on to read a shard: after a record, from a moment on, or all there is."""
+    """Where to start reading a shard: after a record, from a time on, or at its beginning."""
 
     after: str = ""
     at_ms: int = 0
@@ -72,14 +72,14 @@ class Position(Struct, frozen=True):
 
 
 class StreamSummary(Struct, frozen=True):
-    """What is to be known about a stream."""
+    """The ARN of a stream, and how long it keeps records."""
 
     arn: str
     retention: timedelta
 
 
 class ConsumerInfo(Struct, frozen=True):
-    """One who is registered to be sent what is in a stream."""
+    """A registered consumer of a stream (enhanced fan-out)."""
 
     arn: str
     is_active: bool
@@ -95,12 +95,14 @@ class KinesisStream:
         if not _NAME.fullmatch(name):
             raise ConfigError("", f"{stream!r} is neither the name nor the ARN of a Kinesis stream")
         if found and options.region not in (None, found["region"]):
-            raise ConfigError("region", f"the ARN of the stream says {found['region']}")
+            raise ConfigError(
+                "region", f"the ARN of the stream has {found['region']}; use that, or none"
+            )
         self.name = name
         self.options = options
         self.region = found["region"] if found else options.region
         self.clock = SkewedClock()
-        # By its ARN, so that a stream of another account can be read, too.
+        # By its ARN, so that a stream of another account can be read.
         self._by_arn = {"StreamARN": stream} if found else {}
         self._named = self._by_arn or {"StreamName": name}
         self._page_timeout = max(_PAGE_TIMEOUT, options.timeout)
@@ -120,7 +122,7 @@ class KinesisStream:
         options = options or AwsOptions()
         rest = url.removeprefix("kinesis:")
         if rest == url or not rest.strip("/"):
-            raise ConfigError("", f"{url!r}: a stream is kinesis://STREAM or kinesis:ARN")
+            raise ConfigError("", f"{url!r}: write kinesis://STREAM or kinesis:ARN")
         if not rest.startswith("//"):
             return cls(rest, options)
         found = name_and_region(rest, options.region)
@@ -130,19 +132,19 @@ class KinesisStream:
         return cls(name, msgspec.structs.replace(options, region=region))
 
     async def describe(self) -> StreamSummary:
-        """Tell the stream's ARN, and how long it keeps its records."""
+        """Return the stream's ARN, and how long it keeps its records."""
         found = await self._call("DescribeStreamSummary", {}, _summary_of)
         summary = found.stream_description_summary
         return StreamSummary(summary.stream_arn, timedelta(hours=summary.retention_period_hours))
 
     async def shards(self) -> list[Shard]:
-        """List all shards that still hold records or take them, in the order of their ids."""
+        """Return all shards that have or accept records, in the order of their ids."""
         found: list[Shard] = []
         token = None
         while True:
             if token is None:
                 page = await self._call("ListShards", {"MaxResults": _PAGE}, _shards_of)
-            else:  # which says already which stream it is about, and may not be told again
+            else:  # the token names the stream, and the name must not be sent with it
                 asked = {"NextToken": token, "MaxResults": _PAGE} | self._by_arn
                 page = await self._call("ListShards", asked, _shards_of, named=False)
             found += [shard.plain() for shard in page.shards]
@@ -151,7 +153,7 @@ class KinesisStream:
                 return sorted(found)
 
     async def iterator(self, shard: str, position: Position) -> str:
-        """Get ready to read a shard."""
+        """Return an iterator to read a shard from *position*."""
         asked: dict[str, Any] = {"ShardId": shard, "ShardIteratorType": position.kind}
         if position.after:
             asked["StartingSequenceNumber"] = position.after
@@ -160,7 +162,7 @@ class KinesisStream:
         return (await self._call("GetShardIterator", asked, _iterator_of)).shard_iterator
 
     async def read(self, iterator: str, limit: int) -> RecordPage:
-        """Read up to *limit* records; there may be none, and more all the same."""
+        """Return up to *limit* records; an empty page is not the end."""
         asked = {"ShardIterator": iterator, "Limit": limit} | self._by_arn
         page = await self._call(
             "GetRecords", asked, _page_of, named=False, within=self._page_timeout
@@ -170,7 +172,7 @@ class KinesisStream:
         )
 
     async def consumer(self, arn: str, name: str) -> ConsumerInfo:
-        """Look for the registered consumer *name* of the stream *arn*."""
+        """Return the registered consumer *name* of the stream *arn*."""
         asked = {"StreamARN": arn, "ConsumerName": name}
         found = await self._call("DescribeStreamConsumer", asked, _consumer_of, named=False)
         return found.consumer_description.plain()
@@ -198,14 +200,14 @@ class KinesisStream:
         try:
             return answer.decode(raw)
         except msgspec.MsgspecError:
-            raise Unclear(f"{operation}: the answer is not what Kinesis would say") from None
+            raise Unclear(f"{operation}: the response is not one of Kinesis") from None
 
 
 def start_of(text: str) -> int | None:
     """
-    Read from when on to read: 0 for all there is, None for what comes from now on.
+    Return where to start reading: 0 for the oldest record, None for records from now on.
 
-    Anything else is a moment, in milliseconds since 1970.
+    Any other value is a time, in milliseconds since 1970.
     """
     match text.upper():
         case "TRIM_HORIZON":
@@ -218,11 +220,11 @@ def start_of(text: str) -> int | None:
         message = 'must be TRIM_HORIZON, LATEST or a time such as "2026-03-01T06:00:00Z"'
         raise ConfigError("start", f"{text!r} {message}") from None
     if moment.tzinfo is None:
-        raise ConfigError("start", f"{text!r} says no time zone; add Z for UTC")
+        raise ConfigError("start", f"{text!r} has no time zone; add Z for UTC")
     return max(round(moment.timestamp() * 1000), 1)
 
 
-# --- what Kinesis says -------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------
 
 
 class _Summary(

@@ -1,11 +1,11 @@
 """
-Messages of a queue while they are worked on.
+Messages of a queue while they are processed.
 
-They are hidden from others for as long as they are in hand, up to the twelve hours that SQS
-allows, and then deleted or given back, ten in a call and several calls at once. What SQS could
-not do for now is tried again a few times. Whatever comes of it, nothing is lost: a message that
-is not deleted comes again and is found to be a duplicate, and one that is not given back comes
-when its time is over.
+They are hidden from other receivers for as long as they are processed, up to the twelve hours
+that SQS allows, and then deleted or returned to the queue, ten in a call and several calls at
+once. Calls that fail are retried a few times. In any case nothing is lost: a message that is not
+deleted is redelivered and found to be a duplicate, and one that is not returned becomes visible
+when its visibility timeout is over.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
 
 LONGEST_S: Final = 43_195
-"""SQS hides a message for twelve hours after it was received, and not quite to the last second."""
+"""SQS hides a message for at most twelve hours after it was received; this leaves a margin."""
 
 _LEAVE_S: Final = 2.0
 _GATHER_S, _LINGER_S = 0.02, 0.05
-"""A call for ten messages costs no more than one for a single message."""
+"""A short wait fills calls: ten messages in a call cost no more than one."""
 _TRIES: Final = 6
 _TRY_AGAIN_S: Final = 0.2
 _OVER_AFTER_S: Final = 5.0
@@ -37,7 +37,7 @@ _NOT_DELETED: Final = "oncebridge.messages_not_deleted"
 
 
 class _ReceivedMessage:
-    """A message in hand."""
+    """A message that is being processed."""
 
     __slots__ = ("handle", "id", "is_hidden", "received_at", "until")
 
@@ -48,15 +48,15 @@ class _ReceivedMessage:
         self.until = 0.0
         """When it becomes visible to others again."""
         self.is_hidden = True
-        """False once SQS has said that it cannot be hidden any longer."""
+        """False once SQS refuses to hide it any longer."""
 
     def longest_s(self, now: float) -> int:
-        """Return for how long it can be hidden from now on."""
+        """Return for how many seconds it can be hidden from now on."""
         return max(int(self.received_at + LONGEST_S - now), 0)
 
 
 class ReceivedMessages:
-    """What was received from *queue* and is neither deleted nor given back."""
+    """The messages received from *queue* that are neither deleted nor returned to it."""
 
     def __init__(self, queue: Queue, visibility_s: int, dice: Dice) -> None:
         self._queue = queue
@@ -68,24 +68,24 @@ class ReceivedMessages:
         self._failure_logs: dict[str, FailureLog] = {}
         self._extending = asyncio.Lock()
         self._final: list[int] = []
-        """What is about to be deleted."""
+        """Messages that are about to be deleted."""
         self._lingering: asyncio.TimerHandle | None = None
         self._deletes: set[asyncio.Task[None]] = set()
         self._unlogged: Counter[str] = Counter()
-        """What could not be done to how many messages, to be logged now and then."""
+        """Failures by the number of messages, to be logged from time to time."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, message: Message, now: float) -> int | None:
-        """Take a message, and give its place; None if it is in hand already."""
+        """Add a message and return its number; None if it was received before."""
         held = self._by_id.get(message.message_id)
         place = None
         if held is None:
             held = self._by_id[message.message_id] = _ReceivedMessage(message.message_id)
             place = next(self._places)
             self._held[place] = held
-        # Only the latest handle is sure to delete.
+        # Only the latest handle is guaranteed to delete it.
         held.handle = message.receipt_handle
         held.received_at = now
         held.until = now + self._visibility_s
@@ -99,12 +99,12 @@ class ReceivedMessages:
                 del self._by_id[held.id]
 
     async def wait_until_deleted(self) -> None:
-        """Wait until all that is to be deleted is, or cannot be."""
+        """Wait until all final messages are deleted, or given up."""
         self._delete_rest()
         await asyncio.gather(*self._deletes, return_exceptions=True)
 
     async def aclose(self) -> None:
-        """Give back what is left."""
+        """Return the remaining messages to the queue."""
         self._delete_rest()
         for task in list(self._deletes):
             task.cancel()
@@ -122,7 +122,7 @@ class ReceivedMessages:
     # --- hiding ----------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Keep hidden what is in hand, until cancelled."""
+        """Keep the messages hidden, until cancelled."""
         every_s = min(self._visibility_s / 8, 5.0)
         while True:
             await asyncio.sleep(every_s)
@@ -149,10 +149,10 @@ class ReceivedMessages:
             if failure is None:
                 held.until = now + seconds
             elif not failure.passes:
-                self._mark_visible(held)  # it is visible already
+                self._mark_visible(held)  # it is visible again
 
     def _mark_visible(self, held: _ReceivedMessage) -> None:
-        # Others may have it from now on; the store will tell who goes ahead.
+        # Other receivers may get it from now on; the claim in the store decides.
         held.is_hidden = False
         self._unlogged["oncebridge.messages_not_hidden"] += 1
 
@@ -164,7 +164,7 @@ class ReceivedMessages:
         )
 
     async def return_to_queue(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Let others have messages, by their place, after so many seconds."""
+        """Return messages to the queue, by their number, visible after so many seconds."""
         now = asyncio.get_running_loop().time()
         changes = []
         for place, seconds in pairs:
@@ -172,7 +172,7 @@ class ReceivedMessages:
             changes.append((held, min(seconds, held.longest_s(now))))
         self._forget([place for place, _ in pairs])
         async with self._extending:
-            pass  # what is under way would hide them again
+            pass  # a running call would hide them again
         pause_s = _TRY_AGAIN_S
         for _ in range(_TRIES // 2):
             answers = await self._hide(changes)
@@ -185,13 +185,13 @@ class ReceivedMessages:
                 return
             await asyncio.sleep(pause_s)
             pause_s *= 2
-        # They come by themselves when their visibility ends.
+        # They become visible when their visibility timeout ends.
         self._unlogged["oncebridge.messages_not_given_back"] += len(changes)
 
     # --- deleting --------------------------------------------------------------------------
 
     async def delete(self, places: Sequence[int]) -> None:
-        """Delete messages, by their place, soon: together with others where there are any."""
+        """Delete messages, by their number, soon: together with others if there are any."""
         self._final += places
         while len(self._final) >= MOST_ENTRIES:
             self._delete_ten()
@@ -221,12 +221,12 @@ class ReceivedMessages:
                 return
             await asyncio.sleep(pause_s * (1 + self._dice.fraction()))
             pause_s *= 2
-        # They come again, and are found to be duplicates.
+        # They are redelivered, and found to be duplicates.
         self._forget(left)
         self._unlogged[_NOT_DELETED] += len(left)
 
     async def _delete_once(self, places: Sequence[int]) -> list[int]:
-        """Delete what can be deleted, and give what may be later."""
+        """Delete messages; return those to retry."""
         handles = [self._held[place].handle for place in places]
         answers = await self._in_tens(self._queue.delete, handles, "DeleteMessage")
         left = []
@@ -246,7 +246,7 @@ class ReceivedMessages:
         entries: Sequence[_T],
         action: str,
     ) -> list[Failure | None]:
-        """Make a call for each ten entries; one that fails has failed for all of them."""
+        """Make a call for each ten entries; if it fails, it has failed for all of them."""
         failures = self._failure_logs.setdefault(action, FailureLog(action, self._queue.name))
 
         async def one(ten: list[_T]) -> list[Failure | None]:
@@ -268,7 +268,7 @@ def _tens(entries: Sequence[_T]) -> Iterator[list[_T]]:
 
 
 class FailureLog:
-    """A call that fails: told when that begins or changes, and when it is over."""
+    """Logs when a call begins to fail, when the error changes, and when it works again."""
 
     def __init__(self, action: str, queue: str) -> None:
         self._action = action
@@ -290,7 +290,7 @@ class FailureLog:
         _log.log(level, "oncebridge.queue_fails", extra=extra)
 
     def succeeded(self) -> None:
-        # Calls run side by side: a single one that gets through says little.
+        # Calls run at the same time: a single success says little.
         if self._known and asyncio.get_running_loop().time() - self._last_at > _OVER_AFTER_S:
             self._known = ""
             extra = {"queue": self._queue, "call": self._action}

@@ -1,17 +1,17 @@
 """
 Events from an SQS queue, standard or FIFO.
 
-**What is acknowledged when:** a message is deleted once its event is final: delivered, a
-duplicate, or safe in the dead letters. One that another worker holds, or that failed and may be
-the cause itself, goes back into the queue for as long as it should wait.
-**What an outage does:** while the store or every sink is down, or all routes are paused, nothing
-is received, and what is in hand stays in hand and hidden, so no receive count goes up.
-**What it costs:** a receive and a delete for ten messages, and three receives a minute for each
-receiver that waits at an empty queue.
+**Acknowledgement:** a message is deleted once its event is final: delivered, a duplicate, or
+stored in the dead letters. A message that another worker holds, or that failed and may itself be
+the cause, is returned to the queue for as long as it should wait.
+**Outages:** while the store or every sink is down, or all routes are paused, nothing is received,
+and the messages that were received stay hidden, so no receive count goes up.
+**Cost:** a receive and a delete for ten messages, and three receives a minute for each receiver
+that waits at an empty queue.
 
-Messages are received with a visibility of our own, and hidden further while they are in hand, up
-to the twelve hours that SQS allows. Of a FIFO queue, the next message of a group starts when the
-one before it is final; one that goes back takes the rest of its group with it.
+Messages are received with the visibility timeout of `visibility`, which is extended while they are
+processed, up to the twelve hours that SQS allows. In a FIFO queue, the next message of a group
+starts when the one before it is final; if one is returned, so is the rest of its group.
 """
 
 import asyncio
@@ -47,37 +47,37 @@ _LEAVE_S: Final = 1.0
 _LOOK_AGAIN_S: Final = 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 SPARE_RECEIVES: Final = 5
-"""Receives beyond the attempts: a message that another worker holds goes back a few times."""
+"""Receives in addition to the attempts: a message that another worker holds is returned."""
 _NO_HANDLE: Final = "oncebridge-tries-its-rights"
 _GROUP: Final = "MessageGroupId"
 
 
 class SqsSourceOptions(AwsOptions, frozen=True, kw_only=True):
-    """How a queue is read."""
+    """Options of the SQS source."""
 
     wait: Annotated[
         timedelta,
         Doc("How long a receive waits for the first message.", "20s", at_least=1, at_most=20),
     ] = timedelta(seconds=20)
     receivers: Annotated[
-        int, Doc("How many receives run side by side.", "8", at_least=1, at_most=100)
+        int, Doc("How many receives run at the same time.", "8", at_least=1, at_most=100)
     ] = 4
     visibility: Annotated[
         timedelta,
         Doc(
-            "How long a message stays hidden if this worker dies; longer than the lease.",
+            "How long a message stays hidden if this worker dies; must be longer than the lease.",
             "2m",
             at_least=1,
             at_most=LONGEST_S,
         ),
     ] = timedelta(minutes=2)
     in_hand: Annotated[
-        int, Doc("How many messages may be in hand at once.", "1000", at_least=1)
+        int, Doc("How many messages a worker may process at once.", "1000", at_least=1)
     ] = 2000
 
 
 class SqsSource:
-    """Read the queue at *address*."""
+    """Reads the queue at *address*."""
 
     Options: ClassVar = SqsSourceOptions
 
@@ -91,7 +91,7 @@ class SqsSource:
         self._received: ReceivedMessages
         self._relay: Relay | None = None
         self._first: list[SourceRecord] = []
-        """What was received when it was tried whether we may."""
+        """Messages received by the check of permissions."""
         self._is_stopping = False
 
     @classmethod
@@ -125,7 +125,7 @@ class SqsSource:
         except ConfigError:
             raise
         except OncebridgeError as error:
-            # It may be there in a moment; it is asked again for as long as it takes.
+            # It may become available; receives are retried without end.
             extra = {"source": self._queue.name, "error": str(error)}
             _log.warning("oncebridge.source_is_away", extra=extra)
 
@@ -152,7 +152,7 @@ class SqsSource:
             await self._received.aclose()
         await self._queue.aclose()
 
-    # --- what is checked at the start --------------------------------------------------
+    # --- checks at the start -----------------------------------------------------------
 
     def _check_visibility(self) -> None:
         lease = max([gateway.settings.lease for gateway in self._host.router.gateways])
@@ -160,11 +160,11 @@ class SqsSource:
             raise ConfigError(
                 "source.visibility",
                 f"{format_duration(self._options.visibility)} is not longer than the lease "
-                f"({format_duration(lease)}): a message would come again while its event is held",
+                f"({format_duration(lease)}): a message would be redelivered while its event is held; set a longer visibility",
             )
 
     async def _check_queue_settings(self) -> None:
-        """Warn of settings of the queue that do not go well with ours."""
+        """Warn about settings of the queue that do not fit ours."""
         queue: dict[str, Any] = {"queue": self._queue.name}
         try:
             found = await _allowed(self._queue.settings(), "GetQueueAttributes", self._queue.name)
@@ -186,7 +186,7 @@ class SqsSource:
             _log.warning("oncebridge.queue_outlasts_window", extra=told)
 
     async def _check_permissions(self) -> None:
-        """Find out now whether we may do what we will do, at the cost of no message."""
+        """Check the permissions that are needed, without losing a message."""
         name, queue = self._queue.name, self._queue
         with suppress(_Refused):
             await _allowed(queue.delete([_NO_HANDLE]), "DeleteMessage", name)
@@ -194,14 +194,14 @@ class SqsSource:
             hidden = queue.change_visibility([(_NO_HANDLE, 0)])
             await _allowed(hidden, "ChangeMessageVisibility", name)
         if self._may_receive():
-            # What comes is the first that is brought.
+            # The messages received are the first to be processed.
             messages = await _allowed(self._receive(wait_s=0), "ReceiveMessage", name)
             self._first = self._items(messages)
 
     # --- receiving -----------------------------------------------------------------------
 
     async def _take(self) -> list[SourceRecord]:
-        """Receive until there is something new; there is no end."""
+        """Receive until there is a new message; never returns an empty list."""
         failures = 0
         while True:
             if self._first:
@@ -211,7 +211,7 @@ class SqsSource:
                 unavailable_s = self._host.router.unavailable_s()
                 await asyncio.sleep(min(max(unavailable_s, 0.1), _LOOK_AGAIN_S))
             try:
-                # An answer that cannot be read may have been too large.
+                # A response that cannot be read may have been too large.
                 messages = await self._receive(most=1 if failures else MOST_ENTRIES)
             except OncebridgeError as error:
                 self._failures.failed(error)
@@ -228,8 +228,8 @@ class SqsSource:
         if not self._host.is_open() or router.unavailable_s():
             return False
         if len(self._received) and len(router.gateways) == 1 and _is_down(router.gateways[0]):
-            return False  # what is in hand is enough to find out whether that is over
-        # Those that are about to be deleted count here, and not with the relay.
+            return False  # the messages here are enough to try whether that is over
+        # Messages that are about to be deleted count here, but not in the relay.
         return len(self._received) < self._options.in_hand
 
     async def _receive(
@@ -265,7 +265,7 @@ class SqsSource:
         return items
 
     async def _return_to_queue(self, pairs: Sequence[tuple[SourceRecord, RouterAnswer]]) -> None:
-        # Right after a stop somebody else may begin; else let there be a moment in between.
+        # At a stop another worker may take it at once; otherwise after a second.
         least = 0 if self._is_stopping else 1
         await self._received.return_to_queue(
             [(item.place, max(math.ceil(a.retry_after_ms / 1000), least)) for item, a in pairs]
@@ -275,7 +275,7 @@ class SqsSource:
 def _trace(
     message: Message, arrivals: Sequence[Event | Unreadable], read: TraceparentReader
 ) -> None:
-    """Note which request the events of a message belong to."""
+    """Attach the trace context of a message to its events."""
     told = message.message_attributes.get(TRACEPARENT)
     context = read(told.string_value if told else "", message.attributes.get(XRAY_ATTRIBUTE, ""))
     if context:
@@ -289,15 +289,15 @@ def _is_down(gateway: Gateway) -> bool:
 
 
 class _Refused(OncebridgeError):
-    """SQS said no, and not because of who we are or because there is no such queue."""
+    """SQS refused a call, but not for missing permissions or a missing queue."""
 
 
 class _Denied(ConfigError):
-    """We may not do this."""
+    """The permission is missing."""
 
 
 async def _allowed(call: Coroutine[Any, Any, _T], action: str, queue: str) -> _T:
-    """Make a call; where our access is at fault, a human has to put it right."""
+    """Make a call; raise `ConfigError` if permissions or the queue are missing."""
     try:
         return await call
     except AwsError as error:
