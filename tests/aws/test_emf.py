@@ -101,8 +101,8 @@ def test_a_line_for_each_route_and_all_in_one_write(monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     metrics = EmfMetrics("oncebridge", lambda: NOW)
     routes = {"crm": filled(delivered=2), "wall": filled(duplicate=1), "idle": Books()}
-    metrics.tell(routes)
-    metrics.tell(routes)
+    metrics.write_changes(routes)
+    metrics.write_changes(routes)
     assert out.writes == 1
     first, second = lines(out.getvalue())
     assert check(first) == {"arrived": 2, "delivered": 2}
@@ -115,14 +115,14 @@ def test_all_counts_at_once_are_still_valid(capsys):
     for name, value in vars(books).items():
         if isinstance(value, int):
             setattr(books, name, value + 1)
-    EmfMetrics("oncebridge", lambda: NOW).tell({"crm": books})
+    EmfMetrics("oncebridge", lambda: NOW).write_changes({"crm": books})
     (line,) = lines(capsys.readouterr().out)
     assert check(line).keys() == books.counts().keys() - {"in_flight"}
 
 
 @pytest.mark.parametrize("route", ["", " ", "ü" * 2000, "a\nb", "https://crm.example.com/?a=b"])
 def test_any_name_of_a_route_makes_a_dimension(route, capsys):
-    EmfMetrics("oncebridge", lambda: NOW).tell({route: filled(delivered=1)})
+    EmfMetrics("oncebridge", lambda: NOW).write_changes({route: filled(delivered=1)})
     (line,) = lines(capsys.readouterr().out)
     check(line)
 

@@ -124,7 +124,7 @@ def test_one_that_fails_is_named_alone(made, names, bad):
 @whole
 def test_one_that_fails_fails_the_call(made):
     with function(failing(3)) as (handler, sink):
-        with pytest.raises(HandedBack, match=r"1 of \d records have to come again"):
+        with pytest.raises(HandedBack, match=r"1 of \d records have to be retried"):
             handler(made(*EVENTS), Context())
         sink.otherwise = Yes()
         # The back-off is in the store: it is waited for in place.

@@ -984,7 +984,7 @@ def test_an_answer_is_200_202_or_503_and_retry_after_is_a_positive_integer(answe
         ("http://:8080/events", "HOST:PORT/PATH"),
         ("http://127.0.0.1:8080/events?a=b", "HOST:PORT/PATH"),
         ("http://127.0.0.1:8080/events#a", "HOST:PORT/PATH"),
-        ("http://mill:grain@127.0.0.1:8080/events", "said with api_keys, basic"),
+        ("http://mill:grain@127.0.0.1:8080/events", "send with api_keys, basic"),
         ("http://127.0.0.1:8080/healthz", "/healthz is taken"),
         ("http://127.0.0.1:8080/oauth/token", "/oauth/token is taken"),
         ("https://127.0.0.1:8080/events", "tls_cert"),
