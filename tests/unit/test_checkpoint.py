@@ -105,7 +105,7 @@ async def test_a_hold_that_lapsed_and_that_nobody_took_is_taken_up_again():
         await checkpoint(kept).take()
 
 
-@pytest.mark.parametrize("step", ["keep", "save", "give_back", "clear"])
+@pytest.mark.parametrize("step", ["extend", "save", "release", "clear"])
 @virtual
 async def test_who_was_away_for_too_long_learns_that_another_goes_on(step):
     kept = store()
@@ -115,7 +115,7 @@ async def test_who_was_away_for_too_long_learns_that_another_goes_on(step):
     await asyncio.sleep(61)
     assert await second.take() == b"17"
     with pytest.raises(CheckpointTaken):
-        await getattr(first, step)(*([] if step in ("keep", "clear") else [b"18"]))
+        await getattr(first, step)(*([] if step in ("extend", "clear") else [b"18"]))
     await second.save(b"99")
     await second.release(b"100")
     assert await checkpoint(kept).take() == b"100", "nothing was changed behind its back"
