@@ -2,6 +2,25 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+PIP_INSTALL := pip install --quiet --disable-pip-version-check
+
+# PYTHON=python3.13 is the Python of an environment. One of another version is replaced; without
+# PYTHON, the environment that exists is used.
+ifneq ($(origin PYTHON),file)
+  VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  ifeq ($(VERSION),)
+    $(error PYTHON=$(PYTHON) does not run: name a Python 3.11 or later)
+  endif
+endif
+version_of = $(shell sed -n 's/^version = \([0-9]*\.[0-9]*\).*/\1/p' $(1)/pyvenv.cfg 2>/dev/null)
+if_other_python = $(if $(VERSION),$(if $(filter $(VERSION),$(call version_of,$(1))),,other-python))
+.PHONY: other-python
+
+define venv # in the directory of the target
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "oncebridge needs Python 3.11 or later: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(if $(filter other-python,$^),--clear )$(@D)
+endef
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock lint format types browser test demo screenshots bench chaos soak model fuzz docs supply build \
@@ -12,12 +31,10 @@ help: ## list the targets
 
 setup: $(STAMP) ## build .venv from the locked, hashed requirements
 
-$(STAMP): requirements/dev.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "oncebridge needs Python 3.11 or later: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+$(STAMP): requirements/dev.txt pyproject.toml $(call if_other_python,.venv)
+	$(venv)
+	$(BIN)/$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
+	$(BIN)/$(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 lock: setup ## resolve the requirements anew
@@ -28,6 +45,10 @@ lock: setup ## resolve the requirements anew
 	  --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/bench.txt
 	build/lock/bin/uv pip compile pyproject.toml --extra dynamodb --extra http --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/lambda.txt
+	build/lock/bin/uv pip compile pyproject.toml --extra service --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/service.txt
+	printf 'hatchling\neditables\n' | build/lock/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/build.txt
 	for group in docs supply; do \
 	  build/lock/bin/uv pip compile --group $$group --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-header --upgrade -c requirements/dev.txt -o requirements/$$group.txt || exit; done
@@ -54,8 +75,14 @@ test: setup ## every test, real processes and a real browser included
 	-@$(BIN)/python -m tests.servers.spin
 	$(BIN)/pytest -n 2
 
-demo: setup ## a simulated Genesys stream by HTTP through SQLite, in half a minute
-	$(BIN)/oncebridge demo
+build/demo/.ready: requirements/service.txt requirements/build.txt pyproject.toml $(call if_other_python,build/demo)
+	$(venv)
+	build/demo/bin/$(PIP_INSTALL) --no-compile --require-hashes -r requirements/service.txt -r requirements/build.txt
+	build/demo/bin/$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: build/demo/.ready ## a simulated Genesys stream by HTTP through SQLite, in half a minute
+	build/demo/bin/oncebridge demo
 
 screenshots: setup browser ## the pictures of the dashboard in docs/img
 	$(BIN)/python -m tests.browser.pictures docs/img

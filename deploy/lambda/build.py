@@ -1,7 +1,7 @@
 """
 Build what Lambda runs: a function's package and a layer, for both processors.
 
-    python deploy/lambda/build.py dist/lambda [--python 3.13] [--arch arm64] [--compile]
+    python deploy/lambda/build.py dist/lambda [--python 3.12] [--arch arm64] [--compile]
 
 A package holds oncebridge and what it needs for DynamoDB and HTTP, as `requirements/lambda.txt`
 pins it by hash. botocore is left out, because Lambda's runtimes for Python bring it;
@@ -28,7 +28,7 @@ from typing import Final, Literal, get_args
 Arch = Literal["x86_64", "arm64"]
 
 ROOT: Final = Path(__file__).parents[2]
-PYTHON: Final = "3.12"
+PYTHON: Final = "3.13"
 _THIS: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _LOCK: Final = ROOT / "requirements" / "lambda.txt"
 _WHEELS: Final = ROOT / "build" / "lambda"

@@ -90,7 +90,7 @@ def test_what_is_compiled_is_for_the_processor_and_the_python(built, entries, ki
             head = archive.read(name)[:20]
             assert head[:4] == b"\x7fELF"
             assert struct.unpack_from("<H", head, 18) == (MACHINES[arch],)
-            assert ".cpython-312-" in name
+            assert f".cpython-{builder().PYTHON.replace('.', '')}-" in name
 
 
 def test_it_holds_what_we_need_and_not_what_lambda_brings(built, kind, arch):
@@ -114,7 +114,7 @@ LOOK = """
 import json, sys
 sys.path[:0] = [sys.argv[1]]
 from importlib.metadata import entry_points, version
-from oncebridge.backends import SinkPlace, StorePlace
+from oncebridge.service.addresses import SinkPlace, StorePlace
 import oncebridge
 groups = {}
 for kind in ("sources", "stores", "sinks", "dead_letters"):

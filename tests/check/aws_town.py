@@ -210,7 +210,7 @@ class Function:
         self.name = f"{town.name}-{name}"
         self.arn = self.lambda_.create_function(
             FunctionName=self.name,
-            Runtime="python3.12",
+            Runtime="python3.13",
             Handler="oncebridge.aws.function.handler",
             Role=role(
                 town.endpoint, self.name, {"Effect": "Allow", "Action": "*", "Resource": "*"}

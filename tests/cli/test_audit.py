@@ -573,7 +573,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
 
 
 def test_the_documentation_names_every_member_cause_and_suspicion():
-    _, _, members = DOCS.partition("## As JSON")
+    _, _, members = DOCS.partition("## JSON output")
     rows = [line.split("|")[1] for line in members.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert named == {*Report.__struct_fields__, "suggestion"}

@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_written_is_an_error_before_the_act(tmp_path):
 
 
 MANY = """
-from oncebridge.audit_trail import AuditTrail
+from oncebridge.operate.operator_log_file import AuditTrail
 for _ in range(50):
     AuditTrail("audit.ndjson").write("pause", routes=["x" * 5000])
 """

@@ -17,7 +17,7 @@ _HEAD = """\
 # Commands
 
 What `oncebridge COMMAND --help` says. Settings that many commands share (`--store`, `--sink`, `--dead`, `-c`) are those of the
-[configuration](../configuration.md); exit codes are [listed](../operating.md#starting-and-stopping) with the service.
+[configuration](../configuration.md); exit codes are [listed](../operating.md#start-and-stop) with the service.
 
 `oncebridge completion` teaches your shell the names.
 """

@@ -27,13 +27,13 @@ def pages_in(nav) -> list[str]:
     return [page for part in parts for page in pages_in(part)]
 
 
-def test_the_site_has_four_doors():
+def test_the_site_has_four_sections():
     assert [next(iter(one)) for one in SETTINGS["nav"]] == [
         "Home",
-        "Learn",
-        "Do",
-        "Look up",
-        "Understand",
+        "Tutorials",
+        "How-to",
+        "Reference",
+        "Concepts",
     ]
 
 

@@ -570,7 +570,7 @@ def test_a_function_that_wants_to_leave_takes_nobody_with_it(tmp_path):
 
 # A mistake of our own, in the middle of the service: its text quotes what it had in hand.
 BROKEN = f"""
-from oncebridge.router import Router
+from oncebridge.engine.router import Router
 
 def read(self, raw):
     raise RuntimeError(raw.decode() + "{secret("router")}")

@@ -307,7 +307,7 @@ def test_no_token_in_the_query_shows(scheme, host, name, secret, rest):
             assert piece not in shown
 
 
-@given(SECRETS, HOSTS)
+@given(SECRETS.filter(lambda secret: "://" not in secret), HOSTS)  # or it is a URL
 def test_no_password_shows_in_what_is_no_url(secret, host):
     for text in (f"user:{secret}@{host}", f"{secret}@{host}", f":{secret}@{host}"):
         shown = masked(text)

@@ -396,10 +396,10 @@ def run(program, *args):
 PUTS = """
 import asyncio, sys
 from oncebridge import Gateway, Yes
-from oncebridge.clock import SystemDice, system_clock
-from oncebridge.router import Router, Way
-from oncebridge.source import Host
-from oncebridge.spool import Spool
+from oncebridge.base.clock import SystemDice, system_clock
+from oncebridge.engine.router import Router, Way
+from oncebridge.sources.api import Host
+from oncebridge.sources.spool import Spool
 from oncebridge.stores.memory import MemoryStore
 
 async def hangs(event):

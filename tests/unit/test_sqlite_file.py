@@ -191,6 +191,7 @@ def as_nobody(code, directory):
             # what is imported late may not be readable for nobody
             "import encodings.unicode_escape, pathlib, traceback",
             "file_system(pathlib.Path('/'))",
+            "pathlib.Path('/').as_uri()",
             "asyncio.run(asyncio.to_thread(int))",
             drop,
             textwrap.dedent(code),
@@ -398,7 +399,7 @@ async def test_purging_removes_what_is_past_keeping_and_nothing_else(tmp_path):
 
 WORKER = """
 import asyncio, json, sys
-from oncebridge.store import Claim, Commit, Fate, Part, Want
+from oncebridge.stores.api import Claim, Commit, Fate, Part, Want
 from oncebridge.stores.sqlite import SQLiteStore
 import os
 

@@ -97,7 +97,7 @@ def test_what_is_not_known_is_told(told, message, caplog):
 def test_nothing_is_loaded_that_is_not_asked_for():
     code = """
 import asyncio, sys
-from oncebridge.config import load
+from oncebridge.service.config import load
 from oncebridge.service import Service
 
 async def work():
@@ -134,7 +134,7 @@ def test_without_the_packages_it_is_told_and_events_pass():
 import asyncio, logging, sys
 sys.modules["opentelemetry"] = None
 logging.basicConfig(stream=sys.stdout, format="%(message)s %(missing)s %(do)s")
-from oncebridge.config import load
+from oncebridge.service.config import load
 from oncebridge.service import Service
 
 async def work():
@@ -392,7 +392,7 @@ out.setFormatter(logging.Formatter("%(message)s"))
 logging.getLogger("oncebridge").addHandler(out)
 logging.getLogger("oncebridge").propagate = False
 import oncebridge
-from oncebridge.watch.telemetry import from_environment
+from oncebridge.observe.telemetry import from_environment
 import os
 
 async def work():

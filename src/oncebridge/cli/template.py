@@ -19,7 +19,7 @@ from oncebridge.aws import templates
 from oncebridge.aws.templates import s3 as s3_templates
 from oncebridge.aws.templates.policies import FORMATS, Known, policy
 from oncebridge.aws.templates.policies import Format as PolicyFormat
-from oncebridge.aws.templates.stacks import Format
+from oncebridge.aws.templates.rendering import Format
 from oncebridge.base.durations import parse_duration
 from oncebridge.base.options import Text, did_you_mean
 from oncebridge.base.secrets import is_at_aws, masked

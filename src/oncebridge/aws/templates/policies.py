@@ -7,13 +7,14 @@ deployed with, and in plain JSON `*`.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from oncebridge.aws.templates.access import ACTIONS
 from oncebridge.aws.templates.needs import ARN, Grant, Resource, of_arn
+from oncebridge.aws.templates.rendering import render
 from oncebridge.errors import ConfigError
 
 Format = Literal["json", "cloudformation", "terraform"]
@@ -51,7 +52,16 @@ def policy(grants: Iterable[Grant], *, format: Format = "json", known: Known | N
         arn = _arn(grant.resource, known, _UNKNOWN[format])
         if arn not in resources:
             resources.append(arn)
-    return _WRITERS[format](statements)
+    made = [_Statement(_sid(what), ACTIONS[what], arns) for what, arns in statements.items()]
+    if format == "json":
+        return _json(made)
+    return render("policy", format, statements=made, data_sources=_data_sources(made))
+
+
+class _Statement(Struct, frozen=True):
+    sid: str
+    actions: tuple[str, ...]
+    resources: list[str]
 
 
 def _of_key(arn: str) -> Grant:
@@ -93,91 +103,26 @@ def _sid(what: str) -> str:
     return "".join(word.capitalize() for word in re.split(r"[._]", what))
 
 
-def _as_json(statements: Mapping[str, list[str]]) -> str:
+def _json(statements: Sequence[_Statement]) -> str:
     document = {
         "Version": "2012-10-17",
         "Statement": [
             {
-                "Sid": _sid(what),
+                "Sid": one.sid,
                 "Effect": "Allow",
-                "Action": list(ACTIONS[what]),
-                "Resource": resources,
+                "Action": one.actions,
+                "Resource": one.resources,
             }
-            for what, resources in statements.items()
+            for one in statements
         ],
     }
     return json.dumps(document, indent=2) + "\n"
 
 
-_CLOUDFORMATION = """\
-AWSTemplateFormatVersion: "2010-09-09"
-Description: What oncebridge is allowed to do.
-
-Resources:
-  # Attach this to the role of whatever runs oncebridge.
-  Policy:
-    Type: AWS::IAM::ManagedPolicy
-    Properties:
-      Description: What oncebridge does.
-      PolicyDocument:
-        Version: "2012-10-17"
-        Statement:
-STATEMENTS
-
-Outputs:
-  PolicyArn:
-    Value: !Ref Policy
-"""
+_DATA: Final = re.compile(r"\$\{data\.(\w+)\.current\.")
 
 
-def _as_cloudformation(statements: Mapping[str, list[str]]) -> str:
-    lines = []
-    for what, resources in statements.items():
-        lines += [f"          - Sid: {_sid(what)}", "            Effect: Allow"]
-        lines += ["            Action:", *(f"              - {one}" for one in ACTIONS[what])]
-        lines.append("            Resource:")
-        for arn in resources:
-            quoted = json.dumps(arn)
-            lines.append(f"              - {'!Sub ' if '${' in arn else ''}{quoted}")
-    return _CLOUDFORMATION.replace("STATEMENTS", "\n".join(lines))
-
-
-_TERRAFORM = """\
-# What oncebridge is allowed to do. Attach this to the role of whatever runs it.
-DATA
-resource "aws_iam_policy" "oncebridge" {
-  name_prefix = "oncebridge-"
-
-  policy = jsonencode({
-    Version = "2012-10-17"
-    Statement = [
-STATEMENTS
-    ]
-  })
-}
-
-output "oncebridge_policy_arn" {
-  value = aws_iam_policy.oncebridge.arn
-}
-"""
-
-
-def _as_terraform(statements: Mapping[str, list[str]]) -> str:
-    lines = []
-    for what, resources in statements.items():
-        lines += ["      {", f'        Sid    = "{_sid(what)}"', '        Effect = "Allow"']
-        lines += ["        Action = [", *(f'          "{one}",' for one in ACTIONS[what])]
-        lines += ["        ]", "        Resource = ["]
-        lines += [f"          {json.dumps(arn)}," for arn in resources]
-        lines += ["        ]", "      },"]
-    text = "\n".join(lines)
-    asked = sorted(set(re.findall(r"\$\{data\.(\w+)\.current\.", text)))
-    data = "".join(f'\ndata "{one}" "current" {{}}\n' for one in asked)
-    return _TERRAFORM.replace("DATA", data, 1).replace("STATEMENTS", text, 1)
-
-
-_WRITERS: Final = {
-    "json": _as_json,
-    "cloudformation": _as_cloudformation,
-    "terraform": _as_terraform,
-}
+def _data_sources(statements: Sequence[_Statement]) -> list[str]:
+    """Return the data sources of Terraform that the ARNs refer to."""
+    arns = [arn for one in statements for arn in one.resources]
+    return sorted({name for arn in arns for name in _DATA.findall(arn)})

@@ -231,6 +231,9 @@ class SQLiteFile:
         except BaseException:
             db.close()
             raise
+        # A file that is never closed: Python 3.13 warns of a connection that is not. Not at the end
+        # of the interpreter, when the thread may still be at work.
+        finalize(self, db.close).atexit = False
         return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
