@@ -397,7 +397,7 @@ PUTS = """
 import asyncio, sys
 from oncebridge import Gateway, Yes
 from oncebridge.base.clock import SystemDice, system_clock
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
 from oncebridge.sources.spool import Spool
 from oncebridge.stores.memory import MemoryStore
@@ -408,7 +408,7 @@ async def hangs(event):
 async def main():
     store = MemoryStore()
     spool = Spool(sys.argv[1])
-    router = Router([Way(Gateway(store=store, sink=hangs))])
+    router = Router([RouteEntry(Gateway(store=store, sink=hangs))])
     await spool.open(Host(router, spool, store, 50, system_clock, SystemDice()))
     running = asyncio.create_task(spool.run())
     def put(number):
