@@ -53,7 +53,7 @@ def test_each_call_writes_what_has_changed(capsys):
 
 def test_a_call_that_fails_is_counted_too(capsys):
     with function(failing(1), metrics="oncebridge") as (handler, _):
-        with pytest.raises(Exception, match="come again"):
+        with pytest.raises(Exception, match="have to be retried"):
             handler(event(1), Context())
         (line,) = lines(capsys.readouterr().out)
         assert check(line)["failed"] == 1

@@ -303,7 +303,7 @@ def test_on_kinesis_it_is_said_what_poison_costs(caplog):
     with function(dead=None) as (handler, _):
         assert handler(kinesis(("p", "hello"), ("q", event(1))), Context()) == back("8")
     (said,) = [r for r in caplog.records if r.message == "oncebridge.no_dead_letters"]
-    assert "shard stands still" in said.what
+    assert "shard is blocked" in said.what
     assert "hello" not in said.what
 
 
@@ -691,7 +691,7 @@ def test_a_function_that_outlives_its_time_is_not_called_again_until_it_is_back(
 
 def test_a_router_takes_no_function():
     router = Router([RouteEntry(Gateway(store=MemoryStore(), sink=print))])
-    with pytest.raises(ConfigError, match="several ways out"):
+    with pytest.raises(ConfigError, match="cannot be used with a router"):
         lambda_handler(router, print)
 
 
