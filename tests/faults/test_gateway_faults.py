@@ -589,7 +589,7 @@ async def test_a_worker_that_died_is_counted_and_may_have_delivered():
 
 
 # Was a bug: the error that an earlier, clean failure left in the memo hides that a later worker died without
-# a word: BatchEntry.take() believes `memo.error` of an attempt before the last one.
+# a word: BatchEntry.set_claim() believes `memo.error` of an attempt before the last one.
 @virtual
 async def test_a_worker_that_died_after_a_clean_failure_may_have_delivered_too():
     async with Bench(sink=ScriptedSink(No("refused"), Never("400"))) as bench:

@@ -219,10 +219,10 @@ class UnwellTookNothing(Gateway):
     """A sink in trouble has taken nothing, so the event was never delivered."""
 
     def _plan_retry(self, entry: BatchEntry, answer: Any) -> Any:
-        maybe = entry.maybe
+        maybe = entry.maybe_delivered
         back = super()._plan_retry(entry, answer)
         if isinstance(answer, Unwell):
-            entry.maybe = maybe
+            entry.maybe_delivered = maybe
         return back
 
 

@@ -314,11 +314,11 @@ class BatchEntry(Struct, eq=False):
     store_offset_ms: float = 0.0
     """The store's clock minus ours."""
     state_before: EntityState = _NOTHING_YET
-    known: First | None = None
+    duplicate_of: First | None = None
     """The arrival that this one is a duplicate of."""
-    matched: bytes = b""
+    matched_key: bytes = b""
     """The key that the store knew."""
-    repeats: "list[BatchEntry] | tuple[()]" = ()
+    duplicates: "list[BatchEntry] | tuple[()]" = ()
     is_sent: bool = False
     """It was passed to the sink, whatever the result."""
     sent_as: bytes = b""
@@ -329,10 +329,10 @@ class BatchEntry(Struct, eq=False):
     """It tries whether a sink that was down is available again."""
     turn: float | None = None
     """Its turn under a rate limit, once it is reserved."""
-    on_yes: Verdict = Verdict.DELIVERED
-    clashed: bool = False
+    success_verdict: Verdict = Verdict.DELIVERED
+    is_conflict: bool = False
     """Its key is known with other content."""
-    maybe: bool = False
+    maybe_delivered: bool = False
     """An earlier send may have reached the sink."""
     forwarded: bool = False
     unprotected: bool = False
@@ -367,18 +367,18 @@ class BatchEntry(Struct, eq=False):
         """Return this arrival, as the first of its kind."""
         return First(self.event.id if isinstance(self.event, Event) else None, self.arrived_ms)
 
-    def match(self, key: bytes, first: First | None) -> None:
+    def mark_duplicate(self, key: bytes, first: First | None) -> None:
         """Record that it is a duplicate of *first*, known by *key*."""
-        self.matched = key
-        self.known = first
-        self.on_yes = _DUPLICATE
+        self.matched_key = key
+        self.duplicate_of = first
+        self.success_verdict = _DUPLICATE
 
-    def clash(self, key: bytes) -> None:
+    def mark_conflict(self, key: bytes) -> None:
         """Continue as an event of its own: *key* is known with other content."""
         self.plan = self.plan.in_conflict(key)
         self.parts = self.plan.parts
-        self.clashed = True
-        self.on_yes = Verdict.CONFLICT
+        self.is_conflict = True
+        self.success_verdict = Verdict.CONFLICT
 
     def names(self) -> list[bytes]:
         """Return the keys of all records of this event, its entity's included."""
@@ -387,7 +387,7 @@ class BatchEntry(Struct, eq=False):
             names.append(self.entity)
         return names
 
-    def parts_beside(self, other: "BatchEntry") -> tuple[Part, ...]:
+    def parts_not_in(self, other: "BatchEntry") -> tuple[Part, ...]:
         """Return the tiers that *other*, delivered as the same event, does not have."""
         if self.parts[-1].key != other.parts[-1].key:
             return ()
@@ -396,7 +396,7 @@ class BatchEntry(Struct, eq=False):
 
     # --- what the claim says -----------------------------------------------------------
 
-    def take(
+    def set_claim(
         self, claim: Claim, lease: Lease, heard_at: float, generation: bytes, lost_ms: int
     ) -> None:
         """
@@ -417,7 +417,7 @@ class BatchEntry(Struct, eq=False):
             return
         memo = Memo.read(last.memo)
         # An attempt that wrote no memo died, perhaps after the sink's yes.
-        self.maybe = memo.maybe_delivered or memo.counted != self.attempt - 1
+        self.maybe_delivered = memo.maybe_delivered or memo.counted != self.attempt - 1
         self.error = memo.error
         self.since_ms = memo.since_ms or memo.arrived_ms or claim.now_ms
 
@@ -451,7 +451,9 @@ class BatchEntry(Struct, eq=False):
     def last_memo(self, error: str, counted: int) -> bytes:
         memo = Memo.read(self.claim.held[-1].memo) if self.claim else Memo()
         text = _writable(error)[:200]
-        return Memo(memo.id, memo.arrived_ms, self.maybe, text, counted, self.since_ms).write()
+        return Memo(
+            memo.id, memo.arrived_ms, self.maybe_delivered, text, counted, self.since_ms
+        ).write()
 
     def memories(self, parts: Sequence[Part], fate: Fate, dice: Dice) -> list[Memory]:
         """Return records of *parts* of this event, to be written without a claim."""
@@ -517,7 +519,7 @@ class BatchEntry(Struct, eq=False):
             (self.attempt - (reason == "attempts"))
             if self.claim and not self.is_undeliverable
             else 0,
-            self.maybe,
+            self.maybe_delivered,
             now_ms,
         )
 

@@ -549,14 +549,14 @@ class Gateway:
 
     def _hand_back_unclaimed(self, entry: BatchEntry, reason: str, wait_ms: int) -> None:
         """Return an event that was not claimed, with its duplicates in the batch."""
-        every = [entry, *entry.repeats]
+        every = [entry, *entry.duplicates]
         self._settle(every, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
     async def _process_wave(self, wave: Sequence[BatchEntry]) -> None:
         """Take events that share no key and no entity through all steps."""
         bypassed = [entry for entry in wave if not entry.parts]
         for entry in bypassed:
-            entry.on_yes = _UNKEYED_VERDICTS.get(entry.plan.action, Verdict.BYPASSED)
+            entry.success_verdict = _UNKEYED_VERDICTS.get(entry.plan.action, Verdict.BYPASSED)
         ready, waiting = await self._claim([entry for entry in wave if entry.parts])
         await self._claim_entities_and_deliver(bypassed + ready)
         while waiting:
@@ -622,13 +622,13 @@ class Gateway:
                 match answer:
                     case Claim():
                         lease = Lease(answer, ends, gives_up, latest)
-                        entry.take(answer, lease, heard, want.generation, lost_ms)
+                        entry.set_claim(answer, lease, heard, want.generation, lost_ms)
                         if entry.attempt > 1:
                             self.books.retried += 1
                         held.append(lease)
                         ready.append(entry)
                     case Duplicate():
-                        entry.match(answer.key, first_arrival(answer.memo))
+                        entry.mark_duplicate(answer.key, first_arrival(answer.memo))
                         memories += self._memories_of_other_tiers(entry, answer)
                         (ready if self._forwards_anyway(entry) else known).append(entry)
                     case Busy() if entry.batch.is_patient() and not self._draining:
@@ -636,7 +636,7 @@ class Gateway:
                     case Busy():
                         self._hand_back_busy(entry, answer, ready)
                     case Mismatch():
-                        entry.clash(answer.key)
+                        entry.mark_conflict(answer.key)
                         again.append(entry)
                     case NoAnswer():
                         self._handle_store_outage(entry, answer.reason, ready)
@@ -674,7 +674,7 @@ class Gateway:
                 else:
                     self._hand_back_until_store_recovers(entry, _NOT_RECORDED)
             else:
-                entry.match(part.key, found.first)
+                entry.mark_duplicate(part.key, found.first)
                 if self._forwards_anyway(entry):
                     ready.append(entry)
                 else:
@@ -733,7 +733,7 @@ class Gateway:
 
     def _hand_back_busy(self, entry: BatchEntry, answer: Busy, ready: list[BatchEntry]) -> None:
         """Return an event that another worker holds; in shadow mode, forward it."""
-        entry.on_yes = Verdict.BUSY
+        entry.success_verdict = Verdict.BUSY
         if self._forwards_anyway(entry):
             ready.append(entry)
         else:
@@ -759,16 +759,16 @@ class Gateway:
         if undeliverable := [entry for entry in ready if entry.is_undeliverable]:
             await self._send_to_dead_letters(undeliverable, "unkeyable")
             ready = [entry for entry in ready if not entry.settled]
-        if self._is_shadow or not any(entry.attempt > most or entry.clashed for entry in ready):
+        if self._is_shadow or not any(entry.attempt > most or entry.is_conflict for entry in ready):
             return ready
         claimed = [entry for entry in ready if entry.claim is not None]
         if self._dead is not None:
             await self._send_to_dead_letters([e for e in claimed if e.attempt > most], "attempts")
-        clashed = [e for e in claimed if e.clashed and not e.settled]
+        conflicts = [e for e in claimed if e.is_conflict and not e.settled]
         await self._send_to_dead_letters(
-            [e for e in clashed if e.on_conflict == "dead"], "conflict"
+            [e for e in conflicts if e.on_conflict == "dead"], "conflict"
         )
-        await self._drop([(e, Verdict.CONFLICT) for e in clashed if e.on_conflict == "duplicate"])
+        await self._drop([(e, Verdict.CONFLICT) for e in conflicts if e.on_conflict == "duplicate"])
         return [entry for entry in ready if not entry.settled]
 
     # --- enter -------------------------------------------------------------------------
@@ -788,9 +788,9 @@ class Gateway:
         )
         if self._is_shadow:
             for entry, verdict in found.outdated:
-                entry.on_yes = verdict
+                entry.success_verdict = verdict
             for entry, _ in found.busy:
-                entry.on_yes = Verdict.BUSY
+                entry.success_verdict = Verdict.BUSY
             return entries, [], 0
         await self._drop([(e, v) for e, v in found.outdated if v is not Verdict.CONFLICT])
         pause = self._backoff_ms(1)
@@ -823,7 +823,7 @@ class Gateway:
             return
         await self._claims.release([r for e in entries for r in self._entities.release_of(e)])
         for entry in entries:
-            entry.on_yes = Verdict.CONFLICT
+            entry.success_verdict = Verdict.CONFLICT
         if not self._is_shadow:
             await self._send_to_dead_letters(
                 [e for e in entries if e.on_conflict != "deliver"], "version"
@@ -1090,7 +1090,7 @@ class Gateway:
     def _joint_delivery(self, entry: BatchEntry, ends: float) -> Joint:
         """Return the delivery together with the commits that are written in the same transaction."""
         commits = commits_of([entry], Fate.DELIVERED) if entry.claim is not None else ()
-        records_state = entry.entity_lease is not None and entry.on_yes not in _DROPPED
+        records_state = entry.entity_lease is not None and entry.success_verdict not in _DROPPED
         releases = (self._entities.delivered_release(entry),) if records_state else ()
         return Joint(entry.delivery(self.route, ends), tuple(commits), releases)
 
@@ -1128,7 +1128,7 @@ class Gateway:
                 is_blamed = self._blame.is_of(entry.key, entry.passed_before)
         if not isinstance(answer, No):
             entry.error = answer.reason
-            entry.maybe = entry.maybe or not isinstance(answer, Closed)
+            entry.maybe_delivered = entry.maybe_delivered or not isinstance(answer, Closed)
         # The send of a lost claim was cancelled here, and a refusal that is the event's own fault
         # says nothing about the sink.
         if not entry.is_lost and (isinstance(answer, Unknown) or not is_blamed):
@@ -1151,7 +1151,7 @@ class Gateway:
         self.books.throttled += 1
         if answer.maybe:
             self.books.unwell += 1
-            entry.maybe = True
+            entry.maybe_delivered = True
             entry.error = answer.reason
         limit.throttled(entry.turn, asked_ms / 1000, now)
         wait = max(asked_ms, int(limit.left_s(now) * 1000)) + 1
@@ -1181,8 +1181,10 @@ class Gateway:
             await self._commit(entries, Fate.DELIVERED)
         elif self._is_shadow:
             await self._release_entities(entries)
-        for verdict, why in dict.fromkeys([(entry.on_yes, entry.why) for entry in entries]):
-            its = [e for e in entries if e.on_yes is verdict and e.why == why]
+        for verdict, why in dict.fromkeys(
+            [(entry.success_verdict, entry.why) for entry in entries]
+        ):
+            its = [e for e in entries if e.success_verdict is verdict and e.why == why]
             self._settle(its, verdict, reason=why)
 
     def _defer_commits(
@@ -1209,8 +1211,8 @@ class Gateway:
             [
                 release
                 for entry in entries
-                if entry.on_yes in _DROPPED
-                for release in self._entities.release_of(entry, entry.on_yes)
+                if entry.success_verdict in _DROPPED
+                for release in self._entities.release_of(entry, entry.success_verdict)
             ]
         )
 
@@ -1295,7 +1297,7 @@ class Gateway:
         for entry, letter in zip(entries, letters, strict=True):
             self._settle(
                 [entry],
-                Verdict.CONFLICT if entry.on_yes is Verdict.CONFLICT else Verdict.DEAD,
+                Verdict.CONFLICT if entry.success_verdict is Verdict.CONFLICT else Verdict.DEAD,
                 reason=f"{letter.reason}: {letter.message}" if letter.message else letter.reason,
             )
 
@@ -1341,7 +1343,7 @@ class Gateway:
 
     async def _settle_duplicates_in_batch(self, wave: Sequence[BatchEntry]) -> None:
         """Settle the duplicates within the batch like the event that went first."""
-        leaders = [entry for entry in wave if entry.repeats]
+        leaders = [entry for entry in wave if entry.duplicates]
         if not leaders:
             return
         memories: list[Memory] = []
@@ -1349,25 +1351,25 @@ class Gateway:
         apart: list[BatchEntry] = []
         for leader in leaders:
             outcome = leader.batch.outcomes[leader.index]
-            for repeat in leader.repeats:
+            for duplicate in leader.duplicates:
                 if outcome is None or not outcome.acknowledge:
-                    self._settle_like(repeat, outcome)
+                    self._settle_like(duplicate, outcome)
                     continue
-                if leader.matched and leader.matched not in repeat.names():
+                if leader.matched_key and leader.matched_key not in duplicate.names():
                     # Known by a key that this one does not have, so not proven to be a duplicate.
-                    apart.append(repeat)
+                    apart.append(duplicate)
                     continue
                 fate = _FATES.get(outcome.verdict, Fate.DELIVERED)
-                memories += repeat.memories(repeat.parts_beside(leader), fate, self._dice)
-                repeat.known = outcome.first or leader.first
-                if self._forwards_anyway(repeat):
+                memories += duplicate.memories(duplicate.parts_not_in(leader), fate, self._dice)
+                duplicate.duplicate_of = outcome.first or leader.first
+                if self._forwards_anyway(duplicate):
                     is_busy = outcome.verdict is Verdict.BUSY
-                    repeat.on_yes = Verdict.BUSY if is_busy else Verdict.DUPLICATE
-                    forward.append(repeat)
+                    duplicate.success_verdict = Verdict.BUSY if is_busy else Verdict.DUPLICATE
+                    forward.append(duplicate)
                 else:
-                    self._settle([repeat], Verdict.DUPLICATE)
+                    self._settle([duplicate], Verdict.DUPLICATE)
         await self._claims.remember(memories)
-        await self._count_copies([r for leader in leaders for r in leader.repeats if r.settled])
+        await self._count_copies([r for leader in leaders for r in leader.duplicates if r.settled])
         await self._deliver(forward)
         if apart:
             for turn in waves(apart):
@@ -1410,7 +1412,7 @@ class Gateway:
                 reason,
                 entry.forwarded,
                 entry.unprotected,
-                entry.known,
+                entry.duplicate_of,
                 blamed,
                 entry.sent_as,
             )

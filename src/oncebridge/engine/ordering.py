@@ -80,8 +80,8 @@ class _Group:
         for part in entry.parts:
             leader = self._leaders.get(_identity(part))
             if leader is not None:
-                leader.repeats = leader.repeats or []
-                leader.repeats.append(entry)
+                leader.duplicates = leader.duplicates or []
+                leader.duplicates.append(entry)
                 return
         self.entries.append(entry)
         for part in entry.parts:
@@ -90,7 +90,7 @@ class _Group:
     def join(self, other: "_Group", groups: "dict[bytes, _Group]") -> "_Group":
         """Add the entries of *other*, in the order of arrival."""
         for entry in other.entries:
-            for one in (entry, *entry.repeats):
+            for one in (entry, *entry.duplicates):
                 groups.update(dict.fromkeys(one.names(), self))
         self.entries = sorted(self.entries + other.entries, key=lambda entry: entry.index)
         self._leaders = None

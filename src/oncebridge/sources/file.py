@@ -287,7 +287,7 @@ class _ReaderThread:
             value, failure = None, None
             try:
                 value = work()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised to the caller
                 failure = error
             with suppress(RuntimeError):  # the loop may be gone by now
                 loop.call_soon_threadsafe(settle, value, failure)

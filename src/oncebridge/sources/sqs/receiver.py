@@ -128,7 +128,7 @@ class ReceivedMessages:
             await asyncio.sleep(every_s)
             try:
                 await self._extend(asyncio.get_running_loop().time())
-            except Exception as error:  # noqa: BLE001 - without it, all would come again
+            except Exception as error:  # noqa: BLE001 - without it, all messages would be redelivered
                 extra = {"queue": self._queue.name, "error": type(error).__name__}
                 _log.error("oncebridge.keeper_failed", extra=extra)
             self._log_counts()
