@@ -95,7 +95,7 @@ async def ours(name: str, count: int, store: Any) -> tuple[int, float]:
     from oncebridge import Gateway
     from oncebridge.aws.client import AwsClient
     from oncebridge.base.clock import SystemDice, system_clock
-    from oncebridge.engine.router import Router, Way
+    from oncebridge.engine.router import RouteEntry, Router
     from oncebridge.sources.api import Host
     from oncebridge.sources.sqs.source import SqsSource
 
@@ -109,7 +109,7 @@ async def ours(name: str, count: int, store: Any) -> tuple[int, float]:
 
     AwsClient._send = counted
     gateway = Gateway(store=store, sink=NullSink(), rules=[RULE])
-    router = Router([Way(gateway)])
+    router = Router([RouteEntry(gateway)])
     source = SqsSource.from_url(f"sqs://{name}")
     await router.open()
     await source.open(Host(router, None, store, 500, system_clock, SystemDice()))

@@ -13,7 +13,7 @@ with atheris.instrument_imports(include=["oncebridge"]):
     from oncebridge.base.options import Size
     from oncebridge.base.secrets import Secret
     from oncebridge.engine.gateway import Gateway
-    from oncebridge.engine.router import Answer, Router, Way
+    from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
     from oncebridge.engine.verdict import Verdict
     from oncebridge.http.auth import AuthOptions
     from oncebridge.sources.api import Host
@@ -22,8 +22,8 @@ with atheris.instrument_imports(include=["oncebridge"]):
 
 NOW_MS = 1_790_000_000_000
 STATUS = re.compile(rb"HTTP/1\.1 ([1-5][0-9][0-9]) [A-Za-z -]+\r\n")
-DELIVERED = Answer(acknowledge=True, verdict=Verdict.DELIVERED)
-LATER = Answer(acknowledge=False, verdict=Verdict.BUSY)
+DELIVERED = RouterAnswer(acknowledge=True, verdict=Verdict.DELIVERED)
+LATER = RouterAnswer(acknowledge=False, verdict=Verdict.BUSY)
 
 
 class Inbox:
@@ -53,7 +53,9 @@ class Door:
         self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
         self.store = MemoryStore()
         gateway = Gateway(store=self.store, sink=lambda _: None)
-        host = Host(Router([Way(gateway)]), Inbox(), self.store, 100, lambda: NOW_MS, SystemDice())
+        host = Host(
+            Router([RouteEntry(gateway)]), Inbox(), self.store, 100, lambda: NOW_MS, SystemDice()
+        )
         secrets = {
             "api_keys": "apple-key-of-a-mill",
             "basic": "mill:grain-in-the-sacks",

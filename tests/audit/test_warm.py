@@ -15,7 +15,7 @@ from tests.servers.redis import RedisServer, prefix
 from oncebridge.audit.reading import find_files
 from oncebridge.audit.warm import BATCH, Warming
 from oncebridge.audit.workers import AuditFailed
-from oncebridge.engine.batch import Memo, Register
+from oncebridge.engine.batch import EntityState, Memo
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.framing import as_line
 from oncebridge.genesys.simulator import simulate
@@ -144,7 +144,7 @@ async def known(path: Path) -> dict[bytes, tuple]:
         if one.fate is not None:
             found[one.key] = (one.fate, one.hash, Memo.read(one.memo).id)
         else:
-            register = Register.read(one.memo)
+            register = EntityState.read(one.memo)
             found[one.key] = (register.kind, register.version, register.state)
     return found
 

@@ -12,14 +12,14 @@ from tests.faults.doubles import FaultyStore, ScriptedSink, event, eventually
 from oncebridge import Gateway, Settings
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
 from oncebridge.sources.intake import Intake
-from oncebridge.sources.kinesis.held_shard import Times
+from oncebridge.sources.kinesis.held_shard import KinesisTimings
 from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
 from oncebridge.stores.memory import MemoryStore
 
-QUICK = Times(
+QUICK = KinesisTimings(
     lease=timedelta(seconds=4),
     save=timedelta(milliseconds=200),
     look=timedelta(milliseconds=300),
@@ -37,7 +37,7 @@ class Worker:
         self.store = store
         settings = Settings(backoff=timedelta(milliseconds=20))
         self.gateway = Gateway(store=store, sink=self.sink, dead=self.dead, settings=settings)
-        router = Router([Way(self.gateway)])
+        router = Router([RouteEntry(self.gateway)])
         self.host = Host(router, Intake(router), store, 200, system_clock, SystemDice())
         options = KinesisOptions(poll=timedelta(seconds=0.25), **options)
         made = KinesisSource.from_url(url, options)

@@ -15,7 +15,7 @@ from tests.servers.aws import AWS, fresh
 from oncebridge import Gateway, Settings
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
 from oncebridge.sources.sqs.source import SqsSource, SqsSourceOptions
 from oncebridge.stores.memory import MemoryStore
@@ -127,7 +127,7 @@ class Worker:
         self.store = store or FaultyStore(MemoryStore())
         self.dead = dead or MemoryDeadLetters()
         self.gateway = Gateway(store=self.store, sink=self.sink, dead=self.dead, settings=settings)
-        self.router = Router([Way(self.gateway)], dead=self.dead, settings=settings)
+        self.router = Router([RouteEntry(self.gateway)], dead=self.dead, settings=settings)
         self.is_open = is_open
         self.host = Host(
             self.router,

@@ -7,7 +7,7 @@ from tests.aws.functions import OK, Context, failing, function
 from tests.aws.payloads import event, sqs
 
 from oncebridge import Books, ConfigError, Verdict
-from oncebridge.aws.emf import Metrics
+from oncebridge.aws.emf import EmfMetrics
 
 NOW = 1_765_552_508_101
 
@@ -53,7 +53,7 @@ def test_each_call_writes_what_has_changed(capsys):
 
 def test_a_call_that_fails_is_counted_too(capsys):
     with function(failing(1), metrics="oncebridge") as (handler, _):
-        with pytest.raises(Exception, match="come again"):
+        with pytest.raises(Exception, match="have to be retried"):
             handler(event(1), Context())
         (line,) = lines(capsys.readouterr().out)
         assert check(line)["failed"] == 1
@@ -99,10 +99,10 @@ def filled(**counts):
 def test_a_line_for_each_route_and_all_in_one_write(monkeypatch):
     out = Counted()
     monkeypatch.setattr(sys, "stdout", out)
-    metrics = Metrics("oncebridge", lambda: NOW)
+    metrics = EmfMetrics("oncebridge", lambda: NOW)
     routes = {"crm": filled(delivered=2), "wall": filled(duplicate=1), "idle": Books()}
-    metrics.tell(routes)
-    metrics.tell(routes)
+    metrics.write_changes(routes)
+    metrics.write_changes(routes)
     assert out.writes == 1
     first, second = lines(out.getvalue())
     assert check(first) == {"arrived": 2, "delivered": 2}
@@ -115,14 +115,14 @@ def test_all_counts_at_once_are_still_valid(capsys):
     for name, value in vars(books).items():
         if isinstance(value, int):
             setattr(books, name, value + 1)
-    Metrics("oncebridge", lambda: NOW).tell({"crm": books})
+    EmfMetrics("oncebridge", lambda: NOW).write_changes({"crm": books})
     (line,) = lines(capsys.readouterr().out)
     assert check(line).keys() == books.counts().keys() - {"in_flight"}
 
 
 @pytest.mark.parametrize("route", ["", " ", "ü" * 2000, "a\nb", "https://crm.example.com/?a=b"])
 def test_any_name_of_a_route_makes_a_dimension(route, capsys):
-    Metrics("oncebridge", lambda: NOW).tell({route: filled(delivered=1)})
+    EmfMetrics("oncebridge", lambda: NOW).write_changes({route: filled(delivered=1)})
     (line,) = lines(capsys.readouterr().out)
     check(line)
 
@@ -130,7 +130,7 @@ def test_any_name_of_a_route_makes_a_dimension(route, capsys):
 @pytest.mark.parametrize("namespace", ["", "AWS/Lambda", "a b", "x" * 256, "é", "a\n"])
 def test_a_namespace_that_cloudwatch_refuses_is_refused_at_once(namespace):
     with pytest.raises(ConfigError, match="metrics"):
-        Metrics(namespace, lambda: NOW)
+        EmfMetrics(namespace, lambda: NOW)
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), ValueError("I/O operation on closed file")])

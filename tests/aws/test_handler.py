@@ -52,7 +52,7 @@ from oncebridge import (
 from oncebridge.aws import HandedBack, NotRecognised, lambda_handler
 from oncebridge.aws.invocation import Trigger
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.events.pattern import Pattern
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -125,7 +125,7 @@ def test_one_that_fails_is_named_alone(made, names, bad):
 @whole
 def test_one_that_fails_fails_the_call(made):
     with function(failing(3)) as (handler, sink):
-        with pytest.raises(HandedBack, match=r"1 of \d records have to come again"):
+        with pytest.raises(HandedBack, match=r"1 of \d records have to be retried"):
             handler(made(*EVENTS), Context())
         sink.otherwise = Yes()
         # The back-off is in the store: it is waited for in place.
@@ -304,7 +304,7 @@ def test_on_kinesis_it_is_said_what_poison_costs(caplog):
     with function(dead=None) as (handler, _):
         assert handler(kinesis(("p", "hello"), ("q", event(1))), Context()) == back("8")
     (said,) = [r for r in caplog.records if r.message == "oncebridge.no_dead_letters"]
-    assert "shard stands still" in said.what
+    assert "shard is blocked" in said.what
     assert "hello" not in said.what
 
 
@@ -692,8 +692,8 @@ def test_a_function_that_outlives_its_time_is_not_called_again_until_it_is_back(
 
 
 def test_a_router_takes_no_function():
-    router = Router([Way(Gateway(store=MemoryStore(), sink=print))])
-    with pytest.raises(ConfigError, match="several ways out"):
+    router = Router([RouteEntry(Gateway(store=MemoryStore(), sink=print))])
+    with pytest.raises(ConfigError, match="cannot be used with a router"):
         lambda_handler(router, print)
 
 
@@ -711,7 +711,9 @@ def two_routes(*, stores=None, settings=(QUICK, QUICK), **more):
         )
     ]
     match = Pattern.compile({"detail": {"n": [1, 2]}})
-    router = Router([Way(gateways[0], match), Way(gateways[1], match)], settings=QUICK, **more)
+    router = Router(
+        [RouteEntry(gateways[0], match), RouteEntry(gateways[1], match)], settings=QUICK, **more
+    )
     handler = lambda_handler(router, metrics=None)
     try:
         yield handler, crm, wall
@@ -1010,7 +1012,7 @@ def breaking(settings, store, *, after):
 
     sink = ScriptedSink()
     gateway = Gateway(store=store, sink=sink, settings=settings)
-    return lambda_handler(Breaking([Way(gateway)]), metrics=None), sink
+    return lambda_handler(Breaking([RouteEntry(gateway)]), metrics=None), sink
 
 
 @pytest.mark.parametrize("given", [event(1), sqs(event(1)), kinesis(("p", event(1)))])

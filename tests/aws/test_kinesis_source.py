@@ -124,7 +124,7 @@ async def test_latest_and_a_time(ministack_kinesis):
 async def test_a_stream_that_is_not_there_is_told(ministack_kinesis):
     store = FaultyStore(MemoryStore())
     one = Worker("kinesis://nowhere", store, endpoint=ministack_kinesis.endpoint)
-    with pytest.raises(ConfigError, match="there is no Kinesis stream nowhere"):
+    with pytest.raises(ConfigError, match="Kinesis stream nowhere not found"):
         await one.start()
     await one.stop()
 

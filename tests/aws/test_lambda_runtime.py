@@ -241,7 +241,7 @@ def test_a_direct_event_that_fails_is_a_function_error(start_function, place):
     assert said.failed
     kind, message = said.error
     assert kind == "HandedBack"
-    assert "have to come again" in message
+    assert "have to be retried" in message
     assert function.call(event(8)).answer is None
     assert taken(place) == [8]
     assert function.containers == 1

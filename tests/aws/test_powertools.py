@@ -50,7 +50,7 @@ from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.redis.store import RedisStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
-pytestmark = pytest.mark.filterwarnings("ignore:the time left is not known")
+pytestmark = pytest.mark.filterwarnings("ignore:the time left is unknown")
 
 LONG_S = 30
 HOUR_MS = 3_600_000

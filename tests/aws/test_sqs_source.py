@@ -31,11 +31,11 @@ from tests.servers.meddler import failing, meddling, saying, swallow, vanish
 
 from oncebridge import ConfigError, Gateway, Settings, StoreUnavailable, parse
 from oncebridge.aws.queue import Failure, Message, Queue, QueueAddress
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import OncebridgeError
 from oncebridge.events.pattern import Pattern
 from oncebridge.sinks.api import Closed, Never, Unknown, Yes
-from oncebridge.sources.sqs.receiver import Hand, Trouble
+from oncebridge.sources.sqs.receiver import FailureLog, ReceivedMessages
 from oncebridge.sources.sqs.source import SqsSource, SqsSourceOptions
 from oncebridge.stores.api import Want
 from oncebridge.stores.memory import MemoryStore
@@ -292,7 +292,7 @@ class TestOutages:
         second = Gateway(store=store, sink=other, route="other", settings=once)
         calls = Pattern.compile({"detail-type": ["Call"]}, "match")
         orders = Pattern.compile({"detail-type": ["Order"]}, "match")
-        worker.router = Router([Way(worker.gateway, orders), Way(second, calls)])
+        worker.router = Router([RouteEntry(worker.gateway, orders), RouteEntry(second, calls)])
         worker.host = replace(worker.host, router=worker.router)
         await worker.start()
         try:
@@ -436,7 +436,7 @@ class TestDeleting:
             meddler.next("DeleteMessageBatch", swallow)
             queue.send(*events(1))
             await until_empty(queue)
-            await until(lambda: not len(worker.source._hand))
+            await until(lambda: not len(worker.source._received))
             assert worker.counts["arrived"] == 1
 
     async def test_what_can_never_be_deleted_comes_again_and_is_a_duplicate(
@@ -461,7 +461,7 @@ class TestDeleting:
         theirs.send("a")
         address = QueueAddress.parse(theirs.address)
         queue = Queue(address, SqsSourceOptions(endpoint=ministack.endpoint))
-        hand = Hand(queue, 1, CountingDice())
+        hand = ReceivedMessages(queue, 1, CountingDice())
         now = asyncio.get_running_loop().time
         try:
             (first,) = await queue.receive(wait_s=0, visibility_s=1)
@@ -471,7 +471,7 @@ class TestDeleting:
             assert hand.take(again, now()) is None
             assert len(hand) == 1
             await hand.delete([place])
-            await hand.settled()
+            await hand.wait_until_deleted()
             assert theirs.counts() == (0, 0)
             assert len(hand) == 0
         finally:
@@ -720,7 +720,7 @@ class TestReceiving:
 
             def look():
                 nonlocal most
-                most = max(most, len(worker.source._hand))
+                most = max(most, len(worker.source._received))
                 return queue.counts() == (0, 0)
 
             await until(look)
@@ -749,7 +749,7 @@ class FakeQueue:
 async def test_no_message_is_hidden_beyond_twelve_hours(caplog):
     loop = asyncio.get_running_loop()
     queue = FakeQueue()
-    hand = Hand(queue, 120, CountingDice())
+    hand = ReceivedMessages(queue, 120, CountingDice())
     received_at = loop.time()
     hand.take(Message("id", "handle"), received_at)
     keeping = asyncio.create_task(hand.keep())
@@ -769,7 +769,7 @@ async def test_no_message_is_hidden_beyond_twelve_hours(caplog):
 async def test_a_message_that_is_visible_already_is_not_hidden_again_and_again(caplog):
     queue = FakeQueue()
     queue.failure = Failure("0", "MessageNotInflight", sender_fault=True)
-    hand = Hand(queue, 120, CountingDice())
+    hand = ReceivedMessages(queue, 120, CountingDice())
     hand.take(Message("id", "handle"), asyncio.get_running_loop().time())
     keeping = asyncio.create_task(hand.keep())
     await asyncio.sleep(600)
@@ -784,18 +784,18 @@ async def test_a_message_that_is_visible_already_is_not_hidden_again_and_again(c
 
 @virtual
 async def test_trouble_is_told_once_and_once_more_when_it_is_over(caplog):
-    trouble = Trouble("DeleteMessage", "orders")
+    trouble = FailureLog("DeleteMessage", "orders")
     for _ in range(5):
-        trouble.is_there(StoreUnavailable("no answer"))
-        trouble.is_over()  # others get through at the same time
+        trouble.failed(StoreUnavailable("no answer"))
+        trouble.succeeded()  # others get through at the same time
         await asyncio.sleep(1)
     assert len(told(caplog, "oncebridge.queue_fails")) == 1
     assert not told(caplog, "oncebridge.queue_answers_again")
-    trouble.is_there(OncebridgeError("something else"))
+    trouble.failed(OncebridgeError("something else"))
     assert len(told(caplog, "oncebridge.queue_fails")) == 2
     await asyncio.sleep(6)
-    trouble.is_over()
-    trouble.is_over()
+    trouble.succeeded()
+    trouble.succeeded()
     assert len(told(caplog, "oncebridge.queue_answers_again")) == 1
 
 

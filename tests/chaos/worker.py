@@ -238,10 +238,10 @@ class SocketSink:
 async def poll(job: Job, gateway: Gateway, stopping: asyncio.Event) -> None:
     queue = await Connection.open(job.socket, job.incarnation)
     while not stopping.is_set():
-        if away_s := gateway.away_s():
+        if unavailable_s := gateway.unavailable_s():
             # As a source should: while store or sink are down, take nothing from the queue.
             with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), away_s)
+                await asyncio.wait_for(stopping.wait(), unavailable_s)
             continue
         messages = await queue.ask("receive", job.receive)
         if not messages:

@@ -15,7 +15,7 @@ from tests.size import full
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.batch import Memo, Register
+from oncebridge.engine.batch import EntityState, Memo
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import SinkRejected
@@ -746,7 +746,7 @@ async def test_a_key_is_explained_in_whatever_state_it_is(state, expected):
         wait_ms = 60_000 if state == "waits" else 0
         await store.release([Release(b"k", b"t" * 16, wait_ms, A_WEEK, failed.write())])
     if state == "register":
-        memo = Register("number", 5, "", 0).write()
+        memo = EntityState("number", 5, "", 0).write()
         await store.release([Release(b"k", b"t" * 16, 0, A_WEEK, memo)])
     if state == "over":
         await store.commit([Commit(b"k", b"g" * 16, Fate.DELIVERED, 1000)])

@@ -464,8 +464,8 @@ class Bench:
         """Look whether the books balance and nothing is left behind."""
         assert self.books.balance
         assert self.books.in_flight == 0
-        assert not self.gateway._holds._holds
-        assert self.gateway._holds._timer is None
+        assert not self.gateway._leases._leases
+        assert self.gateway._leases._timer is None
 
     async def __aenter__(self) -> Self:
         return self

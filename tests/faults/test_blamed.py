@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Unwell, Verdict, Yes
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.events.pattern import Pattern
 
 from .doubles import After, Bench, FailingDeadLetters, ScriptedSink, event, seconds, virtual
@@ -28,7 +28,7 @@ def blame(*outcomes):
 
 async def route(bench, *arrivals):
     """Bring *arrivals* by a router, and give its answers."""
-    return await Router([Way(bench.gateway)]).process(arrivals)
+    return await Router([RouteEntry(bench.gateway)]).process(arrivals)
 
 
 # --- the sink -------------------------------------------------------------------------------------
@@ -169,14 +169,14 @@ async def test_of_those_that_an_unforeseen_error_hit_nobody_knows_who_is_to_blam
         bench.store.arm("claim.before", error=ZeroDivisionError())
         answers = await route(bench, *events(3))
         assert blame(*answers) == [False] * 3
-        assert {answer.reason for answer in answers} == {"an unforeseen error"}
+        assert {answer.reason for answer in answers} == {"an unexpected error"}
         assert {answer.retry_after_ms for answer in answers} == {0}, "so a source can tell"
 
 
 @virtual
 async def test_what_broke_off_before_it_began_blames_nobody():
     async with Bench() as bench:
-        router = Router([Way(bench.gateway)])
+        router = Router([RouteEntry(bench.gateway)])
 
         async def broken(*_, **__):
             raise ZeroDivisionError
@@ -207,7 +207,7 @@ async def test_blamed_on_one_route_is_blamed(here, there, blamed):
         Bench(sink=ScriptedSink(otherwise=there), route="there") as second,
     ):
         both = Pattern.compile({"detail-type": ["Both"]}, "match")
-        router = Router([Way(first.gateway), Way(second.gateway, both)])
+        router = Router([RouteEntry(first.gateway), RouteEntry(second.gateway, both)])
         answers = await router.process([BOTH, ONE])
         assert blame(answers[0]) == [blamed]
         assert answers[1].blamed == isinstance(here, Unknown), "the other route is not its own"

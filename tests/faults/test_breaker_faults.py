@@ -12,8 +12,8 @@ from collections import Counter
 import pytest
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Unwell, Verdict, Yes
-from oncebridge.engine.router import Router, Way
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.engine.router import RouteEntry, Router
+from oncebridge.sources.relay import Relay, SourceRecord
 
 from .doubles import (
     After,
@@ -61,11 +61,11 @@ async def test_after_so_many_failures_in_a_row_the_sink_counts_as_down(answer, l
     ) as bench:
         for number, arrival in enumerate(events(limit)):
             assert bench.gateway.not_ready() == []
-            assert bench.gateway.away_s() == 0
+            assert bench.gateway.unavailable_s() == 0
             await bench.one(arrival)
             assert bench.gateway.sink_breaker.failures == number + 1
         assert bench.gateway.not_ready() == ["the sink is down"]
-        assert bench.gateway.away_s() > 0
+        assert bench.gateway.unavailable_s() > 0
 
 
 @pytest.mark.parametrize("answer", [Closed("401"), Unwell("503")])
@@ -74,7 +74,7 @@ async def test_a_sink_that_refuses_all_counts_as_down_and_costs_no_event_an_atte
     async with Bench(sink=ScriptedSink(otherwise=answer)) as bench:
         outcomes = [await bench.one(arrival) for arrival in events(5)]
         assert bench.gateway.not_ready() == ["the sink is down"]
-        assert outcomes[-1].retry_after_ms >= bench.gateway.away_s() * 1000 > 0
+        assert outcomes[-1].retry_after_ms >= bench.gateway.unavailable_s() * 1000 > 0
         for outcome in outcomes:
             assert (await bench.record(outcome.key)).attempts == 0
 
@@ -93,7 +93,7 @@ async def test_while_one_event_alone_was_refused_another_is_tried_at_once(answer
         assert again.reason == "the sink is down"
         assert again.retry_after_ms > 0
         assert bench.gateway.not_ready() == []
-        assert bench.gateway.away_s() == 0
+        assert bench.gateway.unavailable_s() == 0
         refused, good = await bench.process(poison, *events(1, 1))
         assert (refused.acknowledge, good.verdict) == (False, Verdict.DELIVERED)
         assert not bench.gateway.sink_breaker.is_open
@@ -113,7 +113,7 @@ async def test_an_answer_in_between_shows_that_it_is_alive(alive):
 async def test_while_it_is_down_nothing_is_claimed_and_all_is_handed_back_until_the_next_try():
     async with Bench() as bench:
         await down(bench)
-        left = bench.gateway.away_s()
+        left = bench.gateway.unavailable_s()
         for arrivals in (events(1), events(50, 10), events(500, 100)):
             for outcome in await bench.process(*arrivals):
                 assert (outcome.verdict, outcome.acknowledge) == (Verdict.FAILED, False)
@@ -145,7 +145,7 @@ async def test_repeats_in_a_batch_are_handed_back_with_the_first():
 async def test_when_its_time_has_come_a_single_event_tries_however_many_there_are(batches):
     async with Bench(sink=ScriptedSink(otherwise=After(3, No("refused")))) as bench:
         await down(bench)
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         arrivals = [events(30, 100 * number) for number in range(batches)]
         found = await asyncio.gather(*[bench.gateway.process(batch) for batch in arrivals])
         assert len(bench.sink.seen) == 1
@@ -153,18 +153,18 @@ async def test_when_its_time_has_come_a_single_event_tries_however_many_there_ar
         for outcome in [one for batch in found for one in batch]:
             assert not outcome.acknowledge
             assert outcome.retry_after_ms > 0
-        assert bench.gateway.away_s() > 0
+        assert bench.gateway.unavailable_s() > 0
 
 
 @virtual
 async def test_a_try_that_goes_through_lets_the_rest_of_its_batch_follow():
     async with Bench() as bench:
         await down(bench)
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         outcomes = await bench.process(*events(40))
         assert {outcome.verdict for outcome in outcomes} == {Verdict.DELIVERED}
         assert bench.gateway.not_ready() == []
-        assert bench.gateway.away_s() == 0
+        assert bench.gateway.unavailable_s() == 0
 
 
 @virtual
@@ -172,11 +172,11 @@ async def test_a_try_that_fails_hands_the_rest_of_its_batch_back():
     async with Bench(sink=ScriptedSink(otherwise=No("refused"))) as bench:
         await down(bench)
         before = bench.gateway.sink_breaker.failures
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         outcomes = await bench.process(*events(40))
         assert len(bench.sink.seen) == 1
         assert bench.gateway.sink_breaker.failures == before + 1
-        left_ms = bench.gateway.away_s() * 1000
+        left_ms = bench.gateway.unavailable_s() * 1000
         assert all(outcome.retry_after_ms >= left_ms for outcome in outcomes)
 
 
@@ -185,7 +185,7 @@ async def test_a_sink_that_refuses_the_one_event_that_tries_is_alive():
     async with Bench(sink=ScriptedSink()) as bench:
         await down(bench)
         bench.sink.script = [Never("400")]
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         first, second = await bench.process(*events(2))
         assert (first.verdict, second.verdict) == (Verdict.DEAD, Verdict.DELIVERED)
 
@@ -196,7 +196,7 @@ async def test_a_duplicate_says_nothing_about_the_sink_and_the_next_one_tries():
         known = events(3)
         await bench.process(*known)
         await down(bench)
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         outcomes = await bench.process(*known, *events(1, 10))
         assert [outcome.verdict for outcome in outcomes] == [
             *[Verdict.DUPLICATE] * 3,
@@ -211,10 +211,10 @@ async def test_duplicates_alone_leave_it_down_and_open_for_the_next_try():
         known = events(3)
         await bench.process(*known)
         await down(bench)
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         await bench.process(*known)
         assert bench.gateway.sink_breaker.is_open
-        assert bench.gateway.away_s() == 0
+        assert bench.gateway.unavailable_s() == 0
         assert (await bench.one(event({"n": 77}))).verdict is Verdict.DELIVERED
 
 
@@ -235,12 +235,12 @@ async def test_a_busy_event_says_nothing_about_the_sink_either():
 async def test_a_try_that_is_cancelled_does_not_keep_the_sink_down_for_ever():
     async with Bench(sink=ScriptedSink(otherwise=After(9, Yes()))) as bench:
         await down(bench)
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         trying = asyncio.create_task(bench.gateway.process([event({"n": 1})]))
         await eventually(lambda: bench.sink.under_way)
         trying.cancel()
         await asyncio.gather(trying, return_exceptions=True)
-        assert bench.gateway.away_s() <= 1, "others are told to ask again soon"
+        assert bench.gateway.unavailable_s() <= 1, "others are told to ask again soon"
         await asyncio.sleep(30)
         assert (await bench.one(event({"n": 2}))).verdict is Verdict.DELIVERED
 
@@ -249,7 +249,7 @@ async def test_a_try_that_is_cancelled_does_not_keep_the_sink_down_for_ever():
 async def test_a_try_that_the_store_does_not_answer_for_leaves_the_way_free():
     async with Bench() as bench:
         await down(bench)
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         bench.store.arm("claim.before", times=3)
         assert (await bench.one(event({"n": 1}))).verdict is Verdict.FAILED
         assert (await bench.one(event({"n": 2}))).verdict is Verdict.DELIVERED
@@ -332,13 +332,14 @@ async def test_a_relay_brings_everything_when_an_hour_without_the_sink_is_over()
     sink = Hours(now() + 3600, No("refused"))
     async with Bench(sink=sink) as bench:
         left = [
-            [Item(n, (raw,)) for n, raw in enumerate(events(40, 40 * k), 40 * k)] for k in range(10)
+            [SourceRecord(n, (raw,)) for n, raw in enumerate(events(40, 40 * k), 40 * k)]
+            for k in range(10)
         ]
 
         async def take():
             return left.pop(0) if left else []
 
-        relay = Relay(Router([Way(bench.gateway)]), take=take)
+        relay = Relay(Router([RouteEntry(bench.gateway)]), take=take)
         began = now()
         await relay.run()
         assert relay.is_through
@@ -359,7 +360,7 @@ async def test_a_store_that_is_down_is_not_asked_until_the_next_try():
             assert (outcome.verdict, outcome.acknowledge) == (Verdict.FAILED, False)
         assert bench.gateway.not_ready() == ["the store is down"]
         asked = bench.store.calls["claim"]
-        left = bench.gateway.away_s()
+        left = bench.gateway.unavailable_s()
         assert left > 0
         for outcome in await bench.process(*events(50, 100)):
             assert outcome.retry_after_ms >= left * 1000
@@ -374,7 +375,7 @@ async def test_a_store_that_is_back_is_noticed_and_all_flows():
         for arrival in events(5):
             await bench.one(arrival)
         bench.store.disarm()
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         outcomes = await bench.process(*events(50))
         assert {outcome.verdict for outcome in outcomes} == {Verdict.DELIVERED}
         assert bench.gateway.not_ready() == []
@@ -386,7 +387,7 @@ async def test_only_one_batch_tries_the_store():
         bench.store.arm("claim.before", times=1e9)
         for arrival in events(5):
             await bench.one(arrival)
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         bench.store.calls.clear()
         bench.store.takes_s = 2
         await asyncio.gather(
@@ -415,7 +416,7 @@ async def test_those_who_are_turned_away_do_not_prolong_the_wait_of_the_one_that
         for arrival in events(5):
             await bench.one(arrival)
         bench.store.disarm()
-        await asyncio.sleep(bench.gateway.away_s())
+        await asyncio.sleep(bench.gateway.unavailable_s())
         bench.store.takes_s = 5
         trying = asyncio.create_task(bench.gateway.process(events(1, 50)))
         await asyncio.sleep(1)
@@ -437,7 +438,7 @@ async def test_who_delivers_without_the_store_does_not_wait_for_it(settings):
             assert (await bench.one(arrival)).forwarded
         assert bench.gateway.store_breaker.is_open
         assert bench.gateway.not_ready() == []
-        assert bench.gateway.away_s() == 0
+        assert bench.gateway.unavailable_s() == 0
         began = now()
         outcomes = await bench.process(*events(50, 100))
         assert all(outcome.forwarded and outcome.acknowledge for outcome in outcomes)
@@ -455,7 +456,7 @@ async def test_a_store_that_is_away_from_the_start_counts_as_down():
             assert outcome.retry_after_ms > 0
             assert "the store did not answer" in outcome.reason
         assert bench.gateway.not_ready() == ["the store is down"]
-        assert bench.gateway.away_s() > 0
+        assert bench.gateway.unavailable_s() > 0
 
 
 @virtual
@@ -524,7 +525,7 @@ async def test_what_cannot_be_held_until_its_turn_is_handed_back_and_not_sent_la
         sent = [outcome for outcome in outcomes if outcome.acknowledge]
         back = [outcome for outcome in outcomes if not outcome.acknowledge]
         assert len(bench.sink.seen) == len(sent) < 12
-        assert {outcome.reason for outcome in back} == {"the claim ran out before the send"}
+        assert {outcome.reason for outcome in back} == {"the lease ended before the send"}
 
 
 @virtual
@@ -591,7 +592,7 @@ async def test_while_it_is_paused_nothing_is_claimed_and_all_comes_back():
     async with Bench() as bench:
         bench.gateway.pause()
         assert bench.gateway.not_ready() == ["paused"]
-        assert bench.gateway.away_s() > 0
+        assert bench.gateway.unavailable_s() > 0
         for outcome in await bench.process(*events(10)):
             assert (outcome.verdict, outcome.acknowledge) == (Verdict.FAILED, False)
             assert outcome.reason == "paused by an operator"

@@ -327,7 +327,7 @@ async def test_whatever_the_store_does_the_event_arrives_once(seam, script, time
         assert outcome.verdict is Verdict.DELIVERED
         assert len(bench.sink.taken) == 1
         await asyncio.sleep(120)  # what is owed lands
-        assert len(bench.gateway._ledger.backlog) == 0
+        assert len(bench.gateway._claims.backlog) == 0
         assert (await bench.record(outcome.key)).fate is Fate.DELIVERED
         assert (await bench.one(event())).verdict is Verdict.DUPLICATE
         assert len(bench.sink.taken) == 1
@@ -380,7 +380,7 @@ async def test_a_claim_that_was_applied_and_given_up_is_released_by_its_token():
         outcome = await bench.one(event())
         assert (outcome.verdict, outcome.acknowledge) == (Verdict.FAILED, False)
         assert bench.sink.seen == []
-        await eventually(lambda: not len(bench.gateway._ledger.backlog))
+        await eventually(lambda: not len(bench.gateway._claims.backlog))
         record = await bench.record(bench.key(event()))
         assert (record.token, record.attempts) == (b"", 0)
         assert (await bench.one(event())).verdict is Verdict.DELIVERED
@@ -395,7 +395,7 @@ async def test_giving_up_an_unanswered_claim_does_not_make_the_store_forget_earl
         await asyncio.sleep(first.retry_after_ms / 1000)
         bench.store.arm("claim.after", times=3)
         assert (await bench.one(event())).verdict is Verdict.FAILED
-        await eventually(lambda: not len(bench.gateway._ledger.backlog))
+        await eventually(lambda: not len(bench.gateway._claims.backlog))
         record = await bench.record(first.key)
         assert record.attempts == 1
         assert record.keep_until_ms > now_ms() + 86_400_000
@@ -589,7 +589,7 @@ async def test_a_worker_that_died_is_counted_and_may_have_delivered():
 
 
 # Was a bug: the error that an earlier, clean failure left in the memo hides that a later worker died without
-# a word: Flight.take() believes `memo.error` of an attempt before the last one.
+# a word: BatchEntry.set_claim() believes `memo.error` of an attempt before the last one.
 @virtual
 async def test_a_worker_that_died_after_a_clean_failure_may_have_delivered_too():
     async with Bench(sink=ScriptedSink(No("refused"), Never("400"))) as bench:
@@ -618,7 +618,7 @@ async def test_a_worker_that_was_taken_over_breaks_its_send_off_and_leaves_the_o
         await asyncio.sleep(1)
         taken = await slow.record(slow.key(event()))
         assert taken.attempts == 2
-        await slow.gateway._holds._beat()
+        await slow.gateway._leases._extend_all()
         outcome = await first
         assert (outcome.verdict, outcome.acknowledge) == (Verdict.BUSY, False)
         assert outcome.reason == "another worker took over"
@@ -680,7 +680,7 @@ async def test_a_worker_that_wakes_after_another_has_delivered_counts_the_take_o
         frozen.skew_ms += 40_000
         assert (await other.one(event())).verdict is Verdict.DELIVERED
         # Its clock stood still too, so the lease has to be ended for it.
-        for hold in frozen.gateway._holds._holds:
+        for hold in frozen.gateway._leases._leases:
             hold.ends = 0.0
         assert (await first).acknowledge
         assert (frozen.books.lease_lost, other.books.lease_lost) == (1, 0)
@@ -697,7 +697,7 @@ async def test_what_cannot_be_released_after_a_take_over_counts_as_one():
         await asyncio.sleep(1)
         frozen.skew_ms += 40_000
         assert (await other.one(event())).verdict is Verdict.DELIVERED
-        for hold in frozen.gateway._holds._holds:
+        for hold in frozen.gateway._leases._leases:
             hold.ends = 0.0
         outcome = await first
         assert (outcome.verdict, outcome.reason) == (Verdict.BUSY, "another worker took over")
@@ -723,7 +723,7 @@ async def test_one_lost_hold_does_not_break_off_the_others_of_a_batch():
         await asyncio.sleep(1)
         bench.skew_ms += 40_000
         await crash(bench, event({"n": 1}))
-        await bench.gateway._holds._beat()
+        await bench.gateway._leases._extend_all()
         assert bench.books.lease_lost == 1
         outcomes = await task
         assert [outcome.verdict for outcome in outcomes] == [Verdict.DELIVERED] * 2
@@ -737,7 +737,7 @@ async def test_a_lost_hold_in_a_batch_that_failed_is_busy_and_not_released():
         await asyncio.sleep(1)
         bench.skew_ms += 40_000
         other = await crash(bench, event({"n": 1}))
-        await bench.gateway._holds._beat()
+        await bench.gateway._leases._extend_all()
         outcomes = await task
         assert [outcome.verdict for outcome in outcomes] == [Verdict.BUSY, Verdict.FAILED]
         assert (await bench.record(bench.key(event({"n": 1})))).token == other.token
@@ -760,7 +760,7 @@ async def test_without_a_lease_that_outlasts_the_send_nothing_is_sent():
         *first, last = await bench.process(*[event({"n": n}) for n in range(4)])
         assert [outcome.verdict for outcome in first] == [Verdict.DELIVERED] * 3
         assert (last.verdict, last.acknowledge) == (Verdict.FAILED, False)
-        assert last.reason == "the claim ran out before the send"
+        assert last.reason == "the lease ended before the send"
         assert len(bench.sink.seen) == 3
         assert (await bench.record(last.key)).attempts == 0
         assert (await bench.one(event({"n": 3}))).verdict is Verdict.DELIVERED
@@ -782,7 +782,7 @@ async def test_what_was_taken_over_while_it_waited_is_not_sent():
         await asyncio.sleep(1)
         bench.skew_ms += 40_000
         other = await crash(bench, event({"n": 2}))
-        await bench.gateway._holds._beat()
+        await bench.gateway._leases._extend_all()
         first, second = await task
         assert first.verdict is Verdict.DELIVERED
         assert (second.verdict, second.acknowledge) == (Verdict.BUSY, False)
@@ -1328,7 +1328,7 @@ async def test_a_register_that_was_raised_too_late_is_counted_too():
         await asyncio.sleep(40)  # the lease of the register has ended
         await hold_entity(bench, versioned(1), lease_ms=60_000)
         await asyncio.sleep(120)  # and now the release lands, fenced
-        assert len(bench.gateway._ledger.backlog) == 0
+        assert len(bench.gateway._claims.backlog) == 0
         raised = (await bench.one(versioned(4))).verdict is Verdict.STALE
         assert raised or bench.books.registers_behind == 1
 
@@ -1404,7 +1404,7 @@ async def test_deliver_releases_its_own_unanswered_claim_first():
     async with Bench(settings=DELIVER) as bench:
         bench.store.arm("claim.after", times=3)  # applied each time, never answered
         assert (await bench.one(event())).unprotected
-        await eventually(lambda: not len(bench.gateway._ledger.backlog))
+        await eventually(lambda: not len(bench.gateway._claims.backlog))
         assert len(bench.store.asked["release"]) == 1
         record = await bench.record(bench.key(event()))
         assert record.fate is Fate.DELIVERED
@@ -1416,7 +1416,7 @@ async def test_deliver_remembers_every_tier():
     async with Bench(rule(tiers=tiers), settings=DELIVER) as bench:
         bench.store.arm("claim.before", times=3)
         assert (await bench.one(event())).unprotected
-        await eventually(lambda: not len(bench.gateway._ledger.backlog))
+        await eventually(lambda: not len(bench.gateway._claims.backlog))
         for key in bench.keys(event()):
             assert (await bench.record(key)).fate is Fate.DELIVERED
 

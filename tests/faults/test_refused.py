@@ -14,8 +14,8 @@ import pytest
 
 from oncebridge import Closed, No, Settings, Throttled, Unknown, Unwell, Verdict, Yes
 from oncebridge.base.options import Rate
-from oncebridge.engine.router import Router, Way
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.engine.router import RouteEntry, Router
+from oncebridge.sources.relay import Relay, SourceRecord
 from oncebridge.stores.api import Fate
 
 from .doubles import Bench, ScriptedSink, event, now, rule, virtual
@@ -31,13 +31,13 @@ def number(delivery):
 
 def relay(bench, count, **options):
     """Make a relay that brings *count* events, retrying in place."""
-    left = [Item(n, (numbered(n),)) for n in range(count)]
+    left = [SourceRecord(n, (numbered(n),)) for n in range(count)]
 
     async def take():
         taken, left[:] = left[:10], left[10:]
         return taken
 
-    return Relay(Router([Way(bench.gateway)]), take=take, **options)
+    return Relay(Router([RouteEntry(bench.gateway)]), take=take, **options)
 
 
 @pytest.mark.parametrize("refusal", [Closed("HTTP 403"), Unwell("HTTP 503")])
@@ -51,11 +51,11 @@ async def test_events_that_are_refused_while_others_pass_end_in_the_dead_letters
         await asyncio.sleep(1)
         if len(await bench.letters()) == 5:
             return []
-        return [Item(n, (numbered(n),)) for _, n in zip(range(10), numbers, strict=False)]
+        return [SourceRecord(n, (numbered(n),)) for _, n in zip(range(10), numbers, strict=False)]
 
     async with Bench(sink=sink) as bench:
         began = now()
-        await Relay(Router([Way(bench.gateway)]), take=take).run()
+        await Relay(Router([RouteEntry(bench.gateway)]), take=take).run()
         letters = await bench.letters()
         assert sorted(json.loads(one.raw)["detail"]["n"] for one in letters) == list(range(5))
         assert {letter.reason for letter in letters} == {"attempts"}
@@ -150,7 +150,7 @@ async def test_it_is_given_up_after_its_window_or_sooner_where_nothing_can_pass_
 @virtual
 async def test_a_poison_at_the_head_of_a_lane_ends_and_the_lane_goes_on():
     sink = ScriptedSink(otherwise=lambda d: Unwell("HTTP 503") if number(d) == 0 else Yes())
-    left = [Item(n, (numbered(n),), lane="one") for n in range(3)]
+    left = [SourceRecord(n, (numbered(n),), lane="one") for n in range(3)]
 
     async def take():
         taken, left[:] = left[:], []
@@ -158,7 +158,7 @@ async def test_a_poison_at_the_head_of_a_lane_ends_and_the_lane_goes_on():
 
     async with Bench(sink=sink) as bench:
         began = now()
-        await Relay(Router([Way(bench.gateway)]), take=take).run()
+        await Relay(Router([RouteEntry(bench.gateway)]), take=take).run()
         assert list(map(number, sink.taken)) == [1, 2]
         (letter,) = await bench.letters()
         assert (letter.reason, letter.maybe_delivered) == ("too-old", True)

@@ -9,8 +9,8 @@ from tests.faults.doubles import Bench, ScriptedSink, event, now, virtual
 from tests.size import full
 
 from oncebridge import Delivery, Never, No, Settings, Throttled, Verdict, Yes
-from oncebridge.engine.router import Router, Way
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.engine.router import RouteEntry, Router
+from oncebridge.sources.relay import Relay, SourceRecord
 
 # --- limiters -------------------------------------------------------------------------------
 
@@ -90,20 +90,20 @@ def events(count: int) -> list[bytes]:
     return [event({"n": n}, id=f"e{n}") for n in range(count)]
 
 
-def relay(bench: Bench, raws: Sequence[bytes]) -> tuple[Relay, list[Item]]:
+def relay(bench: Bench, raws: Sequence[bytes]) -> tuple[Relay, list[SourceRecord]]:
     """Make a relay that reads *raws* as from a queue, ten at a time; and what goes back there."""
     chunks = iter([raws[at : at + 10] for at in range(0, len(raws), 10)])
-    back: list[Item] = []
+    back: list[SourceRecord] = []
     places = iter(range(len(raws)))
 
-    async def take() -> list[Item]:
+    async def take() -> list[SourceRecord]:
         await asyncio.sleep(0.01)
-        return [Item(next(places), (raw,)) for raw in next(chunks, ())]
+        return [SourceRecord(next(places), (raw,)) for raw in next(chunks, ())]
 
     async def hand_back(pairs) -> None:
         back.extend(item for item, _ in pairs)
 
-    router = Router([Way(bench.gateway, None)])
+    router = Router([RouteEntry(bench.gateway, None)])
     return Relay(router, take=take, hand_back=hand_back, takers=4, ahead=500), back
 
 
@@ -224,13 +224,13 @@ async def test_a_sink_that_takes_nothing_and_names_no_time_is_asked_less_and_les
 async def test_nothing_more_is_brought_while_enough_wait_for_their_turn():
     sink = LimitedSink(TokenBucket(lambda: 20.0))
     async with Bench(sink=sink) as bench:
-        assert bench.gateway.away_s() == 0
+        assert bench.gateway.unavailable_s() == 0
         waiting = asyncio.create_task(bench.gateway.process(events(500)))
         await asyncio.sleep(3)
-        assert 10 < bench.gateway.away_s() < 30
+        assert 10 < bench.gateway.unavailable_s() < 30
         assert bench.gateway.not_ready() == bench.gateway.down() == []
         await waiting
-        assert bench.gateway.away_s() == 0
+        assert bench.gateway.unavailable_s() == 0
 
 
 @virtual

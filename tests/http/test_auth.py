@@ -658,7 +658,7 @@ def load(source, **flags):
     ],
 )
 def test_an_address_that_others_can_reach_needs_to_know_who_may_send(host):
-    with pytest.raises(ConfigError, match="nothing says who may send: set api_keys, basic, bearer"):
+    with pytest.raises(ConfigError, match="no auth is configured: set api_keys, basic, bearer"):
         load(f"http://{host}:8080/events")
     for kind, texts in KINDS.items():
         assert load(f"http://{host}:8080/events", **{kind: texts[0]})

@@ -18,7 +18,7 @@ from tests.http.targets import TLS
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.engine import pauses as control
-from oncebridge.engine.router import Answer as Verdicts
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import ConfigError, DeadLetterError, StoreUnavailable
 from oncebridge.service import config
@@ -268,7 +268,7 @@ LARGE = event(1, detail={"pad": "x" * 100_000})
 @pytest.fixture
 def busy(door):
     """Hold the turn for costly work, as another body would."""
-    turn = door.service.router.costly
+    turn = door.service.router.cpu_turns
     door.do(turn._lock.acquire)
     yield turn
     door.do(lambda: turn._lock.locked() and turn._lock.release())
@@ -307,7 +307,7 @@ def test_a_large_body_is_taken_when_its_turn_comes(door, busy, desk):
 
 def test_a_large_body_whose_turn_comes_too_late_has_to_come_again(tmp_path, desk):
     with live(tmp_path, desk, source__answer_within=PROMPT) as door:
-        turn = door.service.router.costly
+        turn = door.service.router.cpu_turns
         door.do(turn._lock.acquire)
         assert is_later(door.post(LARGE))
         door.do(turn._lock.release)
@@ -604,7 +604,7 @@ def test_a_store_that_is_away_from_the_start_may_come_later(tmp_path, desk):
             answer = running.post(event(number))
             assert is_later(answer)
             assert answer.json["reason"].startswith("the store did not answer")
-        reasons = ["the store is not there yet", "desk: the store is down"]
+        reasons = ["the store is not available yet", "desk: the store is down"]
         assert running.get("/readyz").json["reasons"] == reasons
         assert desk.begun == 0
         running.store.broken = None
@@ -633,7 +633,7 @@ def test_too_much_at_once_has_to_come_again_and_then_passes(tmp_path, desk):
     with live(tmp_path, desk, source__answer_within=PROMPT) as running:
         running.service._intake._at_most = 50
         few, many = [b"\n".join([event(n) for n in range(count)]) for count in (30, 80)]
-        full = ["too much under way"]
+        full = ["too many events in progress"]
         answer = running.post(many, kind=NDJSON)  # too large for what is left to such requests
         assert is_later(answer)
         assert [r["reason"] for r in answer.results] == full * 80
@@ -943,7 +943,7 @@ OUTCOMES = st.builds(
     reason=st.text(max_size=20),
 )
 ANSWERS = st.none() | st.builds(
-    Verdicts,
+    RouterAnswer,
     acknowledge=st.booleans(),
     verdict=st.none() | st.sampled_from(Verdict),
     retry_after_ms=st.integers(-(10**12), 10**12),
@@ -985,7 +985,7 @@ def test_an_answer_is_200_202_or_503_and_retry_after_is_a_positive_integer(answe
         ("http://:8080/events", "HOST:PORT/PATH"),
         ("http://127.0.0.1:8080/events?a=b", "HOST:PORT/PATH"),
         ("http://127.0.0.1:8080/events#a", "HOST:PORT/PATH"),
-        ("http://mill:grain@127.0.0.1:8080/events", "said with api_keys, basic"),
+        ("http://mill:grain@127.0.0.1:8080/events", "send with api_keys, basic"),
         ("http://127.0.0.1:8080/healthz", "/healthz is taken"),
         ("http://127.0.0.1:8080/oauth/token", "/oauth/token is taken"),
         ("https://127.0.0.1:8080/events", "tls_cert"),

@@ -87,7 +87,7 @@ def test_a_disk_that_was_full_is_used_again_though_nobody_sends_anything(spoolin
         assert spooling.post(large(number)).status == 503
     (warning,) = lines(caplog)
     assert (warning.message, warning.levelno) == ("oncebridge.spool_full", logging.WARNING)
-    assert "senders hear 503" in warning.what
+    assert "senders get 503" in warning.what
     assert str(disk.folder) in warning.error
     assert "free space on that disk" in warning.fix
     disk.free()

@@ -24,7 +24,7 @@ from typing import Any
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
-from oncebridge.sources.kinesis.stream import Stream
+from oncebridge.sources.kinesis.stream import KinesisStream
 
 _KEYS = 2**128
 _EXPIRES_MS = 300_000
@@ -271,9 +271,9 @@ class _ModelClient:
         pass
 
 
-def modelled(model: Model, name: str, clock: Callable[[], int]) -> Stream:
+def modelled(model: Model, name: str, clock: Callable[[], int]) -> KinesisStream:
     """Give a stream whose calls go to *model*."""
-    stream = Stream(name, AwsOptions(region="us-east-1"))
+    stream = KinesisStream(name, AwsOptions(region="us-east-1"))
     stream._client = _ModelClient(model)
     stream.clock.local = clock
     return stream

@@ -13,10 +13,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from oncebridge import Gateway, Rule, Verdict, Yes
-from oncebridge.engine.backlog import Backlog, Debt, Decided
-from oncebridge.engine.batch import Flight
+from oncebridge.engine.backlog import Backlog, DecidedEvent, PendingWrite
+from oncebridge.engine.batch import BatchEntry
 from oncebridge.engine.breaker import Blame
-from oncebridge.engine.entity_state import Registers
+from oncebridge.engine.entity_state import EntityStates
 from oncebridge.engine.verdict import First
 from oncebridge.sinks.api import Delivery, Joint, JointAnswer, SinkAnswer, Unwell
 from oncebridge.stores.api import (
@@ -121,9 +121,9 @@ class UnfencedRelease(Faulty):
 class CommitBeforeDeliver(Gateway):
     """The right operations in the wrong order."""
 
-    async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
-        await self._commit(flights, Fate.DELIVERED)
-        return await super()._still_ours(flights)
+    async def _confirm_claims(self, entries: list[BatchEntry]) -> list[BatchEntry]:
+        await self._commit(entries, Fate.DELIVERED)
+        return await super()._confirm_claims(entries)
 
 
 class BareHeader(Gateway):
@@ -143,14 +143,14 @@ class StaleRenews(Gateway):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self._registers.__class__ = RenewedRegisters
+        self._entities.__class__ = RenewedEntityStates
 
 
-class RenewedRegisters(Registers):
-    def give_back(self, flight: Flight, verdict: Verdict | None = None) -> list[Release]:
+class RenewedEntityStates(EntityStates):
+    def release_of(self, entry: BatchEntry, verdict: Verdict | None = None) -> list[Release]:
         if verdict is Verdict.STALE:
-            flight.state_before = replace(flight.state_before, noted_ms=self._now_ms(flight))
-        return super().give_back(flight, verdict)
+            entry.state_before = replace(entry.state_before, noted_ms=self._now_ms(entry))
+        return super().release_of(entry, verdict)
 
 
 class FarAheadIsNewest(Gateway):
@@ -164,8 +164,10 @@ class FarAheadIsNewest(Gateway):
 class BlindToDebts(Gateway):
     """What the store does not know was not delivered."""
 
-    def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
-        return flights
+    def _settle_unrecorded_duplicates(
+        self, entries: list[BatchEntry], ready: list[BatchEntry]
+    ) -> list[BatchEntry]:
+        return entries
 
 
 class ReleaseIsDelivery(Gateway):
@@ -173,19 +175,19 @@ class ReleaseIsDelivery(Gateway):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self._ledger.backlog.__class__ = CredulousBacklog
+        self._claims.backlog.__class__ = CredulousBacklog
 
 
 class CredulousBacklog(Backlog):
-    def delivered(self, key: bytes, now: float) -> Decided | None:
-        released = [d for d in self._owed.values() if d.key == key and _is_release(d)]
+    def delivered(self, key: bytes, now: float) -> DecidedEvent | None:
+        released = [d for d in self._pending.values() if d.key == key and _is_release(d)]
         if released:
-            return Decided(b"", First(None, 0), now, proves=True)
+            return DecidedEvent(b"", First(None, 0), now, proves_duplicate=True)
         return super().delivered(key, now)
 
 
-def _is_release(debt: Debt) -> bool:
-    return isinstance(debt.asked, Release)
+def _is_release(write: PendingWrite) -> bool:
+    return isinstance(write.asked, Release)
 
 
 class EventIsToBlame(Gateway):
@@ -216,11 +218,11 @@ class FixedBlame(Blame):
 class UnwellTookNothing(Gateway):
     """A sink in trouble has taken nothing, so the event was never delivered."""
 
-    def _later(self, flight: Flight, answer: Any) -> Any:
-        maybe = flight.maybe
-        back = super()._later(flight, answer)
+    def _plan_retry(self, entry: BatchEntry, answer: Any) -> Any:
+        maybe = entry.maybe_delivered
+        back = super()._plan_retry(entry, answer)
         if isinstance(answer, Unwell):
-            flight.maybe = maybe
+            entry.maybe_delivered = maybe
         return back
 
 

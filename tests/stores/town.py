@@ -204,10 +204,10 @@ class Worker:
 
     async def _poll(self) -> None:
         while not self._queue.is_empty:
-            away_s = self.gateway.away_s()
-            copies = [] if away_s else self._queue.receive()
+            unavailable_s = self.gateway.unavailable_s()
+            copies = [] if unavailable_s else self._queue.receive()
             if not copies:
-                await asyncio.sleep(min(max(away_s, 0.01), 0.1))
+                await asyncio.sleep(min(max(unavailable_s, 0.01), 0.1))
                 continue
             arrivals = [event(self._queue.copies[copy]) for copy in copies]
             outcomes = await self.gateway.process(arrivals)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from tests.faults.doubles import virtual
 
-from oncebridge.engine.batcher import Batcher
+from oncebridge.engine.claims import CallBatcher
 
 
 class Store:
@@ -30,7 +30,7 @@ class Store:
 
 
 def batcher(store, **settings):
-    return Batcher(store, keys_of=lambda question: [question[:1].encode()], **settings)
+    return CallBatcher(store, keys_of=lambda question: [question[:1].encode()], **settings)
 
 
 @virtual

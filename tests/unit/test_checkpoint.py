@@ -7,7 +7,7 @@ from tests.faults.doubles import CountingDice, FaultyStore, VirtualLoop, now_ms,
 from tests.size import examples
 
 from oncebridge import StoreError, StoreUnavailable
-from oncebridge.sources.checkpoint import Checkpoint, Taken
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.stores.memory import MemoryStore
 
 LEASE_MS = 60_000
@@ -29,7 +29,7 @@ async def test_the_place_is_there_for_the_next_one():
     first = checkpoint(kept)
     assert await first.take() == b""
     await first.save(b"17")
-    await first.give_back(b"42")
+    await first.release(b"42")
     assert await checkpoint(kept).take() == b"42"
 
 
@@ -58,10 +58,10 @@ async def test_while_one_holds_it_another_is_told_so_in_plain_words():
     kept = store()
     await checkpoint(kept).take()
     await asyncio.sleep(20)
-    with pytest.raises(Taken) as refused:
+    with pytest.raises(CheckpointTaken) as refused:
         await checkpoint(kept).take()
     assert str(refused.value) == (
-        "/data/in.ndjson: another process is reading it (for 40 s at least)"
+        "/data/in.ndjson: another process is reading it; its claim ends in 40 s at the earliest"
     )
     assert refused.value.left_s == 40
 
@@ -74,7 +74,7 @@ async def test_who_saves_holds_it_for_another_lease():
     for number in range(5):
         await asyncio.sleep(50)
         await first.save(b"%d" % number)
-    with pytest.raises(Taken):
+    with pytest.raises(CheckpointTaken):
         await checkpoint(kept).take()
 
 
@@ -86,10 +86,10 @@ async def test_who_keeps_it_holds_it_without_saving():
     await first.save(b"17")
     for _ in range(100):
         await asyncio.sleep(20)
-        await first.keep()
-    with pytest.raises(Taken):
+        await first.extend()
+    with pytest.raises(CheckpointTaken):
         await checkpoint(kept).take()
-    await first.give_back(b"18")
+    await first.release(b"18")
     assert await checkpoint(kept).take() == b"18"
 
 
@@ -99,14 +99,14 @@ async def test_a_hold_that_lapsed_and_that_nobody_took_is_taken_up_again():
     first = checkpoint(kept)
     await first.take()
     await asyncio.sleep(1000)
-    await first.keep()
+    await first.extend()
     await asyncio.sleep(1000)
     await first.save(b"17")
-    with pytest.raises(Taken):
+    with pytest.raises(CheckpointTaken):
         await checkpoint(kept).take()
 
 
-@pytest.mark.parametrize("step", ["keep", "save", "give_back", "clear"])
+@pytest.mark.parametrize("step", ["extend", "save", "release", "clear"])
 @virtual
 async def test_who_was_away_for_too_long_learns_that_another_goes_on(step):
     kept = store()
@@ -115,10 +115,10 @@ async def test_who_was_away_for_too_long_learns_that_another_goes_on(step):
     await first.save(b"17")
     await asyncio.sleep(61)
     assert await second.take() == b"17"
-    with pytest.raises(Taken):
-        await getattr(first, step)(*([] if step in ("keep", "clear") else [b"18"]))
+    with pytest.raises(CheckpointTaken):
+        await getattr(first, step)(*([] if step in ("extend", "clear") else [b"18"]))
     await second.save(b"99")
-    await second.give_back(b"100")
+    await second.release(b"100")
     assert await checkpoint(kept).take() == b"100", "nothing was changed behind its back"
 
 
@@ -130,9 +130,9 @@ async def test_a_store_that_does_not_answer_is_no_reason_to_think_another_has_it
     for operation in ("claim", "release", "extend"):
         kept.silence(operation, times=1)
         with pytest.raises(StoreError):
-            await (first.keep() if operation == "extend" else first.save(b"17"))
+            await (first.extend() if operation == "extend" else first.save(b"17"))
         await first.save(b"18")
-    assert await first.give_back(b"19") is None
+    assert await first.release(b"19") is None
     assert await checkpoint(kept).take() == b"19"
 
 
@@ -153,13 +153,13 @@ async def test_an_answer_that_was_lost_on_the_way_does_no_harm(seam, step):
     kept.arm(seam)
     for _ in range(3):
         try:
-            await (first.keep() if step == "keep" else first.save(b"18"))
+            await (first.extend() if step == "keep" else first.save(b"18"))
         except StoreUnavailable:
             continue
     kept.disarm()
-    with pytest.raises(Taken):
+    with pytest.raises(CheckpointTaken):
         await checkpoint(kept).take()
-    await first.give_back(b"19")
+    await first.release(b"19")
     assert await checkpoint(kept).take() == b"19"
 
 
@@ -171,7 +171,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_again_at_the_start():
     with pytest.raises(StoreUnavailable):
         await first.take()
     assert await first.take() == b""
-    with pytest.raises(Taken):
+    with pytest.raises(CheckpointTaken):
         await checkpoint(kept).take()
 
 
@@ -180,7 +180,7 @@ async def test_what_is_kept_outlives_a_purge():
     kept = store()
     first = checkpoint(kept)
     await first.take()
-    await first.give_back(b"17")
+    await first.release(b"17")
     await asyncio.sleep(24 * 3600)
     await kept.inner.purge(1000)
     assert await checkpoint(kept).take() == b"17"
@@ -215,11 +215,11 @@ class Two:
                 self.until[who] = before + LEASE_MS
             case "give_back" if self.has_taken[who]:
                 self.until[who] = 0
-                await one.give_back(b"x")
+                await one.release(b"x")
                 self.has_taken[who] = False
             case "keep" | "save" if self.has_taken[who]:
                 self.until[who] = 0
-                await (one.keep() if step == "keep" else one.save(b"y"))
+                await (one.extend() if step == "keep" else one.save(b"y"))
                 self.until[who] = before + LEASE_MS
 
     async def run(self, steps):
@@ -227,7 +227,7 @@ class Two:
             await asyncio.sleep(pause if step == "wait" else 0)
             try:
                 await self.do(who, step, number)
-            except Taken:
+            except CheckpointTaken:
                 self.has_taken[who], self.until[who] = False, 0
             except StoreError:
                 pass

@@ -2,21 +2,21 @@ import asyncio
 
 import pytest
 
-from oncebridge.engine.cpu_turns import TURN_S, Costly
+from oncebridge.engine.cpu_turns import TURN_S, CpuTurns
 
 
-def work(costly, seconds):
+def work(cpu_turns, seconds):
     """Keep the loop busy for as long, as costly work does."""
-    while costly.used_s < seconds:
+    while cpu_turns.used_s < seconds:
         pass
 
 
 async def test_turns_are_taken_one_at_a_time_in_the_order_of_asking():
-    costly, seen = Costly(), []
+    cpu_turns, seen = CpuTurns(), []
 
     async def take(name):
         for part in range(3):
-            async with costly:
+            async with cpu_turns:
                 seen.append((part, name))
 
     await asyncio.gather(*[take(name) for name in "abc"])
@@ -24,12 +24,12 @@ async def test_turns_are_taken_one_at_a_time_in_the_order_of_asking():
 
 
 async def test_after_a_long_turn_the_loop_is_free_for_as_long():
-    costly, loop, times = Costly(), asyncio.get_running_loop(), []
+    cpu_turns, loop, times = CpuTurns(), asyncio.get_running_loop(), []
 
     async def take():
-        async with costly:
+        async with cpu_turns:
             times.append(loop.time())
-            work(costly, 2 * TURN_S)
+            work(cpu_turns, 2 * TURN_S)
             times.append(loop.time())
 
     await asyncio.gather(take(), take())
@@ -38,11 +38,11 @@ async def test_after_a_long_turn_the_loop_is_free_for_as_long():
 
 
 async def test_others_have_the_loop_between_any_two_turns():
-    costly, turns, others = Costly(), [], []
+    cpu_turns, turns, others = CpuTurns(), [], []
 
     async def take():
         for _ in range(5):
-            async with costly:
+            async with cpu_turns:
                 turns.append(len(others))
 
     async def other():
@@ -56,16 +56,16 @@ async def test_others_have_the_loop_between_any_two_turns():
 
 @pytest.mark.parametrize("is_long", [False, True])
 async def test_a_turn_ends_with_an_error_or_a_cancellation(is_long):
-    costly = Costly()
+    cpu_turns = CpuTurns()
 
     async def take():
-        async with costly:
-            work(costly, TURN_S if is_long else 0)
+        async with cpu_turns:
+            work(cpu_turns, TURN_S if is_long else 0)
             raise ZeroDivisionError
 
     async def take_and_rest():
-        async with costly:
-            work(costly, 100 * TURN_S)
+        async with cpu_turns:
+            work(cpu_turns, 100 * TURN_S)
 
     with pytest.raises(ZeroDivisionError):
         await take()
@@ -75,5 +75,5 @@ async def test_a_turn_ends_with_an_error_or_a_cancellation(is_long):
     resting.cancel()
     waiting.cancel()
     await asyncio.gather(resting, waiting, return_exceptions=True)
-    async with asyncio.timeout(5), costly:
+    async with asyncio.timeout(5), cpu_turns:
         pass

@@ -156,7 +156,7 @@ async def test_what_is_sent_after_a_loss_is_unprotected_until_its_window_is_over
         assert [delivery.unprotected for delivery in bench.sink.seen] == [False, True]
         assert bench.books.unprotected == 1
         assert (await bench.one(event({"n": 2}))).verdict is Verdict.DUPLICATE
-        assert len(bench.gateway._ledger.backlog) == 0  # it was claimed, so nothing is owed
+        assert len(bench.gateway._claims.backlog) == 0  # it was claimed, so nothing is owed
         await asyncio.sleep(bench.gateway.rules.longest_ms / 1000 + 1)
         assert not (await bench.one(event({"n": 3}))).unprotected
         assert bench.books.unprotected == 1

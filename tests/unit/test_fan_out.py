@@ -10,8 +10,8 @@ from tests.servers.kinesis_model import Refused, modelled
 
 from oncebridge import ConfigError
 from oncebridge.sources.kinesis import fan_out as module
-from oncebridge.sources.kinesis.fan_out import Pushed, registered
-from oncebridge.sources.kinesis.shard_feed import Pauses
+from oncebridge.sources.kinesis.fan_out import PushedFeed, registered
+from oncebridge.sources.kinesis.shard_feed import FailureBackoff
 from oncebridge.sources.kinesis.stream import Position
 
 
@@ -77,8 +77,8 @@ def _no_pauses(monkeypatch):
 
 def feed(*subscriptions, position=None, gone=lambda: None):
     sender = Sender(*subscriptions)
-    pauses = Pauses("calls", "shardId-0", CountingDice(0), gone)
-    return sender, Pushed(sender, "shardId-0", position or Position(), pauses=pauses)
+    pauses = FailureBackoff("calls", "shardId-0", CountingDice(0), gone)
+    return sender, PushedFeed(sender, "shardId-0", position or Position(), pauses=pauses)
 
 
 async def test_a_subscription_that_is_over_is_taken_out_again_from_where_it_ended():
@@ -189,5 +189,5 @@ async def test_one_that_is_missing_is_registered_and_waited_for(in_use):
 @virtual
 async def test_one_that_never_becomes_active_is_told():
     registry = Registry("crm", looks=100)
-    with pytest.raises(ConfigError, match="does not become active"):
+    with pytest.raises(ConfigError, match="did not become active"):
         await registered(modelled(registry, "calls", now_ms), ARN, "crm")

@@ -17,11 +17,11 @@ from tests.faults.doubles import FaultyStore, ScriptedSink, event, eventually, r
 from oncebridge import ConfigError, Gateway, No, Settings, StoreUnavailable, Verdict, Yes
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.events.framing import BadGzip
 from oncebridge.sources import file as module
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Taken
+from oncebridge.sources.checkpoint import CheckpointTaken
 from oncebridge.sources.file import FileSource, FileSourceOptions
 from oncebridge.sources.intake import Intake
 from oncebridge.stores.memory import MemoryStore
@@ -42,7 +42,7 @@ class Reader:
         self.gateway = Gateway(
             store=store, sink=self.sink, dead=self.dead, settings=settings, rules=rules
         )
-        router = Router([Way(self.gateway)])
+        router = Router([RouteEntry(self.gateway)])
         self.source = FileSource(path and Path(path), FileSourceOptions(**options))
         self.host = Host(router, Intake(router), store, batch, system_clock, SystemDice())
 
@@ -64,8 +64,8 @@ class Reader:
         await self.source.aclose()
         # The store is the test's.
         await self.gateway._sink.aclose()
-        await self.gateway._holds.aclose()
-        await self.gateway._ledger.backlog.aclose()
+        await self.gateway._leases.aclose()
+        await self.gateway._claims.backlog.aclose()
 
 
 @asynccontextmanager
@@ -376,9 +376,9 @@ async def test_a_second_reader_is_refused_in_plain_words(path, store):
         running = asyncio.create_task(first.run())
         await eventually(lambda: first.sink.seen)
         async with reading(path, store) as second:
-            with pytest.raises(Taken) as refused:
+            with pytest.raises(CheckpointTaken) as refused:
                 await second.run()
-            assert str(refused.value).startswith(f"{path}: another process is reading it (for ")
+            assert str(refused.value).startswith(f"{path}: another process is reading it; ")
             assert "\0" not in str(refused.value)
             assert second.books.arrived == 0
         first.source.stop()
@@ -399,7 +399,7 @@ async def test_it_is_held_for_as_long_as_the_run_lasts(path, store, monkeypatch)
         for _ in range(4):
             await asyncio.sleep(0.6)
             async with reading(path, store) as second:
-                with pytest.raises(Taken):
+                with pytest.raises(CheckpointTaken):
                     await second.run()
         sink.otherwise = Yes()
         await running
@@ -425,7 +425,7 @@ async def test_who_was_frozen_too_long_notices_and_nothing_is_lost_or_sent_twice
             second_run = asyncio.create_task(second.run())
             await eventually(lambda: second.sink.seen)
             faulty.disarm()
-            with pytest.raises(Taken, match="another process is reading it"):
+            with pytest.raises(CheckpointTaken, match="another process is reading it"):
                 await asyncio.wait_for(running, 10)
             second.sink.otherwise = Yes()
             await second_run

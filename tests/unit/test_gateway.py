@@ -31,7 +31,7 @@ from oncebridge import (
 )
 from oncebridge.dead_letters.copies import copies_of
 from oncebridge.engine import (
-    batch as flight,
+    ordering,
 )
 from oncebridge.events.key import conflict_key, fingerprint
 from oncebridge.sinks.aws.fifo import deduplication_id
@@ -1204,14 +1204,14 @@ async def test_bare_details_are_events_where_the_settings_say_so():
 @virtual
 async def test_a_large_batch_of_one_entity_is_planned_in_reasonable_time(monkeypatch):
     looked_up = 0
-    identity = flight._identity
+    identity = ordering._identity
 
     def counted(part):
         nonlocal looked_up
         looked_up += 1
         return identity(part)
 
-    monkeypatch.setattr(flight, "_identity", counted)
+    monkeypatch.setattr(ordering, "_identity", counted)
     async with Bench(rule(**LATEST)) as bench:
         arrivals = [state(n) for n in range(300)]
         assert set(verdicts(await bench.process(*arrivals))) == {DELIVERED}

@@ -102,7 +102,7 @@ async def test_the_newest_state_is_written_in_the_same_step():
 @virtual
 async def test_no_heartbeat_gets_in_the_way_of_the_transaction():
     async with Bench(sink=TableSink(After(9, Yes()))) as bench:
-        bench.gateway._holds._beat_s = 1
+        bench.gateway._leases._interval_s = 1
         assert (await bench.one(event())).verdict is Verdict.DELIVERED
         assert bench.store.asked["extend"] == []
 

@@ -7,7 +7,7 @@ import pytest
 from tests.faults.doubles import virtual
 
 from oncebridge.engine.counters import Books
-from oncebridge.engine.leases import Hold, Holds
+from oncebridge.engine.leases import Lease, Leases
 from oncebridge.errors import StoreUnavailable
 from oncebridge.stores.api import Claim, Held, Reply
 
@@ -36,37 +36,37 @@ class Store:
 
 def make():
     store, books = Store(), Books()
-    return store, books, Holds(store, books, lease_ms=LEASE_S * 1000)
+    return store, books, Leases(store, books, lease_ms=LEASE_S * 1000)
 
 
-def hold(*, give_up_s=1e9):
+def lease(*, give_up_s=1e9):
     number = next(numbers).to_bytes(16)
     claim = Claim(number, (Held(number, number, 1, b""),), 0)
-    return Hold(claim, now() + LEASE_S, now() + give_up_s)
+    return Lease(claim, now() + LEASE_S, now() + give_up_s)
 
 
 @virtual
 async def test_the_heart_beats_every_third_of_a_lease():
-    store, _, holds = make()
-    one = hold()
+    store, _, leases = make()
+    one = lease()
     began = now()
-    holds.add([one])
+    leases.add([one])
     await asyncio.sleep(35)
     assert [at - began for at, _ in store.beats] == pytest.approx([10, 20, 30])
     assert one.ends == pytest.approx(began + 30 + LEASE_S)
-    await holds.aclose()
+    await leases.aclose()
 
 
 @virtual
 async def test_nothing_is_prolonged_that_is_not_held_any_more():
-    store, _, holds = make()
-    one, other = hold(), hold()
-    holds.add([one, other])
+    store, _, leases = make()
+    one, other = lease(), lease()
+    leases.add([one, other])
     await asyncio.sleep(12)
-    holds.discard([one, None])
+    leases.discard([one, None])
     await asyncio.sleep(10)
     assert [keys for _, keys in store.beats] == [[*one.keys, *other.keys], other.keys]
-    holds.discard([other])
+    leases.discard([other])
     await asyncio.sleep(100)
     assert len(store.beats) == 2
 
@@ -74,97 +74,97 @@ async def test_nothing_is_prolonged_that_is_not_held_any_more():
 @virtual
 async def test_a_hold_that_comes_after_a_pause_has_its_own_third():
     """Those that are gone have no say in when it is prolonged."""
-    store, _, holds = make()
+    store, _, leases = make()
     for _ in range(9):  # a batch of one each second
-        one = hold()
-        holds.add([one])
+        one = lease()
+        leases.add([one])
         await asyncio.sleep(0.5)
-        holds.discard([one])
+        leases.discard([one])
         await asyncio.sleep(0.5)
-    began, last = now(), hold()
-    holds.add([last])
+    began, last = now(), lease()
+    leases.add([last])
     await asyncio.sleep(21)
     assert store.beats == [(began + 10, last.keys), (began + 20, last.keys)]
-    await holds.aclose()
+    await leases.aclose()
 
 
 @virtual
 async def test_holds_that_overlap_are_never_without_a_beat_for_longer_than_a_third():
-    store, _, holds = make()
+    store, _, leases = make()
     previous = None
     for _ in range(19):
-        one = hold()
-        holds.add([one])
-        holds.discard([previous])
+        one = lease()
+        leases.add([one])
+        leases.discard([previous])
         previous = one
         await asyncio.sleep(3)
     times = [at for at, _ in store.beats]
     assert len(times) == 5
     assert {round(b - a, 3) for a, b in pairwise(times)} == {BEAT_S}
-    await holds.aclose()
+    await leases.aclose()
 
 
 @virtual
 async def test_what_is_over_is_not_kept_alive():
-    store, _, holds = make()
-    stuck = hold(give_up_s=15)
-    holds.add([stuck])
+    store, _, leases = make()
+    stuck = lease(give_up_s=15)
+    leases.add([stuck])
     await asyncio.sleep(100)
     assert [keys for _, keys in store.beats if keys] == [stuck.keys]
-    await holds.aclose()
+    await leases.aclose()
 
 
 @virtual
 async def test_what_another_took_is_lost_and_its_send_broken_off():
-    store, books, holds = make()
-    one, ending = hold(), hold()
+    store, books, leases = make()
+    one, ending = lease(), lease()
     ending.ending = True
     one.sending = asyncio.get_running_loop().create_task(asyncio.sleep(1000))
     store.fenced = {*one.keys, *ending.keys}
-    holds.add([one, ending])
+    leases.add([one, ending])
     await asyncio.sleep(11)
     assert (one.lost, ending.lost, books.lease_lost) == (True, False, 1)
     assert one.sending.cancelled()
-    await holds.aclose()
+    await leases.aclose()
 
 
 @virtual
 async def test_a_store_that_is_away_stops_no_heart():
-    store, books, holds = make()
+    store, books, leases = make()
     store.error = StoreUnavailable("away")
-    holds.add([hold()])
+    leases.add([lease()])
     await asyncio.sleep(15)
     store.error = None
     await asyncio.sleep(10)
     assert len(store.beats) == 2
     assert books.store_errors == 1
-    await holds.aclose()
+    await leases.aclose()
 
 
 @virtual
 async def test_nothing_beats_after_the_end():
-    store, _, holds = make()
-    holds.add([hold()])
-    await holds.aclose()
+    store, _, leases = make()
+    leases.add([lease()])
+    await leases.aclose()
     await asyncio.sleep(100)
     assert store.beats == []
 
 
 def test_the_heart_beats_in_another_loop_too():
     """What was held in a loop that is over says nothing about this one."""
-    store, _, holds = make()
+    store, _, leases = make()
 
     @virtual
     async def little():
-        one = hold()
-        holds.add([one])
-        holds.discard([one])
+        one = lease()
+        leases.add([one])
+        leases.discard([one])
 
     @virtual
     async def long():
-        holds.add([hold()])
+        leases.add([lease()])
         await asyncio.sleep(15)
-        await holds.aclose()
+        await leases.aclose()
 
     little()
     long()

@@ -9,8 +9,8 @@ from tests.faults.doubles import After, Bench, ScriptedSink, event, virtual
 from oncebridge import Decision, Event, No, Unreadable, Verdict
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine import hooks
-from oncebridge.engine.hooks import tell
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.hooks import call_hooks
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.pattern import Pattern
 from oncebridge.sinks.api import Unknown, Yes
@@ -133,7 +133,7 @@ async def test_an_event_that_no_route_is_for_is_told_too():
     match = Pattern.compile({"source": ["nobody"]})
     async with Bench() as bench:
         dead = MemoryDeadLetters()
-        router = Router([Way(bench.gateway, match)], dead=dead, hooks=[told.append])
+        router = Router([RouteEntry(bench.gateway, match)], dead=dead, hooks=[told.append])
         await router.process([event()])
     (decision,) = told
     assert (decision.route, decision.outcome.verdict) == ("unrouted", Verdict.DEAD)
@@ -223,7 +223,7 @@ def test_a_hook_that_always_fails_does_not_fill_the_log(caplog):
 
     decision = Decision("crm", Unreadable(b"", "not-json", ""), None)
     for _ in range(250):
-        tell([broken], decision)
+        call_hooks([broken], decision)
     assert [record.times for record in caplog.records] == [1, 10, 100]
 
 
@@ -235,7 +235,7 @@ def nothing_failed_yet():
 def test_hooks_are_called_in_their_order(caplog):
     order = []
     decision = Decision("crm", Unreadable(b"", "not-json", ""), None)
-    tell([lambda _: order.append(1), lambda _: 1 / 0, lambda _: order.append(2)], decision)
+    call_hooks([lambda _: order.append(1), lambda _: 1 / 0, lambda _: order.append(2)], decision)
     assert order == [1, 2]
     assert len(caplog.records) == 1
 

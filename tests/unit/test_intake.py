@@ -5,7 +5,7 @@ from tests.faults.doubles import After, Bench, ScriptedSink, event, eventually, 
 
 from oncebridge import Verdict, Yes
 from oncebridge.engine.cpu_turns import SMALL
-from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
 from oncebridge.sources.intake import Intake
 
 
@@ -29,13 +29,13 @@ class Recorder:
 
     crowded = 0.0
 
-    def crowded_s(self) -> float:
+    def rate_limited_s(self) -> float:
         return self.crowded
 
     async def process(self, arrivals, *, answered=None, **_):
         self.batches.append(list(arrivals))
         await self.go.wait()
-        answer = Answer(acknowledge=True, verdict=Verdict.DELIVERED)
+        answer = RouterAnswer(acknowledge=True, verdict=Verdict.DELIVERED)
         some = len(arrivals) if self.answers is None else self.answers
         for at in range(some):
             answered(at, answer)
@@ -177,7 +177,7 @@ async def test_one_who_fails_to_listen_does_not_cost_the_others(caplog):
         raise ZeroDivisionError("payload")
 
     async with Bench() as bench:
-        intake = Intake(Router([Way(bench.gateway)]))
+        intake = Intake(Router([RouteEntry(bench.gateway)]))
         heard = []
         intake.put(event({"n": 1}), deaf)
         intake.put(event({"n": 2}), heard.append)
@@ -195,7 +195,7 @@ async def test_the_quick_are_answered_before_the_slow_of_the_same_batch():
     slow = event({"n": "slow"})
     sink = ScriptedSink(otherwise=lambda one: After(8, Yes()) if one.event.raw == slow else Yes())
     async with Bench(sink=sink) as bench:
-        intake = Intake(Router([Way(bench.gateway)]))
+        intake = Intake(Router([RouteEntry(bench.gateway)]))
         heard = []
         intake.put(slow, lambda _: heard.append("slow"))
         intake.put(event({"n": "quick"}), lambda _: heard.append("quick"))
@@ -225,7 +225,7 @@ async def test_closing_waits_for_what_is_under_way_and_for_what_was_just_put():
 @virtual
 async def test_a_gateway_that_drains_hands_back_what_is_put_meanwhile():
     async with Bench(sink=ScriptedSink(otherwise=After(5, Yes()))) as bench:
-        intake = Intake(Router([Way(bench.gateway)]))
+        intake = Intake(Router([RouteEntry(bench.gateway)]))
         heard = []
         intake.put(event({"n": 1}), heard.append)
         await eventually(lambda: bench.sink.under_way)
@@ -345,4 +345,4 @@ async def test_while_enough_wait_for_the_sink_more_are_refused_at_once_with_a_ti
     assert router.batches == []
     assert [(answer.acknowledge, answer.verdict) for answer in told] == [(False, Verdict.FAILED)]
     assert told[0].retry_after_ms == 3201
-    assert told[0].reason == "too many events wait for the sink"
+    assert told[0].reason == "too many events are waiting for the sink"

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from tests.faults.doubles import now, virtual
 
-from oncebridge.engine.lanes import Lanes
+from oncebridge.engine.ordering import LaneRunner
 
 
 class Bringing:
@@ -39,7 +39,7 @@ def slowly(**seconds):
 
 async def run(lanes, does):
     bring = Bringing(does)
-    await Lanes(lanes, bring).run()
+    await LaneRunner(lanes, bring).run()
     return bring.batches
 
 
@@ -96,7 +96,7 @@ async def test_it_ends_when_the_last_batch_is_back_and_not_when_all_is_told():
         await asyncio.sleep(3)
         ended.append(now())
 
-    await Lanes([["a1"]], bring).run()
+    await LaneRunner([["a1"]], bring).run()
     assert ended == [now()]
 
 
@@ -148,7 +148,7 @@ async def test_an_error_ends_the_others_and_waits_until_they_have_told_what_was_
 
     began = now()
     with pytest.raises(Ending):
-        await Lanes([["first", "slow"], ["first", "bad"]], bring).run()
+        await LaneRunner([["first", "slow"], ["first", "bad"]], bring).run()
     assert log == ["slow"]
     assert now() - began == pytest.approx(0.1 + 1 + 2)
 
@@ -165,7 +165,7 @@ async def test_of_two_errors_at_once_one_is_raised_and_none_is_unheard():
         raise Ending
 
     with pytest.raises(Ending):
-        await Lanes([["a1", "a2"], ["b1", "b2"]], bring).run()
+        await LaneRunner([["a1", "a2"], ["b1", "b2"]], bring).run()
 
 
 @virtual

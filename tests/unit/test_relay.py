@@ -23,18 +23,20 @@ from tests.faults.doubles import (
 from tests.size import examples
 
 from oncebridge import Closed, No, Settings, Unknown, Verdict, Yes
-from oncebridge.engine.router import Answer, Router, Way
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
+from oncebridge.sources.relay import Relay, SourceRecord
 
-FINAL = Answer(acknowledge=True, verdict=Verdict.DELIVERED)
+FINAL = RouterAnswer(acknowledge=True, verdict=Verdict.DELIVERED)
 
 
 def item(place, arrival, lane=None):
-    return Item(place, (arrival,), lane)
+    return SourceRecord(place, (arrival,), lane)
 
 
 def later(ms=1000):
-    return Answer(acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=ms, reason="later")
+    return RouterAnswer(
+        acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=ms, reason="later"
+    )
 
 
 class Doors:
@@ -51,7 +53,7 @@ class Doors:
         self.most_under_way = 0
         self.away = 0.0
 
-    def away_s(self):
+    def unavailable_s(self):
         return self.away
 
     async def process(self, arrivals, **_):
@@ -240,16 +242,16 @@ async def test_behind_one_that_is_never_final_only_places_are_kept_and_not_too_m
     took = itertools.count(1)
 
     async def take():
-        assert len(shelf.relay._line) < 100_000, "that is enough"
+        assert len(shelf.relay._marks) < 100_000, "that is enough"
         return [item(n, Payload(str(n).encode())) for n in itertools.islice(took, 1000)]
 
     shelf = Shelf(Watched())
     shelf.relay._take = take
     before = Payload.alive
     running = asyncio.create_task(shelf.relay.run())
-    await eventually(lambda: len(shelf.relay._line) >= 100_000)
+    await eventually(lambda: len(shelf.relay._marks) >= 100_000)
     await asyncio.sleep(60)
-    assert len(shelf.relay._line) == 100_000
+    assert len(shelf.relay._marks) == 100_000
     assert len(shelf.final) == 99_999
     assert shelf.passed == []
     assert shelf.relay._bytes == 1
@@ -404,7 +406,7 @@ async def test_what_is_handed_back_after_the_stop_stays_where_it_is():
 @virtual
 async def test_a_sink_that_hangs_holds_it_up_no_longer_than_the_gateway():
     async with Bench(sink=ScriptedSink(otherwise=Deaf(3600, Yes()))) as bench:
-        shelf = Shelf(Router([Way(bench.gateway)]), count=0)
+        shelf = Shelf(Router([RouteEntry(bench.gateway)]), count=0)
         shelf.left = [item(1, event())]
         running = asyncio.create_task(shelf.relay.run())
         await eventually(lambda: bench.sink.under_way)
@@ -420,7 +422,7 @@ async def test_a_sink_that_hangs_holds_it_up_no_longer_than_the_gateway():
 async def test_it_stops_at_once_when_the_gateway_is_paused():
     async with Bench() as bench:
         bench.gateway.pause()
-        shelf = Shelf(Router([Way(bench.gateway)]), count=0)
+        shelf = Shelf(Router([RouteEntry(bench.gateway)]), count=0)
         shelf.left = [item(1, event())]
         running = asyncio.create_task(shelf.relay.run())
         await asyncio.sleep(60)
@@ -435,7 +437,7 @@ async def test_it_stops_at_once_when_the_gateway_is_paused():
 async def test_a_paused_route_is_brought_everything_when_it_goes_on():
     async with Bench() as bench:
         bench.gateway.pause()
-        shelf = Shelf(Router([Way(bench.gateway)]), count=0)
+        shelf = Shelf(Router([RouteEntry(bench.gateway)]), count=0)
         shelf.left = [item(n, event({"n": n}, id=f"e{n}")) for n in range(1, 8)]
         running = asyncio.create_task(shelf.relay.run())
         await asyncio.sleep(300)
@@ -577,7 +579,7 @@ ORDERED = Settings(order="entity", breaker=1000, max_attempts=1000)
 @virtual
 async def test_an_ordered_router_is_brought_one_batch_at_a_time():
     async with Bench(rule(entity="detail.e"), settings=ORDERED) as bench:
-        router = Router([Way(bench.gateway)])
+        router = Router([RouteEntry(bench.gateway)])
         shelf = Shelf(router, count=0, at_once=4)
         shelf.left = [item(n, event({"e": "x", "n": n}, id=f"e{n}")) for n in range(1, 10)]
         bench.sink.script = [Unknown("reset"), Yes(), No("refused"), Unknown("reset")]
@@ -600,7 +602,7 @@ def test_entities_of_a_file_arrive_in_its_order_whatever_the_sink_does(entities,
     async def run():
         sink = ScriptedSink(*script)
         async with Bench(rule(entity="detail.e"), sink=sink, settings=ORDERED) as bench:
-            shelf = Shelf(Router([Way(bench.gateway)]), count=0, batch=batch)
+            shelf = Shelf(Router([RouteEntry(bench.gateway)]), count=0, batch=batch)
             shelf.left = [
                 item(n, event({"e": entity, "n": n}, id=f"e{n}"))
                 for n, entity in enumerate(entities, start=1)
@@ -674,8 +676,8 @@ def test_a_lane_is_finished_in_its_order_whatever_is_handed_back(lanes, stubborn
 
 # --- giving back ----------------------------------------------------------------------------------
 
-BUSY = Answer(acknowledge=False, verdict=Verdict.BUSY, retry_after_ms=7000)
-BLAMED = Answer(acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=5000, blamed=True)
+BUSY = RouterAnswer(acknowledge=False, verdict=Verdict.BUSY, retry_after_ms=7000)
+BLAMED = RouterAnswer(acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=5000, blamed=True)
 
 
 class Desk(Lanes):
@@ -724,7 +726,7 @@ async def test_at_a_stop_all_that_is_left_goes_back_with_no_pause():
     counter = Desk(router, "a.aa", then=hangs)
     running = asyncio.create_task(counter.relay.run())
     await asyncio.sleep(1)
-    assert list(counter.relay._hand) == [1, 3, 4]
+    assert list(counter.relay._unfinished) == [1, 3, 4]
     counter.relay.stop()
     await running
     assert [place for place, _ in counter.back] == [1, 3, 4]
@@ -790,7 +792,7 @@ async def test_an_hour_of_outage_gives_no_message_back(answer):
     async with Bench(sink=ScriptedSink(otherwise=answer or Yes())) as bench:
         if answer is None:
             bench.store.arm("claim.before", times=1e9, for_s=3600)
-        post = Post(Router([Way(bench.gateway)]), *numbered(100))
+        post = Post(Router([RouteEntry(bench.gateway)]), *numbered(100))
         async with post.running():
             await asyncio.sleep(3600)
             assert bench.sink.taken == []
@@ -805,7 +807,7 @@ async def test_an_hour_of_outage_gives_no_message_back(answer):
 async def test_where_order_is_kept_nothing_goes_back_and_nothing_passes():
     async with Bench(rule(entity="detail.e"), settings=ORDERED) as bench:
         bench.sink.script = [Unknown("reset")] * 4
-        post = Post(Router([Way(bench.gateway)]), *numbered(30, e="x"))
+        post = Post(Router([RouteEntry(bench.gateway)]), *numbered(30, e="x"))
         async with post.running():
             await eventually(lambda: len(post.final) == 30, 600)
             assert post.back == []
@@ -816,7 +818,7 @@ async def test_where_order_is_kept_nothing_goes_back_and_nothing_passes():
 
 # --- what nobody foresaw --------------------------------------------------------------------------
 
-BROKEN = Answer(acknowledge=False, verdict=Verdict.FAILED, reason="an unforeseen error")
+BROKEN = RouterAnswer(acknowledge=False, verdict=Verdict.FAILED, reason="an unexpected error")
 
 
 class Fragile(Doors):
@@ -934,7 +936,7 @@ async def test_not_more_is_taken_than_there_are_bytes_for():
 async def test_a_record_of_several_events_is_final_when_all_of_them_are():
     router = Doors(lambda one, times: later() if one == b"b" and times < 3 else FINAL)
     shelf = Shelf(router, count=0)
-    shelf.left = [Item(1, (b"a", b"b", b"c")), Item(2, (b"d",))]
+    shelf.left = [SourceRecord(1, (b"a", b"b", b"c")), SourceRecord(2, (b"d",))]
     await shelf.relay.run()
     assert shelf.final == [2, 1]
     assert router.brought == {b"a": 1, b"b": 3, b"c": 1, b"d": 1}, "what is final is final"
@@ -945,8 +947,8 @@ async def test_of_a_record_only_what_is_not_final_is_brought_again():
     rules = rule(name="log", match={"detail-type": ["Log"]}, key="none"), rule()
     async with Bench(*rules) as bench:
         bench.sink.otherwise = lambda one: Yes() if b"Log" in one.event.raw else No("refused")
-        shelf = Shelf(Router([Way(bench.gateway)]), count=0)
-        shelf.left = [Item(1, (event(detail_type="Log"), event(), b"garbage"))]
+        shelf = Shelf(Router([RouteEntry(bench.gateway)]), count=0)
+        shelf.left = [SourceRecord(1, (event(detail_type="Log"), event(), b"garbage"))]
         running = asyncio.create_task(shelf.relay.run())
         await asyncio.sleep(60)
         assert shelf.final == []

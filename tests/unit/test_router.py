@@ -21,7 +21,7 @@ from tests.faults.doubles import (
 from tests.size import examples
 
 from oncebridge import Never, No, Settings, StoreUnavailable, Verdict, Yes
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
 from oncebridge.events.pattern import Pattern
@@ -51,7 +51,8 @@ class Roads:
             store = bench.store
             self.benches[name] = bench
         ways = [
-            Way(bench.gateway, (matches or {}).get(name)) for name, bench in self.benches.items()
+            RouteEntry(bench.gateway, (matches or {}).get(name))
+            for name, bench in self.benches.items()
         ]
         self.store = store
         self.router = Router(ways, dead=self.dead, **more)
@@ -243,7 +244,7 @@ async def test_what_no_route_is_for_is_kept_in_the_dead_letters():
         raw = event(detail_type="Mail")
         answer = await roads.one(raw)
         assert (answer.acknowledge, answer.verdict) == (True, Verdict.DEAD)
-        assert answer.reason == "unrouted: no route is for it"
+        assert answer.reason == "unrouted: no route matches it"
         (letter,) = await roads.dead.list()
         assert (letter.raw, letter.reason, letter.route) == (raw, "unrouted", "")
         assert roads.router.unrouted.verdicts[Verdict.DEAD] == 1
@@ -459,14 +460,14 @@ async def test_each_answer_is_told_when_the_last_of_its_routes_has_spoken():
 @virtual
 async def test_it_is_away_while_every_route_is_and_until_the_first_is_back():
     async with two(second=ScriptedSink(No("down", 0), otherwise=No("down"))) as roads:
-        assert roads.router.away_s() == 0
+        assert roads.router.unavailable_s() == 0
         for _ in range(5):
             roads["lake"].gateway.sink_breaker.failed(now())
-        assert roads["lake"].gateway.away_s() > 0
-        assert roads.router.away_s() == 0
+        assert roads["lake"].gateway.unavailable_s() > 0
+        assert roads.router.unavailable_s() == 0
         roads.router.pause(["crm"])
-        assert roads["crm"].gateway.away_s() == 5
-        assert roads.router.away_s() == roads["lake"].gateway.away_s() > 0
+        assert roads["crm"].gateway.unavailable_s() == 5
+        assert roads.router.unavailable_s() == roads["lake"].gateway.unavailable_s() > 0
 
 
 @virtual

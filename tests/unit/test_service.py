@@ -32,7 +32,7 @@ from oncebridge.observe import fleet
 from oncebridge.service.addresses import DeadPlace, SinkPlace, SourcePlace, StorePlace
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.sources.relay import Relay, SourceRecord
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -56,7 +56,7 @@ class Stream:
         if not self.batches and not self.ends:
             await asyncio.Event().wait()
         batch = self.batches.pop(0) if self.batches else []
-        return [Item(next(self.numbers), (raw,)) for raw in batch]
+        return [SourceRecord(next(self.numbers), (raw,)) for raw in batch]
 
     async def run(self):
         await self.relay.run()

@@ -27,21 +27,21 @@ from tests.servers.kinesis_model import Model, Refused, modelled
 from oncebridge import ConfigError, Gateway, No, Settings, Yes
 from oncebridge.aws.client import NotSent, Unclear
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, Seen, Taken, look
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointState, CheckpointTaken, read_states
 from oncebridge.sources.intake import Intake
 from oncebridge.sources.kinesis import stream as stream_module
-from oncebridge.sources.kinesis.held_shard import Times
+from oncebridge.sources.kinesis.held_shard import KinesisTimings
 from oncebridge.sources.kinesis.roster import Roster, share
-from oncebridge.sources.kinesis.shards import END, Place, choose, due, is_free, surplus
+from oncebridge.sources.kinesis.shards import END, ShardProgress, choose, is_free, readable, surplus
 from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
-from oncebridge.sources.kinesis.stream import Position, Shard, Stream, start_of
+from oncebridge.sources.kinesis.stream import KinesisStream, Position, Shard, start_of
 from oncebridge.stores.memory import MemoryStore
 
 STREAM = "calls"
 KEYS = [f"key-{n}" for n in range(100)]
-TIMES = Times()
+TIMES = KinesisTimings()
 LEASE_S = TIMES.lease.total_seconds()
 LOOK_S = TIMES.look.total_seconds()
 QUICK = Settings(backoff=timedelta(milliseconds=5), max_backoff=timedelta(milliseconds=50))
@@ -62,7 +62,7 @@ class Worker:
             clock=now_ms,
             dice=CountingDice(),
         )
-        router = Router([Way(self.gateway)])
+        router = Router([RouteEntry(self.gateway)])
         self.is_open = True
         self.host = Host(
             router,
@@ -188,7 +188,10 @@ class Town:
         ]
 
     async def places(self):
-        return [Place.read(seen.place) for seen in await look(self.store, self.checkpoints())]
+        return [
+            ShardProgress.read(seen.place)
+            for seen in await read_states(self.store, self.checkpoints())
+        ]
 
 
 @asynccontextmanager
@@ -239,7 +242,7 @@ AB = Shard("shardId-4", "30", ("shardId-0", "shardId-1"))
     ],
 )
 def test_a_shard_is_due_when_its_parents_are_at_their_end_or_gone(listed, ended, expected):
-    assert due(listed, ended) == expected
+    assert readable(listed, ended) == expected
 
 
 @pytest.mark.parametrize("workers", range(1, 8))
@@ -266,37 +269,39 @@ def test_what_is_beyond_the_share_is_given_back():
 
 
 def test_a_shard_is_free_when_nobody_holds_it():
-    given_back, saved = Place("7", 1).write(), Place("7", 1, "another").write()
-    held = Seen(saved, is_held=True, until_ms=1000)
+    given_back, saved = ShardProgress("7", 1).write(), ShardProgress("7", 1, "another").write()
+    held = CheckpointState(saved, is_held=True, until_ms=1000)
     assert not is_free(held, 999, 500)
     assert is_free(held, 1000, 500)
-    assert is_free(Seen(b"", is_held=False, until_ms=0), 0, 500)
-    assert is_free(Seen(given_back, is_held=False, until_ms=1000), 1000, 500)
+    assert is_free(CheckpointState(b"", is_held=False, until_ms=0), 0, 500)
+    assert is_free(CheckpointState(given_back, is_held=False, until_ms=1000), 1000, 500)
 
 
 def test_a_shard_is_not_free_while_its_worker_saves_the_place():
-    saved = Seen(Place("7", 1, "another").write(), is_held=False, until_ms=1000)
+    saved = CheckpointState(ShardProgress("7", 1, "another").write(), is_held=False, until_ms=1000)
     assert not is_free(saved, 1499, 500)
     assert is_free(saved, 1500, 500), "the worker died just then"
 
 
-@pytest.mark.parametrize("place", [Place(), Place("12", 34), Place("12", 34, "me"), END])
+@pytest.mark.parametrize(
+    "place", [ShardProgress(), ShardProgress("12", 34), ShardProgress("12", 34, "me"), END]
+)
 def test_a_place_is_read_as_it_was_written(place):
-    assert Place.read(place.write()) == place
-    assert Place.read(place.write()).is_end == (place is END)
+    assert ShardProgress.read(place.write()) == place
+    assert ShardProgress.read(place.write()).is_end == (place is END)
 
 
 @pytest.mark.parametrize("memo", [b"", b"{}", b"\xff", b'[1, "x"]'])
 def test_a_place_that_cannot_be_read_is_the_beginning(memo):
-    assert Place.read(memo) == Place()
+    assert ShardProgress.read(memo) == ShardProgress()
 
 
 @pytest.mark.parametrize(
     ("place", "start_ms", "position"),
     [
-        (Place("12", 34), 99, Position(after="12")),
-        (Place(), 99, Position(at_ms=99)),
-        (Place("", 34), 0, Position()),
+        (ShardProgress("12", 34), 99, Position(after="12")),
+        (ShardProgress(), 99, Position(at_ms=99)),
+        (ShardProgress("", 34), 0, Position()),
     ],
 )
 def test_a_shard_goes_on_where_it_was_or_begins_where_the_group_did(place, start_ms, position):
@@ -308,7 +313,7 @@ def test_the_start_is_read():
     assert start_of("latest") is None
     assert start_of("2026-03-01T06:00:00Z") == 1_772_344_800_000
     assert start_of("2026-03-01T07:00:00+01:00") == 1_772_344_800_000
-    with pytest.raises(ConfigError, match="says no time zone"):
+    with pytest.raises(ConfigError, match="has no time zone"):
         start_of("2026-03-01T06:00:00")
     with pytest.raises(ConfigError, match="must be TRIM_HORIZON, LATEST or a time"):
         start_of("yesterday")
@@ -332,11 +337,11 @@ def test_an_address_that_is_none_is_told(url, wrong):
 
 def test_an_address_may_say_the_region():
     arn = "arn:aws:kinesis:eu-west-1:000000000000:stream/calls"
-    assert Stream.from_url(f"kinesis:{arn}").region == "eu-west-1"
-    assert Stream.from_url("kinesis://calls?region=eu-west-1").region == "eu-west-1"
-    assert Stream.from_url("kinesis://calls").region is None
+    assert KinesisStream.from_url(f"kinesis:{arn}").region == "eu-west-1"
+    assert KinesisStream.from_url("kinesis://calls?region=eu-west-1").region == "eu-west-1"
+    assert KinesisStream.from_url("kinesis://calls").region is None
     with pytest.raises(ConfigError, match="says eu-west-1"):
-        Stream.from_url(f"kinesis:{arn}", KinesisOptions(region="us-east-1"))
+        KinesisStream.from_url(f"kinesis:{arn}", KinesisOptions(region="us-east-1"))
 
 
 # --- the roster ---------------------------------------------------------------------------
@@ -417,7 +422,7 @@ async def test_a_worker_that_died_with_the_roster_in_hand_holds_it_for_a_moment_
     kept.arm("release.before")
     with pytest.raises(Exception, match="no answer"):
         await a.renew(0)
-    with pytest.raises(Taken):
+    with pytest.raises(CheckpointTaken):
         await b.renew(0)
     await asyncio.sleep(5)
     await b.renew(0)
@@ -464,7 +469,7 @@ async def test_numbers_are_compared_as_numbers():
         await asyncio.sleep(3)
         assert (await here.places())[0].number == records[-1]["SequenceNumber"]
         await one.stop()
-        assert (await here.places())[0] == Place(
+        assert (await here.places())[0] == ShardProgress(
             records[-1]["SequenceNumber"], (await here.places())[0].at_ms
         )
 
@@ -740,7 +745,7 @@ async def test_every_group_reads_all():
 @virtual
 async def test_a_start_in_the_future_is_refused():
     async with town() as here:
-        with pytest.raises(ConfigError, match="lies in the future"):
+        with pytest.raises(ConfigError, match="is in the future"):
             await here.worker(start="2100-01-01T00:00:00Z")
         here.workers.clear()
 
@@ -826,7 +831,7 @@ async def test_who_learns_that_its_hold_is_anothers_stops_reading(caplog):
         await asyncio.sleep(20)
         assert here.model.calls["GetRecords"] == asked
         here.put(10)
-        await other.give_back(b"")
+        await other.release(b"")
         await here.all_delivered()
 
 
@@ -850,7 +855,7 @@ async def test_who_lost_its_hold_does_not_write_its_place_over_the_next_ones(cap
         await eventually(lambda: told(caplog, "shard_taken_by_another"), 5)
         here.put(1)
         last = here.model.streams[STREAM].shards[shard_id(0)].records[-1]["SequenceNumber"]
-        await other.give_back(Place(last, now_ms()).write())
+        await other.release(ShardProgress(last, now_ms()).write())
         assert slow.under_way
         await eventually(lambda: slow.taken)
         await asyncio.sleep(60)
@@ -1079,9 +1084,13 @@ async def test_a_stream_that_keeps_records_longer_than_the_window_is_told(caplog
         ),
         ("GetShardIterator", "AccessDeniedException", "AWS denies kinesis:GetShardIterator"),
         ("GetRecords", "AccessDeniedException", "AWS denies kinesis:GetRecords"),
-        ("GetRecords", "KMSAccessDeniedException", "Kinesis refuses: KMSAccessDenied"),
-        ("DescribeStreamSummary", "ResourceNotFoundException", "there is no Kinesis stream calls"),
-        ("DescribeStreamSummary", "UnrecognizedClientException", "Kinesis refuses: Unrecognized"),
+        ("GetRecords", "KMSAccessDeniedException", "Kinesis refused the request: KMSAccessDenied"),
+        ("DescribeStreamSummary", "ResourceNotFoundException", "Kinesis stream calls not found"),
+        (
+            "DescribeStreamSummary",
+            "UnrecognizedClientException",
+            "Kinesis refused the request: Unrecognized",
+        ),
     ],
 )
 @virtual

@@ -13,7 +13,7 @@ from tests.faults.doubles import Deaf, ScriptedSink, event, eventually, rule
 from oncebridge import Gateway, No, Settings, StoreUnavailable, Unknown, Verdict, Yes
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import ConfigError, StoreError
 from oncebridge.sources import spool as module
 from oncebridge.sources.api import Host
@@ -37,7 +37,7 @@ class Station:
             store=self.store, sink=self.sink, dead=self.dead, settings=settings, rules=rules
         )
         self.spool = Spool(path)
-        router = Router([Way(self.gateway)])
+        router = Router([RouteEntry(self.gateway)])
         self.host = Host(router, self.spool, self.store, batch, system_clock, SystemDice())
         self.running = None
 
@@ -377,7 +377,7 @@ async def test_arrivals_are_still_written_after_the_stop(path):
 
 async def test_a_second_one_is_refused_until_the_first_is_gone(path):
     async with station(path, runs=False):
-        with pytest.raises(ConfigError, match="another process uses it; give each its own"):
+        with pytest.raises(ConfigError, match="another process uses this spool; give each"):
             async with station(path):
                 pass
     async with station(path) as one:
@@ -397,7 +397,7 @@ PUTS = """
 import asyncio, sys
 from oncebridge import Gateway, Yes
 from oncebridge.base.clock import SystemDice, system_clock
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
 from oncebridge.sources.spool import Spool
 from oncebridge.stores.memory import MemoryStore
@@ -408,7 +408,7 @@ async def hangs(event):
 async def main():
     store = MemoryStore()
     spool = Spool(sys.argv[1])
-    router = Router([Way(Gateway(store=store, sink=hangs))])
+    router = Router([RouteEntry(Gateway(store=store, sink=hangs))])
     await spool.open(Host(router, spool, store, 50, system_clock, SystemDice()))
     running = asyncio.create_task(spool.run())
     def put(number):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.faults.doubles import VirtualLoop, virtual
 from tests.size import examples
 
-from oncebridge.engine.turns import Turns
+from oncebridge.engine.ordering import EntityQueues
 
 X, Y = b"x", b"y"
 
@@ -22,17 +22,17 @@ async def pause():
 
 @virtual
 async def test_the_first_in_line_does_not_wait():
-    turns = Turns()
-    turn = turns.stand([X])[X]
-    await turn.come()
+    turns = EntityQueues()
+    turn = turns.enqueue([X])[X]
+    await turn.wait_for_previous()
     assert (turn.left, turn.failed, turn.ahead) == (1, False, None)
 
 
 @virtual
 async def test_the_second_waits_until_all_events_of_the_first_are_settled():
-    turns = Turns()
-    first, second = turns.stand([X, X])[X], turns.stand([X])[X]
-    coming = asyncio.create_task(second.come())
+    turns = EntityQueues()
+    first, second = turns.enqueue([X, X])[X], turns.enqueue([X])[X]
+    coming = asyncio.create_task(second.wait_for_previous())
     await pause()
     assert is_waiting(coming)
     first.settled(acknowledged=True)
@@ -45,11 +45,11 @@ async def test_the_second_waits_until_all_events_of_the_first_are_settled():
 
 @virtual
 async def test_what_fails_ahead_fails_all_who_stand_behind():
-    turns = Turns()
-    line = [turns.stand([X])[X] for _ in range(4)]
+    turns = EntityQueues()
+    line = [turns.enqueue([X])[X] for _ in range(4)]
     line[0].settled(acknowledged=False)
     for turn in line[1:]:
-        await turn.come()
+        await turn.wait_for_previous()
         assert turn.failed
         turn.settled(acknowledged=False)
     assert turns._last == {}
@@ -57,40 +57,40 @@ async def test_what_fails_ahead_fails_all_who_stand_behind():
 
 @virtual
 async def test_one_of_several_events_that_fails_is_enough():
-    turns = Turns()
-    first, second = turns.stand([X, X, X])[X], turns.stand([X])[X]
+    turns = EntityQueues()
+    first, second = turns.enqueue([X, X, X])[X], turns.enqueue([X])[X]
     for acknowledged in (True, False, True):
         first.settled(acknowledged=acknowledged)
-    await second.come()
+    await second.wait_for_previous()
     assert second.failed
 
 
 @virtual
 async def test_entities_do_not_wait_for_each_other():
-    turns = Turns()
-    turns.stand([X])
-    other = turns.stand([Y])[Y]
-    await asyncio.wait_for(other.come(), 1)
+    turns = EntityQueues()
+    turns.enqueue([X])
+    other = turns.enqueue([Y])[Y]
+    await asyncio.wait_for(other.wait_for_previous(), 1)
 
 
 @virtual
 async def test_a_failure_is_forgotten_when_the_line_is_empty():
-    turns = Turns()
-    turns.stand([X])[X].settled(acknowledged=False)
-    later = turns.stand([X])[X]
-    await later.come()
+    turns = EntityQueues()
+    turns.enqueue([X])[X].settled(acknowledged=False)
+    later = turns.enqueue([X])[X]
+    await later.wait_for_previous()
     assert not later.failed
 
 
 @virtual
 async def test_one_that_is_broken_off_while_it_waits_does_not_open_the_way_past_those_ahead():
-    turns = Turns()
-    first, second, third = [turns.stand([X])[X] for _ in range(3)]
-    coming = asyncio.create_task(third.come())
+    turns = EntityQueues()
+    first, second, third = [turns.enqueue([X])[X] for _ in range(3)]
+    coming = asyncio.create_task(third.wait_for_previous())
     second.settled(acknowledged=False)
     await pause()
     assert is_waiting(coming), "the first is still under way"
-    fourth = turns.stand([X])[X]
+    fourth = turns.enqueue([X])[X]
     assert fourth.ahead is third
     first.settled(acknowledged=True)
     await coming
@@ -102,12 +102,12 @@ async def test_one_that_is_broken_off_while_it_waits_does_not_open_the_way_past_
 
 @virtual
 async def test_when_all_behind_are_broken_off_who_comes_new_still_waits_for_the_first():
-    turns = Turns()
-    first, *others = [turns.stand([X])[X] for _ in range(4)]
+    turns = EntityQueues()
+    first, *others = [turns.enqueue([X])[X] for _ in range(4)]
     for turn in others:
         turn.settled(acknowledged=False)
-    newcomer = turns.stand([X])[X]
-    coming = asyncio.create_task(newcomer.come())
+    newcomer = turns.enqueue([X])[X]
+    coming = asyncio.create_task(newcomer.wait_for_previous())
     await pause()
     assert is_waiting(coming)
     first.settled(acknowledged=True)
@@ -118,8 +118,8 @@ async def test_when_all_behind_are_broken_off_who_comes_new_still_waits_for_the_
 
 @virtual
 async def test_a_very_long_line_that_is_broken_off_ends_without_ado():
-    turns = Turns()
-    line = [turns.stand([X])[X] for _ in range(20_000)]
+    turns = EntityQueues()
+    line = [turns.enqueue([X])[X] for _ in range(20_000)]
     for turn in line[1:]:
         turn.settled(acknowledged=False)
     assert turns._last == {X: line[-1]}
@@ -143,16 +143,16 @@ class Crowd:
     """Batches that stand, come, work, and are broken off; and what was seen of them."""
 
     def __init__(self):
-        self.turns = Turns()
+        self.turns = EntityQueues()
         self.inside: dict[bytes, int] = {}
         self.through: dict[bytes, list[int]] = {}
 
     async def run(self, number, entities, works, is_good):
-        own = self.turns.stand(entities)
+        own = self.turns.enqueue(entities)
         left = list(entities)
         try:
             for entity, turn in own.items():
-                await turn.come()
+                await turn.wait_for_previous()
                 assert entity not in self.inside, "two at once"
                 self.inside[entity] = number
             await asyncio.sleep(works)
@@ -170,7 +170,7 @@ class Crowd:
             self.through.setdefault(entity, []).append(number)
         turn.settled(acknowledged=is_good)
 
-    async def come(self, batches):
+    async def wait_for_previous(self, batches):
         tasks = []
         for number, (entities, comes, works, is_good, broken) in enumerate(batches):
             await asyncio.sleep(comes)
@@ -186,7 +186,7 @@ class Crowd:
 def test_nobody_overtakes_waits_in_a_circle_or_is_forgotten(batches):
     crowd = Crowd()
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:  # a deadlock raises there
-        ended = runner.run(crowd.come(batches))
+        ended = runner.run(crowd.wait_for_previous(batches))
     assert [one for one in ended if isinstance(one, Exception)] == []
     assert crowd.turns._last == {}
     for numbers in crowd.through.values():
@@ -196,9 +196,9 @@ def test_nobody_overtakes_waits_in_a_circle_or_is_forgotten(batches):
 @pytest.mark.parametrize("times", [1, 3])
 @virtual
 async def test_nothing_is_remembered_of_those_who_have_gone(times):
-    turns = Turns()
+    turns = EntityQueues()
     for _ in range(times):
-        own = turns.stand([X, Y, X])
+        own = turns.enqueue([X, Y, X])
         assert set(turns._last) == {X, Y}
         for entity in (X, Y, X):
             own[entity].settled(acknowledged=True)

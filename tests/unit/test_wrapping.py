@@ -9,7 +9,7 @@ from tests.fuzz.for_a_while import for_a_while
 from tests.fuzz.strategies import PIECES, envelopes, mutated, plain, spelt, values
 
 from oncebridge import Event, Gateway, Limits, Settings, Unreadable
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import REASONS, read
 from oncebridge.events.rules import RuleSet
@@ -484,7 +484,7 @@ def test_nearly_wrapped_events_give_events_or_reasons():
 def test_the_router_reads_as_its_settings_say(bare):
     settings = Settings(bare=bare)
     gateway = Gateway(store=MemoryStore(), sink=print, settings=settings)
-    router = Router([Way(gateway)], settings=settings)
+    router = Router([RouteEntry(gateway)], settings=settings)
     assert [one.raw for one in router.unwrap(sns(EVENT))] == [EVENT]
     (detail,) = router.unwrap(sns(DETAIL))
     assert isinstance(detail, Event)

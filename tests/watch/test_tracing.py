@@ -28,7 +28,7 @@ from tests.watch.collector import serving
 from oncebridge import Gateway, Limits, SinkRejected, Yes, parse
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.events.event import Event, Unreadable, carry, read
 from oncebridge.events.trace_context import Carried, read_traceparent, read_xray, xray_of
 from oncebridge.observe import telemetry
@@ -373,7 +373,7 @@ async def test_that_somebody_else_was_first_is_no_error(answer, verdict):
 async def test_every_route_has_spans_of_its_own():
     kept = [Traced(), Traced()]
     kept[1].gateway.route = "audit"
-    router = Router([Way(traced.gateway) for traced in kept])
+    router = Router([RouteEntry(traced.gateway) for traced in kept])
     await router.process([Carried.of(raw(1), PARENT)])
     for traced, route in zip(kept, ("crm", "audit"), strict=True):
         (span,) = traced.spans("oncebridge process")
@@ -408,7 +408,7 @@ async def listening(context, inbox=None):
     gateway = Gateway(
         store=MemoryStore(), sink=lambda event: None, dead=MemoryDeadLetters(), tracer=seen
     )
-    router = Router([Way(gateway)], dead=MemoryDeadLetters())
+    router = Router([RouteEntry(gateway)], dead=MemoryDeadLetters())
     source = HttpSource.from_url("http://127.0.0.1:0/events")
     intake = Intake(router)
     host = Host(

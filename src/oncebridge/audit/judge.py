@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncebridge.audit.rows import Claimed, Complex
-from oncebridge.engine.batch import Register
+from oncebridge.engine.batch import EntityState
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.key import Part, conflict_key
 from oncebridge.events.rules import Plan, Rule, Span
@@ -55,7 +55,7 @@ class Judgement(Struct, frozen=True, gc=False):
 class _Entity(Struct, gc=False):
     """What is known of an entity: its register, since when, until when, and by which arrival."""
 
-    register: Register
+    register: EntityState
     keep_until_ms: int
     number: int | None
 
@@ -155,16 +155,16 @@ class Judge:
         """Compare with the entity's newest state, and write this one down."""
         known = self._entities.get(plan.entity)
         if known is None or at_ms >= known.keep_until_ms:
-            known = _Entity(Register(), 0, None)
+            known = _Entity(EntityState(), 0, None)
         spans = (Span(keep_ms, 0),)
         asked = Plan(rule, "deduplicate", (), spans, version=plan.version, state=plan.state)
         verdict = known.register.judge(asked, at_ms)
         because = known.number
         if verdict is Verdict.UNCHANGED:
-            register = known.register.noted(asked, at_ms)
+            register = known.register.after_unchanged(asked, at_ms)
             self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, known.number)
         elif verdict is None:
-            register = known.register.raised(asked, at_ms)
+            register = known.register.after_delivery(asked, at_ms)
             self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, number)
         return verdict, because
 

@@ -23,7 +23,7 @@ from oncebridge.audit.unpacking import Opener
 from oncebridge.audit.workers import AuditFailed, why
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreUnavailable
@@ -179,7 +179,7 @@ class Warming:
             raise StoreUnavailable("it does not answer any more; warm it again: that is safe")
 
 
-def _became(answer: Answer) -> str:
+def _became(answer: RouterAnswer) -> str:
     if answer.verdict in _NEW:
         return "new"
     return "known" if answer.verdict is Verdict.DUPLICATE else "not remembered"
@@ -188,7 +188,7 @@ def _became(answer: Answer) -> str:
 def _router(setup: Setup, place: StorePlace, routes: Sequence[Route]) -> Router:
     dead = KeepsNone()
     ways = [
-        Way(
+        RouteEntry(
             Gateway(
                 store=place.opened,
                 sink=TakesAll(),

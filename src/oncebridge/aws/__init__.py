@@ -1,12 +1,11 @@
 """
-AWS, without the SDK's requests.
+AWS: our own client, and the handler of a Lambda function.
 
-Credentials, Regions and endpoints are botocore's to find, as everywhere else on AWS. The
-requests are our own: the SDK spends five to forty times the processor time on each.
+Credentials, Regions and endpoints are found by botocore, as everywhere else on AWS. The requests
+are our own: the SDK uses five to forty times the CPU time for each.
 
-The handler of a Lambda function is imported from here: `from oncebridge.aws import
-lambda_handler`. It is loaded when it is asked for, because the stores on AWS are in need of
-this package too, and not of the handler.
+The handler is imported from here: `from oncebridge.aws import lambda_handler`. It is loaded on
+first use, because the stores on AWS import this package, too, and do not need the handler.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ __all__ = ["HandedBack", "NotRecognised", "lambda_handler"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from oncebridge.aws import handler, invocation  # noqa: PLC0415 - said above
+    from oncebridge.aws import handler, invocation  # noqa: PLC0415 - see above
     from oncebridge.errors import HandedBack  # noqa: PLC0415
 
     return {

@@ -1,9 +1,8 @@
 """
-Counts for CloudWatch, as lines on standard output.
+Metrics for CloudWatch, as lines on standard output (embedded metric format).
 
-Lambda's log is read by CloudWatch, which makes metrics of every line in its embedded metric
-format: no call, no permission, no waiting. One line for each route in which something has
-changed since the last; never a payload.
+CloudWatch reads a function's log and makes metrics of every line in this format: no call, no
+permission, no waiting. One line for each route whose counters have changed; never a payload.
 """
 
 import json
@@ -20,31 +19,31 @@ _log = logging.getLogger("oncebridge")
 _NAMESPACE: Final = re.compile(r"[0-9A-Za-z.\-_/#:]{1,255}")
 _LONGEST: Final = 1024
 _GAUGES: Final = frozenset({"in_flight"})
-"""Counts that go down too, and so have no difference worth adding up."""
+"""Values that also decrease, so their differences must not be added up."""
 
 
 class Counted(Protocol):
-    """Whatever has counts, such as the books of a route."""
+    """An object with counters, such as those of a route."""
 
     def counts(self) -> dict[str, int]: ...
 
 
-class Metrics:
-    """Tell what has changed in the books, under *namespace*."""
+class EmfMetrics:
+    """Writes the changes of counters, under *namespace*."""
 
     def __init__(self, namespace: str, clock: Clock) -> None:
         if not _NAMESPACE.fullmatch(namespace) or namespace.startswith("AWS/"):
             raise ConfigError(
                 "metrics",
-                f"{namespace!r} is no namespace of CloudWatch: up to 255 letters, digits and "
+                f"{namespace!r} is not a CloudWatch namespace: use up to 255 letters, digits and "
                 "any of . - _ / # :, not beginning with AWS/",
             )
         self._namespace = namespace
         self._clock = clock
         self._told: dict[str, dict[str, int]] = {}
 
-    def tell(self, books: Mapping[str, Counted]) -> None:
-        """Write a line for each route in which something has changed."""
+    def write_changes(self, books: Mapping[str, Counted]) -> None:
+        """Write a line for each route whose counters have changed."""
         lines = [
             json.dumps(self._line(route, changed)) + "\n"
             for route, changed in self._changes(books).items()
@@ -52,11 +51,11 @@ class Metrics:
         if not lines:
             return
         try:
-            # In one piece: lines of other threads must not come in between.
+            # In one write: lines of other threads must not come in between.
             sys.stdout.write("".join(lines))
             sys.stdout.flush()
         except (OSError, ValueError) as error:
-            # What was done is done, and a metric less is no reason to do it again.
+            # The events are processed; a lost metric is no reason to fail the call.
             _log.warning("oncebridge.metrics_lost", extra={"error": type(error).__name__})
 
     def _changes(self, books: Mapping[str, Counted]) -> dict[str, dict[str, int]]:
@@ -88,6 +87,6 @@ class Metrics:
 
 
 def _dimension(route: str) -> str:
-    """Make a dimension's value of a route's name: printable ASCII, not empty, not too long."""
+    """Return a route's name as a dimension: printable ASCII, not empty, not too long."""
     plain = "".join(char if " " <= char <= "~" else "?" for char in route)
     return plain[:_LONGEST].strip() or "?"

@@ -1,10 +1,10 @@
 """
 A handler that needs no code: `oncebridge.aws.function.handler`.
 
-It does what a configuration says: the file that `ONCEBRIDGE_CONFIG` names (or
-`oncebridge.toml`) in the function's package, and `ONCEBRIDGE_…` on top of it. What is wrong
-there fails the function's initialisation, with every mistake named. The source is whatever
-calls the function, so none has to be named.
+It is configured by the file that `ONCEBRIDGE_CONFIG` names (or `oncebridge.toml`) in the
+function's package, and by `ONCEBRIDGE_…` variables. If the configuration is wrong, the function's
+initialisation fails, and all errors are reported together. The source is the trigger of the
+function, so none is configured.
 """
 
 import logging
@@ -25,7 +25,7 @@ from oncebridge.service.service import make_router
 _log = logging.getLogger("oncebridge")
 
 handler: LambdaHandler
-"""Made when it is first asked for, which Lambda does in the initialisation."""
+"""Created on first access, which Lambda makes in the initialisation."""
 
 
 def __getattr__(name: str) -> Any:
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
 
 def make_handler(environment: Mapping[str, str] | None = None) -> LambdaHandler:
-    """Make the handler that the configuration in *environment* describes."""
+    """Return the handler that the configuration in *environment* describes."""
     environment = os.environ if environment is None else environment
     setup = load(_file(environment), environment=environment, with_source=False)
     logs.set_up(setup.config.log_level, setup.config.log_format)
@@ -45,7 +45,7 @@ def make_handler(environment: Mapping[str, str] | None = None) -> LambdaHandler:
 
 
 def _file(environment: Mapping[str, str]) -> str | Path | None:
-    """Find the configuration in the package, or else where the process runs, or at AWS."""
+    """Return the configuration file: in the package, in the working directory, or at AWS."""
     name = environment.get(f"{PREFIX}CONFIG", "")
     if is_at_aws(name):
         return name
@@ -57,20 +57,22 @@ def _file(environment: Mapping[str, str]) -> str | Path | None:
 
 
 _INSTEAD = {
-    "store": "name one that all containers of the function share, such as dynamodb://TABLE",
-    "sink": "name where events go: standard output would put them into the log",
-    "dead": "name dead letters that outlast the container, such as sqs://NAME",
+    "store": "set a store that all containers of the function share, such as dynamodb://TABLE",
+    "sink": "set where events are delivered: standard output would write them to the log",
+    "dead": "set dead letters that outlast the container, such as sqs://NAME",
 }
 _OF_ONE_CONTAINER = {"memory", "sqlite", "file"}
 
 
 def _check(setup: Setup) -> None:
-    """Refuse the defaults of a server, which are files; warn of what ends with a container."""
+    """Raise if settings have the default of a server, a file; warn about local ones."""
     config = setup.config
     defaults = {setting.name: setting.default for setting in settings_of(Config)}
     places = {"store": config.store, "dead": config.dead}
     problems = [
-        ConfigError(name, f"a Lambda function keeps no files; {_INSTEAD[name]}")
+        ConfigError(
+            name, f"files of a Lambda function are lost with its container; {_INSTEAD[name]}"
+        )
         for name, place in places.items()
         if place.url == defaults[name]
     ]

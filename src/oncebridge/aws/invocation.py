@@ -1,10 +1,9 @@
 """
-What Lambda has handed over.
+The event of a Lambda invocation: its trigger and its records.
 
-The trigger is told from the shape of the event, because it decides two things: what each
-record is called when it has to come again, and in which form that is answered. A shape that
-is not known is refused: an answer in the wrong form would count as success, and the events
-would be gone.
+The trigger is recognised by the shape of the event. It decides the name of each record that has to
+be retried, and the form of the response. An unknown shape is refused: a response in the wrong form
+would count as success, and the events would be lost.
 
 | trigger                    | recognised by                                    | a record's name  |
 | -------------------------- | ------------------------------------------------ | ---------------- |
@@ -35,10 +34,10 @@ Read = Callable[[bytes], Event | Unreadable]
 
 
 class Trigger(StrEnum):
-    """Who has called, as far as it makes a difference."""
+    """The kind of trigger, as far as it makes a difference."""
 
     DIRECT = "direct"
-    """A rule, a Custom Event Bus, a destination: the whole event, and nothing but a raise counts."""
+    """A rule, a Custom Event Bus, a destination: the whole event; a failure has to be raised."""
     SNS = "sns"
     SQS = "sqs"
     SQS_FIFO = "sqs-fifo"
@@ -49,7 +48,7 @@ class Trigger(StrEnum):
 
     @property
     def names_failures(self) -> bool:
-        """Return whether single records can be handed back."""
+        """True if single records can be reported as failed."""
         return self not in (Trigger.DIRECT, Trigger.SNS)
 
     @property
@@ -59,10 +58,10 @@ class Trigger(StrEnum):
     @property
     def waits(self) -> bool:
         """
-        Return whether a busy key is waited for, within the time there is.
+        True if a busy key is waited for, within the time there is.
 
-        A queue brings the record again by itself. A shard would stand still, and a direct call
-        is repeated twice only.
+        A queue redelivers the record later. A shard would be blocked, and a direct call is
+        retried only twice.
         """
         return self not in _QUEUES
 
@@ -76,38 +75,38 @@ _QUEUES: Final = frozenset(
 _FIFO: Final = {Trigger.SQS: Trigger.SQS_FIFO, Trigger.PIPES_SQS: Trigger.PIPES_SQS_FIFO}
 
 
-class Record(Struct, frozen=True):
-    """One record of a batch: what it holds, and what it is called when it has to come again."""
+class LambdaRecord(Struct, frozen=True):
+    """One record of a batch: its payload, and its name in the response if it has to be retried."""
 
     held: bytes | Unreadable
     name: str = ""
     lane: str = ""
-    """What it stays in order with, where the trigger keeps an order."""
+    """Records of the same lane stay in order, if the trigger keeps an order."""
     sequence: int = 0
-    """Its place in the shard."""
+    """Its sequence number in the shard."""
 
 
 class Invocation(Struct, frozen=True):
-    """One call: by whom, and with what."""
+    """One invocation: its trigger and its records."""
 
     trigger: Trigger
-    records: tuple[Record, ...]
+    records: tuple[LambdaRecord, ...]
     state: Any = UNSET
-    """What a tumbling window wants back, whatever became of the records."""
+    """The state of a tumbling window, which is always returned."""
 
 
 class NotRecognised(OncebridgeError):
     """
-    The function was called with something that it does not know how to answer.
+    The function was invoked with an event of an unknown trigger.
 
-    Nothing was done with it, and the trigger counts the call as failed. The message names what
-    was seen, never what stood in it.
+    It was not processed, and the trigger counts the call as failed. The message has the names of
+    the fields, never their values.
     """
 
 
 def recognise(given: object, read: Read) -> Invocation:
-    """Return what *given* is, or raise `NotRecognised`; *read* says what else may be an event."""
-    event = getattr(given, "raw_event", given)  # as the data classes of Powertools have it
+    """Return the invocation, or raise `NotRecognised`; *read* decides what else is an event."""
+    event = getattr(given, "raw_event", given)  # an event of Powertools' data classes
     if isinstance(event, Mapping):
         return _of_object(event, read)
     if isinstance(event, list):
@@ -122,13 +121,13 @@ def _of_object(event: _Object, read: Read) -> Invocation:
         return _of_records(event)
     if "records" in event and "deliveryStreamArn" in event:
         raise NotRecognised(
-            "this is a Firehose transformation: there the answer of the function is all that is "
-            "passed on, so a repeat of an answer that got lost would be dropped as a duplicate, "
-            "and the event with it. Let the stream or the rule call the function instead"
+            "this is a Firehose transformation, which is not supported: Firehose delivers only what "
+            "the function returns, so a retry after a lost response would be dropped as a "
+            "duplicate, and the event with it. Let the stream or the rule call the function"
         )
     raise NotRecognised(
-        f"this is no trigger that can be answered: {_names(event)}. The events of a rule, an SQS "
-        "queue, a Kinesis stream, an SNS topic, a pipe or a failed function can be"
+        f"this trigger is not supported: {_names(event)}. Use a rule, an SQS queue, a Kinesis "
+        "stream, an SNS topic, a pipe or a destination of a function"
     )
 
 
@@ -138,11 +137,11 @@ _FOREIGN: Final = frozenset(
         *("tasks", "eventSource", "EventSource", "KinesisBatchInfo", "DDBStreamBatchInfo"),
     }
 )
-"""What other triggers have, and what nobody should take for a bare detail."""
+"""Fields of other triggers; an object with one of them is not a bare detail."""
 
 
 def _is_event(event: _Object, read: Read) -> bool:
-    """Tell an event, with its envelope or without; any other detail only if *read* takes it."""
+    """Return True for an event, with or without an envelope; other details only if *read* can."""
     return (
         "detail" in event
         or ("topicName" in event and "eventBody" in event)
@@ -156,12 +155,12 @@ def _is_about_a_stream(event: _Object) -> bool:
 
 
 def _direct(events: Sequence[object]) -> Invocation:
-    # What is no event among them is found on reading, and goes to the dead letters by itself.
-    return Invocation(Trigger.DIRECT, tuple(Record(_encoded(event)) for event in events))
+    # An element that is not an event is found on reading, and goes to the dead letters.
+    return Invocation(Trigger.DIRECT, tuple(LambdaRecord(_encoded(event)) for event in events))
 
 
 def _encoded(event: object) -> bytes:
-    """Write down what Lambda has parsed already; what UTF-8 can't carry is found on reading."""
+    """Serialize what Lambda has parsed; text that is not valid UTF-8 is found on reading."""
     try:
         text = json.dumps(event, ensure_ascii=False, check_circular=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -189,7 +188,7 @@ def _of_records(event: _Object) -> Invocation:
 def _of_list(records: list[Any], read: Read) -> Invocation:
     objects = [record for record in records if isinstance(record, Mapping)]
     events = sum(_is_event(record, read) for record in objects)
-    # A bus has no other answer than to all of them: one odd element would fail it for ever.
+    # A bus gets one response for all of them: one odd element would fail it for ever.
     if events and (events == len(records) or not any(map(_has_source, objects))):
         return _direct(records)
     return _batch(_objects(records, "the array"), _PIPES)
@@ -201,7 +200,7 @@ def _has_source(record: _Object) -> bool:
 
 def _objects(records: object, where: str) -> list[_Object]:
     if not isinstance(records, list) or not records:
-        raise NotRecognised(f"{where}: there are no records, so nothing tells who has called")
+        raise NotRecognised(f"{where}: there are no records, so the trigger is unknown")
     if not all(isinstance(record, Mapping) for record in records):
         raise NotRecognised(f"{where}: not every record is an object")
     return records
@@ -218,18 +217,16 @@ _PIPES: Final = {"aws:sqs": Trigger.PIPES_SQS, "aws:kinesis": Trigger.PIPES_KINE
 def _batch(objects: list[_Object], known: Mapping[str, Trigger]) -> Invocation:
     first, *others = [record.get("eventSource", record.get("EventSource")) for record in objects]
     if any(other != first for other in others):
-        raise NotRecognised("the records come from different kinds of sources")
+        raise NotRecognised("the records are of different sources")
     trigger = known.get(first) if isinstance(first, str) else None
     if trigger is None:
-        raise NotRecognised(
-            f"these records are of no source that can be answered: {_names(objects[0])}"
-        )
+        raise NotRecognised(f"the source of these records is not supported: {_names(objects[0])}")
     trigger = _FIFO[trigger] if trigger in _FIFO and any(map(_is_fifo, objects)) else trigger
     try:
         records = [_RECORDS[trigger](record) for record in objects]
     except (KeyError, TypeError, ValueError) as error:
         raise NotRecognised(
-            f"a record of {trigger} lacks what it should have ({type(error).__name__}): "
+            f"a field is missing or wrong in a record of {trigger} ({type(error).__name__}): "
             f"{_names(objects[0])}"
         ) from None
     if trigger.names_failures:
@@ -237,54 +234,56 @@ def _batch(objects: list[_Object], known: Mapping[str, Trigger]) -> Invocation:
     return Invocation(trigger, tuple(records))
 
 
-def _check_names(trigger: Trigger, records: Sequence[Record]) -> None:
+def _check_names(trigger: Trigger, records: Sequence[LambdaRecord]) -> None:
     names = {record.name for record in records}
-    # A queue without order may hand out a message twice: then the name stands for both.
+    # A standard queue may deliver a message twice: then the name is for both.
     may_repeat = trigger in _QUEUES and not trigger.is_ordered
     if "" in names or (len(names) < len(records) and not may_repeat):
         raise NotRecognised(
-            f"two records of {trigger} have the same name, or one has none, so that a failure "
-            "could not be told from a success"
+            f"two records of {trigger} have the same name, or one has none, so failures could not "
+            "be reported"
         )
 
 
 def _is_fifo(record: _Object) -> bool:
-    # A group alone says nothing: on other queues it is for fairness.
+    # A group alone is not enough: standard queues have them for fairness.
     attributes = record.get("attributes")
     return str(record.get("eventSourceARN", "")).endswith(".fifo") or (
         isinstance(attributes, Mapping) and "SequenceNumber" in attributes
     )
 
 
-def _sqs(record: _Object) -> Record:
-    return Record(_text(record["body"]), _name(record["messageId"]))
+def _sqs(record: _Object) -> LambdaRecord:
+    return LambdaRecord(_text(record["body"]), _name(record["messageId"]))
 
 
-def _sqs_fifo(record: _Object) -> Record:
+def _sqs_fifo(record: _Object) -> LambdaRecord:
     group = record["attributes"]["MessageGroupId"]
-    return Record(_text(record["body"]), _name(record["messageId"]), _name(group))
+    return LambdaRecord(_text(record["body"]), _name(record["messageId"]), _name(group))
 
 
-def _sns(record: _Object) -> Record:
-    return Record(_text(record["Sns"]["Message"]))
+def _sns(record: _Object) -> LambdaRecord:
+    return LambdaRecord(_text(record["Sns"]["Message"]))
 
 
-def _kinesis(record: _Object) -> Record:
+def _kinesis(record: _Object) -> LambdaRecord:
     return _of_shard(record["kinesis"], record["kinesis"]["sequenceNumber"])
 
 
-def _pipes_kinesis(record: _Object) -> Record:
+def _pipes_kinesis(record: _Object) -> LambdaRecord:
     return _of_shard(record, record["eventID"])
 
 
-def _of_shard(record: _Object, name: str) -> Record:
+def _of_shard(record: _Object, name: str) -> LambdaRecord:
     number = _name(record["sequenceNumber"])
     if not (number.isascii() and number.isdigit()):
         raise ValueError
-    return Record(_data(record["data"]), _name(name), _name(record["partitionKey"]), int(number))
+    return LambdaRecord(
+        _data(record["data"]), _name(name), _name(record["partitionKey"]), int(number)
+    )
 
 
-_RECORDS: Final[Mapping[Trigger, Callable[[_Object], Record]]] = {
+_RECORDS: Final[Mapping[Trigger, Callable[[_Object], LambdaRecord]]] = {
     Trigger.SNS: _sns,
     Trigger.SQS: _sqs,
     Trigger.SQS_FIFO: _sqs_fifo,
@@ -314,7 +313,7 @@ def _data(value: object) -> bytes | Unreadable:
 
 
 def _names(event: _Object) -> str:
-    """List what was seen: the names at the top, and never a value."""
+    """Return the names of the top-level fields, never a value."""
     names = [ascii(name)[:40] for name in event]
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return f"an object with {', '.join(names[:12])}{more}" if names else "an empty object"

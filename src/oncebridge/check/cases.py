@@ -27,7 +27,7 @@ from oncebridge.base.clock import ms, system_clock
 from oncebridge.base.options import Doc, Problems, did_you_mean, read
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.router import Router, Way
+from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import ConfigError
 from oncebridge.events.canonical import decode_canonical
 from oncebridge.events.differences import differences
@@ -462,7 +462,7 @@ async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> As
         settings=settings,
         clock=clock,
     ) as gateway:
-        way = Way(gateway, case.route.match)
+        way = RouteEntry(gateway, case.route.match)
         router = Router([way], dead=dead, rules=rules, settings=settings, clock=clock)
         for at, (sample, expected) in enumerate(zip(case.events, case.verdicts, strict=True), 1):
             now_ms = began_ms + (at - 1) * ms(case.gap)

@@ -1,11 +1,11 @@
 """
-What is owed to the store while it does not answer.
+Writes that wait for a store that does not answer.
 
-A commit after the sink's yes, a memory after an unprotected delivery, the release of a
-claim that was never answered: none of them may delay the acknowledgement, and each is
-tried until it lands or the process ends. Losing one costs at most one more delivery.
+A commit after the sink's yes, a record after an unprotected delivery, the release of a claim
+that was never answered: none of them may delay the acknowledgement, and each is retried until
+the store has it or the process ends. Losing one costs at most one more delivery.
 
-What was delivered and is not recorded yet is known here, and only here: a copy of it is a
+Only the backlog knows which events are delivered but not recorded yet: a copy of one is a
 duplicate, whatever the store says. A release proves nothing, and is never looked up.
 """
 
@@ -28,25 +28,25 @@ _CHUNK = 500
 _FIRST_S, _LONGEST_S = 0.25, 30.0
 
 
-class Decided(Struct, frozen=True, gc=False):
-    """What was decided about an event, and when."""
+class DecidedEvent(Struct, frozen=True, gc=False):
+    """An event whose fate is decided, and when that was."""
 
     hash: bytes
     first: First
     since: float
     """When the sink said yes, or the event was given up, by the running loop's time."""
-    proves: bool
+    proves_duplicate: bool
     """
     A copy is a duplicate: the event was delivered, and the key is the one that identifies it. An
-    event in the dead letters may be replayed, and must not be taken for a duplicate then.
+    event in the dead letters may be replayed, and must not be treated as a duplicate then.
     """
 
 
-class Debt(Struct, frozen=True, eq=False, gc=False):
-    """One operation that the store has not answered."""
+class PendingWrite(Struct, frozen=True, eq=False, gc=False):
+    """One write that the store has not answered."""
 
     asked: Commit | Memory | Release
-    decided: Decided | None = None
+    decided: DecidedEvent | None = None
     """None for a release."""
 
     @property
@@ -55,9 +55,9 @@ class Debt(Struct, frozen=True, eq=False, gc=False):
 
     def due(self, now: float) -> Commit | Memory | Release | None:
         """
-        Return what to ask for now: the window counts from the delivery.
+        Return the write to send now: the window counts from the delivery.
 
-        None once it is over: a commit that late could end the claim of the next event.
+        None once the window is over: a commit that late could end the claim of the next event.
         """
         asked = self.asked
         if self.decided is None or isinstance(asked, Release):
@@ -74,102 +74,102 @@ class Debt(Struct, frozen=True, eq=False, gc=False):
 
 
 class Backlog:
-    """Tries again, in the order of arrival, with growing pauses."""
+    """Retries writes, in the order of arrival, with growing pauses."""
 
     def __init__(self, store: Claims, books: Books, dice: Dice) -> None:
         self._store = store
         self._books = books
         self._dice = dice
-        self._owed: dict[int, Debt] = {}
+        self._pending: dict[int, PendingWrite] = {}
         """By identity, in the order of arrival."""
-        self._delivered: dict[bytes, Debt] = {}
+        self._delivered: dict[bytes, PendingWrite] = {}
         """By the identifying key."""
-        self._working: asyncio.Task[None] | None = None
-        self._paying = asyncio.Lock()
+        self._worker: asyncio.Task[None] | None = None
+        self._flushing = asyncio.Lock()
         self._has_more = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._owed)
+        return len(self._pending)
 
     @property
     def deliveries(self) -> int:
-        """How much of it is about what was delivered, and not only claimed."""
-        return sum([debt.decided is not None for debt in self._owed.values()])
+        """How many of the writes are about delivered events, not only claimed ones."""
+        return sum([write.decided is not None for write in self._pending.values()])
 
-    def delivered(self, key: bytes, now: float) -> Decided | None:
-        """Return what was delivered under an identifying *key*, if its record is owed."""
-        debt = self._delivered.get(key)
-        return debt.decided if debt is not None and debt.due(now) is not None else None
+    def delivered(self, key: bytes, now: float) -> DecidedEvent | None:
+        """Return the event delivered under an identifying *key*, if it is not recorded yet."""
+        write = self._delivered.get(key)
+        return write.decided if write is not None and write.due(now) is not None else None
 
-    def owe(self, debts: Iterable[Debt]) -> None:
-        """Take over *debts*."""
-        for debt in debts:
-            self._owed[id(debt)] = debt
-            if debt.decided is not None and debt.decided.proves:
-                self._delivered[debt.key] = debt
-        excess = len(self._owed) - _MOST
+    def add(self, pending_writes: Iterable[PendingWrite]) -> None:
+        """Add *pending_writes*, and retry them until the store has them."""
+        for write in pending_writes:
+            self._pending[id(write)] = write
+            if write.decided is not None and write.decided.proves_duplicate:
+                self._delivered[write.key] = write
+        excess = len(self._pending) - _MOST
         if excess > 0:
-            # The oldest go: theirs is the shortest rest of a window.
-            self._remove([*islice(self._owed.values(), excess)])
+            # The oldest are dropped: their windows end first.
+            self._remove([*islice(self._pending.values(), excess)])
             self._books.forgotten += excess
         self._has_more.set()
-        if self._owed and (self._working is None or self._working.done()):
-            self._working = asyncio.get_running_loop().create_task(self._work())
+        if self._pending and (self._worker is None or self._worker.done()):
+            self._worker = asyncio.get_running_loop().create_task(self._work())
 
-    async def pay(self) -> bool:
+    async def flush(self) -> bool:
         """
-        Try everything once, now, and return False if the store does not answer.
+        Send every pending write once, now; return False if the store does not answer.
 
-        While it is being paid already, nothing is waited for.
+        If that is under way already, return at once.
         """
-        if self._paying.locked():
+        if self._flushing.locked():
             return True
-        async with self._paying:
-            owed = list(self._owed.values())
-            for at in range(0, len(owed), _CHUNK):
-                for chunk in rounds(owed[at : at + _CHUNK], lambda debt: debt.key):
-                    if not await self._pay(chunk):
+        async with self._flushing:
+            writes = list(self._pending.values())
+            for at in range(0, len(writes), _CHUNK):
+                for chunk in rounds(writes[at : at + _CHUNK], lambda write: write.key):
+                    if not await self._write_chunk(chunk):
                         return False
         return True
 
     async def settle(self, within_s: float) -> None:
-        """Wait up to *within_s* for everything to land."""
-        if self._working is not None and not self._working.done():
-            await asyncio.wait({self._working}, timeout=within_s)
+        """Wait up to *within_s* until everything is recorded."""
+        if self._worker is not None and not self._worker.done():
+            await asyncio.wait({self._worker}, timeout=within_s)
 
     async def aclose(self) -> None:
-        """Stop trying."""
-        if self._working is not None:
-            self._working.cancel()
-            await asyncio.gather(self._working, return_exceptions=True)
-            self._working = None
+        """Stop retrying."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+            self._worker = None
 
     async def _work(self) -> None:
         pause = _FIRST_S
-        while self._owed:
+        while self._pending:
             self._has_more.clear()
-            before = len(self._owed)
-            await self.pay()
-            if len(self._owed) < before:
+            before = len(self._pending)
+            await self.flush()
+            if len(self._pending) < before:
                 pause = _FIRST_S
-            if self._owed:
+            if self._pending:
                 jitter = 0.5 + self._dice.fraction()
                 if await happens_within(self._has_more, pause * jitter):
-                    pause = _FIRST_S  # one that cannot be paid must not delay new ones
+                    pause = _FIRST_S  # a write that keeps failing must not delay new ones
                     await asyncio.sleep(pause * jitter)
                 pause = min(2 * pause, _LONGEST_S)
 
-    async def _pay(self, debts: list[Debt]) -> bool:
-        """Send what is owed, and return False if the store does not answer at all."""
+    async def _write_chunk(self, pending_writes: list[PendingWrite]) -> bool:
+        """Send some writes; return False if the store does not answer at all."""
         now = asyncio.get_running_loop().time()
-        due = [(debt, debt.due(now)) for debt in debts]
-        self._remove([debt for debt, asked in due if asked is None])
+        due = [(write, write.due(now)) for write in pending_writes]
+        self._remove([write for write, asked in due if asked is None])
         try:
             await self._ask(self._store.commit, [p for p in due if isinstance(p[1], Commit)])
-            # Before memories: one is refused while the claim of its own key stands.
+            # Before memories: a memory is refused while its key is claimed.
             await self._ask(self._store.release, [p for p in due if isinstance(p[1], Release)])
             await self._ask(self._store.remember, [p for p in due if isinstance(p[1], Memory)])
-        except Exception:  # noqa: BLE001 - also a store with a fault: what is owed stays owed
+        except Exception:  # noqa: BLE001 - also a bug in a store: the writes stay pending
             self._books.store_errors += 1
             return False
         return True
@@ -177,18 +177,18 @@ class Backlog:
     async def _ask(
         self,
         operation: Callable[[Any], Awaitable[Sequence[object]]],
-        due: Sequence[tuple[Debt, object]],
+        due: Sequence[tuple[PendingWrite, object]],
     ) -> None:
         if due:
             answers = await operation([asked for _, asked in due])
             self._remove(
-                debt
-                for (debt, _), answer in zip(due, answers, strict=True)
+                write
+                for (write, _), answer in zip(due, answers, strict=True)
                 if not isinstance(answer, NoAnswer)
             )
 
-    def _remove(self, debts: Iterable[Debt]) -> None:
-        for debt in debts:
-            self._owed.pop(id(debt), None)
-            if self._delivered.get(debt.key) is debt:
-                del self._delivered[debt.key]
+    def _remove(self, pending_writes: Iterable[PendingWrite]) -> None:
+        for write in pending_writes:
+            self._pending.pop(id(write), None)
+            if self._delivered.get(write.key) is write:
+                del self._delivered[write.key]

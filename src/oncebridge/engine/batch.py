@@ -1,17 +1,17 @@
 """
-What travels through the gateway: batches, flights, and what is written down about them.
+The state of a batch while the gateway processes it, and the memos that records keep.
 
-A flight is one event of a batch on its way, together with the repeats of it that stood
-in the same batch. Nothing here talks to a store or a sink.
+A `BatchEntry` is one event of a batch, together with its duplicates in the same batch. Nothing
+here calls a store or a sink.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
@@ -20,16 +20,18 @@ from msgspec.structs import replace
 from oncebridge.base.clock import Dice, ms
 from oncebridge.base.durations import format_duration
 from oncebridge.dead_letters.api import DeadLetter
-from oncebridge.engine.backlog import Debt, Decided
+from oncebridge.engine.backlog import DecidedEvent, PendingWrite
 from oncebridge.engine.hooks import Trace, sending
-from oncebridge.engine.leases import Hold
-from oncebridge.engine.turns import Turn
+from oncebridge.engine.leases import Lease
 from oncebridge.engine.verdict import LONGEST_ID, First, Outcome, Verdict
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.key import Part
 from oncebridge.events.rules import OnConflict, Plan, Version
 from oncebridge.sinks.api import Delivery
 from oncebridge.stores.api import Claim, Commit, Fate, Memory
+
+if TYPE_CHECKING:
+    from oncebridge.engine.ordering import EntityTurn
 
 _DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 _DAY_MS: Final = 86_400_000
@@ -40,16 +42,16 @@ _log = logging.getLogger("oncebridge")
 Arrival = bytes | Event | Unreadable
 
 Settled = Callable[[int, Outcome], None]
-"""Told the outcome of each arrival of a batch, by its place in it."""
+"""Called with the index and the outcome of each arrival of a batch."""
 
 
 def now_s() -> float:
-    """Tell this process's monotonic time, which the running loop owns."""
+    """Return the running loop's monotonic time, in seconds."""
     return asyncio.get_running_loop().time()
 
 
 class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What the record of an event remembers: the first arrival, and the last failure."""
+    """The memo in the record of an event: the first arrival, and the last failure."""
 
     id: str | None = None
     arrived_ms: int = 0
@@ -62,7 +64,7 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
 
     @classmethod
     def read(cls, memo: bytes) -> "Memo":
-        """Read a memo; one that another version wrote says nothing."""
+        """Return the memo that was read; an empty one if another version wrote it."""
         try:
             return _read_memo(memo) if memo else cls()
         except msgspec.MsgspecError:
@@ -72,12 +74,12 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
         return _write(self)
 
 
-class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
+class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
     """
-    What the record of an entity remembers: the newest state that was delivered.
+    The memo in the record of an entity: the newest state that was delivered.
 
-    It counts for as long as the rule remembers events, from the delivery on. Stale arrivals
-    do not prolong it: a version that was wrong must not hide the true ones for ever.
+    It is valid for the rule's window, from the delivery on. Stale arrivals do not prolong it: a
+    wrong version must not hide the right ones for ever.
     """
 
     kind: str = ""
@@ -92,7 +94,7 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
     """How many stale events have arrived since."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Register":
+    def read(cls, memo: bytes) -> "EntityState":
         try:
             return _read_register(memo) if memo else cls()
         except msgspec.MsgspecError:
@@ -102,12 +104,12 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
         return _write(self)
 
     def left_ms(self, plan: Plan, now_ms: int) -> int:
-        """Return how long this state still counts."""
+        """Return for how many more milliseconds this state is valid."""
         return max(max(self.at_ms, self.noted_ms) + plan.keep_ms - now_ms, 0)
 
     def judge(self, plan: Plan, now_ms: int) -> Verdict | None:
-        """Return why the event need not be sent, if so; a version in conflict has no order."""
-        if why_no_version(self, plan, now_ms):
+        """Return the verdict if the event is not to be sent, or CONFLICT if versions do not compare."""
+        if why_incomparable(self, plan, now_ms):
             return Verdict.CONFLICT
         if not self.left_ms(plan, now_ms):
             return None
@@ -118,37 +120,37 @@ class Register(Struct, frozen=True, array_like=True, omit_defaults=True):
             return None
         return Verdict.UNCHANGED if now_ms - self.at_ms < ms(quiet.time) else None
 
-    def raised(self, plan: Plan, now_ms: int) -> "Register":
-        """Return the register after the event was delivered; what is newer stays."""
+    def after_delivery(self, plan: Plan, now_ms: int) -> "EntityState":
+        """Return the state after the event was delivered; a newer one stays."""
         if self.left_ms(plan, now_ms) and self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version or ("", 0)
-        return Register(kind, version, _fingerprint(plan.state), now_ms)
+        return EntityState(kind, version, _fingerprint(plan.state), now_ms)
 
-    def noted(self, plan: Plan, now_ms: int) -> "Register":
-        """Return the register after an event that changes nothing but the version."""
+    def after_unchanged(self, plan: Plan, now_ms: int) -> "EntityState":
+        """Return the state after an event that changes only the version."""
         if plan.version is None or self._is_newer_than(plan, now_ms):
             return self
         kind, version = plan.version
-        return Register(kind, version, self.state, self.at_ms, now_ms)
+        return EntityState(kind, version, self.state, self.at_ms, now_ms)
 
-    def passed_over(self) -> "Register":
-        """Return the register after one more stale event."""
+    def after_stale(self) -> "EntityState":
+        """Return the state after one more stale event."""
         return replace(self, stale=self.stale + 1)
 
     def _is_newer_than(self, plan: Plan, now_ms: int) -> bool:
-        # Strictly: two events of one version are two events, and both go.
+        # Strictly: two events of one version are two events, and both are delivered.
         return (
             plan.version is not None
             and plan.version[0] == self.kind
             and plan.version[1] < self.version
-            # One from far ahead may stand here since before the rule had a bound.
+            # A version far ahead may have been recorded before the rule had a bound.
             and not _ahead_ms((self.kind, self.version), plan, now_ms)
         )
 
 
-def why_no_version(register: Register, plan: Plan, now_ms: int) -> str:
-    """Return why the event's version cannot be compared with the entity's, in words, if so."""
+def why_incomparable(state: EntityState, plan: Plan, now_ms: int) -> str:
+    """Return why the event's version cannot be compared with the entity's; empty if it can."""
     if plan.version is None:
         return ""
     ahead_ms = _ahead_ms(plan.version, plan, now_ms)
@@ -159,8 +161,8 @@ def why_no_version(register: Register, plan: Plan, now_ms: int) -> str:
             f"allows {most} (latest.ahead)"
         )
     kind = plan.version[0]
-    if register.kind and register.kind != kind and register.left_ms(plan, now_ms):
-        return f"its version is of type {kind}, and that of its entity of type {register.kind}"
+    if state.kind and state.kind != kind and state.left_ms(plan, now_ms):
+        return f"its version is of type {kind}, and that of its entity of type {state.kind}"
     return ""
 
 
@@ -174,15 +176,15 @@ def _ahead_ms(version: Version, plan: Plan, now_ms: int) -> int:
     return ahead_ms if ahead_ms > ms(latest.ahead) else 0
 
 
-_NOTHING_YET = Register()
+_NOTHING_YET = EntityState()
 
 _read_memo = msgspec.json.Decoder(Memo).decode
-_read_register = msgspec.json.Decoder(Register).decode
+_read_register = msgspec.json.Decoder(EntityState).decode
 _write = msgspec.json.Encoder().encode
 
 
 def _writable(text: str) -> str:
-    """Make UTF-8 of any text: the messages of a driver may hold half characters."""
+    """Return text that can be encoded: the messages of a driver may contain lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -191,7 +193,7 @@ def _fingerprint(state: bytes) -> str:
 
 
 def first_arrival(memo: bytes) -> First | None:
-    """Read who came first out of a record's memo."""
+    """Return the first arrival, from a record's memo."""
     if not memo:
         return None
     read = Memo.read(memo)
@@ -204,9 +206,8 @@ class Batch:
     __slots__ = (
         "arrivals",
         "began",
-        "doomed",
         "ends",
-        "flights",
+        "entries",
         "has_sent",
         "in_place",
         "loop",
@@ -215,6 +216,7 @@ class Batch:
         "patient_until",
         "settled",
         "turns",
+        "undeliverable",
         "unkeyed",
     )
 
@@ -234,39 +236,39 @@ class Batch:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.began = self.now()
-        self.turns: dict[bytes, Turn] = {}
-        """Its places in the lines of the entities, where those are kept in order."""
+        self.turns: dict[bytes, EntityTurn] = {}
+        """Its turns in the entity queues, where entities are kept in order."""
         self.outcomes: list[Outcome | None] = [None] * len(arrivals)
-        self.flights: list[Flight] = []
-        self.unkeyed: list[Flight] = []
-        """Those of them that have no key to claim."""
-        self.doomed: list[Flight] = []
-        """Those that go to the dead letters without being sent."""
+        self.entries: list[BatchEntry] = []
+        self.unkeyed: list[BatchEntry] = []
+        """Entries without a key to claim."""
+        self.undeliverable: list[BatchEntry] = []
+        """Entries that go to the dead letters without being sent."""
         self.has_sent = False
         self.ends = None if within is None else self.began + within.total_seconds()
         until = self.began + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
 
-    def tell(self, index: int, outcome: Outcome) -> None:
-        """Tell an outcome to whoever wants to know at once."""
+    def report(self, index: int, outcome: Outcome) -> None:
+        """Report an outcome to the caller, if it asked for that."""
         if self.settled is not None:
             try:
                 self.settled(index, outcome)
-            except Exception:  # noqa: BLE001 - it must never cost an event
+            except Exception:  # noqa: BLE001 - a callback must never cost an event
                 _log.exception("oncebridge.settled_failed")
 
     def latest(self) -> float:
-        """Tell until when a claim may last: 2 s beyond the caller's time."""
+        """Return until when a claim may last: 2 s beyond the caller's time."""
         return math.inf if self.ends is None else self.ends + 2
 
     def lease_ms(self, lease_ms: int) -> int:
-        """Shorten the lease to the caller's time and 2 s: whoever comes next need not wait."""
+        """Shorten the lease to the caller's time plus 2 s: the next worker need not wait."""
         if self.ends is None:
             return lease_ms
         return max(min(lease_ms, int((self.latest() - self.now()) * 1000)), 1)
 
     def send_time(self, longest_s: float, margin_s: float) -> float:
-        """Return how many seconds a send may take; none or less: too late."""
+        """Return how many seconds a send may take; 0 or less if it is too late."""
         if self.ends is None:
             return longest_s
         return min(longest_s, self.ends - self.now() - margin_s)
@@ -282,16 +284,16 @@ class Batch:
         """
         Return the age at which an event that fails is given up.
 
-        By default that is its window. Where the source retries in place, nothing behind the
-        event can pass it, and the window would be too long.
+        By default that is its window. If the source retries in place, events queued after it
+        wait, and the window would be too long.
         """
         if chosen is not None:
             return ms(chosen)
         return min(keep_ms, _IN_PLACE_MS) if self.in_place else keep_ms
 
 
-class Flight(Struct, eq=False):
-    """One event on its way, and what is known about it so far."""
+class BatchEntry(Struct, eq=False):
+    """One event of a batch, and what is known about it so far."""
 
     batch: Batch
     index: int
@@ -299,56 +301,56 @@ class Flight(Struct, eq=False):
     plan: Plan
     parts: tuple[Part, ...]
     entity: bytes
-    """These two are the plan's."""
+    """`parts` and `entity` are those of the plan."""
     arrived_ms: int
     claim: Claim | None = None
     claimed_at: float = 0.0
     """When the claim was answered, by the running loop's time."""
     attempt: int = 1
     since_ms: int = 0
-    """When it was first claimed, by the store's clock; 0 where that is not known."""
-    hold: Hold | None = None
-    register: Hold | None = None
-    register_offset_ms: float = 0.0
-    """The store's clock less ours, so that its time can be told later."""
-    state_before: Register = _NOTHING_YET
-    known: First | None = None
-    """The arrival that this one repeats."""
-    matched: bytes = b""
-    """The key by which the store knew it."""
-    repeats: "list[Flight] | tuple[()]" = ()
+    """When it was first claimed, by the store's clock; 0 if that is not known."""
+    lease: Lease | None = None
+    entity_lease: Lease | None = None
+    store_offset_ms: float = 0.0
+    """The store's clock minus ours."""
+    state_before: EntityState = _NOTHING_YET
+    duplicate_of: First | None = None
+    """The arrival that this one is a duplicate of."""
+    matched_key: bytes = b""
+    """The key that the store knew."""
+    duplicates: "list[BatchEntry] | tuple[()]" = ()
     is_sent: bool = False
-    """It was handed to the sink, whatever came of that."""
+    """It was passed to the sink, whatever the result."""
     sent_as: bytes = b""
-    """The key it was sent with, where that is not its own."""
+    """The key it was sent with, if that is not its own."""
     passed_before: int = 0
-    """How often the sink had taken something when this was sent."""
+    """How many sends had succeeded when this one was sent."""
     tries_sink: bool = False
-    """It is to find out whether a sink that was down is available again."""
+    """It tries whether a sink that was down is available again."""
     turn: float | None = None
-    """Its turn under a rate limit, once it has one."""
-    on_yes: Verdict = Verdict.DELIVERED
-    clashed: bool = False
+    """Its turn under a rate limit, once it is reserved."""
+    success_verdict: Verdict = Verdict.DELIVERED
+    is_conflict: bool = False
     """Its key is known with other content."""
-    maybe: bool = False
-    """An earlier send may have arrived."""
+    maybe_delivered: bool = False
+    """An earlier send may have reached the sink."""
     forwarded: bool = False
     unprotected: bool = False
     settled: bool = False
     error: str = ""
     why: str = ""
-    """The reason for its verdict, where the verdict alone does not say it."""
+    """The reason for its verdict, if the verdict alone does not say it."""
     trace: Trace | None = None
 
     # --- what the plan says ------------------------------------------------------------
 
     @property
     def key(self) -> bytes:
-        """The identifying key, the last tier's; empty where there is none."""
+        """The identifying key, that of the last tier; empty if there is none."""
         return self.parts[-1].key if self.parts else b""
 
     @property
-    def is_doomed(self) -> bool:
+    def is_undeliverable(self) -> bool:
         """True if it goes to the dead letters without being sent."""
         return self.plan.action == "dead" and bool(self.parts)
 
@@ -362,31 +364,31 @@ class Flight(Struct, eq=False):
 
     @property
     def first(self) -> First:
-        """Name this arrival as the first of its kind."""
+        """Return this arrival, as the first of its kind."""
         return First(self.event.id if isinstance(self.event, Event) else None, self.arrived_ms)
 
-    def match(self, key: bytes, first: First | None) -> None:
-        """Record that it is a duplicate of *first*, and by which key it is known."""
-        self.matched = key
-        self.known = first
-        self.on_yes = _DUPLICATE
+    def mark_duplicate(self, key: bytes, first: First | None) -> None:
+        """Record that it is a duplicate of *first*, known by *key*."""
+        self.matched_key = key
+        self.duplicate_of = first
+        self.success_verdict = _DUPLICATE
 
-    def clash(self, key: bytes) -> None:
-        """Go on as an event of its own: *key* is known with other content."""
+    def mark_conflict(self, key: bytes) -> None:
+        """Continue as an event of its own: *key* is known with other content."""
         self.plan = self.plan.in_conflict(key)
         self.parts = self.plan.parts
-        self.clashed = True
-        self.on_yes = Verdict.CONFLICT
+        self.is_conflict = True
+        self.success_verdict = Verdict.CONFLICT
 
     def names(self) -> list[bytes]:
-        """List the records that this event has to do with."""
+        """Return the keys of all records of this event, its entity's included."""
         names = [part.key for part in self.parts]
         if self.entity:
             names.append(self.entity)
         return names
 
-    def parts_beside(self, other: "Flight") -> tuple[Part, ...]:
-        """List the further tiers of a repeat that *other*, delivered as the same, has not."""
+    def parts_not_in(self, other: "BatchEntry") -> tuple[Part, ...]:
+        """Return the tiers that *other*, delivered as the same event, does not have."""
         if self.parts[-1].key != other.parts[-1].key:
             return ()
         known = {part.key for part in other.parts}
@@ -394,19 +396,19 @@ class Flight(Struct, eq=False):
 
     # --- what the claim says -----------------------------------------------------------
 
-    def take(
-        self, claim: Claim, hold: Hold, heard_at: float, generation: bytes, lost_ms: int
+    def set_claim(
+        self, claim: Claim, lease: Lease, heard_at: float, generation: bytes, lost_ms: int
     ) -> None:
         """
-        Hold the event's keys; *generation* is the one that a new record was to get.
+        Record that the event's keys are claimed; *generation* is that of a new record.
 
-        Where the store lost its records, at *lost_ms*, the event may have been delivered before.
+        If the store lost its records, at *lost_ms*, the event may have been delivered before.
         """
         if lost_ms:
             self.unprotected = claim.now_ms - lost_ms < self.keep_ms
         self.claim = claim
         self.claimed_at = heard_at
-        self.hold = hold
+        self.lease = lease
         if len(claim.held) > 1 or claim.held[0].attempts > 1:
             self.attempt = max([held.attempts for held in claim.held])
         last = claim.held[-1]
@@ -414,15 +416,15 @@ class Flight(Struct, eq=False):
             self.since_ms = claim.now_ms
             return
         memo = Memo.read(last.memo)
-        # An attempt that left no word died on the way, perhaps after the sink's yes.
-        self.maybe = memo.maybe_delivered or memo.counted != self.attempt - 1
+        # An attempt that wrote no memo died, perhaps after the sink's yes.
+        self.maybe_delivered = memo.maybe_delivered or memo.counted != self.attempt - 1
         self.error = memo.error
         self.since_ms = memo.since_ms or memo.arrived_ms or claim.now_ms
 
     @property
     def is_lost(self) -> bool:
-        """Return whether another worker has taken the event over."""
-        return self.hold is not None and self.hold.lost
+        """True if another worker has taken the event over."""
+        return self.lease is not None and self.lease.lost
 
     def age_ms(self) -> int:
         """Return how long ago the event was first claimed, by the store's clock."""
@@ -433,26 +435,28 @@ class Flight(Struct, eq=False):
 
     def is_held_until(self, when: float) -> bool:
         return all(
-            not hold.lost and hold.ends >= when
-            for hold in (self.hold, self.register)
-            if hold is not None
+            not lease.lost and lease.ends >= when
+            for lease in (self.lease, self.entity_lease)
+            if lease is not None
         )
 
-    # --- what is written down ----------------------------------------------------------
+    # --- memos, records and deliveries -------------------------------------------------
 
     def first_memo(self) -> bytes:
         event_id = self.event.id if isinstance(self.event, Event) else None
-        # Longer ids are somebody's mischief, and the memo is stored with every key.
-        # As a tuple, which is written as a `Memo` is, and quicker.
+        # Longer ids are cut: the memo is stored with every key.
+        # A tuple is written as a `Memo` is, and faster.
         return _write((event_id[:LONGEST_ID] if event_id else None, self.arrived_ms))
 
     def last_memo(self, error: str, counted: int) -> bytes:
         memo = Memo.read(self.claim.held[-1].memo) if self.claim else Memo()
         text = _writable(error)[:200]
-        return Memo(memo.id, memo.arrived_ms, self.maybe, text, counted, self.since_ms).write()
+        return Memo(
+            memo.id, memo.arrived_ms, self.maybe_delivered, text, counted, self.since_ms
+        ).write()
 
     def memories(self, parts: Sequence[Part], fate: Fate, dice: Dice) -> list[Memory]:
-        """Ask the store to remember *parts* of this event without a claim."""
+        """Return records of *parts* of this event, to be written without a claim."""
         windows = {
             part.key: span.window_ms
             for part, span in zip(self.plan.parts, self.plan.spans, strict=True)
@@ -462,13 +466,13 @@ class Flight(Struct, eq=False):
             for part, generation in zip(parts, dice.tokens(len(parts)), strict=True)
         ]
 
-    def debts(self, asked: Sequence[Commit | Memory], since: float) -> list[Debt]:
-        """Owe the store what it is to record of this event, which was decided at *since*."""
+    def pending_writes(self, asked: Sequence[Commit | Memory], since: float) -> list[PendingWrite]:
+        """Return *asked* as pending writes of this event, which was decided at *since*."""
         hashes = {part.key: part.hash for part in self.parts}
         return [
-            Debt(
+            PendingWrite(
                 one,
-                Decided(
+                DecidedEvent(
                     hashes[one.key],
                     self.first,
                     since,
@@ -479,7 +483,7 @@ class Flight(Struct, eq=False):
         ]
 
     def delivery(self, route: str, ends: float) -> Delivery:
-        assert isinstance(self.event, Event)  # noqa: S101 - what is unreadable is never sent
+        assert isinstance(self.event, Event)  # noqa: S101 - an unreadable event is never sent
         plan, claim = self.plan, self.claim
         sent_as = plan.sent_as
         if sent_as != self.key:
@@ -511,104 +515,20 @@ class Flight(Struct, eq=False):
             route,
             self.plan.rule.name,
             self.key,
-            # The claim that found too many attempts has sent nothing.
-            (self.attempt - (reason == "attempts")) if self.claim and not self.is_doomed else 0,
-            self.maybe,
+            # The claim that found too many attempts sent nothing.
+            (self.attempt - (reason == "attempts"))
+            if self.claim and not self.is_undeliverable
+            else 0,
+            self.maybe_delivered,
             now_ms,
         )
 
 
-def commits_of(flights: Sequence[Flight], fate: Fate) -> list[Commit]:
-    """State one fate of every part of *flights*, which are claimed, under its own generation."""
+def commits_of(entries: Sequence[BatchEntry], fate: Fate) -> list[Commit]:
+    """Return the commits of all claimed parts of *entries*, each under its own generation."""
     return [
         Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
-        for flight in flights
-        if flight.claim
-        for held, span in zip(flight.claim.held, flight.plan.spans, strict=True)
+        for entry in entries
+        if entry.claim
+        for held, span in zip(entry.claim.held, entry.plan.spans, strict=True)
     ]
-
-
-def waves(flights: Sequence[Flight]) -> Iterable[Sequence[Flight]]:
-    """
-    Fold repeats together, and order what must not run side by side.
-
-    Events that share a key with other content, or an entity, go one after another: the
-    first of each such lane in the first wave, the second in the second. Most batches are
-    one wave: no name stands there twice.
-    """
-    names = [part.key for flight in flights for part in flight.parts]
-    names += [flight.entity for flight in flights if flight.entity]
-    return [flights] if len(names) == len(set(names)) else _by_lanes(flights)
-
-
-def _by_lanes(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
-    """Sort out which have to do with each other, and let the first of each lane go first."""
-    lanes: dict[bytes, _Lane] = {}
-    for flight in flights:
-        names = flight.names()
-        lane: _Lane | None = None
-        for name in names:
-            met = lanes.get(name)
-            if met is not None and met is not lane:
-                lane = met if lane is None else lane.join(met, lanes)
-        if lane is None:
-            lane = _Lane(flight)
-        else:
-            lane.add(flight)
-        for name in names:
-            lanes[name] = lane
-    unkeyed = [flight for flight in flights if not flight.names()]
-    queues = [lane.in_order() for lane in dict.fromkeys(lanes.values())]
-    turn = 0
-    while queues:
-        yield [*(queue[turn] for queue in queues), *unkeyed]
-        unkeyed = []
-        turn += 1
-        queues = [queue for queue in queues if len(queue) > turn]
-
-
-class _Lane:
-    """Events that go one after another, each with its repeats."""
-
-    __slots__ = ("_leaders", "flights")
-
-    def __init__(self, flight: Flight) -> None:
-        self.flights = [flight]
-        self._leaders: dict[Part, Flight] | None = None
-
-    def add(self, flight: Flight) -> None:
-        """Put *flight* behind the one it repeats, or at the end."""
-        if self._leaders is None:
-            self._leaders = {_identity(part): f for f in self.flights for part in f.parts}
-        for part in flight.parts:
-            leader = self._leaders.get(_identity(part))
-            if leader is not None:
-                leader.repeats = leader.repeats or []
-                leader.repeats.append(flight)
-                return
-        self.flights.append(flight)
-        for part in flight.parts:
-            self._leaders[_identity(part)] = flight
-
-    def join(self, other: "_Lane", lanes: "dict[bytes, _Lane]") -> "_Lane":
-        """Take the flights of *other* in, in the order of arrival."""
-        for flight in other.flights:
-            for one in (flight, *flight.repeats):
-                lanes.update(dict.fromkeys(one.names(), self))
-        self.flights = sorted(self.flights + other.flights, key=lambda flight: flight.index)
-        self._leaders = None
-        return self
-
-    def in_order(self) -> list[Flight]:
-        """Let the versions of one entity go in their order, so that none is stale."""
-        versions = [f.plan.version for f in self.flights if f.plan.version]
-        one_entity = len({flight.entity for flight in self.flights}) == 1
-        if len(versions) < len(self.flights) or not one_entity or len({k for k, _ in versions}) > 1:
-            return self.flights
-        order = sorted(zip(versions, self.flights, strict=True), key=lambda pair: pair[0])
-        return [flight for _, flight in order]
-
-
-def _identity(part: Part) -> Part:
-    """Name what makes two events the same here: the key, with the same content."""
-    return Part(part.key, part.hash)

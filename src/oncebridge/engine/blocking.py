@@ -1,4 +1,4 @@
-"""The same gateway for callers without an event loop: a Lambda handler, a script."""
+"""A gateway for callers without an event loop: a Lambda handler, a script."""
 
 import asyncio
 import threading
@@ -16,11 +16,11 @@ _T = TypeVar("_T")
 
 class OneLoop:
     """
-    One loop for as long as the process lives.
+    One event loop for the life of the process.
 
-    Connections are bound to the loop they were made on, so a new loop for every call
-    would break them at the second one. Nothing runs between calls: whatever a call
-    started is finished, or goes on with the next. Threads take turns.
+    Connections are bound to the loop they were opened on, so a new loop for every call would
+    break them at the second call. Nothing runs between calls: work that a call started is
+    finished, or continues with the next one. Threads take turns.
     """
 
     def __init__(self) -> None:
@@ -29,15 +29,15 @@ class OneLoop:
         self._closed = False
 
     def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Do *work* when it is this thread's turn, and wait for it."""
+        """Run *work* when it is this thread's turn; return its result."""
         _refuse_inside_a_loop()
         with self._turn:
             if self._closed:
-                raise RuntimeError("this gateway has been closed")
+                raise RuntimeError("this gateway is closed; create a new one")
             return self._runner.run(work())
 
     def close(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T | None:
-        """Do the last *work* and close the loop; the second time there is nothing to do."""
+        """Run *work* and close the loop; a second call does nothing."""
         _refuse_inside_a_loop()
         with self._turn:
             if self._closed:
@@ -48,7 +48,7 @@ class OneLoop:
 
 
 class BlockingGateway:
-    """Run *gateway* on one loop for the life of the process; threads take turns."""
+    """Runs *gateway* on one event loop for the life of the process; threads take turns."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -56,7 +56,7 @@ class BlockingGateway:
 
     @property
     def books(self) -> Books:
-        """What the gateway has counted."""
+        """The gateway's counters."""
         return self._gateway.books
 
     def process(
@@ -66,13 +66,13 @@ class BlockingGateway:
         within: timedelta | None = None,
         patience: timedelta = timedelta(0),
     ) -> list[Outcome]:
-        """Take a batch of arrivals and tell what became of each, in order."""
+        """Process a batch of arrivals and return the outcome of each, in order."""
         return self._loop.run(
             lambda: self._gateway.process(arrivals, within=within, patience=patience)
         )
 
     def close(self, grace: timedelta = timedelta(seconds=25)) -> bool:
-        """Drain and close; tells whether all was finished within *grace*. Safe to repeat."""
+        """Drain and close; return True if all was finished within *grace*. Safe to repeat."""
         return self._loop.close(lambda: self._finish(grace)) is not False
 
     async def _finish(self, grace: timedelta) -> bool:
@@ -93,6 +93,6 @@ def _refuse_inside_a_loop() -> None:
     except RuntimeError:
         return
     raise RuntimeError(
-        "an event loop is running here, and blocking it would stop everything on it: "
+        "an event loop is running in this thread, and a blocking call would stop it; "
         "await Gateway.process instead, or make the protected function an async def"
     )

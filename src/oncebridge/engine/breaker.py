@@ -1,12 +1,12 @@
 """
-When something is down, stop knocking.
+The circuit breaker of a sink or a store.
 
-A breaker counts failures in a row. After so many it opens: nothing is let through for a
-while. Then a single try may pass, and its result decides; each try that fails doubles the
-wait, up to half a minute. Callers measure time with their loop and hand it in.
+A breaker counts failures in a row. After a number of them it opens: nothing is let through for a
+while. Then a single try is allowed, and its result decides; each try that fails doubles the wait,
+up to 30 seconds. Callers pass the time, that of their event loop.
 
-A failure may be the fault of one event. As long as all failures in a row are of the same
-event, another event is tried at once: if it passes, the first one is to blame (`Blame`).
+A failure may be the fault of one event. As long as all failures in a row are of the same event,
+another event is tried at once: if it succeeds, the first event is the cause (`Blame`).
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ class Breaker:
         self.failures = 0
         """In a row, up to now."""
         self.passed = 0
-        """How often something went through."""
+        """How many calls succeeded."""
         self._failed: set[bytes] = set()
         """The events that have failed in a row; empty stands for a failure of the sink itself."""
         self._wait_s = _SHORTEST_S
@@ -39,13 +39,13 @@ class Breaker:
         """How often it opened."""
 
     def left_s(self, now_s: float, event: bytes = b"") -> float:
-        """Return how long to stay away; none if something, or this *event*, may be tried now."""
+        """Return the seconds until a try is allowed; 0 if one, or this *event*, may be tried now."""
         if not self.is_open:
             return 0.0
         if self._trying_since_s is None:
             return 0.0 if self.doubts(event) else max(self._until_s - now_s, 0.0)
-        # A try is under way, and may end at any moment: ask again soon. If nothing is heard of
-        # it for long, the next one may try.
+        # A try is running, and may end at any moment: ask again soon. If it does not end for long,
+        # the next one may try.
         lost_s = self._trying_since_s + _LONGEST_S
         return max(min(lost_s - now_s, _SHORTEST_S), 0.0)
 
@@ -54,7 +54,7 @@ class Breaker:
         return len(self._failed) == 1 and not self._failed & {b"", event}
 
     def admits(self, now_s: float, event: bytes = b"") -> bool:
-        """Take leave to try; while it is open only one may, when its time has come."""
+        """Return True if the caller may try; while it is open only one may, when it is due."""
         if not self.is_open:
             return True
         if self.left_s(now_s, event) > 0:
@@ -63,7 +63,7 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """Record that something went through."""
+        """Record a success."""
         self.failures = 0
         self.passed += 1
         self._failed.clear()
@@ -74,7 +74,7 @@ class Breaker:
             self.level = 1
 
     def answered(self) -> None:
-        """Record an answer that is neither: it may be tried, but nothing went through."""
+        """Record an answer that is neither: it may be tried, but nothing succeeded."""
         self.is_open = False
         self._trying_since_s = None
 
@@ -94,7 +94,7 @@ class Breaker:
             self._shut(now_s)
 
     def abandoned(self) -> None:
-        """Record that a try came to nothing: nothing was sent, so nothing is known."""
+        """Record that a try was not made: nothing was sent, so nothing is known."""
         self._trying_since_s = None
 
     def _shut(self, now_s: float) -> None:
@@ -106,14 +106,14 @@ class Blame:
     """
     Decide whether an event or its sink is at fault for a refusal.
 
-    It is the event if others passed since it was sent, or since it was refused here before.
-    The sink is at fault as long as no other event fares better.
+    It is the event if others succeeded since it was sent, or since it was refused before. The
+    sink is at fault as long as no other event succeeds.
     """
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker = breaker
         self._refused: dict[bytes, int] = {}
-        """How much had passed when each event was last refused, the latest last."""
+        """How many calls had succeeded when each event was last refused, the latest last."""
 
     def is_of(self, event: bytes, passed_before: int) -> bool:
         """Record that *event* was refused, and return True if it is to blame itself."""

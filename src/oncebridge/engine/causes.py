@@ -1,8 +1,8 @@
 """
-Why an event comes again, by what two arrivals of it have in common.
+Why an event arrived again: the causes of duplicates, from what two arrivals have in common.
 
-Everybody who names a cause names it by these words: `oncebridge audit` for whole recordings,
-`oncebridge explain` for one event, and a gateway that runs for what it counts.
+`oncebridge audit` (for recordings), `oncebridge explain` (for one event) and a running gateway (in
+its counters) all use these names.
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ from oncebridge.events.event import Event
 
 
 class Cause(StrEnum):
-    """Why an arrival is not the first of its kind, or looks as if it were not."""
+    """Why an arrival is a duplicate, or looks like one."""
 
     REDELIVERY = "redelivery"
     RE_EMISSION = "re-emission"
@@ -43,18 +43,18 @@ MEANINGS: Final[dict[Cause, str]] = {
 
 
 class Sighting(Struct, frozen=True, gc=False):
-    """What of an arrival tells how it came."""
+    """The fields of an arrival that tell the cause of a duplicate."""
 
     id: str
     source: str
     account: str
     region: str
     replay: str
-    """The name of the replay; empty where it is none."""
+    """The name of the replay; empty if it is not one."""
 
     @classmethod
     def of(cls, event: Event) -> "Sighting":
-        """Look at how *event* came."""
+        """Return the fields of *event*."""
         return cls(
             event.id or "",
             event.source,
@@ -66,14 +66,14 @@ class Sighting(Struct, frozen=True, gc=False):
 
 def cause_of_repeat(first: Sighting, later: Sighting, *, id_was_seen: bool = False) -> Cause:
     """
-    Name the cause of a repeat: the same event as *first*, later.
+    Return why *later*, a duplicate of *first*, arrived.
 
-    *id_was_seen* says that another arrival of the same event had the id before, be it not
-    the first: a copy may be sent again as well. Where the first came out of the same replay,
-    the replay is not why it comes again. What one of the two does not say, it does not say
-    otherwise: a transformer may have left it out.
+    *id_was_seen*: another arrival of the same event had the id before, even if not the first one:
+    a copy may be sent again, too. If the first came from the same replay, the replay is not the
+    cause. A field that one of the two does not have counts as equal: a transformer may have
+    removed it.
 
-    `oncebridge.audit.findings` says the same in SQL.
+    `oncebridge.audit.findings` has the same rules in SQL.
     """
     if later.replay and later.replay != first.replay:
         return Cause.REPLAY
@@ -88,10 +88,10 @@ def cause_of_repeat(first: Sighting, later: Sighting, *, id_was_seen: bool = Fal
 
 def likely_cause(first_id: str | None, later: Sighting) -> tuple[Cause, bool]:
     """
-    Name the likely cause of a repeat, and tell whether it is a guess.
+    Return the likely cause of a duplicate, and whether it is a guess.
 
-    All that a store knows of how the first one came is its id, as `remembered`; the rest is
-    taken for equal.
+    A store knows only the id of the first arrival, as `remembered`; the other fields are treated
+    as equal.
     """
     known = first_id or ""
     is_same = known == remembered(later.id)

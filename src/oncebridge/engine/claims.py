@@ -1,18 +1,17 @@
 """
-The store as the gateway uses it: many questions in one round trip, patient, and counted.
+The store as the gateway uses it: calls are merged, retried and counted.
 
-What a store may do here is answer, fail, or apply a request and fail to say so. Every
-request may be repeated, so the ledger repeats it: a claim with the same token, a commit
-with the same generation. What it has to give up on is left to the backlog.
+A store may answer, fail, or apply a request and fail to answer. Every request may be repeated,
+so it is: a claim with the same token, a commit with the same generation. Writes that still get
+no answer go to the backlog.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar
 
 from oncebridge.base.clock import Dice
-from oncebridge.engine.backlog import Backlog, Debt
-from oncebridge.engine.batcher import Batcher
+from oncebridge.engine.backlog import Backlog, PendingWrite
 from oncebridge.engine.counters import Books
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.stores.api import (
@@ -36,69 +35,166 @@ _ALREADY: Final = Reply.ALREADY
 _COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
 
 
-class Ledger:
-    """Ask *store*; never raise for what a store may do."""
+_Q = TypeVar("_Q")
+_A = TypeVar("_A")
+
+
+class _Asking(Generic[_Q, _A]):
+    """One caller's questions, and the future for their answers."""
+
+    __slots__ = ("answers", "questions")
+
+    def __init__(self, questions: Sequence[_Q]) -> None:
+        self.questions = questions
+        self.answers: asyncio.Future[Sequence[_A]] = asyncio.get_running_loop().create_future()
+
+
+class CallBatcher(Generic[_Q, _A]):
+    """
+    Merge the questions of many callers into calls of *call*, which answers each, in order.
+
+    While a call is running, further questions wait and go together with the next one: at low
+    load there is no wait, at high load batches grow. At most *at_once* calls run at a time, with
+    about *most* questions each. The keys of one store call have to be distinct, so questions that
+    share a key (*keys_of*) go in different calls. If a call raises, all its callers get the error.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[_Q]], Awaitable[Sequence[_A]]],
+        *,
+        keys_of: Callable[[_Q], Iterable[bytes]],
+        most: int = 500,
+        at_once: int = 2,
+    ) -> None:
+        self._call = call
+        self._keys_of = keys_of
+        self._most = most
+        self._free = at_once
+        self._waiting: list[_Asking[_Q, _A]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, questions: Sequence[_Q]) -> Sequence[_A]:
+        """Return the answers to *questions*, which are asked alone or with those of other callers."""
+        if self._free:
+            self._free -= 1
+            try:
+                return await self._call(questions)
+            finally:
+                self._free += 1
+                self._send()
+        asked: _Asking[_Q, _A] = _Asking(questions)
+        self._waiting.append(asked)
+        return await asked.answers
+
+    def _send(self) -> None:
+        while self._free and self._waiting:
+            taken = self._gather()
+            self._free -= 1
+            task = asyncio.get_running_loop().create_task(self._answer(taken))
+            self._tasks.add(task)  # the loop itself keeps only a weak reference
+            task.add_done_callback(self._tasks.discard)
+
+    def _gather(self) -> list[_Asking[_Q, _A]]:
+        """Take the questions that have waited longest, and as many more as fit."""
+        taken: list[_Asking[_Q, _A]] = []
+        left: list[_Asking[_Q, _A]] = []
+        size = 0
+        keys: set[bytes] = set()
+        for asked in self._waiting:
+            questions = asked.questions
+            own = {key for question in questions for key in self._keys_of(question)}
+            if taken and (size + len(questions) > self._most or not keys.isdisjoint(own)):
+                left.append(asked)
+                continue
+            taken.append(asked)
+            keys |= own
+            size += len(questions)
+        self._waiting = left
+        return taken
+
+    async def _answer(self, taken: list[_Asking[_Q, _A]]) -> None:
+        try:
+            answers = await self._call([one for asked in taken for one in asked.questions])
+        except BaseException as error:  # noqa: BLE001 - raised to all callers
+            for asked in taken:
+                if not asked.answers.done():
+                    asked.answers.set_exception(error)
+        else:
+            at = 0
+            for asked in taken:
+                after = at + len(asked.questions)
+                if not asked.answers.done():
+                    asked.answers.set_result(answers[at:after])
+                at = after
+        finally:
+            self._free += 1
+            self._send()
+
+
+class RetryingStore:
+    """Call *store* and retry; errors of the store are never raised, but answered."""
 
     def __init__(self, store: Claims, books: Books, dice: Dice) -> None:
         self._store = store
         self._books = books
         self._dice = dice
-        self._claims: Batcher[Want, ClaimAnswer] = Batcher(
+        self._claims: CallBatcher[Want, ClaimAnswer] = CallBatcher(
             store.claim, keys_of=lambda want: [part.key for part in want.parts]
         )
-        self._commits: Batcher[Commit, CommitAnswer] = Batcher(
+        self._commits: CallBatcher[Commit, CommitAnswer] = CallBatcher(
             store.commit, keys_of=lambda commit: [commit.key]
         )
         self.backlog = Backlog(store, books, dice)
 
     async def claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
         """
-        Claim, trying again with the same tokens where no answer comes.
+        Claim; where there is no answer, retry with the same tokens.
 
-        A claim that is given up may have been applied: it is released by its token later,
-        or we would stand in our own way for a lease.
+        A claim that is given up may have been applied: it is released by its token later, or
+        the retry of the event would find it busy for a lease.
         """
         try:
-            answers, is_passing = await self._ask(wants)
+            answers, may_retry = await self._ask_once(wants)
             if NoAnswer in set(map(type, answers)):
-                answers = await self._ask_again(wants, [*answers], is_passing=is_passing)
+                answers = await self._retry_unanswered(wants, [*answers], may_retry=may_retry)
         except asyncio.CancelledError:
-            self._owe_releases(wants)
+            self._defer_releases(wants)
             raise
         return answers
 
-    async def _ask(self, wants: Sequence[Want]) -> tuple[Sequence[ClaimAnswer], bool]:
-        """Claim once, and tell whether it may help to try again."""
+    async def _ask_once(self, wants: Sequence[Want]) -> tuple[Sequence[ClaimAnswer], bool]:
+        """Claim once; return the answers, and whether a retry may help."""
         try:
             return await self._claims.ask(wants), True
         except StoreError as error:
             self._books.store_errors += 1
             return [NoAnswer(str(error))] * len(wants), isinstance(error, StoreUnavailable)
 
-    async def _ask_again(
-        self, wants: Sequence[Want], answers: list[ClaimAnswer], *, is_passing: bool
+    async def _retry_unanswered(
+        self, wants: Sequence[Want], answers: list[ClaimAnswer], *, may_retry: bool
     ) -> Sequence[ClaimAnswer]:
         unanswered = _unanswered(answers)
         for pause in _CLAIM_PAUSES_S:
-            if not unanswered or not is_passing:
+            if not unanswered or not may_retry:
                 break
             await self.pause(pause)
-            again, is_passing = await self._ask([wants[at] for at in unanswered])
+            again, may_retry = await self._ask_once([wants[at] for at in unanswered])
             for at, answer in zip(unanswered, again, strict=True):
                 answers[at] = answer
-            self._owe_leftovers([(wants[at], answers[at]) for at in unanswered])
+            self._defer_leftovers([(wants[at], answers[at]) for at in unanswered])
             unanswered = _unanswered(answers)
-        self._owe_releases([wants[at] for at in unanswered])
+        self._defer_releases([wants[at] for at in unanswered])
         return answers
 
-    def _owe_leftovers(self, asked_again: Sequence[tuple[Want, ClaimAnswer]]) -> None:
+    def _defer_leftovers(self, asked_again: Sequence[tuple[Want, ClaimAnswer]]) -> None:
         """
-        Give back what a claim left behind that was interrupted, and then refused.
+        Release the parts of claims that were interrupted, retried and then refused.
 
-        A store may take the parts of a want one after the other; another may have been quicker
-        with the second.
+        A store may claim the parts of a want one after another, and another worker may have
+        claimed the second one in between.
         """
-        self._owe_releases(
+        self._defer_releases(
             [
                 want
                 for want, answer in asked_again
@@ -106,9 +202,9 @@ class Ledger:
             ]
         )
 
-    def _owe_releases(self, wants: Sequence[Want]) -> None:
-        self.backlog.owe(
-            Debt(Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True))
+    def _defer_releases(self, wants: Sequence[Want]) -> None:
+        self.backlog.add(
+            PendingWrite(Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True))
             for want in wants
             for part in want.parts
         )
@@ -117,11 +213,11 @@ class Ledger:
         self, commits: Sequence[Commit], until_s: float
     ) -> tuple[Sequence[Commit], Sequence[Commit]]:
         """
-        Commit, trying until *until_s*.
+        Commit, and retry until *until_s*.
 
         Return the commits that could not be recorded by then, and those that the store had
-        before it was first asked. Each record decides for itself: one that is fenced never
-        cancels the others.
+        before it was first asked. Each record is independent: one that is fenced does not cancel
+        the others.
         """
         pause = _COMMIT_PAUSE_S
         before: Sequence[Commit] | None = None
@@ -145,12 +241,12 @@ class Ledger:
         return commits, before or ()
 
     async def release(
-        self, releases: Sequence[Release], *, owe: bool = True
+        self, releases: Sequence[Release], *, retry_later: bool = True
     ) -> Sequence[ReleaseAnswer]:
         """
-        Release, now or later; until it lands, others see the key busy for its lease.
+        Release, now or later; until then, other workers see the key as busy for its lease.
 
-        With *owe* false, the caller tries again itself.
+        With *retry_later* false, the caller retries itself.
         """
         if not releases:
             return ()
@@ -160,23 +256,23 @@ class Ledger:
         except StoreError as error:
             self._books.store_errors += 1
             answers = [NoAnswer(str(error))] * len(releases)
-        if owe:
+        if retry_later:
             late = [r for r, a in zip(releases, answers, strict=True) if type(a) is NoAnswer]
-            self.backlog.owe([Debt(release) for release in late])
+            self.backlog.add([PendingWrite(release) for release in late])
         return answers
 
     async def remember(self, memories: Sequence[Memory]) -> None:
-        """Remember if the store is there: it only saves work later."""
+        """Write records if the store answers; they only save work later."""
         if not memories:
             return
         try:
-            # Two repeats may bring the same further tier; one of them is enough.
+            # Two duplicates may have the same further tier; one record is enough.
             await self._store.remember(rounds(memories, lambda memory: memory.key)[0])
         except StoreError:
             self._books.store_errors += 1
 
     async def pause(self, about_s: float) -> None:
-        """Wait half to one and a half times *about_s*, so that workers do not march in step."""
+        """Wait 0.5 to 1.5 times *about_s*, so that workers do not retry at the same moment."""
         await asyncio.sleep(about_s * (0.5 + self._dice.fraction()))
 
 

@@ -1,11 +1,11 @@
 """
-Costly work on the loop, with room for everything else in between.
+Turns for CPU-heavy work on the event loop, so that everything else still runs in between.
 
-A few kilobytes can take a hundred milliseconds to unpack, to take apart or to read, and a
-thread would not help: Python runs one at a time, and a call into C is not interrupted. So
-costly work is done in turns, one at a time in the order of asking, and after a long turn the
-loop is free for at least as long as the turn took. Work that is known to be small needs
-no turn, and waits for one turn of others at most.
+A few kilobytes can take a hundred milliseconds to decompress, split or parse, and a thread would
+not help: Python runs one at a time, and a call into C is not interrupted. So CPU-heavy work is
+done in turns, one at a time in the order of asking, and after a long turn the loop is free for at
+least as long as the turn took. Work that is known to be small needs no turn, and waits for one
+turn of others at most.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Final
 
 SMALL: Final = 16 * 1024
-"""Bytes that need no turn: 7 ms at worst, 0.1 ms as a rule."""
+"""This many bytes need no turn: 7 ms at worst, 0.1 ms as a rule."""
 TURN_S: Final = 0.01
-"""From here on a turn is long, and ends if the work can be divided."""
+"""A longer turn counts as long, and ends if the work can be divided."""
 
 
-class Costly:
-    """Take a turn: `async with costly:`; nothing inside may wait."""
+class CpuTurns:
+    """Take a turn with `async with`; nothing inside may await."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -43,5 +43,5 @@ class Costly:
 
     @property
     def used_s(self) -> float:
-        """How long the present turn has taken."""
+        """How many seconds the current turn has taken."""
         return asyncio.get_running_loop().time() - self._began_s

@@ -1,10 +1,10 @@
 """
-Newest wins, and unchanged within the quiet time: the register of an entity.
+Newest-wins and quiet rules: the record of an entity.
 
-A register is a record that is never done. Its memo says which version and state of the
-entity was delivered last. It is held from before the comparison until after the send, so
-that no older state can reach the sink after a newer one: comparing first and sending
-later, or writing the version down at the claim, both let that happen.
+The record of an entity is never done. Its memo has the version and state of the entity that was
+delivered last. It is claimed from before the comparison until after the send, so that no older
+state can reach the sink after a newer one: comparing first and sending later, or recording the
+version at the claim, would both allow that.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from oncebridge.base.clock import Dice
-from oncebridge.engine.batch import Flight, Register, why_no_version
-from oncebridge.engine.claims import Ledger
+from oncebridge.engine.batch import BatchEntry, EntityState, why_incomparable
+from oncebridge.engine.claims import RetryingStore
 from oncebridge.engine.counters import Books
-from oncebridge.engine.leases import Hold, Holds
+from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.key import Part
@@ -30,168 +30,172 @@ _LOOK_AGAIN_S = 0.25
 _TRY_AGAIN_S = 0.1
 
 
-class Entered(Struct):
-    """How taking hold of the entities went."""
+class ClaimedEntities(Struct):
+    """The result of claiming entities."""
 
-    outdated: list[tuple[Flight, Verdict]]
-    """Stale or unchanged: not to be sent. In conflict: the version cannot be compared."""
-    busy: list[tuple[Flight, int]]
+    outdated: list[tuple[BatchEntry, Verdict]]
+    """Stale or unchanged: not to be sent. Conflict: the version cannot be compared."""
+    busy: list[tuple[BatchEntry, int]]
     """Another worker holds the entity, for so many more milliseconds."""
-    unanswered: list[Flight]
+    unanswered: list[BatchEntry]
 
 
-class Registers:
-    """The registers of one gateway."""
+class EntityStates:
+    """Claims, compares and records the states of entities, for one gateway."""
 
     def __init__(
-        self, ledger: Ledger, holds: Holds, books: Books, dice: Dice, settings: Settings
+        self, claims: RetryingStore, leases: Leases, books: Books, dice: Dice, settings: Settings
     ) -> None:
-        self._ledger = ledger
-        self._holds = holds
+        self._claims = claims
+        self._leases = leases
         self._books = books
         self._dice = dice
         self._settings = settings
 
-    async def enter(self, flights: Sequence[Flight], lease_ms: int) -> Entered:
-        """Take hold of the flights' entities, as far as they are free, and compare."""
-        entered = Entered([], [], [])
+    async def claim(self, entries: Sequence[BatchEntry], lease_ms: int) -> ClaimedEntities:
+        """Claim the entities of *entries*, as far as they are free, and compare."""
+        found = ClaimedEntities([], [], [])
         sent = asyncio.get_running_loop().time()
-        answers = await self._ledger.claim(self._wants(flights, lease_ms))
+        answers = await self._claims.claim(self._wants(entries, lease_ms))
         heard = asyncio.get_running_loop().time()
-        for flight, answer in zip(flights, answers, strict=True):
+        for entry, answer in zip(entries, answers, strict=True):
             match answer:
                 case Claim():
-                    # From when it was heard: a slow claim must not move the store's time on.
-                    flight.register_offset_ms = answer.now_ms - heard * 1000
-                    verdict = self._compare(flight, answer, sent, lease_ms)
+                    # From the time of the answer: a slow claim must not move the store's time on.
+                    entry.store_offset_ms = answer.now_ms - heard * 1000
+                    verdict = self._compare(entry, answer, sent, lease_ms)
                     if verdict is not None:
-                        entered.outdated.append((flight, verdict))
+                        found.outdated.append((entry, verdict))
                 case Busy():
-                    entered.busy.append((flight, answer.left_ms))
+                    found.busy.append((entry, answer.left_ms))
                 case _:
-                    entered.unanswered.append(flight)
-        return entered
+                    found.unanswered.append(entry)
+        return found
 
-    def _wants(self, flights: Sequence[Flight], lease_ms: int) -> list[Want]:
-        tokens = iter(self._dice.tokens(2 * len(flights)))
+    def _wants(self, entries: Sequence[BatchEntry], lease_ms: int) -> list[Want]:
+        tokens = iter(self._dice.tokens(2 * len(entries)))
         return [
-            Want((Part(flight.entity),), next(tokens), next(tokens), lease_ms, flight.keep_ms)
-            for flight in flights
+            Want((Part(entry.entity),), next(tokens), next(tokens), lease_ms, entry.keep_ms)
+            for entry in entries
         ]
 
-    def _compare(self, flight: Flight, claim: Claim, sent: float, lease_ms: int) -> Verdict | None:
+    def _compare(
+        self, entry: BatchEntry, claim: Claim, sent: float, lease_ms: int
+    ) -> Verdict | None:
         gives_up = sent + self._settings.max_hold.total_seconds()
-        register = Hold(claim, sent + lease_ms / 1000, gives_up, flight.batch.latest())
-        flight.register = register
-        self._holds.add([register])
-        flight.state_before = Register.read(claim.held[0].memo)
-        verdict = flight.state_before.judge(flight.plan, claim.now_ms)
+        entity_lease = Lease(claim, sent + lease_ms / 1000, gives_up, entry.batch.latest())
+        entry.entity_lease = entity_lease
+        self._leases.add([entity_lease])
+        entry.state_before = EntityState.read(claim.held[0].memo)
+        verdict = entry.state_before.judge(entry.plan, claim.now_ms)
         if verdict is Verdict.CONFLICT:
-            flight.why = why_no_version(flight.state_before, flight.plan, claim.now_ms)
+            entry.why = why_incomparable(entry.state_before, entry.plan, claim.now_ms)
         return verdict
 
-    def give_back(self, flight: Flight, verdict: Verdict | None = None) -> list[Release]:
+    def release_of(self, entry: BatchEntry, verdict: Verdict | None = None) -> list[Release]:
         """
         Return the release of the entity; the caller sends it.
 
-        An unchanged state is the newest all the same, so its version is recorded. A stale
-        event leaves the end of the register where it was.
+        An unchanged state is the newest, too, so its version is recorded. A stale event does not
+        prolong the record.
         """
-        register, flight.register = flight.register, None
-        if register is None:
+        entity_lease, entry.entity_lease = entry.entity_lease, None
+        if entity_lease is None:
             return []
-        self._holds.discard([register])
-        before, plan, now_ms = flight.state_before, flight.plan, self._now_ms(flight)
-        memo, keep_ms = None, flight.keep_ms
+        self._leases.discard([entity_lease])
+        before, plan, now_ms = entry.state_before, entry.plan, self._now_ms(entry)
+        memo, keep_ms = None, entry.keep_ms
         if verdict is Verdict.UNCHANGED:
-            memo = before.noted(plan, now_ms).write()
+            memo = before.after_unchanged(plan, now_ms).write()
         elif before.kind or before.state:
             keep_ms = before.left_ms(plan, now_ms)
         if verdict is Verdict.STALE:
-            after = before.passed_over()
+            after = before.after_stale()
             memo = after.write()
-            self._watch_stale(flight, after)
-        return [Release(flight.entity, register.token, 0, keep_ms, memo, unsent=True)]
+            self._warn_of_stale_run(entry, after)
+        return [Release(entry.entity, entity_lease.token, 0, keep_ms, memo, unsent=True)]
 
-    def _watch_stale(self, flight: Flight, register: Register) -> None:
+    def _warn_of_stale_run(self, entry: BatchEntry, state: EntityState) -> None:
         """Warn when one entity has many stale events in a row: at 20, 200 and so on."""
-        if register.stale not in _LONG_RUNS:
+        if state.stale not in _LONG_RUNS:
             return
         self._books.stale_runs += 1
         _log.warning(
             "oncebridge.stale_run",
             extra={
-                "rule": flight.plan.rule.name,
-                "entity": flight.entity.hex(),
-                "stale": register.stale,
+                "rule": entry.plan.rule.name,
+                "entity": entry.entity.hex(),
+                "stale": state.stale,
                 "hint": "the newest version may be wrong; "
-                f"oncebridge forget {flight.entity.hex()} clears it",
+                f"oncebridge forget {entry.entity.hex()} clears it",
             },
         )
 
     @staticmethod
-    def _now_ms(flight: Flight) -> int:
-        """Return the store's time, as far as it is known since the register was claimed."""
-        return int(asyncio.get_running_loop().time() * 1000 + flight.register_offset_ms)
+    def _now_ms(entry: BatchEntry) -> int:
+        """Return the store's time, reckoned from the claim of the entity."""
+        return int(asyncio.get_running_loop().time() * 1000 + entry.store_offset_ms)
 
-    async def raise_all(self, flights: Sequence[Flight], lease_ms: int) -> None:
+    async def record_delivered(self, entries: Sequence[BatchEntry], lease_ms: int) -> None:
         """
-        Write down the newest states, after the sink's yes and before the events' own commits.
+        Record the newest states, after the sink's yes and before the events' own commits.
 
-        Where the hold was lost meanwhile, the register is claimed again: whoever took it may
-        not know yet that this version was delivered. What cannot be written within the
-        commit budget is given up: the delivery is safe, but an older state may pass later.
+        If the lease was lost meanwhile, the entity is claimed again: the worker that took it over
+        may not know that this version was delivered. A state that cannot be recorded within the
+        commit budget is given up: the delivery is safe, but an older state may be delivered later.
         """
         now_s = asyncio.get_running_loop().time
         ends = now_s() + self._settings.commit_budget.total_seconds()
-        pending = [flight for flight in flights if flight.register is not None]
+        pending = [entry for entry in entries if entry.entity_lease is not None]
         if pending and pending[0].batch.ends is not None:
             ends = min(ends, pending[0].batch.ends)
         while pending:
-            releases = [self.raised(flight) for flight in pending]
-            answers = await self._ledger.release(releases, owe=False)
-            fenced: list[Flight] = []
-            unanswered: list[Flight] = []
-            for flight, answer in zip(pending, answers, strict=True):
+            releases = [self.delivered_release(entry) for entry in pending]
+            answers = await self._claims.release(releases, retry_later=False)
+            fenced: list[BatchEntry] = []
+            unanswered: list[BatchEntry] = []
+            for entry, answer in zip(pending, answers, strict=True):
                 if answer is Reply.RELEASED or answer is Reply.FENCED:
-                    self._holds.discard([flight.register])
-                    flight.register = None
+                    self._leases.discard([entry.entity_lease])
+                    entry.entity_lease = None
                 if answer is Reply.FENCED:
-                    fenced.append(flight)
+                    fenced.append(entry)
                 elif answer is not Reply.RELEASED:
-                    unanswered.append(flight)
+                    unanswered.append(entry)
             pending = fenced + unanswered
             if pending and now_s() >= ends:
                 self._books.registers_behind += len(pending)
-                await self._ledger.release([self.raised(flight) for flight in unanswered])
+                await self._claims.release([self.delivered_release(entry) for entry in unanswered])
                 return
             if fenced:
-                missed = await self._retake(fenced, lease_ms, ends)
+                missed = await self._claim_again(fenced, lease_ms, ends)
                 self._books.registers_behind += len(missed)
-                pending = [flight for flight in pending if flight not in missed]
+                pending = [entry for entry in pending if entry not in missed]
             if unanswered:
-                await self._ledger.pause(_TRY_AGAIN_S)
+                await self._claims.pause(_TRY_AGAIN_S)
 
-    async def _retake(self, flights: list[Flight], lease_ms: int, ends: float) -> list[Flight]:
-        """Take hold of entities again, waiting until *ends*; give those that it came to nothing."""
-        missed: list[Flight] = []
+    async def _claim_again(
+        self, entries: list[BatchEntry], lease_ms: int, ends: float
+    ) -> list[BatchEntry]:
+        """Claim entities again, waiting until *ends*; return the entries that got no claim."""
+        missed: list[BatchEntry] = []
         while True:
-            entered = await self.enter(flights, lease_ms)
-            missed += entered.unanswered
-            flights = [flight for flight, _ in entered.busy]
-            if not flights or asyncio.get_running_loop().time() >= ends:
-                return missed + flights
-            left_s = min(left for _, left in entered.busy) / 1000
-            await self._ledger.pause(min(left_s, _LOOK_AGAIN_S))
+            found = await self.claim(entries, lease_ms)
+            missed += found.unanswered
+            entries = [entry for entry, _ in found.busy]
+            if not entries or asyncio.get_running_loop().time() >= ends:
+                return missed + entries
+            left_s = min(left for _, left in found.busy) / 1000
+            await self._claims.pause(min(left_s, _LOOK_AGAIN_S))
 
-    def raised(self, flight: Flight) -> Release:
-        """Return the entity back with the state that was delivered; the caller sends it."""
-        assert flight.register is not None  # noqa: S101 - the caller checked
-        after = flight.state_before.raised(flight.plan, self._now_ms(flight))
+    def delivered_release(self, entry: BatchEntry) -> Release:
+        """Return the release of the entity with the state that was delivered; the caller sends it."""
+        assert entry.entity_lease is not None  # noqa: S101 - the caller checked
+        after = entry.state_before.after_delivery(entry.plan, self._now_ms(entry))
         return Release(
-            flight.entity,
-            flight.register.token,
-            keep_ms=flight.keep_ms,
+            entry.entity,
+            entry.entity_lease.token,
+            keep_ms=entry.keep_ms,
             memo=after.write(),
             unsent=True,
         )

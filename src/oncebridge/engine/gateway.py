@@ -1,26 +1,26 @@
 """
-The order of things: claim, deliver, commit.
+Claim, deliver, commit: the only file that knows this order.
 
-This is the only file that knows it. One batch goes through these steps:
+One batch goes through these steps:
 
-    plan      what is each event the same as (rules), and which repeat each other here
-    admit     stay away while sink or store is down; keep entities in order where asked
-    claim     take hold of the keys; what is known already ends here
-    enter     newest-wins and quiet rules: take hold of the entity, compare
-    deliver   send what we hold, while we hold it
+    plan      apply the rules: the keys of each event, and the duplicates within the batch
+    admit     claim nothing while the sink or the store is down; keep entities in order if asked
+    claim     claim the keys; events that are known already end here
+    entity    newest-wins and quiet rules: claim the entity, compare with its last state
+    deliver   send the events whose claims are held, while they are held
     commit    after the sink's yes, and never before
-    settle    one verdict per arrival, and the books balance
+    settle    one verdict per arrival; the counters add up
 
 What must never happen, and where it is prevented:
 
 * acknowledged while busy, failed or before the yes: `_settle` takes the acknowledgement
-  from the verdict, which is given after its step, or from the sink's yes.
-* committed before the yes: `_commit` is called by `_took`, by `_bury` (after the dead
-  letters are safe) and by `_drop` (there is nothing to send), and by no other; `_owe` is for
-  commits of these that could not be recorded. A sink in the store's own database gets the commits with the events
-  (`_with_commit`) and writes both or neither.
-* sent without a live claim: `_still_ours` stands before every send.
-* an error swallowed into an acknowledgement: what is unforeseen raises out of
+  from the verdict, which is known after its step, or from the sink's yes.
+* committed before the yes: `_commit` is called by `_record_success`, by `_send_to_dead_letters` (after the dead
+  letters are stored) and by `_drop` (there is nothing to send), and by no other; `_defer_commits`
+  is for commits of these that could not be recorded in time. A sink in the store's own database
+  gets the commits with the events (`_joint_delivery`) and writes both or neither.
+* sent without a live claim: `_confirm_claims` runs before every send.
+* an error swallowed into an acknowledgement: an unexpected error raises out of
   `process`, and its arrivals count as failed.
 """
 
@@ -39,38 +39,37 @@ from oncebridge.base.clock import Clock, Dice, SystemDice, ms, system_clock
 from oncebridge.base.durations import format_duration
 from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.dead_letters.copies import count_copies
-from oncebridge.engine.backlog import Debt
+from oncebridge.engine.backlog import PendingWrite
 from oncebridge.engine.batch import (
     Arrival,
     Batch,
-    Flight,
+    BatchEntry,
     Settled,
     commits_of,
     first_arrival,
     now_s,
-    waves,
 )
 from oncebridge.engine.breaker import Blame, Breaker
-from oncebridge.engine.claims import Ledger
+from oncebridge.engine.claims import RetryingStore
 from oncebridge.engine.counters import Books
-from oncebridge.engine.entity_state import Registers
+from oncebridge.engine.entity_state import EntityStates
 from oncebridge.engine.hooks import (
     Decision,
     Hook,
     RoundTrip,
     Tracer,
     TripHook,
+    call_hooks,
     ended,
-    follow,
-    tell,
+    start_trace,
 )
-from oncebridge.engine.leases import Hold, Holds
+from oncebridge.engine.leases import Lease, Leases
+from oncebridge.engine.ordering import EntityQueues, waves
 from oncebridge.engine.rate_limit import RateLimit
-from oncebridge.engine.sends import Answered, Sends, Slots
+from oncebridge.engine.sends import EntryAnswer, Sends, SendSlots
 from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
 from oncebridge.engine.shared_rate_limit import RateShare
 from oncebridge.engine.timed_store import TimedStore
-from oncebridge.engine.turns import Turns
 from oncebridge.engine.verdict import HANDED_BACK, Outcome, Verdict
 from oncebridge.errors import (
     ConfigError,
@@ -115,27 +114,27 @@ from oncebridge.stores.api import (
 
 _DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
 _PAUSED_S = 5.0
-_LOOK_AGAIN_S = 0.25  # most holds end well before their lease
-_CROWDED_S = 2.0  # so long a sink is kept busy by what waits for its turn already
-_LEAST_AWAY_S = 0.1  # it is not worth asking again sooner
-_RENEW_S = 0.5  # a share of the rate has to be renewed while it is waited for
+_BUSY_POLL_S = 0.25  # most claims end well before their lease
+_ENOUGH_QUEUED_S = 2.0  # enough events are queued if they keep the sink busy for so long
+_LEAST_PAUSE_S = 0.1  # asking again sooner is not worth it
+_SHARE_POLL_S = 0.5  # a share of the rate has to be renewed while events wait for it
 _DROPPED = {Verdict.STALE: Fate.STALE, Verdict.UNCHANGED: Fate.UNCHANGED}
 _FATES = {**_DROPPED, Verdict.DEAD: Fate.DEAD}
-_ANY_OTHER = b"any"  # a key that no event has
+_ANY_OTHER_EVENT = b"any"  # a key that no event has
 _NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
-_UNKEYED = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
+_UNKEYED_VERDICTS = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
 
 
 class Gateway:
     """
-    Pass each event on once.
+    Deliver each event once.
 
-    *store* remembers, *sink* delivers (a plain function will do), *rules* say what is the
-    same, *dead* keeps what can never succeed. Without *dead*, such events are handed
-    back for ever: nothing is lost, and nothing gives up.
+    *store* remembers events, *sink* delivers them (a plain function will do), *rules* say
+    which events are the same, *dead* keeps events that can never succeed. Without *dead*, such
+    events are returned to the source for ever: nothing is lost, and nothing is given up.
 
-    *route* keeps several gateways apart in one store: the same event sent to two sinks
-    has two records.
+    *route* separates several gateways in one store: the same event sent to two sinks has two
+    records.
     """
 
     def __init__(
@@ -178,24 +177,24 @@ class Gateway:
         self._sink_timeout_s = settings.sink_timeout.total_seconds()
         self._commit_budget_s = settings.commit_budget.total_seconds()
         claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
-        self._holds = Holds(claims, self.books, lease_ms=self._lease_ms)
-        self._ledger = Ledger(claims, self.books, self._dice)
-        self._registers = Registers(self._ledger, self._holds, self.books, self._dice, settings)
+        self._leases = Leases(claims, self.books, lease_ms=self._lease_ms)
+        self._claims = RetryingStore(claims, self.books, self._dice)
+        self._entities = EntityStates(self._claims, self._leases, self.books, self._dice, settings)
         self._joint = joint(self._sink, store)
-        self._slots = Slots(self._sink.concurrency, self._tell_send if trip_hooks else None)
-        self._sends: dict[Sends, deque[list[Flight]]] = {}
-        """What is sent, and what still waits to be."""
+        self._slots = SendSlots(self._sink.concurrency, self._report_send if trip_hooks else None)
+        self._sends: dict[Sends, deque[list[BatchEntry]]] = {}
+        """The sends under way, each with the entries that still wait to be sent."""
         self._is_shadow = settings.mode == "shadow"
         self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
         self.sink_breaker = Breaker(settings.breaker, self._dice)
         self.store_breaker = Breaker(settings.breaker, self._dice)
         self._blame = Blame(self.sink_breaker)
         self._rate_limit = RateLimit(settings.rate or inf)
-        self._rate_share = self._shared_rate(settings.rate, store) if settings.rate else None
-        self._turns = Turns() if settings.order == "entity" else None
+        self._rate_share = self._make_rate_share(settings.rate, store) if settings.rate else None
+        self._entity_queues = EntityQueues() if settings.order == "entity" else None
         self._paused = False
         self.records_lost_ms = 0
-        """When the store lost its records, by its clock (see `Epoch`); 0: it did not."""
+        """When the store lost its records, by its clock (see `Epoch`); 0 if it did not."""
         self._opened = False
         self._draining = False
         self._idle = asyncio.Event()
@@ -212,10 +211,10 @@ class Gateway:
         tracer: Tracer | None = None,
     ) -> Self:
         """
-        Make the gateway that a configuration file describes, with *sink* instead of its own.
+        Return the gateway that a configuration file describes, with *sink* instead of its own.
 
-        The environment (`ONCEBRIDGE_…`) counts as it does for the command line. A file with
-        several routes is `oncebridge.service.service.make_router`'s.
+        Environment variables (`ONCEBRIDGE_…`) apply as they do for the command line. For a file
+        with several routes, use `oncebridge.service.service.make_router`.
         """
         from oncebridge.service.config import load  # noqa: PLC0415 - most callers need none
 
@@ -237,9 +236,9 @@ class Gateway:
 
     def with_sink(self, sink: Sink | Callable[[Event], Any]) -> "Gateway":
         """
-        Make the same gateway for another sink; this one is not to be used any more.
+        Return the same gateway with another sink; do not use this one any more.
 
-        If events are verified before they reach this one's sink, so are the other's.
+        If events are verified before they reach this gateway's sink, they are there, too.
         """
         return Gateway(
             store=self._store,
@@ -261,7 +260,7 @@ class Gateway:
 
     @property
     def verified(self) -> Mapping[str, int]:
-        """What was counted of `verify`, by all routes together; empty where nothing is verified."""
+        """The counts of `verify`, for all routes together; empty if nothing is verified."""
         counts: Mapping[str, int] = getattr(self._sink, "verified", {})
         return counts
 
@@ -279,30 +278,30 @@ class Gateway:
         """
         Process a batch of arrivals and return the outcome of each, in order.
 
-        *within* is the time the caller has left: what cannot be sent by then is returned to
-        the source. *patience* is how long to wait in place for a key that another worker
-        holds, for callers to whom returning it is costly. *settled* is called with each
-        outcome as soon as it is known, and its place in the batch: one slow send need not
-        keep the others' sources waiting. *in_place* says that the source retries in place:
-        nothing behind an event passes it until it is final.
+        *within* is the time the caller has left: events that cannot be sent by then are
+        returned to the source. *patience* is how long to wait in place for a key that another
+        worker holds, for callers to whom returning it is costly. *settled* is called with the
+        index and the outcome of each arrival as soon as it is known, so that one slow send
+        does not delay the others. *in_place*: the source retries in place, and nothing queued
+        after an event passes it until it is final.
         """
         batch = Batch(arrivals, within, patience, settled, in_place=in_place)
         self.books.arrive(len(arrivals))
         self._idle.clear()
         try:
             self._plan(batch)
-            if not self._draining and await self._is_open(batch):
+            if not self._draining and await self._ensure_open(batch):
                 await self._run(batch)
         finally:
-            outcomes = self._settle_rest(batch)
-            batch.flights.clear()  # a circle less for the garbage collector to find
+            outcomes = self._settle_unfinished(batch)
+            batch.entries.clear()  # one reference cycle less for the garbage collector
             batch.unkeyed.clear()
             if not self.books.in_flight:
                 self._idle.set()
         return outcomes
 
     async def open(self) -> None:
-        """Open store, sink and dead letters, and let them check themselves."""
+        """Open and check the store, the sink and the dead letters."""
         if not self._opened:
             await self._sink.open()
             if self._dead is not None:
@@ -310,8 +309,12 @@ class Gateway:
             await self._store.open()
             self._opened = True
 
-    async def _is_open(self, batch: Batch) -> bool:
-        """Open on first use; a store that is away at the start is an outage like any other."""
+    async def _ensure_open(self, batch: Batch) -> bool:
+        """
+        Open on first use; True if events can be processed.
+
+        A store that is unavailable at the start is an outage like any other.
+        """
         if self._opened:
             return True
         reason = "it is down"
@@ -329,12 +332,12 @@ class Gateway:
                 self.store_breaker.succeeded()
                 return True
         if not self._fails_open:
-            for flight in batch.flights:
-                self._outage(flight, reason, [])
+            for entry in batch.entries:
+                self._handle_store_outage(entry, reason, [])
         return self._fails_open
 
     def pause(self) -> None:
-        """Take nothing until `resume`: what arrives is handed back, what is under way ends."""
+        """Return every arrival to the source until `resume`; events in progress are finished."""
         self._paused = True
 
     def resume(self) -> None:
@@ -346,63 +349,63 @@ class Gateway:
 
     @property
     def is_ordered(self) -> bool:
-        return self._turns is not None
+        return self._entity_queues is not None
 
     @property
     def owed(self) -> int:
-        """How much is delivered, and could not be recorded in the store yet."""
-        return self._ledger.backlog.deliveries
+        """How many events are delivered but could not be recorded in the store yet."""
+        return self._claims.backlog.deliveries
 
     def down(self) -> list[str]:
-        """Name what was down when it was last tried."""
+        """Return what was down when it was last tried."""
         found = {"the sink": self.sink_breaker, "the store": self.store_breaker}
         return [what for what, breaker in found.items() if breaker.is_open]
 
     def not_ready(self) -> list[str]:
         """
-        Name what keeps events from passing right now.
+        Return the reasons why events are not processed right now.
 
-        What is down counts until it is time to try it: somebody who sends nothing while we
-        are not ready would else keep us from ever finding out.
+        A sink or store that is down counts only until it is time to try it again: a caller
+        that sends nothing while the gateway is not ready would prevent the try.
         """
         now = now_s()
         store_is_down = self.store_breaker.left_s(now) > 0 and not self._fails_open
         found = {
             "shutting down": self._draining,
             "paused": self._paused,
-            "the sink is down": self._sink_away_s(now) > 0,
+            "the sink is down": self._sink_unavailable_s(now) > 0,
             "the store is down": store_is_down,
         }
         return [why for why, is_so in found.items() if is_so]
 
-    def away_s(self) -> float:
-        """Return for how many seconds there is no point in bringing more events; 0: bring them."""
+    def unavailable_s(self) -> float:
+        """Return for how many seconds more events would only be returned; 0 if they are accepted."""
         if self._paused or self._draining:
             return _PAUSED_S
         now = now_s()
         store_s = 0.0 if self._fails_open else self.store_breaker.left_s(now)
-        return max(self._sink_away_s(now), store_s, self.crowded_s())
+        return max(self._sink_unavailable_s(now), store_s, self.rate_limited_s())
 
-    def crowded_s(self) -> float:
-        """Return for how many seconds the rate limit keeps busy those that wait for their turn."""
+    def rate_limited_s(self) -> float:
+        """Return for how many seconds the events that wait for the rate limit are enough."""
         limit = self._rate_limit
         if not limit.is_active:
             return 0.0
         now = now_s()
-        waiting = sum([len(flights) for queue in self._sends.values() for flights in queue])
+        waiting = sum([len(entries) for queue in self._sends.values() for entries in queue])
         rate = limit.rate(now)
         busy_s = limit.pause_s(now) + (waiting / rate if rate else 0.0)
-        return max(busy_s - _CROWDED_S, _LEAST_AWAY_S) if busy_s > _CROWDED_S else 0.0
+        return max(busy_s - _ENOUGH_QUEUED_S, _LEAST_PAUSE_S) if busy_s > _ENOUGH_QUEUED_S else 0.0
 
-    def _sink_away_s(self, now: float) -> float:
-        # While only one event has failed, any other is welcome to show who is at fault.
-        return self.sink_breaker.left_s(now, _ANY_OTHER)
+    def _sink_unavailable_s(self, now: float) -> float:
+        # While only one event has failed, any other may be tried, to find out which is at fault.
+        return self.sink_breaker.left_s(now, _ANY_OTHER_EVENT)
 
     async def drain(self, grace: timedelta = timedelta(seconds=25)) -> bool:
         """
-        Stop taking work, finish what was sent, give the rest back.
+        Accept nothing more, finish what was sent and return the rest to the source.
 
-        Tells whether all was finished within *grace*. A graceful stop costs no duplicate.
+        Return True if everything was finished within *grace*. A graceful stop costs no duplicate.
         """
         self._draining = True
         self._wake_sends()
@@ -415,15 +418,15 @@ class Gateway:
         return await self.settle(timedelta(seconds=max(ends - now_s(), 0)))
 
     async def settle(self, within: timedelta) -> bool:
-        """Record what is delivered and could not be yet, and tell whether all of it is."""
-        await self._ledger.backlog.settle(within.total_seconds())
-        return not len(self._ledger.backlog)
+        """Wait for commits that could not be recorded yet; True if all of them are recorded."""
+        await self._claims.backlog.settle(within.total_seconds())
+        return not len(self._claims.backlog)
 
     async def aclose(self) -> None:
-        """Close what was opened. Call `drain` first to finish what is under way."""
+        """Close everything. Call `drain` first to finish events in progress."""
         self._draining = True
-        await self._holds.aclose()
-        await self._ledger.backlog.aclose()
+        await self._leases.aclose()
+        await self._claims.backlog.aclose()
         if self._rate_share is not None:
             await self._rate_share.aclose()
         await self._sink.aclose()
@@ -447,16 +450,18 @@ class Gateway:
     # --- plan --------------------------------------------------------------------------
 
     async def _run(self, batch: Batch) -> None:
-        if discarded := [f for f in batch.unkeyed if self._is_discarded(f.plan)]:
+        if discarded := [e for e in batch.unkeyed if self._is_discarded(e.plan)]:
             self._settle(discarded, Verdict.DISCARDED)
-        if not batch.doomed:
-            await self._let_pass([f for f in batch.flights if not f.settled])
+        if not batch.undeliverable:
+            await self._process_deliverable([e for e in batch.entries if not e.settled])
             return
-        # Beside the others: the dead letters may take their time.
-        apart = {id(flight) for flight in batch.doomed}
-        keyed = [f for f in batch.flights if not f.settled and id(f) not in apart]
+        # At the same time: the dead letters may be slow.
+        apart = {id(entry) for entry in batch.undeliverable}
+        keyed = [e for e in batch.entries if not e.settled and id(e) not in apart]
         done = await asyncio.gather(
-            self._let_die(batch.doomed), self._let_pass(keyed), return_exceptions=True
+            self._process_undeliverable(batch.undeliverable),
+            self._process_deliverable(keyed),
+            return_exceptions=True,
         )
         for error in done:
             if error is not None:
@@ -465,17 +470,17 @@ class Gateway:
     def _is_discarded(self, plan: Plan) -> bool:
         return plan.action == "discard" and (plan.refused or not self._is_shadow)
 
-    async def _let_die(self, flights: list[Flight]) -> None:
-        """Keep what can never be sent in the dead letters, once; no sink is needed for that."""
-        for wave in waves(flights):
-            await self._pass(wave)
+    async def _process_undeliverable(self, entries: list[BatchEntry]) -> None:
+        """Store events that can never be sent in the dead letters, once; this needs no sink."""
+        for wave in waves(entries):
+            await self._process_wave(wave)
 
-    async def _let_pass(self, flights: list[Flight]) -> None:
-        for wave in waves(flights):
+    async def _process_deliverable(self, entries: list[BatchEntry]) -> None:
+        for wave in waves(entries):
             await self._admit(wave)
 
     def _plan(self, batch: Batch) -> None:
-        """Turn arrivals into flights: read what comes as bytes, ask the rules."""
+        """Make an entry of each arrival: parse bytes, apply the rules."""
         limits, bare, apart = self._settings.limits, self._settings.bare, self.rules.apart
         now = self._clock()
         for index, arrival in enumerate(batch.arrivals):
@@ -485,110 +490,110 @@ class Gateway:
             else:
                 event = arrival
             plan = self.rules.plan_arrival(event, shadow=self._is_shadow)
-            flight = Flight(batch, index, event, plan, plan.parts, plan.entity, now)
+            entry = BatchEntry(batch, index, event, plan, plan.parts, plan.entity, now)
             if self._tracer is not None:
-                flight.trace = follow(self._tracer, self.route, event)
-            batch.flights.append(flight)
-            if not flight.parts:
-                batch.unkeyed.append(flight)
-            elif flight.is_doomed:
-                batch.doomed.append(flight)
-        if self._turns is not None:
-            batch.turns = self._turns.stand([f.entity for f in batch.flights if f.entity])
+                entry.trace = start_trace(self._tracer, self.route, event)
+            batch.entries.append(entry)
+            if not entry.parts:
+                batch.unkeyed.append(entry)
+            elif entry.is_undeliverable:
+                batch.undeliverable.append(entry)
+        if self._entity_queues is not None:
+            batch.turns = self._entity_queues.enqueue([e.entity for e in batch.entries if e.entity])
 
     # --- admit -------------------------------------------------------------------------
 
-    async def _admit(self, wave: Sequence[Flight]) -> None:
-        """Let events pass when it is their turn, and their sink is there."""
+    async def _admit(self, wave: Sequence[BatchEntry]) -> None:
+        """Process a wave when the earlier events of its entities are done."""
         turns = wave[0].batch.turns if wave else {}
         if not turns:
-            await self._unless_shut(wave)
+            await self._hand_back_if_sink_down(wave)
             return
-        behind = [f for f in wave if f.entity in turns and turns[f.entity].ahead is not None]
-        waits = {id(flight) for flight in behind}
-        await self._unless_overtaking([flight for flight in wave if id(flight) not in waits])
-        for entity in dict.fromkeys([flight.entity for flight in behind]):
-            await turns[entity].come(behind[0].batch.ends)
-        await self._unless_overtaking(behind)
+        behind = [e for e in wave if e.entity in turns and turns[e.entity].ahead is not None]
+        waits = {id(entry) for entry in behind}
+        await self._hand_back_if_overtaking([entry for entry in wave if id(entry) not in waits])
+        for entity in dict.fromkeys([entry.entity for entry in behind]):
+            await turns[entity].wait_for_previous(behind[0].batch.ends)
+        await self._hand_back_if_overtaking(behind)
 
-    async def _unless_overtaking(self, wave: Sequence[Flight]) -> None:
-        """Hand back what is behind an event of the same entity that was handed back."""
-        late = [f for f in wave if f.entity and f.batch.turns[f.entity].failed]
-        why, wait = "an earlier event of the same entity is not through", self._backoff(1)
-        for flight in late:
-            self._turn_away(flight, why, wait)
-        await self._unless_shut([flight for flight in wave if not flight.settled])
+    async def _hand_back_if_overtaking(self, wave: Sequence[BatchEntry]) -> None:
+        """Process a wave; return events that are queued after one that failed, of the same entity."""
+        late = [e for e in wave if e.entity and e.batch.turns[e.entity].failed]
+        why, wait = "an earlier event of the same entity is not delivered yet", self._backoff_ms(1)
+        for entry in late:
+            self._hand_back_unclaimed(entry, why, wait)
+        await self._hand_back_if_sink_down([entry for entry in wave if not entry.settled])
 
-    async def _unless_shut(self, wave: Sequence[Flight]) -> None:
-        """Let a wave pass; while the sink is down, one event at most, to try it."""
+    async def _hand_back_if_sink_down(self, wave: Sequence[BatchEntry]) -> None:
+        """Process a wave; while the sink is down, return it, except one event that tries the sink."""
         breaker = self.sink_breaker
         while wave and breaker.is_open and not self._paused:
             now = now_s()
-            at = next((at for at, f in enumerate(wave) if not breaker.left_s(now, f.key)), None)
+            at = next((at for at, e in enumerate(wave) if not breaker.left_s(now, e.key)), None)
             if at is None or not breaker.admits(now, wave[at].key):
                 break
             wave[at].tries_sink = True
             try:
-                await self._pass(wave[at : at + 1])
+                await self._process_wave(wave[at : at + 1])
             finally:
-                # It may have been a duplicate, and then nothing is known about the sink.
+                # If it was a duplicate, nothing is known about the sink.
                 breaker.abandoned()
             wave = [*wave[:at], *wave[at + 1 :]]
         if not self._paused and not self.sink_breaker.is_open:
-            await self._pass(wave)
+            await self._process_wave(wave)
             return
         why = "paused by an operator" if self._paused else "the sink is down"
-        for flight in wave:
-            wait_s = _PAUSED_S if self._paused else breaker.left_s(now_s(), flight.key)
-            self._turn_away(flight, why, self._jittered(int(wait_s * 1000)))
+        for entry in wave:
+            wait_s = _PAUSED_S if self._paused else breaker.left_s(now_s(), entry.key)
+            self._hand_back_unclaimed(entry, why, self._jittered_ms(int(wait_s * 1000)))
 
-    def _turn_away(self, flight: Flight, reason: str, wait_ms: int) -> None:
-        """Hand back what was not even claimed, with its repeats."""
-        every = [flight, *flight.repeats]
+    def _hand_back_unclaimed(self, entry: BatchEntry, reason: str, wait_ms: int) -> None:
+        """Return an event that was not claimed, with its duplicates in the batch."""
+        every = [entry, *entry.duplicates]
         self._settle(every, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
-    async def _pass(self, wave: Sequence[Flight]) -> None:
-        """Take events that have nothing to do with each other through all steps."""
-        bypassed = [flight for flight in wave if not flight.parts]
-        for flight in bypassed:
-            flight.on_yes = _UNKEYED.get(flight.plan.action, Verdict.BYPASSED)
-        ready, waiting = await self._claim([flight for flight in wave if flight.parts])
-        await self._enter_and_deliver(bypassed + ready)
+    async def _process_wave(self, wave: Sequence[BatchEntry]) -> None:
+        """Take events that share no key and no entity through all steps."""
+        bypassed = [entry for entry in wave if not entry.parts]
+        for entry in bypassed:
+            entry.success_verdict = _UNKEYED_VERDICTS.get(entry.plan.action, Verdict.BYPASSED)
+        ready, waiting = await self._claim([entry for entry in wave if entry.parts])
+        await self._claim_entities_and_deliver(bypassed + ready)
         while waiting:
-            await self._ledger.pause(_LOOK_AGAIN_S)
+            await self._claims.pause(_BUSY_POLL_S)
             ready, waiting = await self._claim(waiting)
-            await self._enter_and_deliver(ready)
-        await self._close_repeats(wave)
+            await self._claim_entities_and_deliver(ready)
+        await self._settle_duplicates_in_batch(wave)
 
-    async def _enter_and_deliver(self, flights: list[Flight]) -> None:
+    async def _claim_entities_and_deliver(self, entries: list[BatchEntry]) -> None:
         """
-        Send; what has to wait for its entity keeps nobody else waiting.
+        Send; events whose entity is free do not wait for the others.
 
-        A busy entity is waited for in place, since handing its event back would burn the
-        source's receive counts.
+        A busy entity is waited for in place: returning its event would use up the source's
+        receive counts.
         """
-        entering = [flight for flight in flights if flight.entity and flight.claim is not None]
+        entering = [entry for entry in entries if entry.entity and entry.claim is not None]
         if not entering:
-            await self._deliver(flights)
+            await self._deliver(entries)
             return
-        ready = [flight for flight in flights if not flight.entity or flight.claim is None]
+        ready = [entry for entry in entries if not entry.entity or entry.claim is None]
         patient_until = now_s() + self._settings.patience.total_seconds()
         sending: list[asyncio.Task[None]] = []
         try:
             while entering:
-                entered, entering, pause_s = await self._enter(entering, patient_until)
-                ready += entered
+                claimed, entering, pause_s = await self._claim_entities(entering, patient_until)
+                ready += claimed
                 if entering:
                     sending.append(asyncio.create_task(self._deliver(ready)))
                     ready = []
-                    await self._ledger.pause(pause_s)
+                    await self._claims.pause(pause_s)
             await self._deliver(ready)
         except BaseException:
             for task in sending:
                 task.cancel()
             raise
         finally:
-            # All of them, also beside one that fails: none may run on behind our back.
+            # All of them, even if one fails: none may keep running.
             errors = await asyncio.gather(*sending, return_exceptions=True) if sending else ()
         for error in errors:
             if error is not None:
@@ -596,119 +601,121 @@ class Gateway:
 
     # --- claim -------------------------------------------------------------------------
 
-    async def _claim(self, flights: list[Flight]) -> tuple[list[Flight], list[Flight]]:
-        """Take hold of the events' keys; give those to be sent, and those to wait for."""
-        ready: list[Flight] = []
-        waiting: list[Flight] = []
+    async def _claim(self, entries: list[BatchEntry]) -> tuple[list[BatchEntry], list[BatchEntry]]:
+        """Claim the events' keys; return the entries to send, and those to wait for."""
+        ready: list[BatchEntry] = []
+        waiting: list[BatchEntry] = []
         memories: list[Memory] = []
-        while flights := self._not_owed(flights, ready):
-            again: list[Flight] = []
-            known: list[Flight] = []
-            held: list[Hold] = []
-            batch = flights[0].batch
+        while entries := self._settle_unrecorded_duplicates(entries, ready):
+            again: list[BatchEntry] = []
+            known: list[BatchEntry] = []
+            held: list[Lease] = []
+            batch = entries[0].batch
             lease_ms = batch.lease_ms(self._lease_ms)
-            wants = self._wants(flights, lease_ms)
+            wants = self._wants(entries, lease_ms)
             sent = batch.now()
-            answers = await self._ask(wants)
+            answers = await self._ask_store(wants)
             heard = batch.now()
             ends, gives_up, latest = sent + lease_ms / 1000, sent + self._max_hold_s, batch.latest()
             lost_ms = self.records_lost_ms
-            for flight, want, answer in zip(flights, wants, answers, strict=True):
+            for entry, want, answer in zip(entries, wants, answers, strict=True):
                 match answer:
                     case Claim():
-                        hold = Hold(answer, ends, gives_up, latest)
-                        flight.take(answer, hold, heard, want.generation, lost_ms)
-                        if flight.attempt > 1:
+                        lease = Lease(answer, ends, gives_up, latest)
+                        entry.set_claim(answer, lease, heard, want.generation, lost_ms)
+                        if entry.attempt > 1:
                             self.books.retried += 1
-                        held.append(hold)
-                        ready.append(flight)
+                        held.append(lease)
+                        ready.append(entry)
                     case Duplicate():
-                        flight.match(answer.key, first_arrival(answer.memo))
-                        memories += self._other_tiers(flight, answer)
-                        (ready if self._shadows(flight) else known).append(flight)
-                    case Busy() if flight.batch.is_patient() and not self._draining:
-                        waiting.append(flight)
+                        entry.mark_duplicate(answer.key, first_arrival(answer.memo))
+                        memories += self._memories_of_other_tiers(entry, answer)
+                        (ready if self._forwards_anyway(entry) else known).append(entry)
+                    case Busy() if entry.batch.is_patient() and not self._draining:
+                        waiting.append(entry)
                     case Busy():
-                        self._stand_back(flight, answer, ready)
+                        self._hand_back_busy(entry, answer, ready)
                     case Mismatch():
-                        flight.clash(answer.key)
-                        again.append(flight)
+                        entry.mark_conflict(answer.key)
+                        again.append(entry)
                     case NoAnswer():
-                        self._outage(flight, answer.reason, ready)
-            self._holds.add(held)
+                        self._handle_store_outage(entry, answer.reason, ready)
+            self._leases.add(held)
             self._settle(known, _DUPLICATE)
             await self._count_copies(known)
-            flights = again
-        await self._ledger.remember(memories)
-        return await self._worth_sending(ready), waiting
+            entries = again
+        await self._claims.remember(memories)
+        return await self._settle_unsendable(ready), waiting
 
-    def _not_owed(self, flights: list[Flight], ready: list[Flight]) -> list[Flight]:
+    def _settle_unrecorded_duplicates(
+        self, entries: list[BatchEntry], ready: list[BatchEntry]
+    ) -> list[BatchEntry]:
         """
-        End copies of what was delivered and is not recorded yet; return the rest.
+        Settle duplicates of events that are delivered but not recorded yet; return the rest.
 
-        Only this process knows of it. Other content under the same key waits until the store
-        can tell the two apart.
+        Only this process knows of them. Other content under the same key waits until the store
+        can distinguish the two.
         """
-        backlog = self._ledger.backlog
+        backlog = self._claims.backlog
         if not len(backlog):
-            return flights
+            return entries
         now = now_s()
-        rest: list[Flight] = []
-        for flight in flights:
-            part = flight.parts[-1]
-            # What was delivered as a conflict stands under the key that it was sent with.
-            found = backlog.delivered(flight.plan.sent_as, now)
+        rest: list[BatchEntry] = []
+        for entry in entries:
+            part = entry.parts[-1]
+            # An event that was delivered as a conflict is known by the key it was sent with.
+            found = backlog.delivered(entry.plan.sent_as, now)
             found = found or backlog.delivered(part.key, now)
             if found is None:
-                rest.append(flight)
+                rest.append(entry)
             elif found.hash and part.hash and found.hash != part.hash:
-                if self._shadows(flight):
-                    rest.append(flight)
+                if self._forwards_anyway(entry):
+                    rest.append(entry)
                 else:
-                    self._wait_for_store(flight, _NOT_RECORDED)
+                    self._hand_back_until_store_recovers(entry, _NOT_RECORDED)
             else:
-                flight.match(part.key, found.first)
-                if self._shadows(flight):
-                    ready.append(flight)
+                entry.mark_duplicate(part.key, found.first)
+                if self._forwards_anyway(entry):
+                    ready.append(entry)
                 else:
-                    self._settle([flight], _DUPLICATE)
+                    self._settle([entry], _DUPLICATE)
         return rest
 
-    def _shadows(self, flight: Flight) -> bool:
+    def _forwards_anyway(self, entry: BatchEntry) -> bool:
         """Return True if the event is forwarded whatever the store says."""
-        return self._is_shadow and not flight.is_doomed
+        return self._is_shadow and not entry.is_undeliverable
 
-    async def _count_copies(self, flights: Sequence[Flight]) -> None:
-        """Count what went to the dead letters unsent and has arrived again."""
-        again = Counter([flight.key for flight in flights if flight.is_doomed])
+    async def _count_copies(self, entries: Sequence[BatchEntry]) -> None:
+        """Count further arrivals of events that went to the dead letters unsent."""
+        again = Counter([entry.key for entry in entries if entry.is_undeliverable])
         if again:
             keep_ms = ms(self._settings.window)
             await count_copies(self._store, self._dice, again, keep_ms=keep_ms)
 
-    def _wants(self, flights: list[Flight], lease_ms: int) -> list[Want]:
-        tokens = iter(self._dice.tokens(2 * len(flights)))
+    def _wants(self, entries: list[BatchEntry], lease_ms: int) -> list[Want]:
+        tokens = iter(self._dice.tokens(2 * len(entries)))
         explain = self._settings.explain
         return [
             Want(
-                flight.parts,
+                entry.parts,
                 token,
                 generation,
                 lease_ms,
-                flight.keep_ms,
-                flight.first_memo() if explain else b"",
+                entry.keep_ms,
+                entry.first_memo() if explain else b"",
             )
-            for flight, token, generation in zip(flights, tokens, tokens, strict=True)
+            for entry, token, generation in zip(entries, tokens, tokens, strict=True)
         ]
 
-    async def _ask(self, wants: list[Want]) -> Sequence[ClaimAnswer]:
+    async def _ask_store(self, wants: list[Want]) -> Sequence[ClaimAnswer]:
         if self.store_breaker.is_open and not self.store_breaker.admits(now_s()):
             return [NoAnswer("it is down")] * len(wants)
         try:
-            # Debts first: what was delivered is then known to other workers too.
-            if self.store_breaker.failures and not await self._ledger.backlog.pay():
+            # Pending writes first: other workers then know what was delivered.
+            if self.store_breaker.failures and not await self._claims.backlog.flush():
                 self.store_breaker.failed(now_s())
-                return [NoAnswer("what is owed to it could not be recorded")] * len(wants)
-            answers = await self._ledger.claim(wants)
+                return [NoAnswer("earlier deliveries could not be recorded in it")] * len(wants)
+            answers = await self._claims.claim(wants)
         except BaseException:
             self.store_breaker.abandoned()
             raise
@@ -718,194 +725,202 @@ class Gateway:
             self.store_breaker.succeeded()
         return answers
 
-    def _other_tiers(self, flight: Flight, answer: Duplicate) -> list[Memory]:
-        """Mark the further tiers of an event that its identifying key shows to be done."""
-        if len(flight.parts) == 1 or answer.key != flight.parts[-1].key:
+    def _memories_of_other_tiers(self, entry: BatchEntry, answer: Duplicate) -> list[Memory]:
+        """Return the records to write for the other tiers of an event known by its last tier."""
+        if len(entry.parts) == 1 or answer.key != entry.parts[-1].key:
             return []
-        return flight.memories(flight.parts[:-1], answer.fate, self._dice)
+        return entry.memories(entry.parts[:-1], answer.fate, self._dice)
 
-    def _stand_back(self, flight: Flight, answer: Busy, ready: list[Flight]) -> None:
-        """Hand back what another worker holds; in shadow mode, forward it all the same."""
-        flight.on_yes = Verdict.BUSY
-        if self._shadows(flight):
-            ready.append(flight)
+    def _hand_back_busy(self, entry: BatchEntry, answer: Busy, ready: list[BatchEntry]) -> None:
+        """Return an event that another worker holds; in shadow mode, forward it."""
+        entry.success_verdict = Verdict.BUSY
+        if self._forwards_anyway(entry):
+            ready.append(entry)
         else:
-            wait = self._jittered(answer.left_ms)
-            self._settle([flight], Verdict.BUSY, retry_after_ms=wait)
+            wait = self._jittered_ms(answer.left_ms)
+            self._settle([entry], Verdict.BUSY, retry_after_ms=wait)
 
-    def _outage(self, flight: Flight, reason: str, ready: list[Flight]) -> None:
-        """Hold back what the store could not be asked about, or send it unprotected."""
+    def _handle_store_outage(self, entry: BatchEntry, reason: str, ready: list[BatchEntry]) -> None:
+        """Return an event the store did not answer for, or send it unprotected, as configured."""
         if self._fails_open:
-            flight.unprotected = True
-            ready.append(flight)
+            entry.unprotected = True
+            ready.append(entry)
         else:
-            self._wait_for_store(flight, f"the store did not answer: {reason}")
+            self._hand_back_until_store_recovers(entry, f"the store did not answer: {reason}")
 
-    def _wait_for_store(self, flight: Flight, reason: str) -> None:
+    def _hand_back_until_store_recovers(self, entry: BatchEntry, reason: str) -> None:
         left_s = self.store_breaker.left_s(now_s())
-        wait = max(self._backoff(self.store_breaker.level), int(left_s * 1000))
-        self._settle([flight], Verdict.FAILED, reason=reason, retry_after_ms=wait)
+        wait = max(self._backoff_ms(self.store_breaker.level), int(left_s * 1000))
+        self._settle([entry], Verdict.FAILED, reason=reason, retry_after_ms=wait)
 
-    async def _worth_sending(self, ready: list[Flight]) -> list[Flight]:
-        """Take out what was tried too often, and conflicts that are not to be sent."""
+    async def _settle_unsendable(self, ready: list[BatchEntry]) -> list[BatchEntry]:
+        """Settle events that were tried too often and conflicts that must not be sent; return the rest."""
         most = self._settings.max_attempts
-        if doomed := [flight for flight in ready if flight.is_doomed]:
-            await self._bury(doomed, "unkeyable")
-            ready = [flight for flight in ready if not flight.settled]
-        if self._is_shadow or not any(flight.attempt > most or flight.clashed for flight in ready):
+        if undeliverable := [entry for entry in ready if entry.is_undeliverable]:
+            await self._send_to_dead_letters(undeliverable, "unkeyable")
+            ready = [entry for entry in ready if not entry.settled]
+        if self._is_shadow or not any(entry.attempt > most or entry.is_conflict for entry in ready):
             return ready
-        claimed = [flight for flight in ready if flight.claim is not None]
+        claimed = [entry for entry in ready if entry.claim is not None]
         if self._dead is not None:
-            await self._bury([f for f in claimed if f.attempt > most], "attempts")
-        clashed = [f for f in claimed if f.clashed and not f.settled]
-        await self._bury([f for f in clashed if f.on_conflict == "dead"], "conflict")
-        await self._drop([(f, Verdict.CONFLICT) for f in clashed if f.on_conflict == "duplicate"])
-        return [flight for flight in ready if not flight.settled]
+            await self._send_to_dead_letters([e for e in claimed if e.attempt > most], "attempts")
+        conflicts = [e for e in claimed if e.is_conflict and not e.settled]
+        await self._send_to_dead_letters(
+            [e for e in conflicts if e.on_conflict == "dead"], "conflict"
+        )
+        await self._drop([(e, Verdict.CONFLICT) for e in conflicts if e.on_conflict == "duplicate"])
+        return [entry for entry in ready if not entry.settled]
 
     # --- enter -------------------------------------------------------------------------
 
-    async def _enter(
-        self, flights: list[Flight], patient_until: float
-    ) -> tuple[list[Flight], list[Flight], float]:
+    async def _claim_entities(
+        self, entries: list[BatchEntry], patient_until: float
+    ) -> tuple[list[BatchEntry], list[BatchEntry], float]:
         """
-        Take hold of the entities whose newest state the rules want to know.
+        Claim the entities of events under a newest-wins or quiet rule, and compare.
 
-        Gives the flights to be sent, those to wait for, and how long.
+        Return the entries to send, those to wait for, and how many seconds to wait.
         """
-        batch = flights[0].batch
-        entered = await self._registers.enter(flights, batch.lease_ms(self._lease_ms))
-        await self._handle_unordered([f for f, v in entered.outdated if v is Verdict.CONFLICT])
+        batch = entries[0].batch
+        found = await self._entities.claim(entries, batch.lease_ms(self._lease_ms))
+        await self._handle_incomparable_versions(
+            [e for e, v in found.outdated if v is Verdict.CONFLICT]
+        )
         if self._is_shadow:
-            for flight, verdict in entered.outdated:
-                flight.on_yes = verdict
-            for flight, _ in entered.busy:
-                flight.on_yes = Verdict.BUSY
-            return flights, [], 0
-        await self._drop([(f, v) for f, v in entered.outdated if v is not Verdict.CONFLICT])
-        pause = self._backoff(1)
+            for entry, verdict in found.outdated:
+                entry.success_verdict = verdict
+            for entry, _ in found.busy:
+                entry.success_verdict = Verdict.BUSY
+            return entries, [], 0
+        await self._drop([(e, v) for e, v in found.outdated if v is not Verdict.CONFLICT])
+        pause = self._backoff_ms(1)
         await self._hand_back(
             [
-                _Back(flight, "the store did not answer for the entity", pause, unsent=True)
-                for flight in entered.unanswered
+                _HandBack(entry, "the store did not answer for the entity", pause, unsent=True)
+                for entry in found.unanswered
             ]
         )
-        waiting, pause_s = [flight for flight, _ in entered.busy], 0.0
+        waiting, pause_s = [entry for entry, _ in found.busy], 0.0
         if waiting and now_s() < patient_until and not self._draining and not batch.is_over():
-            left_s = min(left for _, left in entered.busy) / 1000
-            pause_s = min(left_s, _LOOK_AGAIN_S)
+            left_s = min(left for _, left in found.busy) / 1000
+            pause_s = min(left_s, _BUSY_POLL_S)
         elif waiting:
             await self._hand_back(
                 [
-                    _Back(flight, "another worker holds the entity", left, unsent=True)
-                    for flight, left in entered.busy
+                    _HandBack(entry, "another worker holds the entity", left, unsent=True)
+                    for entry, left in found.busy
                 ],
                 verdict=Verdict.BUSY,
             )
             waiting = []
-        busy = {id(flight) for flight in waiting}
-        ready = [flight for flight in flights if not flight.settled and id(flight) not in busy]
+        busy = {id(entry) for entry in waiting}
+        ready = [entry for entry in entries if not entry.settled and id(entry) not in busy]
         return ready, waiting, pause_s
 
-    async def _handle_unordered(self, flights: list[Flight]) -> None:
-        """Treat versions that cannot be compared as conflicts, and leave the entity as it is."""
-        if not flights:
+    async def _handle_incomparable_versions(self, entries: list[BatchEntry]) -> None:
+        """Treat versions that cannot be compared as conflicts; the entity keeps its state."""
+        if not entries:
             return
-        await self._ledger.release([r for f in flights for r in self._registers.give_back(f)])
-        for flight in flights:
-            flight.on_yes = Verdict.CONFLICT
+        await self._claims.release([r for e in entries for r in self._entities.release_of(e)])
+        for entry in entries:
+            entry.success_verdict = Verdict.CONFLICT
         if not self._is_shadow:
-            await self._bury([f for f in flights if f.on_conflict != "deliver"], "version")
+            await self._send_to_dead_letters(
+                [e for e in entries if e.on_conflict != "deliver"], "version"
+            )
 
     # --- deliver -----------------------------------------------------------------------
 
-    async def _deliver(self, flights: list[Flight]) -> None:
-        """Send in the sink's own batches, several at once, and deal with answers as they come."""
-        if not flights:
+    async def _deliver(self, entries: list[BatchEntry]) -> None:
+        """Send in batches of the sink's size, several at once; apply answers as they arrive."""
+        if not entries:
             return
         size = self._sink.batch
-        waiting = deque([flights[at : at + size] for at in range(0, len(flights), size)])
-        sends = Sends(self._slots, flights[0].batch.loop)
+        waiting = deque([entries[at : at + size] for at in range(0, len(entries), size)])
+        sends = Sends(self._slots, entries[0].batch.loop)
         self._sends[sends] = waiting
-        dealing: list[asyncio.Task[None]] = []
+        applying: list[asyncio.Task[None]] = []
         try:
-            while waiting or sends.are_under_way:
-                await self._start(waiting, sends)
-                if not waiting and not sends.are_under_way:
+            while waiting or sends.has_pending:
+                await self._start_sends(waiting, sends)
+                if not waiting and not sends.has_pending:
                     break
                 answered = await sends.next()
                 if not answered:
                     continue
-                answers = self._sort(answered)
-                if waiting or sends.are_under_way:
-                    # What is still to be sent or answered need not wait for these commits.
-                    dealing.append(asyncio.create_task(self._deal(answers)))
+                answers = self._sort_answers(answered)
+                if waiting or sends.has_pending:
+                    # The other sends need not wait for these commits.
+                    applying.append(asyncio.create_task(self._apply_answers(answers)))
                 else:
-                    await self._deal(answers)
+                    await self._apply_answers(answers)
         except BaseException:
-            self._sort(sends.answered())
-            for task in dealing:
+            self._sort_answers(sends.take_answers())
+            for task in applying:
                 task.cancel()
             raise
         finally:
             del self._sends[sends]
             sends.close()
             try:
-                # All of them, also beside one that fails: none may run on behind our back.
-                errors = await asyncio.gather(*dealing, return_exceptions=True) if dealing else ()
+                # All of them, even if one fails: none may keep running.
+                errors = await asyncio.gather(*applying, return_exceptions=True) if applying else ()
             finally:
-                # Nobody waits for the answer any more where we were cancelled, but the sink
-                # has the event.
-                owing = [f for f in flights if f.forwarded and not f.settled]
-                self._owe(owing, commits_of(owing, Fate.DELIVERED), flights[0].batch.now())
+                # If this task was cancelled, no caller waits for the answer, but the sink has
+                # the event.
+                owing = [e for e in entries if e.forwarded and not e.settled]
+                self._defer_commits(
+                    owing, commits_of(owing, Fate.DELIVERED), entries[0].batch.now()
+                )
         for error in errors:
             if error is not None:
                 raise error
 
-    async def _start(self, waiting: deque[list[Flight]], sends: Sends) -> None:
-        """Start what may be sent now: it is its time, there is a slot, and it is ours."""
+    async def _start_sends(self, waiting: deque[list[BatchEntry]], sends: Sends) -> None:
+        """Start the sends that are due, as long as there is a slot and their claims are held."""
         if waiting:
             self._rate_limit.note(waiting[0][0].batch.now())
         while waiting:
-            if back := self._pointless(waiting):
+            if back := self._find_unsendable(waiting):
                 waiting.clear()
                 await self._hand_back(back)
-                sends.wish_no_more()
+                sends.stop_waiting_for_slot()
                 return
-            if self._rate_limit.is_active and (pause := self._turn_in(waiting)) > 0:
-                longest_s = _RENEW_S if self._rate_share is not None else self._sink_timeout_s
+            if self._rate_limit.is_active and (pause := self._reserve_turn(waiting)) > 0:
+                longest_s = _SHARE_POLL_S if self._rate_share is not None else self._sink_timeout_s
                 sends.wake_in(min(pause, longest_s))
                 return
             if not sends.take_slot():
                 return
             try:
-                flights = await self._still_ours(waiting.popleft())
-                if flights:
-                    self._call(flights, sends)
+                entries = await self._confirm_claims(waiting.popleft())
+                if entries:
+                    self._call_sink(entries, sends)
                 else:
                     sends.return_slot()
             except BaseException:
                 sends.return_slot()
                 raise
 
-    def _turn_in(self, waiting: deque[list[Flight]]) -> float:
-        """Return in how many seconds it is the turn of the first in *waiting*; give it a turn."""
+    def _reserve_turn(self, waiting: deque[list[BatchEntry]]) -> float:
+        """Reserve a turn for the first in *waiting*; return the seconds until then."""
         limit, first = self._rate_limit, waiting[0][0]
         now = first.batch.now()
         if self._rate_share is not None:
             is_short = limit.left_s(now) > 0
             limit.allow(self._rate_share.current(limit.reserved, is_short=is_short), now)
         if first.turn is None or limit.is_missed(first.turn, now):
-            flights = waiting[0]
-            if len(flights) > (most := limit.most(now)):
-                waiting[0] = flights[:most]
-                waiting.insert(1, flights[most:])
+            entries = waiting[0]
+            if len(entries) > (most := limit.most(now)):
+                waiting[0] = entries[:most]
+                waiting.insert(1, entries[most:])
             turn = limit.reserve(len(waiting[0]), now)
-            for flight in waiting[0]:
-                flight.turn = turn
+            for entry in waiting[0]:
+                entry.turn = turn
         assert first.turn is not None  # noqa: S101 - set just now
         return limit.wait_s(first.turn, now)
 
-    def _shared_rate(self, rate: float, store: Store) -> RateShare:
+    def _make_rate_share(self, rate: float, store: Store) -> RateShare:
         return RateShare(
             store,
             self.route,
@@ -920,184 +935,189 @@ class Gateway:
         for sends in self._sends:
             sends.wake()
 
-    def _pointless(self, waiting: deque[list[Flight]]) -> "list[_Back]":
-        """Give all that waits to be handed back if it can't be sent in time, or nobody takes it."""
+    def _find_unsendable(self, waiting: deque[list[BatchEntry]]) -> "list[_HandBack]":
+        """Return everything in *waiting* as hand-backs if it cannot be sent any more; else nothing."""
         first = waiting[0][0]
         back_after_ms = 0
         if self._draining:
             why = "this gateway is shutting down"
         elif self.sink_breaker.is_open and not first.tries_sink:
-            # It went down after these were claimed.
-            why, back_after_ms = "the sink is down", int(self.away_s() * 1000) + 1
-        elif first.batch.ends is not None and self._comes_too_late(first):
+            # The sink went down after these were claimed.
+            why, back_after_ms = "the sink is down", int(self.unavailable_s() * 1000) + 1
+        elif first.batch.ends is not None and self._is_turn_after_deadline(first):
             why = "no time left to send"
         else:
             return []
         return [
-            _Back(flight, why, back_after_ms, unsent=True)
-            for flights in waiting
-            for flight in flights
+            _HandBack(entry, why, back_after_ms, unsent=True)
+            for entries in waiting
+            for entry in entries
         ]
 
-    def _comes_too_late(self, flight: Flight) -> bool:
-        """Return True if the rate limit lets the event pass only after its caller's time."""
-        limit, now = self._rate_limit, flight.batch.now()
+    def _is_turn_after_deadline(self, entry: BatchEntry) -> bool:
+        """Return True if the event's turn comes only after the caller's time is over."""
+        limit, now = self._rate_limit, entry.batch.now()
         if not limit.is_active:
             return False
-        if not limit.rate(now):  # this worker has no share yet, and may get one any moment
-            return self._send_time([flight]) <= 0
-        wait_s = limit.left_s(now) if flight.turn is None else limit.wait_s(flight.turn, now)
-        return wait_s >= self._send_time([flight])
+        if not limit.rate(now):  # this worker has no share yet, but may get one at any moment
+            return self._send_time([entry]) <= 0
+        wait_s = limit.left_s(now) if entry.turn is None else limit.wait_s(entry.turn, now)
+        return wait_s >= self._send_time([entry])
 
-    def _sort(self, answers: Sequence[Answered]) -> "_Answers":
-        """Separate what was taken from what was refused for good and what has to be retried."""
-        found = _Answers([], [], [], [], [])
-        for flight, answer in answers:
+    def _sort_answers(self, answers: Sequence[EntryAnswer]) -> "_SortedAnswers":
+        """Group the sink's answers: delivered, rejected for good, too old, to retry, lost races."""
+        found = _SortedAnswers([], [], [], [], [])
+        for entry, answer in answers:
             match answer:
                 case Yes():
-                    flight.forwarded = True
-                    found.taken.append(flight)
+                    entry.forwarded = True
+                    found.taken.append(entry)
                 case Already() | Lost():
                     self.sink_breaker.succeeded()
-                    found.beaten.append((flight, answer))
+                    found.lost_races.append((entry, answer))
                 case Never():
                     if not answer.unsent:
                         self.sink_breaker.succeeded()
-                    flight.error = answer.reason
-                    found.refused.append(flight)
+                    entry.error = answer.reason
+                    found.refused.append(entry)
                 case _:
-                    back = self._later(flight, answer)
-                    if isinstance(answer, No | Throttled) or not self._is_too_old(flight):
+                    back = self._plan_retry(entry, answer)
+                    if isinstance(answer, No | Throttled) or not self._is_too_old(entry):
                         found.back.append(back)
                     else:
-                        found.aged.append(flight)
+                        found.too_old.append(entry)
         self._rate_limit.delivered += len(found.taken)
         return found
 
-    def _is_too_old(self, flight: Flight) -> bool:
+    def _is_too_old(self, entry: BatchEntry) -> bool:
         """Return True if a failed event is to be given up for its age, and record why."""
-        if self._dead is None or flight.claim is None or flight.is_lost:
+        if self._dead is None or entry.claim is None or entry.is_lost:
             return False
-        most_ms = flight.batch.give_up_ms(self._settings.give_up_after, flight.keep_ms)
-        if flight.age_ms() < most_ms:
+        most_ms = entry.batch.give_up_ms(self._settings.give_up_after, entry.keep_ms)
+        if entry.age_ms() < most_ms:
             return False
         most = format_duration(timedelta(milliseconds=most_ms))
-        flight.error = f"{flight.error}; not delivered within {most} of the first attempt"
+        entry.error = f"{entry.error}; not delivered within {most} of the first attempt"
         return True
 
-    async def _deal(self, answers: "_Answers") -> None:
+    async def _apply_answers(self, answers: "_SortedAnswers") -> None:
         if answers.taken:
-            await self._took(answers.taken)
+            await self._record_success(answers.taken)
         if answers.refused:
-            await self._bury(answers.refused, "rejected")
-        if answers.aged:
-            await self._bury(answers.aged, "too-old")
+            await self._send_to_dead_letters(answers.refused, "rejected")
+        if answers.too_old:
+            await self._send_to_dead_letters(answers.too_old, "too-old")
         if answers.back:
             await self._hand_back(answers.back)
-        if answers.beaten:
-            await self._yield(answers.beaten)
+        if answers.lost_races:
+            await self._settle_lost_races(answers.lost_races)
 
-    async def _yield(self, beaten: "list[tuple[Flight, Already | Lost]]") -> None:
-        """End what another worker was first with; nothing of it was written."""
-        known = [flight for flight, answer in beaten if isinstance(answer, Already)]
-        await self._ledger.release(
-            [r for flight in known for r in self._registers.give_back(flight)]
-        )
+    async def _settle_lost_races(
+        self, lost_races: "list[tuple[BatchEntry, Already | Lost]]"
+    ) -> None:
+        """Settle events that another worker delivered first; nothing of them was written."""
+        known = [entry for entry, answer in lost_races if isinstance(answer, Already)]
+        await self._claims.release([r for entry in known for r in self._entities.release_of(entry)])
         self._settle(known, Verdict.DUPLICATE)
-        lost = [flight for flight, answer in beaten if isinstance(answer, Lost)]
-        why, wait = "another worker took over", self._backoff(1)
+        lost = [entry for entry, answer in lost_races if isinstance(answer, Lost)]
+        why, wait = "another worker took over", self._backoff_ms(1)
         await self._hand_back(
-            [_Back(flight, why, wait, unsent=True) for flight in lost], verdict=Verdict.BUSY
+            [_HandBack(entry, why, wait, unsent=True) for entry in lost], verdict=Verdict.BUSY
         )
-        # Some of its keys may still have been held here, and were released just now.
-        self.books.lease_lost += sum([not flight.is_lost for flight in lost])
+        # Some of their keys may have been held here until now.
+        self.books.lease_lost += sum([not entry.is_lost for entry in lost])
 
-    async def _still_ours(self, flights: list[Flight]) -> list[Flight]:
-        """Keep what may be sent now: there is time, and the claim outlasts the send."""
-        send_time = self._send_time(flights)
-        if send_time <= self._least_time(flights[0].batch):
-            await self._hand_back_unsent(flights, "no time left to send")
+    async def _confirm_claims(self, entries: list[BatchEntry]) -> list[BatchEntry]:
+        """Return the entries that may be sent: there is time, and their claims outlast the send."""
+        send_time = self._send_time(entries)
+        if send_time <= self._least_send_time(entries[0].batch):
+            await self._hand_back_unsent(entries, "no time left to send")
             return []
-        needed = flights[0].batch.now() + send_time + self._margin_s
+        needed = entries[0].batch.now() + send_time + self._margin_s
         short = [
-            hold
-            for flight in flights
-            for hold in (flight.hold, flight.register)
-            if hold is not None and (hold.lost or hold.ends < needed)
+            lease
+            for entry in entries
+            for lease in (entry.lease, entry.entity_lease)
+            if lease is not None and (lease.lost or lease.ends < needed)
         ]
         if not short:
-            return flights
+            return entries
         try:
-            await self._holds.extend(short)
+            await self._leases.extend(short)
         except StoreError:
             self.books.store_errors += 1
-        # Anew: the store may have taken its time.
-        needed = flights[0].batch.now() + send_time + self._margin_s
-        ours = [flight for flight in flights if flight.is_held_until(needed)]
-        lost = [flight for flight in flights if not flight.is_held_until(needed)]
-        await self._hand_back_unsent(lost, "the claim ran out before the send")
+        # Again: the store may have been slow.
+        needed = entries[0].batch.now() + send_time + self._margin_s
+        ours = [entry for entry in entries if entry.is_held_until(needed)]
+        lost = [entry for entry in entries if not entry.is_held_until(needed)]
+        await self._hand_back_unsent(lost, "the lease ended before the send")
         return ours
 
-    def _call(self, flights: list[Flight], sends: Sends) -> None:
-        """Call the sink; from now on the heartbeat ends with this attempt."""
-        timeout = self._send_time(flights)
-        ends = flights[0].batch.now() + timeout
+    def _call_sink(self, entries: list[BatchEntry], sends: Sends) -> None:
+        """Call the sink; from now on the leases are extended for this attempt only."""
+        timeout = self._send_time(entries)
+        ends = entries[0].batch.now() + timeout
         gives_up = ends + self._commit_budget_s + self._margin_s
-        holds = [h for f in flights for h in (f.hold, f.register) if h is not None]
-        for hold in holds:
-            hold.give_up = gives_up
-        flights[0].batch.has_sent = True
+        leases = [
+            lease for e in entries for lease in (e.lease, e.entity_lease) if lease is not None
+        ]
+        for lease in leases:
+            lease.give_up = gives_up
+        entries[0].batch.has_sent = True
         passed = self.sink_breaker.passed
-        for flight in flights:
-            flight.is_sent = True
-            flight.passed_before = passed
+        for entry in entries:
+            entry.is_sent = True
+            entry.passed_before = passed
         if self._joint is not None:
-            for hold in holds:
-                # The transaction itself finds out whether it is still ours. Until it ends it has
-                # the rows, so no heartbeat: the lease outlasts the send.
-                hold.ending = True
-                hold.give_up = flights[0].batch.now()
+            for lease in leases:
+                # The transaction itself checks the claims. It locks the rows until it ends, so
+                # leases are not extended: they outlast the send.
+                lease.ending = True
+                lease.give_up = entries[0].batch.now()
             call = self._joint.deliver_jointly(
-                [self._with_commit(flight, ends) for flight in flights]
+                [self._joint_delivery(entry, ends) for entry in entries]
             )
-            sends.start(flights, call, timeout_s=timeout, holds=())
+            sends.start(entries, call, timeout_s=timeout, leases=())
             return
         sends.start(
-            flights,
-            self._sink.deliver([flight.delivery(self.route, ends) for flight in flights]),
+            entries,
+            self._sink.deliver([entry.delivery(self.route, ends) for entry in entries]),
             timeout_s=timeout,
-            # One lost hold must not break off the sends of others.
-            holds=holds if len(flights) == 1 else (),
+            # One lost lease must not cancel the sends of others.
+            leases=leases if len(entries) == 1 else (),
         )
 
-    def _with_commit(self, flight: Flight, ends: float) -> Joint:
-        """Put into one step what is sent and what is written down about it."""
-        commits = commits_of([flight], Fate.DELIVERED) if flight.claim is not None else ()
-        raises = flight.register is not None and flight.on_yes not in _DROPPED
-        releases = (self._registers.raised(flight),) if raises else ()
-        return Joint(flight.delivery(self.route, ends), tuple(commits), releases)
+    def _joint_delivery(self, entry: BatchEntry, ends: float) -> Joint:
+        """Return the delivery together with the commits that are written in the same transaction."""
+        commits = commits_of([entry], Fate.DELIVERED) if entry.claim is not None else ()
+        records_state = entry.entity_lease is not None and entry.success_verdict not in _DROPPED
+        releases = (self._entities.delivered_release(entry),) if records_state else ()
+        return Joint(entry.delivery(self.route, ends), tuple(commits), releases)
 
-    def _send_time(self, flights: list[Flight]) -> float:
-        return flights[0].batch.send_time(self._sink_timeout_s, self._margin_s)
+    def _send_time(self, entries: list[BatchEntry]) -> float:
+        return entries[0].batch.send_time(self._sink_timeout_s, self._margin_s)
 
-    def _least_time(self, batch: Batch) -> float:
+    def _least_send_time(self, batch: Batch) -> float:
         """
-        Return how many seconds a send should have.
+        Return how many seconds a send needs at least.
 
-        One that is cut short by the end of the caller's time may be taken all the same, and
-        come again. The first of a batch gets what there is: there will never be more.
+        The sink may take an event whose send is cut short by the end of the caller's time, and
+        then it is sent twice. The first send of a batch gets the time there is: a later batch
+        would not have more.
         """
         if batch.ends is None or not batch.has_sent:
             return 0.0
         return min(1.25 * self._slots.slowest_s, self._sink_timeout_s)
 
-    def _later(self, flight: Flight, answer: Unknown | No | Throttled | Unwell | Closed) -> "_Back":
-        """Decide when to retry what the sink did not take, and whether the attempt counts."""
+    def _plan_retry(
+        self, entry: BatchEntry, answer: Unknown | No | Throttled | Unwell | Closed
+    ) -> "_HandBack":
+        """Decide when to retry an event the sink did not take, and whether the attempt counts."""
         asked = min(max(answer.retry_after_ms, 0), ms(self._settings.max_backoff))
         if isinstance(answer, Throttled):
-            return self._throttled(flight, answer, asked)
+            return self._plan_throttled_retry(entry, answer, asked)
         if isinstance(answer, No) and answer.too_early:
-            return _Back(flight, answer.reason, max(self._backoff(1), asked), unsent=True)
+            return _HandBack(entry, answer.reason, max(self._backoff_ms(1), asked), unsent=True)
         is_blamed = False
         match answer:
             case Unknown():
@@ -1105,251 +1125,261 @@ class Gateway:
                 is_blamed = True
             case Unwell() | Closed():
                 self.books.unwell += isinstance(answer, Unwell)
-                is_blamed = self._blame.is_of(flight.key, flight.passed_before)
+                is_blamed = self._blame.is_of(entry.key, entry.passed_before)
         if not isinstance(answer, No):
-            flight.error = answer.reason
-            flight.maybe = flight.maybe or not isinstance(answer, Closed)
-        # A lost claim was cancelled by us, and a refusal that is the event's own fault says
-        # nothing about the sink.
-        if not flight.is_lost and (isinstance(answer, Unknown) or not is_blamed):
-            event = b"" if isinstance(answer, No) else flight.key
+            entry.error = answer.reason
+            entry.maybe_delivered = entry.maybe_delivered or not isinstance(answer, Closed)
+        # The send of a lost claim was cancelled here, and a refusal that is the event's own fault
+        # says nothing about the sink.
+        if not entry.is_lost and (isinstance(answer, Unknown) or not is_blamed):
+            event = b"" if isinstance(answer, No) else entry.key
             self.sink_breaker.failed(now_s(), event=event)
         if is_blamed:
-            wait = max(self._backoff(flight.attempt), asked)
-            return _Back(flight, answer.reason, wait, unsent=False)
+            wait = max(self._backoff_ms(entry.attempt), asked)
+            return _HandBack(entry, answer.reason, wait, unsent=False)
         # The sink's fault: the attempt does not count, and the pause grows with its refusals.
-        left_s = self.sink_breaker.left_s(now_s(), flight.key)
-        wait = max(self._backoff(self.sink_breaker.level), asked, int(left_s * 1000))
-        return _Back(flight, answer.reason, wait, unsent=True)
+        left_s = self.sink_breaker.left_s(now_s(), entry.key)
+        wait = max(self._backoff_ms(self.sink_breaker.level), asked, int(left_s * 1000))
+        return _HandBack(entry, answer.reason, wait, unsent=True)
 
-    def _throttled(self, flight: Flight, answer: Throttled, asked_ms: int) -> "_Back":
-        """Slow down, and try again when the sink takes events again."""
+    def _plan_throttled_retry(
+        self, entry: BatchEntry, answer: Throttled, asked_ms: int
+    ) -> "_HandBack":
+        """Lower the rate, and retry when the sink accepts events again."""
         now, limit = now_s(), self._rate_limit
         self.sink_breaker.answered()
         self.books.throttled += 1
         if answer.maybe:
             self.books.unwell += 1
-            flight.maybe = True
-            flight.error = answer.reason
-        limit.throttled(flight.turn, asked_ms / 1000, now)
+            entry.maybe_delivered = True
+            entry.error = answer.reason
+        limit.throttled(entry.turn, asked_ms / 1000, now)
         wait = max(asked_ms, int(limit.left_s(now) * 1000)) + 1
-        return _Back(flight, answer.reason, wait, unsent=True)
+        return _HandBack(entry, answer.reason, wait, unsent=True)
 
-    def _backoff(self, times: int) -> int:
-        """Draw a pause with full jitter: anything from none to 1 s, 2 s, 4 s … 5 min."""
+    def _backoff_ms(self, times: int) -> int:
+        """Return a random pause: anything from 0 to 1 s, 2 s, 4 s … 5 min (full jitter)."""
         doubled = ms(self._settings.backoff) << min(max(times, 1) - 1, 20)
         return int(self._dice.fraction() * min(doubled, ms(self._settings.max_backoff))) + 1
 
-    def _jittered(self, left_ms: int) -> int:
+    def _jittered_ms(self, left_ms: int) -> int:
         return left_ms + int(250 * self._dice.fraction()) + 1
 
     # --- commit ------------------------------------------------------------------------
 
-    async def _took(self, flights: list[Flight]) -> None:
-        """Record the sink's yes. From here on the event is acknowledged, whatever happens."""
+    async def _record_success(self, entries: list[BatchEntry]) -> None:
+        """Commit what the sink took. From here on the event is acknowledged, whatever happens."""
         self.sink_breaker.succeeded()
-        self.books.forwarded += len(flights)
-        for flight in [flight for flight in flights if flight.unprotected]:
+        self.books.forwarded += len(entries)
+        for entry in [entry for entry in entries if entry.unprotected]:
             self.books.unprotected += 1
-            if flight.claim is None:
-                memories = flight.memories(flight.parts, Fate.DELIVERED, self._dice)
-                self._ledger.backlog.owe(flight.debts(memories, flight.batch.now()))
+            if entry.claim is None:
+                memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
+                self._claims.backlog.add(entry.pending_writes(memories, entry.batch.now()))
         if self._joint is None:
-            await self._raise_registers(flights)
-            await self._commit(flights, Fate.DELIVERED)
+            await self._record_entity_states(entries)
+            await self._commit(entries, Fate.DELIVERED)
         elif self._is_shadow:
-            await self._leave_registers(flights)
-        for verdict, why in dict.fromkeys([(flight.on_yes, flight.why) for flight in flights]):
-            its = [f for f in flights if f.on_yes is verdict and f.why == why]
+            await self._release_entities(entries)
+        for verdict, why in dict.fromkeys(
+            [(entry.success_verdict, entry.why) for entry in entries]
+        ):
+            its = [e for e in entries if e.success_verdict is verdict and e.why == why]
             self._settle(its, verdict, reason=why)
 
-    def _owe(self, flights: Sequence[Flight], commits: Sequence[Commit], since: float) -> None:
-        """Leave *commits* to the backlog that could not be waited for."""
+    def _defer_commits(
+        self, entries: Sequence[BatchEntry], commits: Sequence[Commit], since: float
+    ) -> None:
+        """Add *commits* that were not recorded in time to the backlog."""
         owed = {commit.key: commit for commit in commits}
-        for flight in flights:
-            its = [owed[part.key] for part in flight.parts if part.key in owed]
+        for entry in entries:
+            its = [owed[part.key] for part in entry.parts if part.key in owed]
             self.books.acked_uncommitted += bool(its)
-            self._ledger.backlog.owe(flight.debts(its, since))
+            self._claims.backlog.add(entry.pending_writes(its, since))
 
-    async def _raise_registers(self, flights: list[Flight]) -> None:
-        """Write down the newest states; what shadow mode would have dropped is none."""
-        if not any([flight.register for flight in flights]):  # noqa: C419 - quicker
+    async def _record_entity_states(self, entries: list[BatchEntry]) -> None:
+        """Record the newest states; events that shadow mode would have dropped have none."""
+        if not any([entry.entity_lease for entry in entries]):  # noqa: C419 - quicker
             return
-        await self._leave_registers(flights)
-        raised = [flight for flight in flights if flight.register is not None]
-        await self._registers.raise_all(raised, self._lease_ms)
+        await self._release_entities(entries)
+        delivered = [entry for entry in entries if entry.entity_lease is not None]
+        await self._entities.record_delivered(delivered, self._lease_ms)
 
-    async def _leave_registers(self, flights: list[Flight]) -> None:
-        """Give back the entities of what shadow mode would have dropped."""
-        await self._ledger.release(
+    async def _release_entities(self, entries: list[BatchEntry]) -> None:
+        """Release the entities of events that shadow mode would have dropped."""
+        await self._claims.release(
             [
                 release
-                for flight in flights
-                if flight.on_yes in _DROPPED
-                for release in self._registers.give_back(flight, flight.on_yes)
+                for entry in entries
+                if entry.success_verdict in _DROPPED
+                for release in self._entities.release_of(entry, entry.success_verdict)
             ]
         )
 
-    async def _commit(self, flights: Sequence[Flight], fate: Fate) -> None:
-        """Mark keys done, within the commit budget or else behind the acknowledgement."""
-        claimed = [flight for flight in flights if flight.claim is not None]
+    async def _commit(self, entries: Sequence[BatchEntry], fate: Fate) -> None:
+        """Mark keys as done, within the commit budget or else after the acknowledgement."""
+        claimed = [entry for entry in entries if entry.claim is not None]
         if not claimed:
             return
-        for flight in claimed:
-            if flight.hold is not None:
-                flight.hold.ending = True
+        for entry in claimed:
+            if entry.lease is not None:
+                entry.lease.ending = True
         batch = claimed[0].batch
         since = batch.now()
         ends = since + self._commit_budget_s
-        late, before = await self._ledger.commit(
+        late, before = await self._claims.commit(
             commits_of(claimed, fate), ends if batch.ends is None else min(ends, batch.ends)
         )
         if late:
-            self._owe(claimed, late, since)
+            self._defer_commits(claimed, late, since)
         if before:
-            self._count_lost(claimed, {commit.key for commit in before})
+            self._count_lost_leases(claimed, {commit.key for commit in before})
         now = batch.now()
-        self.books.late_commits += sum([f.hold is not None and now > f.hold.ends for f in claimed])
+        self.books.late_commits += sum(
+            [e.lease is not None and now > e.lease.ends for e in claimed]
+        )
 
-    def _count_lost(self, flights: Iterable[Flight], keys: Container[bytes]) -> None:
+    def _count_lost_leases(self, entries: Iterable[BatchEntry], keys: Container[bytes]) -> None:
         """
-        Count the events that another worker took over or had taken over, if the store ended *keys*.
+        Count events that another worker took over, if the store refused *keys*.
 
-        A store that repeats our own request says the same. So the lease has to be over, or the
-        claim must have been a second one.
+        A store also refuses a request of ours that it applied before. So the lease has to be over,
+        or the claim must have been a second attempt.
         """
         now = now_s()
-        for flight in flights:
-            hold = flight.hold
-            if hold is None or not (flight.attempt > 1 or now > hold.ends):
+        for entry in entries:
+            lease = entry.lease
+            if lease is None or not (entry.attempt > 1 or now > lease.ends):
                 continue
-            if any(key in keys for key in hold.keys):
-                self._holds.lose(hold)
+            if any(key in keys for key in lease.keys):
+                self._leases.mark_lost(lease)
 
-    async def _drop(self, outdated: list[tuple[Flight, Verdict]]) -> None:
-        """Commit what is not to be sent: stale, unchanged, or a conflict to be dropped."""
+    async def _drop(self, outdated: list[tuple[BatchEntry, Verdict]]) -> None:
+        """Commit events that are not sent: stale, unchanged, or conflicts that the rule drops."""
         if not outdated:
             return
-        await self._ledger.release(
-            [r for flight, verdict in outdated for r in self._registers.give_back(flight, verdict)]
+        await self._claims.release(
+            [r for entry, verdict in outdated for r in self._entities.release_of(entry, verdict)]
         )
         for verdict in dict.fromkeys(verdict for _, verdict in outdated):
-            flights = [flight for flight, own in outdated if own is verdict]
-            await self._commit(flights, _DROPPED.get(verdict, Fate.DROPPED))
-            self._settle(flights, verdict)
+            entries = [entry for entry, own in outdated if own is verdict]
+            await self._commit(entries, _DROPPED.get(verdict, Fate.DROPPED))
+            self._settle(entries, verdict)
 
-    async def _bury(self, flights: list[Flight], reason: str) -> None:
-        """Put events into the dead letters, and only then mark them done."""
-        if not flights:
+    async def _send_to_dead_letters(self, entries: list[BatchEntry], reason: str) -> None:
+        """Store events in the dead letters, and only then mark them as done."""
+        if not entries:
             return
         if self._dead is None:
             why, wait = "no dead letters are configured", ms(self._settings.max_backoff)
-            await self._hand_back([_Back(flight, why, wait, unsent=False) for flight in flights])
+            await self._hand_back([_HandBack(entry, why, wait, unsent=False) for entry in entries])
             return
         now = self._clock()
-        letters = [flight.letter(reason, self.route, now) for flight in flights]
+        letters = [entry.letter(reason, self.route, now) for entry in entries]
         try:
             await self._dead.put(letters)
         except DeadLetterRefused as error:
-            if len(flights) > 1:
-                for flight in flights:  # the others are not to suffer for it
-                    await self._bury([flight], reason)
+            if len(entries) > 1:
+                for entry in entries:  # one at a time: the others may be accepted
+                    await self._send_to_dead_letters([entry], reason)
                 return
             why, wait = f"dead letters: {error}", ms(self._settings.max_backoff)
-            await self._hand_back([_Back(flight, why, wait, unsent=False) for flight in flights])
+            await self._hand_back([_HandBack(entry, why, wait, unsent=False) for entry in entries])
             return
         except DeadLetterError as error:
-            why, wait = f"dead letters: {error}", self._backoff(1)
-            await self._hand_back([_Back(flight, why, wait, unsent=True) for flight in flights])
+            why, wait = f"dead letters: {error}", self._backoff_ms(1)
+            await self._hand_back([_HandBack(entry, why, wait, unsent=True) for entry in entries])
             return
-        await self._ledger.release(
-            [r for flight in flights for r in self._registers.give_back(flight)]
+        await self._claims.release(
+            [r for entry in entries for r in self._entities.release_of(entry)]
         )
-        await self._commit(flights, Fate.DEAD)
-        for flight, letter in zip(flights, letters, strict=True):
+        await self._commit(entries, Fate.DEAD)
+        for entry, letter in zip(entries, letters, strict=True):
             self._settle(
-                [flight],
-                Verdict.CONFLICT if flight.on_yes is Verdict.CONFLICT else Verdict.DEAD,
+                [entry],
+                Verdict.CONFLICT if entry.success_verdict is Verdict.CONFLICT else Verdict.DEAD,
                 reason=f"{letter.reason}: {letter.message}" if letter.message else letter.reason,
             )
 
     # --- hand back and settle ----------------------------------------------------------
 
-    async def _hand_back_unsent(self, flights: list[Flight], reason: str) -> None:
-        await self._hand_back([_Back(flight, reason, 0, unsent=True) for flight in flights])
+    async def _hand_back_unsent(self, entries: list[BatchEntry], reason: str) -> None:
+        await self._hand_back([_HandBack(entry, reason, 0, unsent=True) for entry in entries])
 
-    async def _hand_back(self, back: "list[_Back]", *, verdict: Verdict = Verdict.FAILED) -> None:
-        """Release what we hold and let the source bring it again."""
+    async def _hand_back(
+        self, back: "list[_HandBack]", *, verdict: Verdict = Verdict.FAILED
+    ) -> None:
+        """Release the claims and return the events to the source, to be retried."""
         if not back:
             return
         releases: list[Release] = []
         for one in back:
-            releases += self._registers.give_back(one.flight)
+            releases += self._entities.release_of(one.entry)
             releases += one.releases()
-            if one.flight.hold is not None:
-                one.flight.hold.ending = True
-        answers = await self._ledger.release(releases)
+            if one.entry.lease is not None:
+                one.entry.lease.ending = True
+        answers = await self._claims.release(releases)
         fenced = {r.key for r, a in zip(releases, answers, strict=True) if a is Reply.FENCED}
         if fenced:
-            self._count_lost([one.flight for one in back], fenced)
+            self._count_lost_leases([one.entry for one in back], fenced)
         for one in back:
-            if one.flight.is_lost:
+            if one.entry.is_lost:
                 self._settle(
-                    [one.flight],
+                    [one.entry],
                     Verdict.BUSY,
                     reason="another worker took over",
                     retry_after_ms=self._lease_ms,
                 )
             else:
-                # A little later than the release, or the source would come too early.
-                wait = self._jittered(one.wait_ms) if one.wait_ms else 0
+                # A little after the release, or the retry would find it busy.
+                wait = self._jittered_ms(one.wait_ms) if one.wait_ms else 0
                 self._settle(
-                    [one.flight],
+                    [one.entry],
                     verdict,
                     reason=one.reason,
                     retry_after_ms=wait,
                     blamed=not one.unsent,
                 )
 
-    async def _close_repeats(self, wave: Sequence[Flight]) -> None:
-        """Give the repeats within the batch the fate of the one that went first."""
-        leaders = [flight for flight in wave if flight.repeats]
+    async def _settle_duplicates_in_batch(self, wave: Sequence[BatchEntry]) -> None:
+        """Settle the duplicates within the batch like the event that went first."""
+        leaders = [entry for entry in wave if entry.duplicates]
         if not leaders:
             return
         memories: list[Memory] = []
-        forward: list[Flight] = []
-        apart: list[Flight] = []
+        forward: list[BatchEntry] = []
+        apart: list[BatchEntry] = []
         for leader in leaders:
             outcome = leader.batch.outcomes[leader.index]
-            for repeat in leader.repeats:
+            for duplicate in leader.duplicates:
                 if outcome is None or not outcome.acknowledge:
-                    self._settle_alike(repeat, outcome)
+                    self._settle_like(duplicate, outcome)
                     continue
-                if leader.matched and leader.matched not in repeat.names():
-                    # Known by a key that this one does not have: that says nothing about it.
-                    apart.append(repeat)
+                if leader.matched_key and leader.matched_key not in duplicate.names():
+                    # Known by a key that this one does not have, so not proven to be a duplicate.
+                    apart.append(duplicate)
                     continue
                 fate = _FATES.get(outcome.verdict, Fate.DELIVERED)
-                memories += repeat.memories(repeat.parts_beside(leader), fate, self._dice)
-                repeat.known = outcome.first or leader.first
-                if self._shadows(repeat):
+                memories += duplicate.memories(duplicate.parts_not_in(leader), fate, self._dice)
+                duplicate.duplicate_of = outcome.first or leader.first
+                if self._forwards_anyway(duplicate):
                     is_busy = outcome.verdict is Verdict.BUSY
-                    repeat.on_yes = Verdict.BUSY if is_busy else Verdict.DUPLICATE
-                    forward.append(repeat)
+                    duplicate.success_verdict = Verdict.BUSY if is_busy else Verdict.DUPLICATE
+                    forward.append(duplicate)
                 else:
-                    self._settle([repeat], Verdict.DUPLICATE)
-        await self._ledger.remember(memories)
-        await self._count_copies([r for leader in leaders for r in leader.repeats if r.settled])
+                    self._settle([duplicate], Verdict.DUPLICATE)
+        await self._claims.remember(memories)
+        await self._count_copies([r for leader in leaders for r in leader.duplicates if r.settled])
         await self._deliver(forward)
         if apart:
             for turn in waves(apart):
-                await self._pass(turn)
+                await self._process_wave(turn)
 
-    def _settle_alike(self, flight: Flight, outcome: Outcome | None) -> None:
+    def _settle_like(self, entry: BatchEntry, outcome: Outcome | None) -> None:
         if outcome is None:
-            return  # an error is on its way out of `process`
+            return  # `process` is about to raise
         self._settle(
-            [flight],
+            [entry],
             outcome.verdict,
             reason=outcome.reason,
             retry_after_ms=outcome.retry_after_ms,
@@ -1358,113 +1388,115 @@ class Gateway:
 
     def _settle(
         self,
-        flights: Sequence[Flight],
+        entries: Sequence[BatchEntry],
         verdict: Verdict,
         *,
         reason: str = "",
         retry_after_ms: int = 0,
         blamed: bool = False,
     ) -> None:
-        """Write the verdict of *flights* down; each arrival gets exactly one."""
-        if not (flights := [flight for flight in flights if not flight.settled]):
+        """Set the verdict of *entries*; each arrival gets exactly one."""
+        if not (entries := [entry for entry in entries if not entry.settled]):
             return
-        self._holds.discard([flight.hold for flight in flights])
-        self._holds.discard([flight.register for flight in flights if flight.register])
-        batch = flights[0].batch
+        self._leases.discard([entry.lease for entry in entries])
+        self._leases.discard([entry.entity_lease for entry in entries if entry.entity_lease])
+        batch = entries[0].batch
         is_final = verdict not in HANDED_BACK
         outcomes = [
             Outcome(
                 verdict,
-                is_final or flight.forwarded,
-                flight.plan.rule.name,
-                flight.parts[-1].key if flight.parts else b"",
+                is_final or entry.forwarded,
+                entry.plan.rule.name,
+                entry.parts[-1].key if entry.parts else b"",
                 retry_after_ms,
                 reason,
-                flight.forwarded,
-                flight.unprotected,
-                flight.known,
+                entry.forwarded,
+                entry.unprotected,
+                entry.duplicate_of,
                 blamed,
-                flight.sent_as,
+                entry.sent_as,
             )
-            for flight in flights
+            for entry in entries
         ]
-        for flight, outcome in zip(flights, outcomes, strict=True):
-            flight.settled = True
-            batch.outcomes[flight.index] = outcome
-        self.books.settle(verdict, len(flights))
-        self._tell(batch, flights, outcomes)
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            entry.settled = True
+            batch.outcomes[entry.index] = outcome
+        self.books.settle(verdict, len(entries))
+        self._notify(batch, entries, outcomes)
 
-    def _tell(self, batch: Batch, flights: Sequence[Flight], outcomes: Sequence[Outcome]) -> None:
-        """Tell whoever waits for it, and whoever wants to know."""
+    def _notify(
+        self, batch: Batch, entries: Sequence[BatchEntry], outcomes: Sequence[Outcome]
+    ) -> None:
+        """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
         if batch.turns:
-            for flight, outcome in zip(flights, outcomes, strict=True):
-                if flight.entity:
-                    batch.turns[flight.entity].settled(acknowledged=outcome.acknowledge)
+            for entry, outcome in zip(entries, outcomes, strict=True):
+                if entry.entity:
+                    batch.turns[entry.entity].settled(acknowledged=outcome.acknowledge)
         if batch.settled is not None:
-            for flight, outcome in zip(flights, outcomes, strict=True):
-                batch.tell(flight.index, outcome)
+            for entry, outcome in zip(entries, outcomes, strict=True):
+                batch.report(entry.index, outcome)
         if self._tracer is not None:
-            for flight, outcome in zip(flights, outcomes, strict=True):
-                if flight.trace is not None:
-                    ended(flight.trace, outcome)
+            for entry, outcome in zip(entries, outcomes, strict=True):
+                if entry.trace is not None:
+                    ended(entry.trace, outcome)
         if self._hooks:
             took_s = batch.now() - batch.began
             decisions = [
-                Decision(
-                    self.route, flight.event, outcome, flight.arrived_ms, took_s, flight.attempt
-                )
-                for flight, outcome in zip(flights, outcomes, strict=True)
+                Decision(self.route, entry.event, outcome, entry.arrived_ms, took_s, entry.attempt)
+                for entry, outcome in zip(entries, outcomes, strict=True)
             ]
-            tell(self._hooks, *decisions)
+            call_hooks(self._hooks, *decisions)
 
-    def _tell_send(self, items: int, took_s: float, ok: bool) -> None:  # noqa: FBT001 - `Noted`
-        tell(self._trip_hooks, RoundTrip(self.route, "sink", "deliver", items, took_s, ok))
+    def _report_send(self, items: int, took_s: float, ok: bool) -> None:  # noqa: FBT001 - `CallListener`
+        call_hooks(self._trip_hooks, RoundTrip(self.route, "sink", "deliver", items, took_s, ok))
 
-    def _settle_rest(self, batch: Batch) -> list[Outcome]:
-        """Hand back what has no verdict: there was an error, or we are shutting down."""
+    def _settle_unfinished(self, batch: Batch) -> list[Outcome]:
+        """Return entries without a verdict to the source: after an error, or at a shutdown."""
         settled = [outcome for outcome in batch.outcomes if outcome is not None]
         if len(settled) == len(batch.outcomes):
             return settled
-        reason = "this gateway is shutting down" if self._draining else "an unforeseen error"
-        left = [flight for flight in batch.flights if not flight.settled]
-        # What was claimed and not sent is free for whoever comes next.
-        unsent = [_Back(flight, reason, 0, unsent=True) for flight in left if not flight.is_sent]
-        self._ledger.backlog.owe(Debt(release) for back in unsent for release in back.releases())
+        reason = "this gateway is shutting down" if self._draining else "an unexpected error"
+        left = [entry for entry in batch.entries if not entry.settled]
+        # Claims of events that were not sent are released for the next worker.
+        unsent = [_HandBack(entry, reason, 0, unsent=True) for entry in left if not entry.is_sent]
+        self._claims.backlog.add(
+            PendingWrite(release) for back in unsent for release in back.releases()
+        )
         self._settle(left, Verdict.FAILED, reason=reason)
         unplanned = batch.outcomes.count(None)
         self.books.settle(Verdict.FAILED, unplanned)
         failed = Outcome(Verdict.FAILED, acknowledge=False, reason=reason)
         for index, outcome in enumerate(batch.outcomes):
             if outcome is None:
-                batch.tell(index, failed)
+                batch.report(index, failed)
         return [failed if outcome is None else outcome for outcome in batch.outcomes]
 
 
-class _Answers(Struct, frozen=True):
-    """What the sink said about several events."""
+class _SortedAnswers(Struct, frozen=True):
+    """The sink's answers to several events, grouped by what happens next."""
 
-    taken: list[Flight]
-    refused: list[Flight]
-    aged: list[Flight]
-    back: "list[_Back]"
-    beaten: list[tuple[Flight, Already | Lost]]
+    taken: list[BatchEntry]
+    refused: list[BatchEntry]
+    too_old: list[BatchEntry]
+    back: "list[_HandBack]"
+    lost_races: list[tuple[BatchEntry, Already | Lost]]
 
 
-class _Back(Struct, frozen=True):
-    """One event to hand back: why, after what pause, and whether the attempt counts."""
+class _HandBack(Struct, frozen=True):
+    """One event to return to the source: why, after what pause, and if the attempt counts."""
 
-    flight: Flight
+    entry: BatchEntry
     reason: str
     wait_ms: int
     unsent: bool
 
     def releases(self) -> list[Release]:
-        flight = self.flight
-        if flight.hold is None or flight.hold.lost:
+        entry = self.entry
+        if entry.lease is None or entry.lease.lost:
             return []
-        counted = flight.attempt - 1 if self.unsent else flight.attempt
-        memo = flight.last_memo(flight.error or self.reason, counted)
+        counted = entry.attempt - 1 if self.unsent else entry.attempt
+        memo = entry.last_memo(entry.error or self.reason, counted)
         return [
-            Release(key, flight.hold.token, self.wait_ms, flight.keep_ms, memo, self.unsent)
-            for key in flight.hold.keys
+            Release(key, entry.lease.token, self.wait_ms, entry.keep_ms, memo, self.unsent)
+            for key in entry.lease.keys
         ]

@@ -1,12 +1,11 @@
 """
-What happened, told to whoever wants to know.
+Hooks and tracers: functions of yours that are called when something happens.
 
-A hook is a function that takes one frozen record: a `Decision` for each arrival, a `RoundTrip`
-for each call of a store or a sink. It runs on the gateway's loop, so it should be quick; if it
-raises, that is logged and the event goes its way.
+A hook takes one frozen record: a `Decision` for each arrival, a `RoundTrip` for each call of a
+store or a sink. It runs on the gateway's event loop, so it should be quick; if it raises, the
+error is logged and the event is processed as usual.
 
-A tracer is told when an event arrives, when it is sent and what became of it, so that whoever
-traces requests can follow it through.
+A tracer is called when an event arrives, when it is sent and when its outcome is known.
 """
 
 import logging
@@ -25,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """One arrival and what became of it."""
+    """One arrival and its outcome."""
 
     route: str
     event: Event | Unreadable
@@ -53,32 +52,32 @@ class RoundTrip(Struct, frozen=True, gc=False):
 
 
 Hook = Callable[[Decision], None]
-"""Told of each arrival when its verdict is known."""
+"""Called for each arrival when its verdict is known."""
 TripHook = Callable[[RoundTrip], None]
-"""Told of each call of a store or a sink when it has ended."""
+"""Called after each call of a store or a sink."""
 
 
 class Trace(Protocol):
     """One arrival, as a tracer follows it."""
 
     def sending(self) -> str:
-        """Tell that it is sent now, and give the `traceparent` to send with it; may be empty."""
+        """Record that it is sent now; return the `traceparent` to send with it, or an empty string."""
         ...
 
     def ended(self, outcome: Outcome) -> None:
-        """Tell what became of it."""
+        """Record its outcome."""
         ...
 
 
 class Tracer(Protocol):
-    """Whoever follows events through."""
+    """Follows events from their arrival to their outcome."""
 
     def arrived(self, route: str, event: Event | Unreadable) -> Trace | None:
-        """Begin to follow *event*; None where it is not worth following."""
+        """Start the trace of *event*; return None if it is not to be traced."""
         ...
 
 
-def tell(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
+def call_hooks(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
     """Call every hook with every record."""
     for hook in hooks:
         for record in records:
@@ -88,8 +87,8 @@ def tell(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
                 _log_failure(error)
 
 
-def follow(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | None:
-    """Begin to follow *event*."""
+def start_trace(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | None:
+    """Start the trace of *event*."""
     try:
         return tracer.arrived(route, event)
     except Exception as error:  # noqa: BLE001 - nor must a tracer
@@ -98,7 +97,7 @@ def follow(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | Non
 
 
 def sending(trace: Trace) -> str:
-    """Tell *trace* that its event is sent now, and give the `traceparent` to send with it."""
+    """Record that the event of *trace* is sent now; return the `traceparent` to send with it."""
     try:
         return trace.sending()
     except Exception as error:  # noqa: BLE001
@@ -107,7 +106,7 @@ def sending(trace: Trace) -> str:
 
 
 def ended(trace: Trace, outcome: Outcome) -> None:
-    """Tell *trace* what became of its event."""
+    """Record the outcome of the event of *trace*."""
     try:
         trace.ended(outcome)
     except Exception as error:  # noqa: BLE001
@@ -115,14 +114,14 @@ def ended(trace: Trace, outcome: Outcome) -> None:
 
 
 _failed: Counter[str] = Counter()
-"""How often hooks have failed, by place."""
+"""How often hooks have failed, by source line."""
 
 
 def _log_failure(error: Exception) -> None:
     """
-    Log where a hook failed, and how; not its text, which may quote the event.
+    Log where a hook failed and with which type of error; its text may quote the event.
 
-    What fails for one event mostly fails for all: the 1st, 10th, 100th … time is told.
+    A hook that fails for one event mostly fails for all: only the 1st, 10th, 100th … is logged.
     """
     frame = traceback.extract_tb(error.__traceback__)[-1]
     at = f"{frame.filename}:{frame.lineno}"

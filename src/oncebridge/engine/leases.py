@@ -1,9 +1,8 @@
 """
-What this process holds, and the heartbeat that keeps it.
+The leases of this process, and the heartbeat that extends them.
 
-A hold is prolonged in one batch with all others, every third of a lease, and only while
-its own attempt may still be under way: a heartbeat that ran by itself would keep the
-claim of a worker that is stuck.
+All leases are extended in one call, every third of a lease, each only while its own attempt may
+still be running: an unconditional heartbeat would keep the claims of a worker that is stuck.
 """
 
 import asyncio
@@ -17,22 +16,22 @@ from oncebridge.errors import StoreError
 from oncebridge.stores.api import Claim, Claims, Extension, Reply, rounds
 
 
-class Hold(Struct, eq=False):
-    """One claim, measured by this process's own monotonic clock."""
+class Lease(Struct, eq=False):
+    """The lease of one claim, measured by this process's monotonic clock."""
 
     claim: Claim
     ends: float
     """When the lease ends; counted from before the claim was sent, so never too late."""
     give_up: float
-    """When the attempt must be over; the hold is not prolonged beyond."""
+    """When the attempt must be over; the lease is not extended after that."""
     latest: float = math.inf
-    """How far the lease may be prolonged: the caller's time and a little."""
+    """Until when the lease may be extended: the end of the caller's time, plus a margin."""
     lost: bool = False
-    """Somebody else has taken over."""
+    """Another worker has taken over."""
     ending: bool = False
-    """It is being committed or released; that a heartbeat comes too late says nothing."""
+    """It is being committed or released: a refused heartbeat does not mean that it is lost."""
     sending: "asyncio.Task[object] | None" = None
-    """The send to break off when the hold is lost."""
+    """The send to cancel when the lease is lost."""
 
     @property
     def token(self) -> bytes:
@@ -43,89 +42,92 @@ class Hold(Struct, eq=False):
         return [held.key for held in self.claim.held]
 
 
-class Holds:
-    """All holds of one gateway; the heart beats while there are any."""
+class Leases:
+    """All leases of one gateway; the heartbeat runs while there are any."""
 
     def __init__(self, store: Claims, books: Books, *, lease_ms: int) -> None:
         self._store = store
         self._books = books
         self._lease_ms = lease_ms
-        self._beat_s = lease_ms / 3000
-        self._holds: dict[Hold, None] = {}  # in the order of the claims: a seed replays a run
-        # A timer rather than a task: nothing is left over when the last hold goes, so a loop
+        self._interval_s = lease_ms / 3000
+        self._leases: dict[Lease, None] = {}  # in the order of the claims: a seed replays a run
+        # A timer rather than a task: nothing is left over when the last lease ends, so a loop
         # that only runs during calls (BlockingGateway) can be left at any time.
         self._timer: asyncio.TimerHandle | None = None
-        self._beating: asyncio.Task[None] | None = None
+        self._extending: asyncio.Task[None] | None = None
 
-    def add(self, holds: Iterable[Hold]) -> None:
-        self._holds.update(dict.fromkeys(holds))
-        if self._holds and self._timer is None:
-            self._wind()
+    def add(self, leases: Iterable[Lease]) -> None:
+        self._leases.update(dict.fromkeys(leases))
+        if self._leases and self._timer is None:
+            self._schedule()
 
-    def discard(self, holds: Iterable[Hold | None]) -> None:
-        for hold in holds:
-            if hold is not None:
-                self._holds.pop(hold, None)
-        if not self._holds and self._timer is not None:
+    def discard(self, leases: Iterable[Lease | None]) -> None:
+        for lease in leases:
+            if lease is not None:
+                self._leases.pop(lease, None)
+        if not self._leases and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _wind(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._tick)
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
 
     def _tick(self) -> None:
-        self._wind()
-        if self._beating is None or self._beating.done():
-            self._beating = asyncio.get_running_loop().create_task(self._beat())
+        self._schedule()
+        if self._extending is None or self._extending.done():
+            self._extending = asyncio.get_running_loop().create_task(self._extend_all())
 
-    async def extend(self, holds: Iterable[Hold]) -> None:
-        """Prolong *holds* now; those that another has taken are marked lost."""
-        pairs = [(hold, key) for hold in holds if not hold.lost for key in hold.keys]
-        # A key may stand here twice: held, lapsed unnoticed, and claimed again.
+    async def extend(self, leases: Iterable[Lease]) -> None:
+        """Extend *leases* now; those that another worker has taken over are marked lost."""
+        pairs = [(lease, key) for lease in leases if not lease.lost for key in lease.keys]
+        # A key may occur twice: its lease ended unnoticed, and it was claimed again.
         for asked in rounds(pairs, lambda pair: pair[1]):
             await self._extend(asked)
 
-    async def _extend(self, asked: list[tuple[Hold, bytes]]) -> None:
+    async def _extend(self, asked: list[tuple[Lease, bytes]]) -> None:
         before = asyncio.get_running_loop().time()
         answers = await self._store.extend(
-            [Extension(key, hold.token, self._lease(hold, before)) for hold, key in asked]
+            [
+                Extension(key, lease.token, self._next_lease_ms(lease, before))
+                for lease, key in asked
+            ]
         )
         unanswered = set()
-        for (hold, _), answer in zip(asked, answers, strict=True):
-            if answer is Reply.FENCED and not hold.ending:
-                self.lose(hold)
+        for (lease, _), answer in zip(asked, answers, strict=True):
+            if answer is Reply.FENCED and not lease.ending:
+                self.mark_lost(lease)
             elif answer is not Reply.EXTENDED:
-                unanswered.add(hold)
-        for hold, _ in asked:
-            if hold not in unanswered and not hold.lost:
-                hold.ends = before + self._lease(hold, before) / 1000
+                unanswered.add(lease)
+        for lease, _ in asked:
+            if lease not in unanswered and not lease.lost:
+                lease.ends = before + self._next_lease_ms(lease, before) / 1000
 
-    def _lease(self, hold: Hold, now: float) -> int:
-        if hold.latest == math.inf:
+    def _next_lease_ms(self, lease: Lease, now: float) -> int:
+        if lease.latest == math.inf:
             return self._lease_ms
-        return max(min(self._lease_ms, int((hold.latest - now) * 1000)), 1)
+        return max(min(self._lease_ms, int((lease.latest - now) * 1000)), 1)
 
-    def lose(self, hold: Hold) -> None:
-        """Count *hold* as taken over by another worker, once, and break off its send."""
-        if hold.lost:
+    def mark_lost(self, lease: Lease) -> None:
+        """Mark *lease* as taken over by another worker, once, and cancel its send."""
+        if lease.lost:
             return
-        hold.lost = True
+        lease.lost = True
         self._books.lease_lost += 1
-        if hold.sending is not None:
-            hold.sending.cancel()
+        if lease.sending is not None:
+            lease.sending.cancel()
 
-    async def _beat(self) -> None:
+    async def _extend_all(self) -> None:
         now = asyncio.get_running_loop().time()
         try:
-            await self.extend([hold for hold in self._holds if now < hold.give_up])
+            await self.extend([lease for lease in self._leases if now < lease.give_up])
         except StoreError:
-            # The lease goes on by itself; before the next send it is looked at again.
+            # The lease still runs; it is checked again before the next send.
             self._books.store_errors += 1
 
     async def aclose(self) -> None:
-        """Stop the heart; leases run out by themselves."""
-        self.discard(list(self._holds))
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
-            self._beating = None
+        """Stop the heartbeat; leases end by themselves."""
+        self.discard(list(self._leases))
+        if self._extending is not None:
+            self._extending.cancel()
+            await asyncio.gather(self._extending, return_exceptions=True)
+            self._extending = None

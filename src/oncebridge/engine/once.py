@@ -4,9 +4,9 @@ The decorator that protects one function.
     @once(store=SQLiteStore("seen.db"), key=["detail.orderId"])
     def charge(order): ...
 
-The first call with an order runs the function; a repeat returns without running it,
-in this process or any other on the same store. If the function raises, the caller gets
-the exception and the call may be made again.
+The first call with an order runs the function; a duplicate call returns without running it, in
+this process or any other with the same store. If the function raises, the caller gets the
+exception, and the call may be repeated.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ def once(
     """
     Run the function once per event, its first argument.
 
-    The event may be an `Event`, the bytes of one, or a mapping; a mapping without an
-    envelope counts as the detail, so its fields are `detail.…` here too. *key*, *ignore* and
-    *window* are those of a rule. *timeout* is how long the function may take.
+    The event may be an `Event`, the bytes of one, or a mapping; a mapping without an envelope is
+    treated as the detail, so its fields are `detail.…` here, too. *key*, *ignore* and *window*
+    are those of a rule. *timeout* is how long the function may take.
 
-    A repeat returns *otherwise*. Where the call is neither made nor known to have been
-    made (another worker is at it, the store is down), `HandedBack` is raised.
+    A duplicate call returns *otherwise*. Raise `HandedBack` if the call is neither made nor known
+    to have been made (another worker is running it, the store is down).
 
-    *route* keeps functions apart in one store; by default it is the function's name.
+    *route* separates functions in one store; the default is the function's name.
     """
 
     def protect(function: Callable[P, R]) -> Callable[P, R]:
@@ -66,7 +66,7 @@ def once(
             sink_timeout=timeout,
             lease=max(budgets.lease, timeout + budgets.commit_budget + 2 * budgets.margin),
         )
-        calls = _Calls(function)
+        calls = _CallSink(function)
         gateway = Gateway(
             store=store,
             sink=calls,
@@ -77,13 +77,13 @@ def once(
         )
         if inspect.iscoroutinefunction(function):
             return cast("Callable[P, R]", _protect_async(function, gateway, calls, otherwise))
-        return _protect_plain(function, BlockingGateway(gateway), calls, otherwise)
+        return _protect_sync(function, BlockingGateway(gateway), calls, otherwise)
 
     return protect
 
 
 def _protect_async(
-    function: Callable[P, Awaitable[R]], gateway: Gateway, calls: "_Calls", otherwise: Any
+    function: Callable[P, Awaitable[R]], gateway: Gateway, calls: "_CallSink", otherwise: Any
 ) -> Callable[P, Awaitable[R]]:
     @functools.wraps(function)
     async def protected(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -98,8 +98,8 @@ def _protect_async(
     return protected
 
 
-def _protect_plain(
-    function: Callable[P, R], gateway: BlockingGateway, calls: "_Calls", otherwise: Any
+def _protect_sync(
+    function: Callable[P, R], gateway: BlockingGateway, calls: "_CallSink", otherwise: Any
 ) -> Callable[P, R]:
     @functools.wraps(function)
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -138,7 +138,7 @@ class _Call:
 
 def _event(argument: Any) -> Event:
     if isinstance(argument, Event):
-        return copy.copy(argument)  # two calls with one event are two calls
+        return copy.copy(argument)  # two calls with the same object are two calls
     if isinstance(argument, bytes):
         return parse(argument, bare=True)
     if isinstance(argument, Mapping):
@@ -146,8 +146,8 @@ def _event(argument: Any) -> Event:
     raise EventError("not-an-object", "once takes an Event, bytes, or a mapping")
 
 
-class _Calls:
-    """The sink that makes the calls which are under way."""
+class _CallSink:
+    """The sink that makes the calls."""
 
     batch = 1
     concurrency = 1000
@@ -164,7 +164,7 @@ class _Calls:
         self._calls.pop(id(call.event), None)
 
     async def open(self) -> None:
-        """Do nothing: the function is there."""
+        """Do nothing: there is nothing to open."""
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         (delivery,) = deliveries
@@ -175,13 +175,13 @@ class _Calls:
             else:
                 call.value = await asyncio.to_thread(self._function, *call.args, **call.kwargs)
                 if inspect.isawaitable(call.value):
-                    raise TypeError(  # noqa: TRY301 - the caller gets it like any other
-                        "the function gave an awaitable; once protects it only as an async def"
+                    raise TypeError(  # noqa: TRY301 - raised to the caller like any other
+                        "the function returned an awaitable; make it an async def to protect it"
                     )
         except SinkRejected as error:
             call.error = error
             return [Never(type(error).__name__)]
-        except Exception as error:  # noqa: BLE001 - it is the caller's, who gets it back
+        except Exception as error:  # noqa: BLE001 - raised to the caller
             call.error = error
             return [Unknown(type(error).__name__)]
         return [Yes()]

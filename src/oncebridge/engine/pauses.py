@@ -1,8 +1,8 @@
 """
 Pause and resume, for all workers at once.
 
-A paused route has a record in the store that says so. Every worker looks once a second, so
-it works from another process, on another machine, and lasts over a restart.
+A paused route has a record in the store. Every worker checks it once a second, so a pause works
+from another process or machine, and survives a restart.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def _key(route: str) -> bytes:
 
 
 async def pause(store: Store, routes: Sequence[str], dice: Dice) -> None:
-    """Tell every worker to take nothing on *routes* until `resume`."""
+    """Pause *routes* for all workers, until `resume`."""
     tokens = dice.tokens(len(routes))
     answers = await store.remember(
         [
@@ -34,11 +34,11 @@ async def pause(store: Store, routes: Sequence[str], dice: Dice) -> None:
 
 
 async def resume(store: Store, routes: Sequence[str]) -> list[bool]:
-    """Let *routes* go on, and tell which were paused."""
+    """Resume *routes*; return for each whether it was paused."""
     return await store.forget([_key(route) for route in routes])
 
 
 async def paused(store: Store, routes: Sequence[str]) -> list[bool]:
-    """Return which of *routes* are paused."""
+    """Return for each of *routes* whether it is paused."""
     records = await store.peek([_key(route) for route in routes])
     return [record is not None and record.fate is not None for record in records]

@@ -1,19 +1,19 @@
 """
-How fast a sink may be sent events: a rate that is set, and one that is learned.
+How fast events may be sent to a sink: a configured rate, and a learned one.
 
-A caller reserves a turn and waits for it. A turn is a place in line, and the line moves on at
-the slower of two rates:
+A caller reserves a turn and waits for it. A turn is a place in a queue, and the queue moves at the
+slower of two rates:
 
-- the rate that is allowed: the setting, or this worker's share of it;
-- the rate that is learned from a sink that throttles. There is none until it does.
+- the allowed rate: the setting, or this worker's share of it;
+- the rate learned from a sink that throttles. There is none until it does.
 
-A change of either moves all turns that are still to come.
+A change of either moves all later turns.
 
-A throttled sink is left alone for as long as it asked. How many events it took lately shows
-what it can take, and sending goes on at a little less than that. Then the rate grows as in TCP
-CUBIC (RFC 9438): quickly back to the known limit, slowly around it, and ever faster beyond
-it. While the limit is not known yet, the rate doubles every second (slow start). A limit
-that was not met for five minutes is forgotten.
+A sink that throttles gets no events for as long as it asked. The number of events it took
+recently shows its limit, and sending continues a little below that. Then the rate grows as in TCP
+CUBIC (RFC 9438): quickly back to the known limit, slowly around it, and ever faster beyond it.
+While the limit is not known yet, the rate doubles every second (slow start). A limit that was not
+reached for five minutes is forgotten.
 """
 
 from collections import deque
@@ -21,17 +21,17 @@ from math import inf
 from typing import Final
 
 _BURST_S: Final = 0.1
-"""Turns that were missed for so long may be made up for; timers are late at times. One call
-takes at most so many seconds' worth of events."""
+"""Turns missed by less may be used later, as timers can be late. One call takes at most this many
+seconds' worth of events."""
 
 _LEAST_MEASURED_S, _ENOUGH = 1.0, 10
-"""A rate is measured over a second, and over so many events. A shorter burst says nothing."""
+"""A rate is measured over at least a second and this many events; a burst says nothing."""
 _IDLE_S: Final = 2.0
 _SAMPLE_S: Final = 0.1
 _LAG_S: Final = 0.01
-"""Answers that come together are counted one after the other."""
+"""Answers that arrive together are counted one after another."""
 _AIM: Final = 0.98
-"""The limit is taken to be so much of what was measured, and the rate begins below it:"""
+"""The limit is assumed to be this part of the measured rate; the new rate starts below it:"""
 _DECREASE: Final = 0.05
 _PLATEAU_S: Final = 30.0
 """How long it takes to get back to the known limit."""
@@ -41,29 +41,29 @@ _SLOWEST: Final = 1.0
 _FORGET_S: Final = 300.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 _ROUNDING: Final = 1e-6
-"""A wait of so many seconds is none: it could be too short for the clock to move."""
+"""A shorter wait counts as none: the clock might not move."""
 
 
 class RateLimit:
     """
-    Spread events evenly: *rate* a second at most, and no more than the sink takes.
+    Spread events evenly: at most *rate* a second, and no more than the sink accepts.
 
-    Times are those of the caller's loop.
+    Times are those of the caller's event loop.
     """
 
     def __init__(self, rate: float = inf) -> None:
         self._allowed = rate
         self._learned: _Learned | None = None
         self._moved = 0.0
-        """How far the line has moved on: turns up to here may be used."""
+        """How far the queue has moved: turns up to here may be used."""
         self._moved_s = -inf
-        """When that was worked out."""
+        """When that was calculated."""
         self._end = -inf
         """The place of the next turn."""
         self._resume_s = -inf
-        """Until then the sink is left alone, and the line stands still."""
+        """Until then nothing is sent, and the queue does not move."""
         self._lowered = 0.0
-        """How far the line had moved when the rate was last lowered."""
+        """How far the queue had moved when the rate was last lowered."""
         self._fruitless = 0
         """How many times in a row the sink throttled and took nothing in between."""
         self._delivered_then = -1
@@ -71,9 +71,9 @@ class RateLimit:
         self.delivered = 0
         """How many events the sink has taken in total; the caller counts."""
         self._samples: deque[tuple[float, int]] = deque([(-inf, 0)])
-        """Times of late, and how many events were delivered by then."""
+        """Recent times, and how many events were delivered by then."""
         self.reserved = 0
-        """How many events got a turn in total."""
+        """How many events have reserved a turn in total."""
         self.is_active = rate < inf
         """False: there is no limit, and no need for turns."""
 
@@ -82,11 +82,11 @@ class RateLimit:
         return min(self._allowed, self._learned.rate(now_s) if self._learned else inf)
 
     def allow(self, rate: float, now_s: float) -> None:
-        """Change the rate that is allowed; with 0, all wait until the next change."""
+        """Change the allowed rate; with 0, everything waits until the next change."""
         if rate != self._allowed:
             self._move_on(now_s)
             if not self._allowed:
-                # The time without a rate is not made up for.
+                # Turns of the time without a rate are not added later.
                 self._end = max(self._end, self._moved)
             self._allowed = rate
 
@@ -97,7 +97,7 @@ class RateLimit:
         return self.wait_s(self.reserve(count, now_s), now_s)
 
     def reserve(self, count: int, now_s: float) -> float:
-        """Return a turn for *count* events that go together."""
+        """Reserve and return a turn for *count* events that are sent together."""
         self._move_on(now_s)
         turn = max(self._end, self._moved - _BURST_S * self.rate(now_s))
         self._end = turn + count
@@ -115,16 +115,16 @@ class RateLimit:
         return self.pause_s(now_s) + ahead / rate
 
     def pause_s(self, now_s: float) -> float:
-        """Return for how much longer the sink is left alone."""
+        """Return for how many more seconds nothing is sent."""
         return max(self._resume_s - now_s, 0.0)
 
     def is_missed(self, turn: float, now_s: float) -> bool:
-        """Return whether *turn* was so long ago that to use it now would make a burst."""
+        """Return True if *turn* was so long ago that using it now would cause a burst."""
         self._move_on(now_s)
         return self._moved - turn > _BURST_S * self.rate(now_s) + _ROUNDING
 
     def left_s(self, now_s: float) -> float:
-        """Return how long a new caller would have to wait for its turn; reserve none."""
+        """Return how many seconds a new caller would wait for its turn; reserve none."""
         return self.wait_s(max(self._end, self._moved), now_s) if self.rate(now_s) else 0.0
 
     def most(self, now_s: float) -> int:
@@ -141,7 +141,7 @@ class RateLimit:
     # --- learning ------------------------------------------------------------------------
 
     def note(self, now_s: float) -> None:
-        """Remember how many events the sink has taken up to now."""
+        """Record how many events the sink has taken up to now."""
         if self._learned is not None:
             self._learned.measure(self.delivered, now_s)
         samples = self._samples
@@ -150,7 +150,7 @@ class RateLimit:
             return
         is_first = len(samples) == 1 and last == self.delivered
         if is_first or last_s < max(self._resume_s, now_s - _IDLE_S):
-            # Nothing was sent for a while, or nothing of it is answered yet.
+            # Nothing was sent for a while, or nothing is answered yet.
             samples.clear()
         samples.append((now_s, self.delivered))
         while (
@@ -165,10 +165,10 @@ class RateLimit:
 
     def throttled(self, turn: float | None, retry_after_s: float, now_s: float) -> None:
         """
-        Leave the sink alone for *retry_after_s*, and go on more slowly.
+        Send nothing for *retry_after_s*, then continue at a lower rate.
 
-        *turn* is the turn of what was throttled, None if it was sent without one. What was sent
-        before the rate was last lowered is no reason to lower it once more.
+        *turn* is the turn of the throttled send, None if it had none. A send from before the rate
+        was last lowered does not lower it again.
         """
         self._move_on(now_s)
         if self._learned is not None and (turn is None or turn < self._lowered):
@@ -196,9 +196,9 @@ class _Learned:
     """
     A rate that grows from `since_s` on.
 
-    It begins at what the sink took within *span_s* from *from_s* on, when it had taken *before*
-    events in total. The limit is known unless it was met by a burst, or the sink takes less than
-    half of what it took before (*last*).
+    It starts at the rate that the sink took within *span_s* from *from_s* on, when it had taken
+    *before* events in total. The limit is known unless a burst reached it, or the sink takes less
+    than half of what it took before (*last*).
     """
 
     __slots__ = ("_before", "_is_known", "_last", "_span_s", "_until_s", "goodput", "since_s")
@@ -213,7 +213,7 @@ class _Learned:
         self.since_s = -inf
 
     def measure(self, delivered: int, now_s: float) -> None:
-        """Take note that *delivered* events were delivered up to now."""
+        """Record that *delivered* events were delivered up to now."""
         if now_s <= self._until_s:
             self.goodput = _AIM * (delivered - self._before) / self._span_s
             self._is_known = self.goodput > self._last / 2

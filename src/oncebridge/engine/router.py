@@ -1,10 +1,10 @@
 """
-Several ways out: each arrival goes to every route it is for.
+Several routes: each arrival goes to every route that matches it.
 
-A route is a gateway of its own, with its own claims, so an event that one sink has and
-another has not yet is a duplicate here and delivered there. An arrival is acknowledged when
-every one of its routes acknowledges it. An event that no route is for goes to the dead letters,
-unless a rule of the file or the setting `unrouted` discards it.
+A route is a gateway of its own, with its own claims, so an event can be a duplicate on one route
+and be delivered on another. An arrival is acknowledged when all of its routes acknowledge it. An
+event that no route matches goes to the dead letters, unless a rule of the file or the setting
+`unrouted` discards it.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from oncebridge.base.clock import Clock, system_clock
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.counters import Books
-from oncebridge.engine.cpu_turns import TURN_S, Costly
+from oncebridge.engine.cpu_turns import TURN_S, CpuTurns
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.hooks import Decision, Hook, tell
+from oncebridge.engine.hooks import Decision, Hook, call_hooks
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import DeadLetterError, OncebridgeError
@@ -33,30 +33,30 @@ from oncebridge.events.rules import RuleSet
 
 _log = logging.getLogger("oncebridge")
 UNROUTED = "unrouted"
-"""What stands for a route where none was for an event."""
-_BROKEN_OFF = "an unforeseen error"
+"""The route's name in reports where no route matched an event."""
+_UNEXPECTED_ERROR = "an unexpected error"
 
 
-class Answer(Struct, frozen=True, gc=False):
-    """What became of one arrival on all its routes together."""
+class RouterAnswer(Struct, frozen=True, gc=False):
+    """The outcome of one arrival on all its routes together."""
 
     acknowledge: bool
     verdict: Verdict | None
-    """None where the arrival is only kept for later (a spool)."""
+    """None if the arrival is only stored for later (a spool)."""
     retry_after_ms: int = 0
     reason: str = ""
     outcomes: tuple[tuple[str, Outcome], ...] = ()
     """By the names of the routes, in their order."""
     blamed: bool = False
-    """It failed, and may be the cause itself; see `Outcome.blamed`."""
+    """It failed, and may itself be the cause; see `Outcome.blamed`."""
 
 
-Answered = Callable[[int, Answer], None]
-"""Told the answer to each arrival of a batch, by its place in it."""
+OnAnswer = Callable[[int, RouterAnswer], None]
+"""Called with the index and the answer of each arrival of a batch."""
 
 
-class Way(Struct, frozen=True):
-    """One route: the gateway, and which events it is for."""
+class RouteEntry(Struct, frozen=True):
+    """One route: the gateway, and the pattern of its events."""
 
     gateway: Gateway
     match: Pattern | None = None
@@ -64,14 +64,14 @@ class Way(Struct, frozen=True):
 
 class Router:
     """
-    Give each arrival to the *ways* it is for.
+    Process each arrival on all *routes* that match it.
 
-    Of the events that no way is for, those that *rules* discard are discarded.
+    Of the events that no route matches, those that *rules* discard are discarded.
     """
 
     def __init__(
         self,
-        ways: Sequence[Way],
+        routes: Sequence[RouteEntry],
         *,
         dead: DeadLetters | None = None,
         rules: RuleSet | None = None,
@@ -80,52 +80,52 @@ class Router:
         hooks: Sequence[Hook] = (),
         clock: Clock = system_clock,
     ) -> None:
-        self.ways = tuple(ways)
+        self.routes = tuple(routes)
         self.unrouted = Books()
-        """Counts of what no route was for."""
+        """Counts of the events that no route matched."""
         self._dead = dead
         self._rules = rules
         self._discard = discard_unrouted
         self._settings = settings
         self._hooks = tuple(hooks)
         self._clock = clock
-        self._apart = ways[0].gateway.rules.apart
-        self._only = ways[0] if len(ways) == 1 and ways[0].match is None else None
-        self.costly = Costly()
+        self._apart = routes[0].gateway.rules.apart
+        self._only_route = routes[0] if len(routes) == 1 and routes[0].match is None else None
+        self.cpu_turns = CpuTurns()
 
     @property
     def gateways(self) -> list[Gateway]:
-        return [way.gateway for way in self.ways]
+        return [entry.gateway for entry in self.routes]
 
     @property
     def is_ordered(self) -> bool:
         """Return whether a route keeps events of one entity in order."""
         return any(gateway.is_ordered for gateway in self.gateways)
 
-    def away_s(self) -> float:
-        """Return how many seconds there is no point in bringing events: no route takes any."""
-        return min(gateway.away_s() for gateway in self.gateways)
+    def unavailable_s(self) -> float:
+        """Return for how many seconds no route accepts events; 0 if one does."""
+        return min(gateway.unavailable_s() for gateway in self.gateways)
 
-    def crowded_s(self) -> float:
-        """Return for how many seconds all routes have enough that waits for its turn."""
-        return min(gateway.crowded_s() for gateway in self.gateways)
+    def rate_limited_s(self) -> float:
+        """Return for how many seconds all routes are busy with events that wait for a rate limit."""
+        return min(gateway.rate_limited_s() for gateway in self.gateways)
 
     def read(self, raw: bytes, *, bare: bool | None = None) -> Event | Unreadable:
-        """Read one event as the routes will; *bare* says otherwise than the settings."""
+        """Return one event as the routes will read it; *bare* overrides the setting."""
         settings = self._settings
         is_bare = settings.bare if bare is None else bare
         return read(raw, limits=settings.limits, bare=is_bare, apart=self._apart)
 
     def unwrap(self, raw: bytes) -> tuple[Event | Unreadable, ...]:
-        """Read what is wrapped in what a queue or a stream holds: one event, rarely several."""
+        """Return the events in a message of a queue or stream: one, rarely several."""
         return unwrap(raw, self.read)
 
     async def read_all(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Read what is bytes in turns, however costly it is to read; see `costly`."""
+        """Parse arrivals that are bytes, in turns; see `oncebridge.engine.cpu_turns`."""
         found: list[Arrival] = []
         while len(found) < len(arrivals):
-            async with self.costly:
-                while len(found) < len(arrivals) and self.costly.used_s < TURN_S:
+            async with self.cpu_turns:
+                while len(found) < len(arrivals) and self.cpu_turns.used_s < TURN_S:
                     found.append(self._read_if_bytes(arrivals[len(found)]))
         return found
 
@@ -138,9 +138,9 @@ class Router:
         *,
         within: timedelta | None = None,
         patience: timedelta = timedelta(0),
-        answered: Answered | None = None,
+        answered: OnAnswer | None = None,
         in_place: bool = False,
-    ) -> list[Answer]:
+    ) -> list[RouterAnswer]:
         """
         Process a batch of arrivals on their routes, and return an answer for each, in order.
 
@@ -148,84 +148,86 @@ class Router:
         source retries in place. Nothing is raised: an unexpected error is logged, and its
         arrivals are returned to the source.
         """
-        gathered = _Gathered(len(arrivals), answered)
-        batches = list(self._sort(arrivals, gathered))
-        gathered.expect(batches)
+        collector = _AnswerCollector(len(arrivals), answered)
+        batches = list(self._split_by_route(arrivals, collector))
+        collector.expect(batches)
         try:
             done = await asyncio.gather(
                 *[
-                    way.gateway.process(
+                    entry.gateway.process(
                         [arrival for _, arrival in batch],
                         within=within,
                         patience=patience,
-                        settled=gathered.of(way.gateway.route, [at for at, _ in batch]),
+                        settled=collector.callback_for(
+                            entry.gateway.route, [at for at, _ in batch]
+                        ),
                         in_place=in_place,
                     )
-                    for way, batch in batches
+                    for entry, batch in batches
                 ],
-                *([self._close_unrouted(gathered)] if gathered.unrouted else []),
+                *([self._settle_unrouted(collector)] if collector.unrouted else []),
                 return_exceptions=True,
             )
         finally:
-            gathered.close()
+            collector.close()
         for error in done:
             if isinstance(error, BaseException):
                 # Its type only: the text of an exception may quote the event.
                 _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
                 if not isinstance(error, Exception):
                     raise error
-        return gathered.answers()
+        return collector.answers()
 
-    def _sort(
-        self, arrivals: Sequence[Arrival], gathered: "_Gathered"
-    ) -> "Iterator[tuple[Way, _Batch]]":
-        """Find each arrival's routes; what can't be read is the first one's to bury."""
-        if self._only is not None:
-            yield self._only, list(enumerate(arrivals))
+    def _split_by_route(
+        self, arrivals: Sequence[Arrival], collector: "_AnswerCollector"
+    ) -> "Iterator[tuple[RouteEntry, _Batch]]":
+        """Return the batch of each route; the first one gets what cannot be read."""
+        if self._only_route is not None:
+            yield self._only_route, list(enumerate(arrivals))
             return
-        batches: list[_Batch] = [[] for _ in self.ways]
+        batches: list[_Batch] = [[] for _ in self.routes]
         for at, arrival in enumerate(arrivals):
             event = self._read_if_bytes(arrival)
             if isinstance(event, Unreadable):
                 batches[0].append((at, event))
                 continue
             is_routed = False
-            for way, batch in zip(self.ways, batches, strict=True):
-                if way.match is None or way.match.matches(event.envelope):
+            for entry, batch in zip(self.routes, batches, strict=True):
+                if entry.match is None or entry.match.matches(event.envelope):
                     batch.append((at, event))
                     is_routed = True
             if not is_routed:
-                gathered.unrouted.append((at, event))
-        for way, batch in zip(self.ways, batches, strict=True):
+                collector.unrouted.append((at, event))
+        for entry, batch in zip(self.routes, batches, strict=True):
             if batch:
-                yield way, batch
+                yield entry, batch
 
-    async def _close_unrouted(self, gathered: "_Gathered") -> None:
+    async def _settle_unrouted(self, collector: "_AnswerCollector") -> None:
         now_s, arrived_ms = asyncio.get_running_loop().time, self._clock()
         began_s = now_s()
-        self.unrouted.arrive(len(gathered.unrouted))
+        self.unrouted.arrive(len(collector.unrouted))
 
         def settle(at: int, event: Event, outcome: Outcome) -> None:
             self.unrouted.settle(outcome.verdict, 1)
             wait, reason = outcome.retry_after_ms, outcome.reason
-            gathered.answer(at, Answer(outcome.acknowledge, outcome.verdict, wait, reason))
+            collector.answer(at, RouterAnswer(outcome.acknowledge, outcome.verdict, wait, reason))
             if self._hooks:
                 took_s = now_s() - began_s
-                tell(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
+                call_hooks(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
 
         kept: list[tuple[int, Event]] = []
-        for at, event in gathered.unrouted:
+        for at, event in collector.unrouted:
             plan = self._rules.discard_plan(event) if self._rules is not None else None
             if plan is None and not self._discard:
                 kept.append((at, event))
                 continue
             rule = plan.rule.name if plan is not None else ""
             settle(at, event, Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
-        buried = Outcome(Verdict.FAILED, acknowledge=False, reason=_BROKEN_OFF)
+        buried = Outcome(Verdict.FAILED, acknowledge=False, reason=_UNEXPECTED_ERROR)
         try:
             if kept:
-                await self._bury([event for _, event in kept])
-            reason = f"{UNROUTED}: no route is for it"
+                await self._send_to_dead_letters([event for _, event in kept])
+            reason = f"{UNROUTED}: no route matches it"
             buried = Outcome(Verdict.DEAD, acknowledge=True, reason=reason)
         except OncebridgeError as error:
             buried = replace(buried, retry_after_ms=5000, reason=f"dead letters: {error}")
@@ -233,7 +235,7 @@ class Router:
             for at, event in kept:
                 settle(at, event, buried)
 
-    async def _bury(self, events: Sequence[Event]) -> None:
+    async def _send_to_dead_letters(self, events: Sequence[Event]) -> None:
         if self._dead is None:
             raise DeadLetterError("none are configured")
         await self._dead.open()
@@ -242,7 +244,7 @@ class Router:
                 DeadLetter(
                     raw=event.raw,
                     reason=UNROUTED,
-                    message="no route is for it",
+                    message="no route matches it",
                     route="",
                     rule="",
                     key=b"",
@@ -266,79 +268,83 @@ class Router:
                 gateway.pause()
 
     async def drain(self, grace: timedelta) -> bool:
-        """Stop taking work, finish what was sent, and tell whether that was in time."""
+        """Accept nothing more and finish what was sent; True if that was in time."""
         return all(await asyncio.gather(*[g.drain(grace) for g in self.gateways]))
 
     async def aclose(self) -> None:
         for gateway in self.gateways:
-            with suppress(Exception):  # the next one has to be closed all the same
+            with suppress(Exception):  # the next one has to be closed, too
                 await gateway.aclose()
 
 
 _Batch = list[tuple[int, Arrival]]
 
 
-class _Gathered:
-    """The answers to one batch, as its routes come in one after the other."""
+class _AnswerCollector:
+    """Collects the outcomes of one batch from its routes, and combines them to answers."""
 
-    def __init__(self, count: int, answered: Answered | None) -> None:
-        self._answers: list[Answer | None] = [None] * count
+    def __init__(self, count: int, answered: OnAnswer | None) -> None:
+        self._answers: list[RouterAnswer | None] = [None] * count
         self._answered = answered
-        self._several = False
+        self._has_several_routes = False
         self._order: dict[str, int] = {}
         self._waiting: list[int] = []
         self._outcomes: list[list[tuple[str, Outcome]]] = []
         self.unrouted: list[tuple[int, Event]] = []
 
-    def expect(self, batches: Sequence[tuple[Way, _Batch]]) -> None:
-        """Note how many routes each arrival takes."""
-        self._several = len(batches) > 1
-        if self._several:
-            self._order = {way.gateway.route: rank for rank, (way, _) in enumerate(batches)}
+    def expect(self, batches: Sequence[tuple[RouteEntry, _Batch]]) -> None:
+        """Record how many routes each arrival takes."""
+        self._has_several_routes = len(batches) > 1
+        if self._has_several_routes:
+            self._order = {entry.gateway.route: rank for rank, (entry, _) in enumerate(batches)}
             self._waiting = [0] * len(self._answers)
             self._outcomes = [[] for _ in self._answers]
             for _, batch in batches:
                 for at, _ in batch:
                     self._waiting[at] += 1
 
-    def of(self, route: str, places: Sequence[int]) -> Callable[[int, Outcome], None]:
-        """Make what a gateway tells its outcomes to."""
+    def callback_for(self, route: str, places: Sequence[int]) -> Callable[[int, Outcome], None]:
+        """Return the callback that takes the outcomes of one route."""
 
         def settled(index: int, outcome: Outcome) -> None:
             at = places[index]
-            if not self._several:
-                self.answer(at, _answer(((route, outcome),)))
+            if not self._has_several_routes:
+                self.answer(at, _combine_outcomes(((route, outcome),)))
                 return
             self._outcomes[at].append((route, outcome))
             self._waiting[at] -= 1
             if not self._waiting[at]:
                 outcomes = sorted(self._outcomes[at], key=lambda pair: self._order[pair[0]])
-                self.answer(at, _answer(tuple(outcomes)))
+                self.answer(at, _combine_outcomes(tuple(outcomes)))
 
         return settled
 
-    def answer(self, at: int, answer: Answer) -> None:
+    def answer(self, at: int, answer: RouterAnswer) -> None:
         self._answers[at] = answer
         if self._answered is not None:
             self._answered(at, answer)
 
     def close(self) -> None:
-        """Hand back what no route has answered for: it was broken off before it began."""
+        """Return arrivals that no route answered for to the source: they were cancelled."""
         for at, answer in enumerate(self._answers):
             if answer is None:
-                failed = Answer(acknowledge=False, verdict=Verdict.FAILED, reason=_BROKEN_OFF)
+                failed = RouterAnswer(
+                    acknowledge=False, verdict=Verdict.FAILED, reason=_UNEXPECTED_ERROR
+                )
                 self.answer(at, failed)
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[RouterAnswer]:
         return [answer for answer in self._answers if answer is not None]
 
 
-def _answer(outcomes: tuple[tuple[str, Outcome], ...]) -> Answer:
-    """Let the route decide that is furthest from done; among equals, the one that forwarded."""
+def _combine_outcomes(outcomes: tuple[tuple[str, Outcome], ...]) -> RouterAnswer:
+    """Combine the outcomes on several routes: a failure decides, then a delivery."""
     outcome = outcomes[0][1]
     for _, other in outcomes[1:]:
         if (other.acknowledge, not other.forwarded) < (outcome.acknowledge, not outcome.forwarded):
             outcome = other
     wait = max([other.retry_after_ms for _, other in outcomes if not other.acknowledge], default=0)
     blamed = any([other.blamed for _, other in outcomes])  # noqa: C419 - quicker
-    return Answer(outcome.acknowledge, outcome.verdict, wait, outcome.reason, outcomes, blamed)
+    return RouterAnswer(
+        outcome.acknowledge, outcome.verdict, wait, outcome.reason, outcomes, blamed
+    )

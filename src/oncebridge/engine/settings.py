@@ -1,4 +1,4 @@
-"""How a gateway behaves: one frozen record, each setting with its default and its reason."""
+"""The settings of a gateway: one frozen record, with the default of each."""
 
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -12,18 +12,18 @@ from oncebridge.events.event import Limits
 from oncebridge.events.rules import DEFAULT_WINDOW
 
 DEFAULT_ROUTE = "default"
-"""The name of a route that was given none. Never a part of the sink's address, which may be secret
-and may change: the name is part of every key."""
+"""The name of a route without one. It is not taken from the sink's address, which may be secret and
+may change: the name is part of every key."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The defaults are meant to be kept."""
+    """The settings of a gateway. Most installations keep the defaults."""
 
     window: Annotated[
         timedelta,
         Doc(
-            "How long an event is remembered, unless its rule says otherwise: four days of "
-            "Genesys re-sends, one of EventBridge retries, and a margin.",
+            "How long an event is remembered, unless its rule says otherwise. The default covers "
+            "four days of Genesys re-sends, one day of EventBridge retries, and a margin.",
             example="6d",
         ),
     ] = DEFAULT_WINDOW
@@ -33,7 +33,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     sink_timeout: Annotated[
         timedelta,
         Doc(
-            "How long one send may take; after that nobody knows whether it arrived.",
+            "Timeout of one send; after it, it is unknown whether the event arrived.",
             example="10s",
         ),
     ] = timedelta(seconds=10)
@@ -41,12 +41,12 @@ class Settings(Struct, frozen=True, kw_only=True):
         timedelta,
         Doc("How long a commit is tried before the event is acknowledged without it.", "5s"),
     ] = timedelta(seconds=5)
-    margin: Annotated[timedelta, Doc("What a claim must outlast a send by.", "1s")] = timedelta(
-        seconds=1
+    margin: Annotated[timedelta, Doc("How much longer than a send its claim must last.", "1s")] = (
+        timedelta(seconds=1)
     )
     max_hold: Annotated[
         timedelta,
-        Doc("How long an event may wait here for its turn, heartbeat or not.", example="15m"),
+        Doc("How long an event may be held in a worker, including waits.", example="15m"),
     ] = timedelta(minutes=15)
     patience: Annotated[
         timedelta,
@@ -55,8 +55,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_attempts: Annotated[
         int,
         Doc(
-            "Attempts that failed through the event's own fault before it goes to the dead "
-            "letters: no clear answer, or refused while other events passed.",
+            "Failed attempts, by the event's own fault, after which it goes to the dead "
+            "letters: no clear answer, or refused while other events were delivered.",
             example="8",
             at_least=1,
         ),
@@ -73,18 +73,19 @@ class Settings(Struct, frozen=True, kw_only=True):
     backoff: Annotated[
         timedelta,
         Doc(
-            "The pause after a first failure is drawn from none to this; it doubles each time.",
+            "Longest pause after a first failure; it doubles each time. The pause is random, from "
+            "0 up to this.",
             example="1s",
         ),
     ] = timedelta(seconds=1)
     max_backoff: Annotated[
-        timedelta, Doc("The longest pause, also where a sink asks for a longer one.", "5m")
+        timedelta, Doc("Longest pause before a retry, even if a sink asks for a longer one.", "5m")
     ] = timedelta(minutes=5)
     breaker: Annotated[
         int,
         Doc(
-            "Failures in a row after which a sink or store counts as down, and nothing is "
-            "claimed until a single try goes through.",
+            "Failures in a row after which a sink or store counts as down; then nothing is "
+            "claimed until a single try succeeds.",
             example="5",
             at_least=1,
         ),
@@ -92,14 +93,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     rate: Annotated[
         Rate | None,
         Doc(
-            "How many events the sink of a route is sent at most, by all workers together: they "
-            "share the rate through the store. Without it, a sink that throttles sets the rate.",
+            "Rate limit of a route's sink, for all workers together: they share it through the "
+            "store. Without it, only throttling by the sink limits the rate.",
             example="100/s",
         ),
     ] = None
     order: Annotated[
         Literal["none", "entity"],
-        Doc('"entity" sends the events of one entity (of the rule) one at a time, in order.'),
+        Doc('"entity" delivers the events of one entity (of the rule) one at a time, in order.'),
     ] = "none"
     mode: Annotated[
         Literal["enforce", "shadow"],
@@ -107,18 +108,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "enforce"
     on_store_outage: Annotated[
         Literal["hold", "deliver"],
-        Doc('"deliver" sends unprotected while the store is down; duplicates may pass.'),
+        Doc('"deliver" sends events unprotected while the store is down; duplicates are possible.'),
     ] = "hold"
     explain: Annotated[
-        bool, Doc("Remember the first arrival's id and time with each key, about 60 bytes.")
+        bool, Doc("Store the first arrival's id and time with each key, about 60 bytes.")
     ] = True
-    limits: Annotated[Limits, Doc("How large and how deep an event may be.")] = Limits()
+    limits: Annotated[Limits, Doc("Limits of the size and depth of an event.")] = Limits()
     bare: Annotated[
         bool, Doc("Accept events without an envelope (a target with `InputPath: $.detail`).")
     ] = False
 
     def check(self) -> None:
-        """Refuse settings that cannot keep the promise."""
+        """Raise `ConfigError` if the settings contradict each other."""
         needed = self.sink_timeout + self.commit_budget + self.margin
         if self.lease < needed:
             raise ConfigError(
@@ -126,7 +127,8 @@ class Settings(Struct, frozen=True, kw_only=True):
                 f"{format_duration(self.lease)} is too short: a send "
                 f"({format_duration(self.sink_timeout)}), its commit "
                 f"({format_duration(self.commit_budget)}) and a margin "
-                f"({format_duration(self.margin)}) have to fit in it",
+                f"({format_duration(self.margin)}) must fit in it; set a longer lease, or a shorter "
+                "sink_timeout or commit_budget",
             )
         for name in ("max_attempts", "breaker"):
             if getattr(self, name) < 1:

@@ -1,15 +1,14 @@
 """
-A worker's share of a rate that all workers of a route keep together.
+A worker's share of a rate limit that applies to all workers of a route together.
 
-One record in the store lists the workers with the share each of them has and until when, in
-the store's time. The shares that have not ended never add up to more than the rate: a worker
-takes what the others leave, and those that have more than a fair part give the rest back when
-they renew theirs. A worker that sends little is content with little, and the others divide
-what it leaves. A share that is not renewed ends: that is all it takes when a worker dies or
-has nothing to send.
+One record in the store lists the workers, the share of each and until when it is valid, in the
+store's time. The valid shares never add up to more than the rate: a worker takes what the others
+leave, and workers with more than a fair share return the rest when they renew. A worker that
+sends little takes little, and the others divide the rest. A share that is not renewed ends, which
+covers workers that died or have nothing to send.
 
-A share is renewed about every second by the sends that need it, so it costs nothing while
-there is nothing to send. While the store does not answer, a worker keeps the share it had.
+A share is renewed about every second by the sends that need it, so it costs nothing while there is
+nothing to send. While the store does not answer, a worker keeps the share it had.
 """
 
 import asyncio
@@ -30,27 +29,27 @@ _log = logging.getLogger("oncebridge")
 
 _RENEW_MS: Final = 1000
 _SOON_MS: Final = 250
-"""Renewed sooner where others have not yet given back what this worker may have."""
+"""Renewed sooner while other workers have not returned what this worker may have."""
 _SHARE_MS: Final = 4000
-"""How long a share lasts that is not renewed."""
+"""How long a share is valid without a renewal."""
 _KEEP_MS: Final = 3_600_000
 _LEASE_MS: Final = 2000
 _PATIENCE_S: Final = 1.5
 _LEAST: Final = 1.0
-"""A worker with something to send wants at least so many a second."""
+"""A worker with something to send asks for at least this many events a second."""
 
 
-class _Entry(Struct, frozen=True, array_like=True):
-    """What one worker has."""
+class _WorkerShare(Struct, frozen=True, array_like=True):
+    """The share of one worker."""
 
     share: float
     until_ms: int
     """In the store's time."""
     want: float
-    """How much it could use."""
+    """How many events a second it could use."""
 
 
-_read = msgspec.json.Decoder(list[tuple[str, _Entry]]).decode
+_read = msgspec.json.Decoder(list[tuple[str, _WorkerShare]]).decode
 _write = msgspec.json.Encoder().encode
 
 
@@ -63,8 +62,8 @@ class RateShare:
     """
     A share of *rate*, the rate of *route* over all workers that use *store*.
 
-    *changed* is called when there is another share than before. *is_open* says what to do
-    while the store has not answered yet at all: True to use the whole rate, False to wait.
+    *changed* is called when the share changes. *is_open* is what to do until the store has
+    answered for the first time: True to use the whole rate, False to wait.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class RateShare:
         self._name = ""
         self._share = 0.0
         self._from_ms = 0
-        """Since when the share counts. By the wall clock, which goes on while a function sleeps."""
+        """Since when the share is valid, by the wall clock, which runs while a function is frozen."""
         self._due_ms: float = 0
         self._used = 0
         """How many events had been sent when it was last renewed, and"""
@@ -102,7 +101,7 @@ class RateShare:
         """
         Return how many events a second this worker may send now; renew the share if it is due.
 
-        *used* is how many were sent in total, *is_short* whether events wait for their turn.
+        *used* is how many were sent in total; *is_short* is True if events wait for their turn.
         """
         now_ms = self._clock()
         if self._renewing is None and not 0 <= now_ms - self._used_ms < self._due_ms:
@@ -119,7 +118,7 @@ class RateShare:
             await asyncio.gather(self._renewing, return_exceptions=True)
 
     def _wanted(self, used: int, now_ms: int) -> float:
-        """Return twice of what was used lately: demand may grow before the next renewal."""
+        """Return twice the recent use: demand may grow before the next renewal."""
         passed_s = max(now_ms - self._used_ms, _RENEW_MS) / 1000
         return min(max(2 * (used - self._used) / passed_s, _LEAST), self._rate)
 
@@ -135,9 +134,9 @@ class RateShare:
             fair = _fair(wants, self._rate)[self._name]
             free = self._rate - sum([entry.share for entry in others.values()])
             share = min(fair, max(free, 0.0))
-            # What is given back is not used any more by the time that others can see it.
+            # A part that is returned is not used any more when others can see it.
             self._share = min(self._share, share)
-            mine = _Entry(share, now_ms + _SHARE_MS, want)
+            mine = _WorkerShare(share, now_ms + _SHARE_MS, want)
             return _write([*others.items(), (self._name, mine)])
 
         try:
@@ -155,7 +154,7 @@ class RateShare:
             self._share = dict(_read(memo))[self._name].share
             self._from_ms = from_ms
             self._due_ms = _RENEW_MS if self._share > 0.9 * fair else _SOON_MS
-        # Not all in step.
+        # Jitter: not all workers at the same moment.
         self._due_ms *= 0.75 + self._dice.fraction() / 2
 
     def _renewed(self, task: asyncio.Task[None]) -> None:
@@ -164,17 +163,17 @@ class RateShare:
             self._changed()
 
 
-def _others(memo: bytes, name: str, now_ms: int) -> dict[str, _Entry]:
+def _others(memo: bytes, name: str, now_ms: int) -> dict[str, _WorkerShare]:
     """Return the shares of the other workers that have not ended."""
     try:
         entries = dict(_read(memo)) if memo else {}
     except msgspec.MsgspecError:
-        entries = {}  # of another version: its workers renew theirs soon
+        entries = {}  # written by another version: its workers renew theirs soon
     return {one: e for one, e in entries.items() if e.until_ms > now_ms and one != name}
 
 
 def _fair(wants: Mapping[str, float], rate: float) -> dict[str, float]:
-    """Divide *rate*: all get the same, or less if they want less; what is left over is for all."""
+    """Divide *rate*: the same for all, or less if they want less; the rest is divided by all."""
     fair: dict[str, float] = {}
     left = rate
     for name in sorted(wants, key=lambda one: wants[one]):

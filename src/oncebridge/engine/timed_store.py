@@ -1,10 +1,10 @@
-"""A store whose round trips are told to hooks: how long each took, and for how many."""
+"""A store that reports each round trip to hooks: how long it took, and for how many keys."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from oncebridge.engine.hooks import RoundTrip, TripHook, tell
+from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
 from oncebridge.stores.api import (
     ClaimAnswer,
     Claims,
@@ -25,7 +25,7 @@ _Answered = TypeVar("_Answered")
 
 
 class TimedStore:
-    """What *store* does while events pass, timed."""
+    """*store* as the gateway uses it, with the time of each call reported to *hooks*."""
 
     def __init__(self, store: Claims, route: str, hooks: Sequence[TripHook]) -> None:
         self._store = store
@@ -62,5 +62,5 @@ class TimedStore:
         finally:
             took_s = now_s() - before
             trip = RoundTrip(self._route, "store", call, len(asked), took_s, is_answered)
-            tell(self._hooks, trip)
+            call_hooks(self._hooks, trip)
         return answers

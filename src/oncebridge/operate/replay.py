@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.engine import pauses as control
-from oncebridge.engine.router import Answer, Router, Way
+from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event
 from oncebridge.operate.explain.judgement import contents, is_its, touched
@@ -117,7 +117,9 @@ class Redrive:
         self._to = to
         self._all = router
         self._ways = {
-            gateway.route: Router([Way(gateway)], dead=self._dead, settings=setup.config.settings())
+            gateway.route: Router(
+                [RouteEntry(gateway)], dead=self._dead, settings=setup.config.settings()
+            )
             for gateway in router.gateways
         }
 
@@ -331,7 +333,7 @@ def _keep(
     done[letter.number] = Replayed(letter.number, False, verdict, reason)
 
 
-def _replayed(letter: DeadLetter, answer: Answer) -> Replayed:
+def _replayed(letter: DeadLetter, answer: RouterAnswer) -> Replayed:
     # A conflict that its rule does not deliver is buried anew, or dropped.
     is_kept_back = answer.verdict is Verdict.CONFLICT and not any(
         outcome.forwarded for _, outcome in answer.outcomes

@@ -26,7 +26,7 @@ from oncebridge.engine import pauses as control
 from oncebridge.engine.counters import Books
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.hooks import Decision, Hook, Tracer, TripHook
-from oncebridge.engine.router import UNROUTED, Router, Way
+from oncebridge.engine.router import UNROUTED, RouteEntry, Router
 from oncebridge.errors import ConfigError, OncebridgeError, StoreUnavailable
 from oncebridge.observe.report import RouteState, State
 from oncebridge.service.addresses import extension
@@ -85,7 +85,10 @@ def make_router(
     """Make the routes of *setup*."""
     made = gateways(setup, hooks=hooks, trip_hooks=trip_hooks, tracer=tracer, clock=clock)
     return Router(
-        [Way(gateway, route.match) for gateway, route in zip(made, setup.routes, strict=True)],
+        [
+            RouteEntry(gateway, route.match)
+            for gateway, route in zip(made, setup.routes, strict=True)
+        ],
         dead=setup.config.dead.opened,
         rules=setup.file_rules(),
         discard_unrouted=setup.config.unrouted == "discard",
@@ -203,7 +206,7 @@ class Service:
                     gateway.books.in_flight,
                     gateway.owed,
                     tuple(gateway.down()),
-                    round(gateway.away_s(), 1),
+                    round(gateway.unavailable_s(), 1),
                     gateway.books.balance,
                     (*dict.fromkeys(rule.name for rule in gateway.rules.rules), "default"),
                     self._keys[gateway.route],
@@ -242,7 +245,7 @@ class Service:
     def books(self) -> dict[str, Books]:
         """Return the books of each route, and of what no route was for."""
         books = {gateway.route: gateway.books for gateway in self.router.gateways}
-        if any(way.match is not None for way in self.router.ways):
+        if any(entry.match is not None for entry in self.router.routes):
             books[UNROUTED] = self.router.unrouted
         return books
 

@@ -1,10 +1,10 @@
 """
-Where events come from.
+The contract of sources: where events come from.
 
-A source turns whatever arrives into records, brings them to the inbox or the router, and
-acts on the answer: an arrival that is acknowledged may be forgotten at its origin, any other
-has to come again. A source that reads (a file, a queue) brings batches to the router; one
-that is called (HTTP) puts single records into the inbox, which makes batches of them.
+A source turns what it receives into records, passes them to the inbox or the router, and acts on
+the answer: an arrival that is acknowledged may be deleted at its origin, any other has to be
+delivered again. A source that reads (a file, a queue) passes batches to the router; one that is
+called (HTTP) puts single records into the inbox, which makes batches of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,27 +13,27 @@ from typing import Protocol
 from msgspec import Struct
 
 from oncebridge.base.clock import Clock, Dice
-from oncebridge.engine.router import Answer, Router
+from oncebridge.engine.router import Router, RouterAnswer
 from oncebridge.stores.api import Store
 
-Done = Callable[[Answer], None]
-Context = Callable[[str, str], str]
-"""Makes a `traceparent` of one, or else of X-Ray's header; empty where neither is any good."""
+Done = Callable[[RouterAnswer], None]
+TraceparentReader = Callable[[str, str], str]
+"""Return a `traceparent` from one, or else from X-Ray's header; empty if neither is valid."""
 
 
 class Inbox(Protocol):
-    """Takes single records, and answers for each when it can."""
+    """Accepts single records, and answers each when its outcome is known."""
 
     def put(self, raw: bytes, done: Done) -> None:
-        """Take one record; *done* is called once, now or later, on the same loop."""
+        """Accept one record; *done* is called once, now or later, on the same event loop."""
         ...
 
     def put_all(self, raws: Sequence[bytes], dones: Sequence[Done]) -> None:
-        """Take the records of one request, in order, as `put` does each."""
+        """Accept the records of one request, in order, as `put` does each."""
         ...
 
     def not_ready(self) -> list[str]:
-        """Name what keeps records from being taken right now."""
+        """Return the reasons why records are not accepted right now."""
         ...
 
 
@@ -42,7 +42,7 @@ def _always() -> bool:
 
 
 class Host(Struct, frozen=True):
-    """What a source is given to work with."""
+    """What the service provides to a source."""
 
     router: Router
     inbox: Inbox
@@ -51,30 +51,30 @@ class Host(Struct, frozen=True):
     clock: Clock
     dice: Dice
     is_open: Callable[[], bool] = _always
-    """Whether the store is there and has checked itself; it may come later than the source."""
-    context: Context | None = None
-    """Where events are traced: reads what came beside them; see `oncebridge.events.trace_context`."""
+    """True once the store is open; it may become available later than the source."""
+    context: TraceparentReader | None = None
+    """If events are traced: reads their trace headers; see `oncebridge.events.trace_context`."""
 
 
 class Source(Protocol):
-    """What the service needs of a place that events come from."""
+    """A source of events, as the service uses it."""
 
     async def open(self, host: Host) -> None:
-        """Get ready, or raise: bind the address, find the file."""
+        """Get ready, or raise: bind the address, open the file."""
         ...
 
     async def run(self) -> None:
-        """Bring events until there are no more, or until `stop`."""
+        """Read events until there are no more, or until `stop`."""
         ...
 
     def stop(self) -> None:
-        """Bring nothing new; what is under way is still answered."""
+        """Read nothing more; events in progress are still answered."""
         ...
 
     def progress(self) -> tuple[int, int] | None:
-        """Return how far it is, and how far it has to go, where that is known."""
+        """Return the position and the total, if they are known."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of sockets and files; safe to repeat."""
+        """Close sockets and files; safe to repeat."""
         ...

@@ -1,9 +1,9 @@
 """
-How far a source has come, remembered in the store.
+Checkpoints: the position of a source, recorded in the store.
 
-A checkpoint is a record like an entity's: it is claimed, so that one worker at a time goes
-on from it, and its memo is the place. It lives where the keys live, and as long: a store that
-was lost makes the source begin anew, which is what its keys need too.
+A checkpoint is a record like that of an entity: it is claimed, so that one worker at a time
+continues from it, and its memo is the position. It is in the same store as the keys: if that is
+lost, the source starts again, which is what the lost keys need, too.
 """
 
 from collections.abc import Sequence
@@ -18,29 +18,31 @@ from oncebridge.stores.api import Claim, Extension, NoAnswer, Release, Reply, St
 _NAMESPACE = "checkpoint"
 
 
-class Taken(OncebridgeError):
-    """Another worker goes on from this checkpoint; *left_s* says until when at least."""
+class CheckpointTaken(OncebridgeError):
+    """Another worker holds this checkpoint, for *left_s* at least."""
 
     def __init__(self, name: str, left_s: float) -> None:
-        super().__init__(f"{name}: another process is reading it (for {left_s:.0f} s at least)")
+        super().__init__(
+            f"{name}: another process is reading it; its claim ends in {left_s:.0f} s at the earliest"
+        )
         self.left_s = left_s
 
 
-class Seen(Struct, frozen=True, gc=False):
-    """What a look at a checkpoint shows; it may be another's a moment later."""
+class CheckpointState(Struct, frozen=True, gc=False):
+    """The state of a checkpoint at one moment."""
 
     place: bytes
     is_held: bool
-    """Somebody holds it, until *until_ms* unless it is extended."""
+    """A worker holds it, until *until_ms* unless it is extended."""
     until_ms: int
-    """In the store's time. Where nobody holds it: when it was given back."""
+    """In the store's time. If no worker holds it: when it was released."""
 
 
 class Checkpoint:
     """
-    The place in *name*, of a kind of source, held for *lease_ms* at a time.
+    The position in *name*, of a kind of source, claimed for *lease_ms* at a time.
 
-    *mark* tells apart what has the same name and is not the same any more.
+    *mark* distinguishes sources that have the same name but are not the same any more.
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class Checkpoint:
         self._asked: list[bytes] = []
         """Token and generation of a claim that got no answer: it may have been granted."""
         self.taken_ms = 0
-        """When it was taken last, by the store's clock."""
+        """When it was last claimed, by the store's clock."""
 
     async def take(self) -> bytes:
-        """Take hold, and give the place; nothing where there is none yet."""
+        """Claim it and return the position; empty if there is none yet. Raise `CheckpointTaken`."""
         self._asked = self._asked or self._dice.tokens(2)
         token, generation = self._asked
         want = Want((Part(self.key),), token, generation, self._lease_ms, self._keep_ms, b"")
@@ -81,38 +83,38 @@ class Checkpoint:
                 raise StoreUnavailable(answer.reason)
             case _:
                 self._asked = []
-                raise Taken(self._name, getattr(answer, "left_ms", self._lease_ms) / 1000)
+                raise CheckpointTaken(self._name, getattr(answer, "left_ms", self._lease_ms) / 1000)
 
-    async def keep(self) -> None:
-        """Hold on for another lease; raise `Taken` if another has taken over meanwhile."""
+    async def extend(self) -> None:
+        """Extend the claim; raise `CheckpointTaken` if another worker has taken over."""
         extension = Extension(self.key, self._token, self._lease_ms)
         (answer,) = await self._store.extend([extension])
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         if answer is not Reply.EXTENDED:
-            # Perhaps it is only that an answer was lost on the way, and nobody has it.
+            # Perhaps only an answer was lost, and no worker holds it.
             await self.take()
 
     async def save(self, place: bytes) -> None:
-        """Write the place down, and take hold again; raise `Taken` if another was quicker."""
+        """Record the position and keep the claim; raise `CheckpointTaken` if another worker has it."""
         if not await self._release(place):
             await self.take()
             await self._release(place)
         await self.take()
 
-    async def give_back(self, place: bytes) -> None:
-        """Write the place down, and let others go on from it."""
+    async def release(self, place: bytes) -> None:
+        """Record the position and release the claim, so that other workers can continue."""
         if not await self._release(place):
             await self.take()
             await self._release(place)
 
     async def clear(self) -> None:
-        """Forget the place: the next one begins at the beginning."""
-        await self.give_back(b"")
+        """Delete the position: the next reader starts at the beginning."""
+        await self.release(b"")
         await self._store.forget([self.key])
 
     async def _release(self, place: bytes) -> bool:
-        """Return whether it was ours to give back."""
+        """Return True if the claim was still ours."""
         release = Release(self.key, self._token, 0, self._keep_ms, place, unsent=True)
         (answer,) = await self._store.release([release])
         if isinstance(answer, NoAnswer):
@@ -120,12 +122,12 @@ class Checkpoint:
         return answer is Reply.RELEASED
 
 
-async def look(store: Store, checkpoints: Sequence[Checkpoint]) -> list[Seen]:
-    """Look at several checkpoints, without taking hold of any."""
+async def read_states(store: Store, checkpoints: Sequence[Checkpoint]) -> list[CheckpointState]:
+    """Return the states of several checkpoints, without claiming any."""
     records = await store.peek([checkpoint.key for checkpoint in checkpoints])
     return [
-        Seen(record.memo, bool(record.token), record.until_ms)
+        CheckpointState(record.memo, bool(record.token), record.until_ms)
         if record is not None
-        else Seen(b"", is_held=False, until_ms=0)
+        else CheckpointState(b"", is_held=False, until_ms=0)
         for record in records
     ]

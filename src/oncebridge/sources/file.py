@@ -1,11 +1,10 @@
 """
 Events from a file or from standard input: NDJSON, a JSON array, one event; gzip too.
 
-A line that is no event goes to the dead letters with its number, and the rest goes on. What
-is handed back (the sink is down, say) is brought again in place, so the end of the file is
-reached when every event is where it belongs. How far it came is remembered in the store: a
-run that was stopped goes on from there when it is run again, if the file is still the same
-up to there.
+A line that is not an event goes to the dead letters with its number, and reading continues.
+Events that fail (the sink is down, say) are retried in place, so the end of the file is reached
+when every event is final. The position is recorded in the store: a run that was stopped continues
+there when it is started again, if the file is still the same up to there.
 """
 
 import asyncio
@@ -30,8 +29,8 @@ from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
 from oncebridge.events.framing import Record, Records
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, Taken
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
+from oncebridge.sources.relay import Relay, SourceRecord
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
@@ -45,13 +44,15 @@ _SAVE_EVERY_S, _TRY_AGAIN_S = 1.0, 1.0
 
 
 class FileSourceOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about a file."""
+    """Options of the file source."""
 
-    resume: Annotated[bool, Doc("Go on where a stopped run was; else from the beginning.")] = True
+    resume: Annotated[
+        bool, Doc("Continue where a stopped run ended; otherwise read from the beginning.")
+    ] = True
 
 
 class FileSource:
-    """Read *path*, or standard input where there is none."""
+    """Reads *path*, or standard input if there is none."""
 
     Options: ClassVar = FileSourceOptions
 
@@ -63,16 +64,16 @@ class FileSource:
         self._relay: Relay | None = None
         self._checkpoint: Checkpoint | None = None
         self._host: Host | None = None
-        self._reader = _Reader()
+        self._reader = _ReaderThread()
         self._is_packed = False
         self._place = (0, 0)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._taken: Taken | None = None
+        self._taken: CheckpointTaken | None = None
         self._lines: dict[int, int] = {}
         """The line of each batch's end."""
         self.resumed_at = 0
-        """The line at which a stopped run was taken up again; 0: at the beginning."""
+        """The line at which a stopped run was resumed; 0: at the beginning."""
 
     @classmethod
     def from_url(cls, url: str, options: FileSourceOptions | None = None) -> Self:
@@ -86,7 +87,7 @@ class FileSource:
     async def open(self, host: Host) -> None:
         self._host = host
         if self._path is None:
-            # Not through `sys.stdin`, whose lock a thread that waits for input would keep.
+            # Not `sys.stdin`: a thread that waits for input would keep its lock.
             self._file = os.fdopen(0, "rb", buffering=0, closefd=False)
             self._records = Records(self._file)
         else:
@@ -104,18 +105,18 @@ class FileSource:
 
     async def run(self) -> None:
         assert self._relay is not None  # noqa: S101 - open before
-        if self._path is not None and not await self._take_up():
+        if self._path is not None and not await self._resume():
             return
-        keeping = asyncio.create_task(self._keep())
+        keeping = asyncio.create_task(self._keep_checkpoint())
         if self._checkpoint is not None:
-            # Whatever ends it, nothing is read from a place that nobody keeps.
+            # If the checkpoint is not kept any more, nothing more is read.
             keeping.add_done_callback(lambda _: self.stop())
         try:
             await self._relay.run()
         finally:
             self._ended.set()
             await keeping
-            await self._leave()
+            await self._release_checkpoint()
         if self._taken is not None:
             raise self._taken
 
@@ -135,7 +136,7 @@ class FileSource:
 
     # --- reading -----------------------------------------------------------------------
 
-    async def _take(self) -> list[Item]:
+    async def _take(self) -> list[SourceRecord]:
         assert self._host is not None  # noqa: S101
         assert self._records is not None  # noqa: S101
         records = await self._reader.run(
@@ -143,12 +144,12 @@ class FileSource:
         )
         if records and self._path is not None:
             self._lines[records[-1].end] = records[-1].last_line
-        return [Item(record.end, (self._arrival(record),)) for record in records]
+        return [SourceRecord(record.end, (self._arrival(record),)) for record in records]
 
     def _arrival(self, record: Record) -> Arrival:
         assert self._host is not None  # noqa: S101
         if record.too_long:
-            message = f"line {record.line}: longer than can be read; its beginning is kept"
+            message = f"line {record.line}: too long to read; only its beginning is kept"
             return Unreadable(record.raw, "too-large", message)
         event = self._host.router.read(record.raw)
         if isinstance(event, Unreadable):
@@ -156,10 +157,10 @@ class FileSource:
             return Unreadable(event.raw, event.reason, message)
         return event
 
-    # --- going on where it stopped ------------------------------------------------------
+    # --- resuming -----------------------------------------------------------------------
 
-    async def _take_up(self) -> bool:
-        """Find the place to go on from, and hold it against others; not if stopped meanwhile."""
+    async def _resume(self) -> bool:
+        """Claim the checkpoint and find the position; return False if stopped meanwhile."""
         assert self._host is not None  # noqa: S101
         assert self._file is not None  # noqa: S101
         assert self._path is not None  # noqa: S101
@@ -198,8 +199,8 @@ class FileSource:
         for known in [known for known in self._lines if known <= end]:
             self._place = (known, self._lines.pop(known))
 
-    async def _keep(self) -> None:
-        """Write down how far it came, and hold the checkpoint, until the run has ended."""
+    async def _keep_checkpoint(self) -> None:
+        """Record the position and keep the claim on the checkpoint, until the run has ended."""
         assert self._relay is not None  # noqa: S101
         if self._checkpoint is None:
             return
@@ -211,19 +212,19 @@ class FileSource:
                 if place != saved:
                     await self._checkpoint.save(self._write_place())
                 elif began_s - held_s >= _LEASE_MS / 3000:
-                    await self._checkpoint.keep()
+                    await self._checkpoint.extend()
                 else:
                     continue
             except StoreError:
-                continue  # the lease lasts a while, and what is read twice is a duplicate
-            except Taken as taken:
+                continue  # the lease lasts a while, and events that are read twice are duplicates
+            except CheckpointTaken as taken:
                 self._taken = taken
                 self._relay.stop()
                 return
             saved, held_s = place, began_s
 
-    async def _leave(self) -> None:
-        """Let others go on from here, or, at the end of the file, from its beginning."""
+    async def _release_checkpoint(self) -> None:
+        """Release the checkpoint with the position, or delete it at the end of the file."""
         assert self._relay is not None  # noqa: S101
         if self._checkpoint is None or self._taken is not None:
             return
@@ -231,24 +232,24 @@ class FileSource:
             if self._relay.is_through:
                 await self._checkpoint.clear()
             else:
-                await self._checkpoint.give_back(self._write_place())
-        except (StoreError, Taken) as error:
-            # The next run reads some of it again, and finds duplicates.
+                await self._checkpoint.release(self._write_place())
+        except (StoreError, CheckpointTaken) as error:
+            # The next run reads some events again, and finds duplicates.
             _log.warning("oncebridge.place_not_saved", extra={"error": str(error)})
 
     def _write_place(self) -> bytes:
-        return msgspec.json.encode((*self._place, self._mark(self._place[0])))
+        return msgspec.json.encode((*self._place, self._file_mark(self._place[0])))
 
     def _read_place(self, memo: bytes) -> tuple[int, int]:
-        """Read where a run was stopped, unless the file is another by now."""
+        """Return where a run was stopped; (0, 0) if the file has changed."""
         try:
             offset, line, mark = msgspec.json.decode(memo, type=tuple[int, int, str])
         except msgspec.MsgspecError:
             return 0, 0
-        return (offset, line) if mark == self._mark(offset) else (0, 0)
+        return (offset, line) if mark == self._file_mark(offset) else (0, 0)
 
-    def _mark(self, offset: int) -> str:
-        """Return what the file was like: by what stands before *offset*, or, packed, by its dates."""
+    def _file_mark(self, offset: int) -> str:
+        """Return a mark of the file: a hash of the bytes before *offset*, or size and date (gzip)."""
         assert self._file is not None  # noqa: S101
         fd = self._file.fileno()
         if self._is_packed:
@@ -262,12 +263,12 @@ def _digest(text: bytes) -> str:
     return blake2b(text, digest_size=16).hexdigest()
 
 
-class _Reader:
+class _ReaderThread:
     """
-    Do blocking work in a thread that nobody has to wait for.
+    Runs blocking work in a daemon thread.
 
-    Reading from a terminal or a pipe ends when somebody writes there; a process that is
-    told to stop must not depend on that.
+    A read from a terminal or a pipe ends when something is written there; a process that is
+    stopped must not depend on that.
     """
 
     async def run(self, work: Callable[[], _T]) -> _T:
@@ -286,7 +287,7 @@ class _Reader:
             value, failure = None, None
             try:
                 value = work()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as error:  # noqa: BLE001 - raised to the caller
                 failure = error
             with suppress(RuntimeError):  # the loop may be gone by now
                 loop.call_soon_threadsafe(settle, value, failure)

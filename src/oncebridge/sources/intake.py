@@ -1,13 +1,12 @@
 """
-Single arrivals, in batches.
+Makes batches of single arrivals.
 
-Whatever is put within one turn of the event loop goes through the router together. At low
-load nobody waits for anybody; at high load batches grow by themselves, and a batch costs
-little more than one event.
+Records that are put within one turn of the event loop go to the router together. At low load
+there is no wait; at high load batches grow, and a batch costs little more than one event.
 
-The records of a large request are read first, in turns (see `costly`), so that others are
-not held up by what is in it. They may take up three quarters of the room; the rest is for
-single records.
+The records of a large request are parsed first, in turns (see `oncebridge.engine.cpu_turns`), so
+that they do not delay other requests. They may take up three quarters of the capacity; the rest
+is for single records.
 """
 
 import asyncio
@@ -20,25 +19,28 @@ from msgspec.structs import replace
 
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.cpu_turns import SMALL
-from oncebridge.engine.router import Answer, Router
+from oncebridge.engine.router import Router, RouterAnswer
 from oncebridge.engine.verdict import Verdict
 from oncebridge.sources.api import Done
 
 _log = logging.getLogger("oncebridge")
 
-_FULL = Answer(
-    acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="too much under way"
+_FULL = RouterAnswer(
+    acknowledge=False,
+    verdict=Verdict.FAILED,
+    retry_after_ms=1000,
+    reason="too many events in progress",
 )
-_CROWDED = Answer(
-    acknowledge=False, verdict=Verdict.FAILED, reason="too many events wait for the sink"
+_RATE_LIMITED = RouterAnswer(
+    acknowledge=False, verdict=Verdict.FAILED, reason="too many events are waiting for the sink"
 )
-_BROKEN_OFF = Answer(
-    acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unforeseen error"
+_UNEXPECTED_ERROR = RouterAnswer(
+    acknowledge=False, verdict=Verdict.FAILED, retry_after_ms=1000, reason="an unexpected error"
 )
 
 
-def tell(done: Done, answer: Answer) -> None:
-    """Answer one; if it fails to listen, that must not cost the others."""
+def report_answer(done: Done, answer: RouterAnswer) -> None:
+    """Call *done* with *answer*; an error in it must not affect the others."""
     try:
         done(answer)
     except Exception as error:  # noqa: BLE001 - a source may raise anything
@@ -48,10 +50,10 @@ def tell(done: Done, answer: Answer) -> None:
 
 class Intake:
     """
-    Bring single records to *router*.
+    Pass single records to *router*.
 
-    They are refused while *at_most* of them, or *at_most_bytes*, are under way. *is_open* says
-    whether the store is there and has checked itself.
+    They are refused while *at_most* of them, or *at_most_bytes*, are in progress. *is_open*
+    returns True once the store is open.
     """
 
     def __init__(
@@ -107,8 +109,8 @@ class Intake:
         self._start(self._read(unread, waiting), unread, waiting)
 
     def not_ready(self, *, named: bool = True) -> list[str]:
-        """Return what keeps records from being taken right now, with the routes' names or not."""
-        reasons = [] if self._is_open() else ["the store is not there yet"]
+        """Return why records are not accepted right now; *named*: with the routes' names."""
+        reasons = [] if self._is_open() else ["the store is not available yet"]
         found = [
             f"{gateway.route}: {why}" if named else why
             for gateway in self._router.gateways
@@ -126,13 +128,13 @@ class Intake:
     def _start(
         self, work: Coroutine[Any, Any, None], raws: list[bytes], dones: list[Done | None]
     ) -> None:
-        """Start *work* on records; those that are left in *raws* and *dones* end with it."""
+        """Start *work* on records; those left in *raws* and *dones* are answered when it ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(task, raws, dones))
 
     async def _read(self, raws: list[bytes], dones: list[Done | None]) -> None:
-        """Read the records of a large request, and begin each part when it is read."""
+        """Parse the records of a large request, and start each part when it is parsed."""
         while raws:
             arrivals = await self._router.read_all(raws[: self._batch])
             part, waiting = raws[: self._batch], dones[: self._batch]
@@ -140,9 +142,9 @@ class Intake:
             self._start(self._run(arrivals, waiting), part, waiting)
 
     async def _run(self, arrivals: Sequence[Arrival], dones: list[Done | None]) -> None:
-        if crowded_s := self._router.crowded_s():
-            # Whoever waits for an answer is told now, and not when its time is over.
-            answer = replace(_CROWDED, retry_after_ms=int(crowded_s * 1000) + 1)
+        if rate_limited_s := self._router.rate_limited_s():
+            # The sender gets an answer now, not when its timeout is over.
+            answer = replace(_RATE_LIMITED, retry_after_ms=int(rate_limited_s * 1000) + 1)
             for at in range(len(dones)):
                 self._answer(dones, at, answer)
             return
@@ -150,24 +152,24 @@ class Intake:
             arrivals, answered=lambda at, answer: self._answer(dones, at, answer)
         )
 
-    def _answer(self, dones: list[Done | None], at: int, answer: Answer) -> None:
+    def _answer(self, dones: list[Done | None], at: int, answer: RouterAnswer) -> None:
         done, dones[at] = dones[at], None
         if done is None:
             return
         self._under_way -= 1
-        tell(done, answer)
+        report_answer(done, answer)
 
     def _end(self, task: asyncio.Task[None], raws: list[bytes], dones: list[Done | None]) -> None:
-        """Hand back what a batch that was broken off has left unanswered."""
+        """Answer the records that a cancelled or failed batch left unanswered."""
         self._tasks.discard(task)
         self._bytes -= sum(map(len, raws))
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
         for at in range(len(dones)):
-            self._answer(dones, at, _BROKEN_OFF)
+            self._answer(dones, at, _UNEXPECTED_ERROR)
 
     async def aclose(self, within_s: float | None = None) -> None:
-        """Wait for what is under way, and break off what is not through *within_s*."""
+        """Wait for records in progress, and cancel those that are not done *within_s*."""
         self._flush()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):

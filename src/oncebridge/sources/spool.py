@@ -1,13 +1,13 @@
 """
-Arrivals on disk, forwarded behind.
+The spool: arrivals are stored on disk, acknowledged, and forwarded later.
 
-With a spool the sender is answered as soon as its event is durable here; the spool is the
-source from then on, and keeps the same rule: a record leaves it when the event is where it
-belongs. It is one SQLite file of one process; a second process is refused.
+With a spool the sender is answered as soon as its event is durable on disk; the spool is the
+source from then on, and deletes a record when its event is final. It is one SQLite file, used by
+one process; a second process is refused.
 
-Where there is no room, or the file cannot be written, nothing is acknowledged: the sender hears
-503. The spool then tries by itself to write, until it can again. It leaves some of the disk free,
-without which not even deletions would be possible.
+If there is no room, or the file cannot be written, nothing is acknowledged: the sender gets 503.
+The spool then tries to write until it can. It leaves some of the disk free, because deletions
+need space, too.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from typing import IO, Final
 from msgspec import Struct
 
 from oncebridge.base.private_files import open_private
-from oncebridge.engine.router import Answer
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.sources.api import Done, Host
-from oncebridge.sources.intake import tell
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.sources.intake import report_answer
+from oncebridge.sources.relay import Relay, SourceRecord
 from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
 
 _log = logging.getLogger("oncebridge")
@@ -43,55 +43,58 @@ _MOST_AT_ONCE, _MOST_WAITING = 1000, 20_000
 _BATCH_BYTES = 4 * 1024 * 1024
 _TRY_AGAIN_S = 1.0
 _WARN_S = 60.0
-"""How often it is logged at most that nothing can be written."""
+"""The least time between two warnings that nothing can be written."""
 _LOGS_IN_RESERVE = 4
-"""How many write-ahead logs have to fit into what is left free of the disk."""
+"""How many write-ahead logs have to fit into the space that is left free."""
 
-SPOOLED = Answer(acknowledge=True, verdict=None)
-_FULL = Answer(
-    acknowledge=False, verdict=None, retry_after_ms=1000, reason="spool: too much to write"
+SPOOLED = RouterAnswer(acknowledge=True, verdict=None)
+_FULL = RouterAnswer(
+    acknowledge=False,
+    verdict=None,
+    retry_after_ms=1000,
+    reason="spool: too many events are waiting to be written",
 )
 
 
-class _Trouble(Struct, frozen=True):
+class _WriteProblem(Struct, frozen=True):
     """Why nothing can be written."""
 
     event: str
     what: str
-    """For everybody who asks whether events are taken, so without a path."""
+    """Shown to senders, so without a path."""
     fix: str
 
 
-_AT_LIMIT: Final = _Trouble(
+_AT_LIMIT: Final = _WriteProblem(
     "oncebridge.spool_full",
     "the spool is full",
-    "find out why the sink does not take events; if that is expected, raise spool_max",
+    "check why the sink does not accept events; if this is expected, raise spool_max",
 )
-_DISK_FULL: Final = _Trouble(
+_DISK_FULL: Final = _WriteProblem(
     "oncebridge.spool_full",
     "the disk of the spool is full",
-    "free space on that disk, or put the spool on a larger one",
+    "free space on that disk, or move the spool to a larger one",
 )
-_FAILING: Final = _Trouble(
+_FAILING: Final = _WriteProblem(
     "oncebridge.spool_failed",
     "the spool cannot be written",
-    "check the disk, and who may write to the file and its directory",
+    "check the disk, and the permissions of the file and its directory",
 )
 
 
 class _NoRoom(StoreUnavailable):
-    """A write was not tried, as there is too little room for it."""
+    """A write was not tried, because there is too little space for it."""
 
-    def __init__(self, trouble: _Trouble, message: str) -> None:
+    def __init__(self, problem: _WriteProblem, message: str) -> None:
         super().__init__(message)
-        self.trouble = trouble
+        self.problem = problem
 
 
 class Spool:
     """
-    Keep records in the file at *path* until they are forwarded: an inbox and a source.
+    Stores records in the file at *path* until they are forwarded: an inbox and a source.
 
-    They may take *max_bytes* on disk; without that, half of the disk.
+    They may use *max_bytes* on disk; by default, half of the disk.
     """
 
     def __init__(self, path: str | Path, max_bytes: int | None = None) -> None:
@@ -107,21 +110,21 @@ class Spool:
         self._filled = asyncio.Event()
         self._batch_bytes = _BATCH_BYTES
         self._reserve = 0
-        """What is left free of the disk, so that records can still be deleted."""
-        self._trouble: _Trouble | None = None
+        """The space that is left free on the disk, so that records can still be deleted."""
+        self._problem: _WriteProblem | None = None
         """Why the last write failed, if it did."""
         self._needed = 0
-        """How many bytes that write had."""
+        """The number of bytes of that write."""
         self._refused = 0
-        """Records that were not taken since the last warning."""
+        """Records that were refused since the last warning."""
         self._warn_at_s = 0.0
         self._has_warned = False
         self._prober: asyncio.Task[None] | None = None
         self._undeleted: list[int] = []
-        """Records that were forwarded, and could not be deleted yet."""
+        """Records that are final but could not be deleted yet."""
         self._is_closed = False
         self.depth = 0
-        """Records that are here."""
+        """The number of records in the spool."""
 
     @property
     def file(self) -> SQLiteFile:
@@ -142,7 +145,7 @@ class Spool:
             self.put(raw, done)
 
     def not_ready(self) -> list[str]:
-        return [self._trouble.what] if self._trouble else []
+        return [self._problem.what] if self._problem else []
 
     def _next_batch(self) -> list[tuple[bytes, Done]]:
         batch: list[tuple[bytes, Done]] = []
@@ -156,17 +159,17 @@ class Spool:
         return batch
 
     async def _write(self) -> None:
-        """Write what is waiting, as many as there are at a time, one fsync each time."""
+        """Write the waiting records, many at a time, with one fsync each time."""
         try:
             while self._waiting:
                 batch = self._next_batch()
                 answer = await self._insert([raw for raw, _ in batch])
                 for _, done in batch:
-                    tell(done, answer)
+                    report_answer(done, answer)
         finally:
             self._writer = None
 
-    async def _insert(self, raws: Sequence[bytes]) -> Answer:
+    async def _insert(self, raws: Sequence[bytes]) -> RouterAnswer:
         size = sum(map(len, raws))
 
         def insert(db: sqlite3.Connection) -> None:
@@ -179,9 +182,9 @@ class Spool:
         try:
             await self._file.run(insert)
         except StoreError as error:
-            trouble = self._note_failure(error, size, refused=len(raws))
-            reason = f"spool: {trouble.what}"
-            return Answer(acknowledge=False, verdict=None, retry_after_ms=1000, reason=reason)
+            problem = self._note_failure(error, size, refused=len(raws))
+            reason = f"spool: {problem.what}"
+            return RouterAnswer(acknowledge=False, verdict=None, retry_after_ms=1000, reason=reason)
         self._note_success()
         self.depth += len(raws)
         self._filled.set()
@@ -190,7 +193,7 @@ class Spool:
     # --- room --------------------------------------------------------------------------
 
     def _check_room(self, db: sqlite3.Connection, size: int) -> None:
-        """Raise if *size* more bytes do not fit; in the thread of the file."""
+        """Raise if *size* more bytes do not fit; runs in the thread of the file."""
         pages, unused, page_size = (
             db.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
@@ -198,47 +201,47 @@ class Spool:
         disk = Disk.of(self._path)
         used = (pages - unused) * page_size
         most = self._max_bytes if self._max_bytes is not None else disk.size // 2 or inf
-        # An event that is larger than the limit is taken when nothing else is there.
+        # An event that is larger than the limit is accepted if the spool is empty.
         if self.depth and used + size > most:
             raise _NoRoom(_AT_LIMIT, f"{self._path}: {used} of {most} bytes are used (spool_max)")
         is_growing = size > unused * page_size
-        # Twice, as what is written stands in the write-ahead log first.
+        # Twice, because it is written to the write-ahead log first.
         if disk.size and is_growing and disk.free < self._reserve + 2 * size:
             raise _NoRoom(_DISK_FULL, f"{self._path}: {disk.free} bytes are left on the disk")
 
-    def _note_failure(self, error: StoreError, size: int, *, refused: int = 0) -> _Trouble:
-        """Remember and log that a write of *size* bytes failed, and go on trying."""
-        self._trouble = trouble = _trouble_of(error)
+    def _note_failure(self, error: StoreError, size: int, *, refused: int = 0) -> _WriteProblem:
+        """Record and log that a write of *size* bytes failed, and keep trying."""
+        self._problem = problem = _problem_of(error)
         self._needed = size
         self._refused += refused
         loop = asyncio.get_running_loop()
         if self._is_closed:
-            return trouble
+            return problem
         if loop.time() >= self._warn_at_s:
             self._warn_at_s = loop.time() + _WARN_S
             self._has_warned = True
-            fields = {"what": f"{trouble.what}; senders hear 503", "error": str(error)}
+            fields = {"what": f"{problem.what}; senders get 503", "error": str(error)}
             _log.warning(
-                trouble.event, extra={**fields, "refused": self._refused, "fix": trouble.fix}
+                problem.event, extra={**fields, "refused": self._refused, "fix": problem.fix}
             )
             self._refused = 0
         if self._prober is None:
             self._prober = loop.create_task(self._probe())
-        return trouble
+        return problem
 
     def _note_success(self) -> None:
-        if self._trouble is None:
+        if self._problem is None:
             return
-        self._trouble = None
+        self._problem = None
         if self._has_warned:
             self._has_warned = False
             _log.warning("oncebridge.spool_available", extra={"refused": self._refused})
             self._refused = 0
 
     async def _probe(self) -> None:
-        """Try to write until that succeeds: senders who are told to stay away bring nothing."""
+        """Try to write until that succeeds: while it does not, senders may send nothing."""
         try:
-            while self._trouble is not None:
+            while self._problem is not None:
                 await asyncio.sleep(_TRY_AGAIN_S)
                 try:
                     await self._delete([])
@@ -251,7 +254,7 @@ class Spool:
             self._prober = None
 
     def _try_to_write(self, db: sqlite3.Connection) -> None:
-        """Write as much as could not be written, and remove it; in the thread of the file."""
+        """Write as many bytes as failed before, and remove them; runs in the thread of the file."""
         size = self._needed
         self._check_room(db, size)
         with transaction(db):
@@ -264,13 +267,13 @@ class Spool:
 
     async def open(self, host: Host) -> None:
         self._host = host
-        self._lock_alone()
+        self._lock_exclusively()
         log = wal_limit(self._path)
         self._batch_bytes, self._reserve = min(_BATCH_BYTES, log), _LOGS_IN_RESERVE * log
         self.depth = await self._file.run(
             lambda db: db.execute("SELECT count(*) FROM oncebridge_spool").fetchone()[0]
         )
-        self._relay = Relay(host.router, take=self._take, final=self._forget, batch=host.batch)
+        self._relay = Relay(host.router, take=self._take, final=self._on_final, batch=host.batch)
 
     async def run(self) -> None:
         assert self._relay is not None  # noqa: S101 - open before
@@ -295,14 +298,14 @@ class Spool:
             self._lock.close()
             self._lock = None
 
-    async def _take(self) -> list[Item]:
+    async def _take(self) -> list[SourceRecord]:
         """Return the next records, waiting until there are some."""
         assert self._host is not None  # noqa: S101
         most, after = self._host.batch, self._taken
         while True:
             self._filled.clear()
             try:
-                rows = await self._file.run(lambda db: _some(db.execute(_TAKE, (after, most))))
+                rows = await self._file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))
             except StoreUnavailable as error:
                 _log.warning("oncebridge.spool_is_away", extra={"error": str(error)})
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -312,15 +315,15 @@ class Spool:
                 return rows
             await self._filled.wait()
 
-    async def _forget(self, numbers: Sequence[int]) -> None:
+    async def _on_final(self, numbers: Sequence[int]) -> None:
         try:
             await self._delete(numbers)
         except StoreError as error:
-            # If that lasts, they come again after a restart, and are duplicates then.
+            # If that lasts, they are read again after a restart, and are duplicates then.
             self._note_failure(error, self._needed)
 
     async def _delete(self, numbers: Sequence[int]) -> None:
-        """Delete records, and those that could not be deleted before."""
+        """Delete records, also those that could not be deleted before."""
         numbers = [*self._undeleted, *numbers]
         self._undeleted = []
 
@@ -337,10 +340,10 @@ class Spool:
             raise
         self.depth -= len(numbers)
 
-    def _lock_alone(self) -> None:
-        """Refuse a second process: both would forward the same records."""
+    def _lock_exclusively(self) -> None:
+        """Raise if another process uses the spool: both would forward the same records."""
         if not self._path.parent.is_dir():
-            raise ConfigError("spool", f"{self._path.parent}: there is no such directory")
+            raise ConfigError("spool", f"{self._path.parent}: directory not found; create it")
         try:
             fd, _ = open_private(Path(f"{self._path}.lock"), os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:
@@ -353,23 +356,24 @@ class Spool:
             self._lock.close()
             self._lock = None
             raise ConfigError(
-                "spool", f"{self._path}: another process uses it; give each its own"
+                "spool",
+                f"{self._path}: another process uses this spool; give each process its own file",
             ) from None
 
 
-def _trouble_of(error: StoreError) -> _Trouble:
+def _problem_of(error: StoreError) -> _WriteProblem:
     if isinstance(error, _NoRoom):
-        return error.trouble
+        return error.problem
     code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
     return _DISK_FULL if code == sqlite3.SQLITE_FULL else _FAILING
 
 
-def _some(rows: Iterable[tuple[int, bytes]]) -> list[Item]:
-    """Take rows until they are as large as a batch may be."""
-    taken: list[Item] = []
+def _take_rows(rows: Iterable[tuple[int, bytes]]) -> list[SourceRecord]:
+    """Return rows up to the size of a batch."""
+    taken: list[SourceRecord] = []
     size = 0
     for number, raw in rows:
-        taken.append(Item(number, (raw,)))
+        taken.append(SourceRecord(number, (raw,)))
         size += len(raw)
         if size >= _BATCH_BYTES:
             break

@@ -6,12 +6,12 @@ The idempotency decorators of Powertools for AWS Lambda, on oncebridge's protoco
     )
     def charge(order): ...
 
-Names, arguments and errors are those of `aws_lambda_powertools.utilities.idempotency` as far
-as their meaning can be kept. Powertools itself is not needed.
+Names, arguments and errors are those of `aws_lambda_powertools.utilities.idempotency`, as far as
+their meaning can be kept. Powertools itself is not needed.
 
-A repeat gets what the first call gave, as JSON. The store keeps that in a record beside the
-event's own, named by the event's key and generation and written before the commit: whoever
-finds the event done finds its result, and never that of another window.
+A duplicate call gets the result of the first one, as JSON. The store keeps it in a second record,
+named by the event's key and generation and written before the commit: a call that finds the event
+done finds its result, and never that of another window.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from oncebridge.aws.handler import Context
-from oncebridge.aws.powertools.background_loop import Beside, Call
+from oncebridge.aws.powertools.background_loop import BackgroundLoop, ProtectedCall
 from oncebridge.aws.powertools.payload import digest, encoded, finder, is_missing, plain
 from oncebridge.base.clock import ms
 from oncebridge.engine.gateway import Gateway
@@ -47,14 +47,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LONGEST: Final = timedelta(minutes=15)
-"""As long as a Lambda function may run."""
+"""The longest time a Lambda function may run."""
 _SPARE: Final = timedelta(seconds=1)
-"""What of the time left nobody waits in: the function needs some of it."""
+"""This much of the time left is not used for waiting: the function needs some of it."""
 _MARGIN: Final = timedelta(milliseconds=250)
-"""A call that has less left is not begun, and one that is begun is not given up on before so
-long after its time: what ends in the last moment is recorded too."""
+"""A call with less time left is not started, and one that is started is given up only this long
+after its time: a call that ends in the last moment is recorded, too."""
 _FREE_AGAIN_S: Final = 0.002
-"""What a claim that was given back takes to be free: a millisecond, by another clock."""
+"""Until a released claim is free: a millisecond, by the store's clock."""
 _FIXED: Final = (
     "event_key_jmespath",
     "payload_validation_jmespath",
@@ -64,20 +64,20 @@ _FIXED: Final = (
 _SWITCH: Final = "POWERTOOLS_IDEMPOTENCY_DISABLED"
 _DISABLED: Final = ("1", "y", "yes", "t", "true", "on")
 _HEAD: Final = 8
-"""So many bytes of a done record's generation every store keeps."""
+"""Every store keeps at least this many bytes of a done record's generation."""
 _MOST: Final = 64 << 10
 
 
 class IdempotencyAlreadyInProgressError(HandedBack):
-    """Another call is at it, and was not through in the time there was: ask again."""
+    """Another call is running, and did not end in the time there was: retry."""
 
 
 class IdempotencyPersistenceLayerError(HandedBack):
-    """The call was not made: the store did not answer, or there is no time left. Ask again."""
+    """The call was not made: the store did not answer, or there is no time left. Retry."""
 
 
 class IdempotencyKeyError(OncebridgeError):
-    """There is no key in the payload, or none can be made of it."""
+    """The payload has no key, or a key cannot be made from it."""
 
 
 class IdempotencyValidationError(OncebridgeError):
@@ -85,7 +85,7 @@ class IdempotencyValidationError(OncebridgeError):
 
 
 class Serializer(Protocol):
-    """What makes a result into JSON and back."""
+    """Converts a result to JSON and back."""
 
     def to_dict(self, data: Any) -> Any: ...
 
@@ -94,7 +94,7 @@ class Serializer(Protocol):
 
 class IdempotencyConfig:
     """
-    What makes two calls the same, and for how long.
+    Which calls are the same, and for how long.
 
     *use_local_cache*, *local_cache_max_items* and *hash_function* have no effect.
     """
@@ -127,13 +127,13 @@ class IdempotencyConfig:
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse what would have no effect."""
         if name == "response_hook" and value is not None:
-            raise ConfigError(name, "is not supported; give the decorator on_duplicate")
+            raise ConfigError(name, "is not supported; pass on_duplicate to the decorator")
         if name in _FIXED:
-            raise ConfigError(name, "cannot be changed later; give it to IdempotencyConfig()")
+            raise ConfigError(name, "cannot be changed later; pass it to IdempotencyConfig()")
         super().__setattr__(name, value)
 
     def register_lambda_context(self, lambda_context: Context) -> None:
-        """Say which invocation this is, so that its time is minded."""
+        """Set the context of this invocation, so that its time left is respected."""
         self.lambda_context = lambda_context
 
 
@@ -147,13 +147,13 @@ def idempotent(
     keep_bytes: int = _MOST,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
-    Run a Lambda handler once for each event; a repeat returns what the first call returned.
+    Run a Lambda handler once for each event; a duplicate returns what the first call returned.
 
-    *persistence_store* is a store of oncebridge, or its address. *on_duplicate* gets the event
-    of a repeat and answers in place of the kept result. A call that is under way elsewhere is
-    waited for while the invocation has time, and *patience* long at most if that is given. A
-    result of more than *keep_bytes* is not kept: its repeats return None, or what *on_duplicate*
-    says.
+    *persistence_store* is a store of oncebridge, or its address. *on_duplicate* is called with the
+    event of a duplicate, and its result is returned instead of the stored one. If the same call is
+    running elsewhere, it is waited for while the invocation has time, at most for *patience* if
+    that is set. A result of more than *keep_bytes* is not stored: its duplicates return None, or
+    the result of *on_duplicate*.
     """
     config = config or IdempotencyConfig()
 
@@ -163,8 +163,10 @@ def idempotent(
             config.register_lambda_context(context)
         return (args[0] if args else kwargs["event"]), config.lambda_context
 
-    terms = _Terms(find, config, key_prefix, on_duplicate, patience, keep_bytes)
-    return lambda handler: _protect(handler, _Guard(handler, persistence_store, terms))
+    options = _Options(find, config, key_prefix, on_duplicate, patience, keep_bytes)
+    return lambda handler: _protect(
+        handler, _ProtectedFunction(handler, persistence_store, options)
+    )
 
 
 def idempotent_function(
@@ -181,33 +183,41 @@ def idempotent_function(
     """
     Run any function once for each value of one of its keyword arguments.
 
-    As `idempotent`, but that a call which is under way elsewhere is not waited for unless there
-    is *patience*: it would take the time of the other records of a batch.
+    Like `idempotent`, but a call that is running elsewhere is waited for only with *patience*: it
+    would use the time of the other records of a batch.
     """
     if inspect.isclass(output_serializer):
-        raise ConfigError("output_serializer", "give an object with to_dict and from_dict")
+        raise ConfigError(
+            "output_serializer", "must be an object with to_dict and from_dict, not a class"
+        )
 
     config = config or IdempotencyConfig()
 
     def find(_: Sequence[Any], kwargs: Mapping[str, Any]) -> _Found:
         if data_keyword_argument not in kwargs:
-            raise RuntimeError(f"call it with {data_keyword_argument!r} as a keyword argument")
+            raise RuntimeError(
+                f"{data_keyword_argument!r} is missing; pass it as a keyword argument"
+            )
         return kwargs[data_keyword_argument], config.lambda_context
 
-    terms = _Terms(find, config, key_prefix, on_duplicate, patience, keep_bytes, output_serializer)
-    return lambda function: _protect(function, _Guard(function, persistence_store, terms))
+    options = _Options(
+        find, config, key_prefix, on_duplicate, patience, keep_bytes, output_serializer
+    )
+    return lambda function: _protect(
+        function, _ProtectedFunction(function, persistence_store, options)
+    )
 
 
-_beside: Final = Beside()
-close: Final = _beside.close
+_background: Final = BackgroundLoop()
+close: Final = _background.close
 
 
 _Found = tuple[Any, Context | None]
-"""What a call is about, and in which invocation it is made."""
+"""The payload of a call, and the context of its invocation."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Terms:
+class _Options:
     find: Callable[[Sequence[Any], Mapping[str, Any]], _Found]
     config: IdempotencyConfig
     prefix: str | None
@@ -217,18 +227,20 @@ class _Terms:
     serializer: Serializer | None = None
 
 
-def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
+def _protect(function: Callable[P, R], guard: "_ProtectedFunction") -> Callable[P, R]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError("a generator function has done nothing when it returns: protect its caller")
+        raise TypeError(
+            "a generator function cannot be protected: it has not run when it returns; protect its caller"
+        )
 
     @functools.wraps(function)
     def protected(*args: P.args, **kwargs: P.kwargs) -> R:
         if _is_switched_off():
             return function(*args, **kwargs)
-        data, context = guard.terms.find(args, kwargs)
+        data, context = guard.options.find(args, kwargs)
         if (event := guard.event(data)) is None:
             return function(*args, **kwargs)
-        call = Call(guard.packed)
+        call = ProtectedCall(guard.packed)
         kept = call.run(guard.start(call, event, context), lambda: function(*args, **kwargs))
         return cast(R, guard.result(call, data, kept))
 
@@ -237,10 +249,10 @@ def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
         made = cast(Callable[P, Awaitable[Any]], function)
         if _is_switched_off():
             return await made(*args, **kwargs)
-        data, context = guard.terms.find(args, kwargs)
+        data, context = guard.options.find(args, kwargs)
         if (event := guard.event(data)) is None:
             return await made(*args, **kwargs)
-        call = Call(guard.packed)
+        call = ProtectedCall(guard.packed)
         kept = await call.run_async(
             guard.start(call, event, context), lambda: made(*args, **kwargs)
         )
@@ -254,43 +266,45 @@ def _protect(function: Callable[P, R], guard: "_Guard") -> Callable[P, R]:
 def _is_switched_off() -> bool:
     if os.environ.get(_SWITCH, "").lower() not in _DISABLED:
         return False
-    warnings.warn(f"{_SWITCH}: no call is protected; not for production", stacklevel=3)
+    warnings.warn(
+        f"{_SWITCH} is set: no call is protected; do not use this in production", stacklevel=3
+    )
     return True
 
 
-class _Guard:
-    """What stands before one function: its gateway, and the sink that lets calls be made."""
+class _ProtectedFunction:
+    """One protected function: its gateway, and the sink that makes its calls."""
 
     batch = 1
     concurrency = 1000
 
-    def __init__(self, function: Callable[..., Any], store: Store | str, terms: _Terms) -> None:
-        self.terms = terms
-        self._calls: dict[int, Call] = {}
+    def __init__(self, function: Callable[..., Any], store: Store | str, options: _Options) -> None:
+        self.options = options
+        self._calls: dict[int, ProtectedCall] = {}
         self._open_store = _opener(store)
         self._store = self._open_store()
         name = f"{function.__module__}.{function.__qualname__}"
         # Handlers have the same name everywhere, and functions may share a table.
         where = os.environ.get("AWS_LAMBDA_FUNCTION_NAME", "function")
-        self._route = terms.prefix or f"{where}.{name}"
+        self._route = options.prefix or f"{where}.{name}"
         rule = {
             "name": name,
             "key": ["detail.key"],
-            "window": f"{ms(terms.config.window)}ms",
-            "check": terms.config.find_payload is not None,
+            "window": f"{ms(options.config.window)}ms",
+            "check": options.config.find_payload is not None,
             "on_conflict": "duplicate",
         }
         self._rule = Rule.parse(rule, "idempotency")
 
     def make_gateway(self) -> Gateway:
-        """Make the gateway, for the first call of all and the first after `close`."""
+        """Return a new gateway, for the first call and for the first after `close`."""
         self._store = self._open_store()
         return Gateway(
             store=self._store,
             sink=self,
             rules=[self._rule],
             route=self._route,
-            # One call that raises may be made again at once, and says nothing about others.
+            # A call that raises may be repeated at once, and says nothing about other calls.
             settings=Settings(
                 sink_timeout=_LONGEST,
                 lease=_LONGEST + 10 * _SPARE,
@@ -303,8 +317,8 @@ class _Guard:
         )
 
     def event(self, data: Any) -> Event | None:
-        """Make an event of what the call is about; none: it is not to be protected."""
-        config, checked = self.terms.config, ""
+        """Return an event made from the payload; None if the call is not protected."""
+        config, checked = self.options.config, ""
         try:
             payload = plain(data)
             key = config.find_key(payload) if config.find_key else payload
@@ -312,66 +326,70 @@ class _Guard:
             if config.find_payload:
                 checked = digest(config.find_payload(payload))
         except (TypeError, ValueError, RecursionError, OncebridgeError) as error:
-            # The text of others may quote the payload.
+            # The text of other errors may quote the payload.
             says = str(error) if isinstance(error, OncebridgeError) else type(error).__name__
-            raise IdempotencyKeyError(f"no key can be made of the payload: {says}") from None
+            raise IdempotencyKeyError(f"a key cannot be made from the payload: {says}") from None
         if is_missing(key):
             if config.raise_on_no_idempotency_key:
-                raise IdempotencyKeyError("there is no key in the payload")
-            warnings.warn("there is no key in the payload: not protected", stacklevel=3)
+                raise IdempotencyKeyError("the payload has no key")
+            warnings.warn("the payload has no key, so the call is not protected", stacklevel=3)
             return None
         return parse(encoded({"detail": {"key": hashed, "checked": checked}}))
 
-    def start(self, call: Call, event: Event, context: Context | None) -> "Future[bytes | None]":
-        """Take a call through the gateway."""
-        within, patience = None, self.terms.patience or timedelta(0)
+    def start(
+        self, call: ProtectedCall, event: Event, context: Context | None
+    ) -> "Future[bytes | None]":
+        """Start the processing of a call by the gateway."""
+        within, patience = None, self.options.patience or timedelta(0)
         if context is None:
             warnings.warn(
-                "the time left is not known, so a call that dies is held for 15 minutes; call "
-                "register_lambda_context on IdempotencyConfig",
+                "the time left is unknown, so a call that dies is held for 15 minutes; call "
+                "IdempotencyConfig.register_lambda_context",
                 stacklevel=3,
             )
         else:
             left = timedelta(milliseconds=context.get_remaining_time_in_millis())
             within = left + 2 * _MARGIN
             most = max(left - _SPARE, timedelta(0))
-            patience = most if self.terms.patience is None else min(patience, most)
-        return _beside.start(
+            patience = most if self.options.patience is None else min(patience, most)
+        return _background.start(
             self.make_gateway,
             lambda gateway: self._take(gateway, call, event, within, patience),
         )
 
     def packed(self, value: Any) -> bytes | None:
-        """Make a result into what is kept of it; none where nothing is, or can be."""
-        if value is None or not self.terms.keep_bytes:
+        """Return a result as JSON, to be stored; None if it is not or cannot be stored."""
+        if value is None or not self.options.keep_bytes:
             return None
-        serializer = self.terms.serializer
+        serializer = self.options.serializer
         try:
             text = encoded(serializer.to_dict(value) if serializer else value)
-            if len(text) > self.terms.keep_bytes:
+            if len(text) > self.options.keep_bytes:
                 raise ValueError(f"{len(text)} bytes")  # noqa: TRY301
         except Exception as error:  # noqa: BLE001 - the call was made, whatever its result is
             _warn("oncebridge.result_not_kept", error)
             return None
         return text
 
-    def result(self, call: Call, data: Any, kept: bytes | None) -> Any:
-        """Return what the call gave, or else what is kept of the one that it repeats."""
+    def result(self, call: ProtectedCall, data: Any, kept: bytes | None) -> Any:
+        """Return the result of the call, or the stored one of the call it is a duplicate of."""
         if call.error is not None:
             raise call.error
         if call.is_begun:
             return call.value
-        if self.terms.on_duplicate is not None:
-            return self.terms.on_duplicate(data)
+        if self.options.on_duplicate is not None:
+            return self.options.on_duplicate(data)
         value = None if kept is None else json.loads(kept)
-        return self.terms.serializer.from_dict(value) if self.terms.serializer and kept else value
+        return (
+            self.options.serializer.from_dict(value) if self.options.serializer and kept else value
+        )
 
     # --- on the gateway's loop ---------------------------------------------------------
 
     async def _take(
         self,
         gateway: Gateway,
-        call: Call,
+        call: ProtectedCall,
         event: Event,
         within: timedelta | None,
         patience: timedelta,
@@ -386,7 +404,7 @@ class _Guard:
             raise IdempotencyPersistenceLayerError(message, _SPARE.total_seconds()) from error
         finally:
             del self._calls[id(event)]
-        # A call that was begun is its caller's to judge, whatever became of the record.
+        # If the call was made, its caller gets its result, whatever happened to the record.
         if call.error is not None:
             await asyncio.sleep(_FREE_AGAIN_S)
         elif not outcome.acknowledge:
@@ -394,28 +412,30 @@ class _Guard:
         return None
 
     async def _kept(self, outcome: Outcome) -> bytes | None:
-        """Find the result of the call that this one repeats, or raise why there is none."""
+        """Return the stored result of the first call, or raise if there is none."""
         wait_s = outcome.retry_after_ms / 1000
         if outcome.verdict is Verdict.BUSY:
-            raise IdempotencyAlreadyInProgressError("another call is at it", wait_s)
+            raise IdempotencyAlreadyInProgressError(
+                "another call with the same key is running", wait_s
+            )
         if not outcome.acknowledge:
             raise IdempotencyPersistenceLayerError(outcome.reason or outcome.verdict, wait_s)
         (record,) = await self._store.peek([outcome.key])
         if outcome.verdict is Verdict.CONFLICT or (record and record.fate is Fate.DROPPED):
             raise IdempotencyValidationError("the key is known with another payload")
-        if record is None or not self.terms.keep_bytes:
+        if record is None or not self.options.keep_bytes:
             return None
         (kept,) = await self._store.peek([self._place(record.key, record.generation)])
         return kept.memo if kept else None
 
-    async def _record_late(self, call: Call) -> None:
-        """Record a call that was given up, and ended well after its time."""
+    async def _record_late(self, call: ProtectedCall) -> None:
+        """Record a call that was given up, but succeeded after its time."""
         await call.end()
         if call.error is not None or (done := call.delivery) is None:
             return
         await self._keep(call.packed, done)
-        window = ms(self.terms.config.window)
-        # By its generation: if another has begun it meanwhile, the first yes counts.
+        window = ms(self.options.config.window)
+        # By its generation: if another call has started meanwhile, the first success counts.
         commit = Commit(done.key, done.generation, Fate.DELIVERED, window)
         try:
             _check(await self._store.commit([commit]))
@@ -423,7 +443,7 @@ class _Guard:
             _warn("oncebridge.call_not_recorded", error)
 
     async def open(self) -> None:
-        """Do nothing: the function is there."""
+        """Do nothing: there is nothing to open."""
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         (delivery,) = deliveries
@@ -433,7 +453,7 @@ class _Guard:
             return [No("no time left", too_early=True)]
         call.delivery = delivery
         if not await call.made():
-            return [No("the caller has gone", too_early=True)]
+            return [No("the caller does not wait any more", too_early=True)]
         if call.error is not None:
             return [Unknown(type(call.error).__name__)]
         await self._keep(call.packed, delivery)
@@ -446,7 +466,9 @@ class _Guard:
         if text is None:
             return
         place = self._place(delivery.key, delivery.generation)
-        longer = ms(self.terms.config.window + _LONGEST)  # than the record that points to it
+        longer = ms(
+            self.options.config.window + _LONGEST
+        )  # longer than the record that refers to it
         memory = Memory(place, delivery.generation, Fate.DELIVERED, longer, memo=text)
         try:
             _check(await self._store.remember([memory]))
@@ -458,7 +480,7 @@ class _Guard:
 
 
 def _opener(store: Store | str) -> Callable[[], Store]:
-    """Return how to come by the store, more than once where there is an address."""
+    """Return a function that opens the store; for an address, a new one each time."""
     if not isinstance(store, str):
         return lambda: store
     found = backend("oncebridge.stores", store, "persistence_store", written=store)

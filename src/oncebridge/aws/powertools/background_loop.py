@@ -1,11 +1,10 @@
 """
-A function that runs where its caller stands, with a gateway beside it.
+Runs a function in the thread of its caller, with the gateway in a background thread.
 
-`Beside` is one loop in a thread of its own: stores are bound to the loop they were opened on,
-so all that share one share the loop. A `Call` is made by its own caller, in the same thread or
-on the same loop as without us, when the gateway says go. So a plain function keeps the context
-of its thread, an `async def` its loop, and one protected function may call another. Heartbeats
-go on meanwhile.
+`BackgroundLoop` is one event loop in a thread of its own: stores are bound to the loop they were
+opened on, so all functions share it. A `ProtectedCall` is made by its own caller, in its thread or
+on its loop, when the gateway allows it. So a plain function keeps the context of its thread, an
+`async def` its loop, and one protected function may call another. Leases are extended meanwhile.
 """
 
 import asyncio
@@ -26,8 +25,8 @@ _log = logging.getLogger("oncebridge")
 _T = TypeVar("_T")
 
 
-class Beside:
-    """A loop in a thread of its own, and its gateways; all made when they are first needed."""
+class BackgroundLoop:
+    """An event loop in a thread of its own, and its gateways; created on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,11 +38,11 @@ class Beside:
     def start(
         self, make: Callable[[], Gateway], work: Callable[[Gateway], Coroutine[Any, Any, _T]]
     ) -> "Future[_T]":
-        """Let *work* run over there, with the gateway that *make* gave, or gives now."""
+        """Run *work* on the background loop, with the gateway of *make*, which is called once."""
         if self._is_forked:
             raise ConfigError(
                 "fork",
-                "this process was forked after a first call, and has no thread for the store; "
+                "this process was forked after a first call, and does not have the background thread; "
                 "make the first call after the fork, or start processes with spawn",
             )
         with self._lock:
@@ -51,14 +50,14 @@ class Beside:
                 self._pid = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_run, args=[self._loop], name="oncebridge-beside", daemon=True
+                    target=_run, args=[self._loop], name="oncebridge-background", daemon=True
                 )
                 self._thread.start()
             gateway = self._gateways.get(make) or self._gateways.setdefault(make, make())
             return asyncio.run_coroutine_threadsafe(work(gateway), self._loop)
 
     def close(self, grace: timedelta = timedelta(seconds=2)) -> None:
-        """Finish what is under way and close all gateways; what is called later starts anew."""
+        """Finish running calls and close all gateways; a later call opens new ones."""
         if self._is_forked:
             return
         with self._lock:
@@ -72,89 +71,89 @@ class Beside:
 
     @property
     def _is_forked(self) -> bool:
-        # Of the process that we were made in there is everything but the thread.
+        # A fork copies everything but the thread.
         return self._loop is not None and self._pid != os.getpid()
 
 
-class Call:
-    """One call of a protected function, and how it ended; *pack* makes its result into JSON."""
+class ProtectedCall:
+    """One call of a protected function, and its result; *pack* makes JSON of the result."""
 
     def __init__(self, pack: Callable[[Any], bytes | None]) -> None:
         self.is_begun = False
-        """The caller was let go: the call is under way, or has ended."""
+        """The call was allowed: it is running, or has ended."""
         self.delivery: Delivery | None = None
-        """What the gateway knows it as, once it has come so far."""
+        """The delivery of the call, once the gateway delivers it."""
         self.value: Any = None
         self.packed: bytes | None = None
         self.error: BaseException | None = None
         self._pack = pack
         self._go: Future[bool] = Future()
         self._ended: Future[None] = Future()
-        self._ended.set_running_or_notify_cancel()  # who stops waiting does not stop the call
+        self._ended.set_running_or_notify_cancel()  # a cancelled waiter does not cancel the call
 
     def run(self, work: "Future[_T]", function: Callable[[], Any]) -> _T | None:
-        """Make the call if *work* lets us, and wait for what comes of that."""
+        """Make the call if *work* allows it; return the result of *work*."""
         work.add_done_callback(lambda _: self._decide(go=False))
         try:
             if self._go.result():
                 try:
-                    self._take(function())
-                except BaseException as error:  # noqa: BLE001 - our caller raises it
+                    self._store_result(function())
+                except BaseException as error:  # noqa: BLE001 - raised by the caller
                     self.error = error
                 self._ended.set_result(None)
                 wait([work])
         finally:
-            self._leave(work)
-        return self._came_of(work)
+            self._cancel_if_not_made(work)
+        return self._result_of(work)
 
     async def run_async(
         self, work: "Future[_T]", function: Callable[[], Awaitable[Any]]
     ) -> _T | None:
-        """Do the same on a loop."""
+        """Do the same on an event loop."""
         work.add_done_callback(lambda _: self._decide(go=False))
         try:
             if await asyncio.wrap_future(self._go):
                 try:
-                    self._take(await function())
-                except BaseException as error:  # noqa: BLE001 - our caller raises it
+                    self._store_result(await function())
+                except BaseException as error:  # noqa: BLE001 - raised by the caller
                     self.error = error
                 self._ended.set_result(None)
                 await asyncio.wait([asyncio.wrap_future(work)])
         finally:
-            self._leave(work)
-        return self._came_of(work)
+            self._cancel_if_not_made(work)
+        return self._result_of(work)
 
     async def made(self) -> bool:
-        """Let the caller make the call, and wait for its end; false: there is nobody any more."""
+        """Allow the call and wait for its end; return False if the caller does not wait any more."""
         self.is_begun = self._decide(go=True)
         if self.is_begun:
             await self.end()
         return self.is_begun
 
     async def end(self) -> None:
-        """Wait until a call that is begun has ended."""
+        """Wait until a call that was allowed has ended."""
         await asyncio.wrap_future(self._ended)
 
-    def _take(self, value: Any) -> None:
+    def _store_result(self, value: Any) -> None:
         if inspect.iscoroutine(value) or inspect.isgenerator(value):
-            value.close()  # or Python complains that nobody ran it
+            value.close()  # or Python warns that it was never awaited
         if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
             raise TypeError(
-                "the function gave an awaitable or a generator, which has done nothing yet; "
-                "protect an async def itself, or a function that does the work"
+                "the function returned an awaitable or a generator, which has not run yet; protect "
+                "an async def itself, or a function that does the work"
             )
-        # Here, where our caller stands: a serializer may call a protected function too.
+        # In the caller's thread: a serializer may call a protected function, too.
         self.value, self.packed = value, self._pack(value)
 
-    def _leave(self, work: "Future[Any]") -> None:
-        """Break off what was to let us make the call; once that has ended, it is recorded."""
+    def _cancel_if_not_made(self, work: "Future[Any]") -> None:
+        """Cancel *work* if the call was not made; a call that was made is recorded."""
         if not self._ended.done():
             work.cancel()
 
-    def _came_of(self, work: "Future[_T]") -> _T | None:
+    def _result_of(self, work: "Future[_T]") -> _T | None:
         if not (self._ended.done() and work.cancelled()):
             return work.result()
-        # Broken off by `close`; but the call was made, and our caller shall have its result.
+        # Cancelled by `close`; but the call was made, and the caller gets its result.
         _log.warning("oncebridge.call_not_recorded", extra={"error": "closed"})
         return None
 

@@ -1,4 +1,4 @@
-"""What a call is about, as JSON: data classes, models, and Powertools' functions in JMESPath."""
+"""The payload of a call as JSON: data classes, models, and Powertools' JMESPath functions."""
 
 import base64
 import dataclasses
@@ -19,7 +19,7 @@ from oncebridge.events.framing import inflate
 from oncebridge.events.key import ExactFunctions
 
 _UNPACKED: Final = 16 << 20
-"""So many bytes may come out of a packed payload: it is a stranger who packed it."""
+"""Largest decompressed payload: it may come from an untrusted sender."""
 
 
 class _PowertoolsFunctions(ExactFunctions):
@@ -41,7 +41,7 @@ class _PowertoolsFunctions(ExactFunctions):
 def finder(
     where: str, expression: str, options: Mapping[str, Any] | None
 ) -> Callable[[Any], Any] | None:
-    """Compile *expression*; none where nothing is asked for."""
+    """Return a function that evaluates *expression*; None if it is empty."""
     if not expression:
         return None
     chosen = jmespath.Options(**(options or {"custom_functions": _PowertoolsFunctions()}))
@@ -53,7 +53,7 @@ def finder(
 
 
 def plain(data: Any) -> Any:
-    """Take the dict out of a data class, a model or a data class of Powertools."""
+    """Return the dict of a data class, a model or a data class of Powertools."""
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         return dataclasses.asdict(data)
     if hasattr(data, "model_dump"):
@@ -62,7 +62,7 @@ def plain(data: Any) -> Any:
 
 
 def is_missing(key: Any) -> bool:
-    """Return whether Powertools would find no key in *key*."""
+    """Return True if Powertools would find no key in *key*."""
     if isinstance(key, dict):
         return all(item is None for item in key.values())
     if isinstance(key, list | tuple):
@@ -71,16 +71,16 @@ def is_missing(key: Any) -> bool:
 
 
 def digest(value: Any) -> str:
-    """Hash *value* as JSON, alike however it is written; raises where it is none."""
+    """Return a hash of *value* as canonical JSON; raise if it is not JSON."""
     try:
         text = canonical(value)
-    except EventError:  # it is not made of JSON values alone
+    except EventError:  # it has values that are not JSON
         text = canonical(json.loads(json.dumps(value, default=_instead)))
     return sha256(text).hexdigest()
 
 
 def encoded(value: Any) -> bytes:
-    """Write *value* as JSON; raises where it is none."""
+    """Return *value* as JSON; raise if it is not JSON."""
     text = json.dumps(value, default=_instead, ensure_ascii=False, separators=(",", ":"))
     return text.encode()
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import ms
 from oncebridge.engine import pauses as control
-from oncebridge.engine.batch import Memo, Register, first_arrival, why_no_version
+from oncebridge.engine.batch import EntityState, Memo, first_arrival, why_incomparable
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.key import Part, conflict_key
@@ -260,9 +260,9 @@ class Look:
         """Return why the entity's register stands against *plan*, whatever its keys say."""
         return self._register(plan).judge(plan, self.now_ms) if plan.entity and plan.parts else None
 
-    def _register(self, plan: Plan) -> Register:
+    def _register(self, plan: Plan) -> EntityState:
         record = self._found.get(plan.entity)
-        return Register.read(record.memo) if record else Register()
+        return EntityState.read(record.memo) if record else EntityState()
 
     def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
         want = Want(parts, _NOBODY, _NOBODY, ms(settings.lease), keep_ms)
@@ -288,7 +288,7 @@ class Look:
                 register = self._register(plan)
                 outdated = register.judge(plan, self.now_ms)
                 if outdated is Verdict.CONFLICT:
-                    why = why_no_version(register, plan, self.now_ms)
+                    why = why_incomparable(register, plan, self.now_ms)
                     sent = policy if policy == "deliver" else "dead"
                     return Judged(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
                 if outdated is not None:

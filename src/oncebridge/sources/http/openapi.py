@@ -15,14 +15,17 @@ _OUTCOME = {
 _RESULT = {
     "type": "object",
     "properties": {
-        "status": {"type": "integer", "description": "What this event alone would have got."},
+        "status": {
+            "type": "integer",
+            "description": "The status that this event alone would have.",
+        },
         **_OUTCOME,
-        "spooled": {"type": "boolean", "description": "On disk, and forwarded later."},
+        "spooled": {"type": "boolean", "description": "Stored on disk, to be forwarded later."},
         "retry_after": {"type": "integer", "minimum": 1},
         "routes": {
             "type": "object",
-            "description": "Where several routes are for the event: what each of them did. The "
-            "rule and the key are named there only.",
+            "description": "If several routes match the event: the outcome on each. The rule and the "
+            "key are listed only there.",
             "additionalProperties": {
                 "type": "object",
                 "properties": _OUTCOME,
@@ -94,20 +97,20 @@ def _json(description: str, schema: dict[str, Any], **more: Any) -> dict[str, An
 
 
 def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
-    """Describe the endpoint at *path* and what stands beside it."""
+    """Return the OpenAPI description of the endpoint at *path* and the other endpoints."""
     error = {"$ref": "#/components/schemas/Error"}
     taken = {"anyOf": [{"$ref": "#/components/schemas/Result"}, _RESULTS]}
     event = {"$ref": "#/components/schemas/Event"}
     common = {
-        "400": _json("Not a request that can be read safely.", error),
+        "400": _json("The request is malformed.", error),
         "408": _json("The request took too long to arrive.", error),
         "411": _json("The request has no Content-Length and is not chunked.", error),
         "413": _json("The body is larger than the limit.", error),
-        "417": _json("Only 100-continue can be expected.", error),
+        "417": _json("Expect supports only 100-continue.", error),
         "431": _json("The headers are larger than the limit.", error),
-        "501": _json("The method or the transfer coding is not known here.", error),
+        "501": _json("The method or the transfer coding is not supported.", error),
         "503": _json("Too many connections.", error, headers=_RETRY),
-        "505": _json("Only HTTP/1.0 and HTTP/1.1 are spoken here.", error),
+        "505": _json("Only HTTP/1.0 and HTTP/1.1 are supported.", error),
     }
     post: dict[str, Any] = {
         "summary": "Send one event, an array of events, or one event per line.",
@@ -128,12 +131,12 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         },
         "responses": {
             **common,
-            "200": _json("Each event is where it belongs.", taken),
-            "202": _json("Each event is on disk (with a spool).", taken),
+            "200": _json("Each event is delivered, a duplicate, or in the dead letters.", taken),
+            "202": _json("Each event is stored on disk (with a spool).", taken),
             "413": _json("The body is larger than the limit, or has too many events.", error),
             "415": _json("The content encoding is not gzip.", error),
             "503": _json(
-                "Send again: at least one event is not where it belongs.",
+                "Send again: at least one event is not delivered.",
                 {"anyOf": [taken, error]},
                 headers=_RETRY,
             ),
@@ -143,7 +146,7 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
     if not schemes or auth.basic:
         post["responses"]["403"] = _json("A web page of another site sent this.", error)
     if not schemes:
-        why = "There is no auth, and the Host is not a name of this machine."
+        why = "The source has no auth, and the Host is not a name of this machine."
         post["responses"]["401"] = _json(why, error)
     if schemes:
         post["security"] = _any_of(schemes)
@@ -153,11 +156,11 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         path: {"post": post},
         "/healthz": _get("Is the process alive?", {**common, "200": _json("Alive.", _ALIVE)}),
         "/readyz": _get(
-            "Can it take events now?",
+            "Does it accept events now?",
             {
                 **common,
                 "200": _json("Ready.", _READY),
-                "503": _json("Not now; the reasons are named.", not_ready, headers=_RETRY),
+                "503": _json("Not now; the response has the reasons.", not_ready, headers=_RETRY),
             },
         ),
         "/openapi.json": _get(
@@ -171,7 +174,7 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         "info": {
             "title": "oncebridge",
             "version": version,
-            "description": "Every EventBridge event, passed on once.",
+            "description": "Every EventBridge event, delivered once.",
         },
         "paths": paths,
         "components": {
@@ -188,7 +191,7 @@ def _get(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
 def _token(common: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
     return {
         "summary": "Get a bearer token (OAuth 2.0, client credentials).",
-        "description": "The client is named in the form, or with Basic, and not in both.",
+        "description": "The client is in the form or in Basic, not in both.",
         "operationId": "token",
         "requestBody": {
             "required": True,
@@ -196,8 +199,8 @@ def _token(common: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
         },
         "responses": {
             **common,
-            "200": _json("A token, for an hour.", _TOKEN),
-            "401": _json("No such client, or another secret.", error, headers=_CHALLENGE),
+            "200": _json("A token, valid for an hour.", _TOKEN),
+            "401": _json("Unknown client, or wrong secret.", error, headers=_CHALLENGE),
             "429": _json("Too many wrong credentials; wait a minute.", error, headers=_RETRY),
         },
     }
@@ -224,7 +227,7 @@ _HMAC = {"hmac": "X-Oncebridge-Signature", "hmacTime": "X-Oncebridge-Timestamp"}
 
 
 def _any_of(schemes: dict[str, Any]) -> list[dict[str, list[str]]]:
-    """Ask for any one of *schemes*; signature and time go together, a certificate with each."""
+    """Return requirements: any one of *schemes*; a signature with its time, plus a certificate."""
     beside: dict[str, list[str]] = {_MUTUAL: []} if _MUTUAL in schemes else {}
     single = [[name] for name in schemes if name not in (*_HMAC, _MUTUAL)]
     several = [*single, *([list(_HMAC)] if "hmac" in schemes else [])]

@@ -1,20 +1,20 @@
 """
 Events by HTTP: one, an array, or one per line.
 
-| answer | when                                                                          |
+| status | when                                                                          |
 | ------ | ----------------------------------------------------------------------------- |
-| 200    | each event was delivered, or was before, or is safe in the dead letters        |
-| 202    | each event is on disk, to be forwarded (with a spool)                          |
-| 503    | at least one has to come again; `Retry-After` says when, and is never below 1  |
-| 401    | not authenticated, or without auth for a `Host` that is not known here         |
+| 200    | each event is delivered, a duplicate, or stored in the dead letters            |
+| 202    | each event is stored on disk, to be forwarded (with a spool)                   |
+| 503    | at least one has to be sent again; `Retry-After` says when, at least 1 second  |
+| 401    | not authenticated, or without auth for an unknown `Host`                       |
 | 403    | sent by a web page of another site                                             |
 | 411    | neither a length nor a chunked body                                            |
-| 413    | larger than the limit, or more events than one request may bring               |
+| 413    | larger than the limit, or more events than one request may have                |
 
-EventBridge drops what is refused with 400, 403, 404, 413 or 422, so what cannot be read is
-kept in the dead letters and answered 200. An answer comes within *answer_within* (API
-destinations wait 5 seconds); a delivery that takes longer goes on, and the retry finds it
-busy or done. A client that hangs up changes nothing.
+EventBridge drops events that are refused with 400, 403, 404, 413 or 422, so a body that cannot be
+parsed is stored in the dead letters and answered with 200. The response is sent within
+*answer_within* (API destinations wait 5 seconds); a delivery that takes longer continues, and the
+retry finds it busy or done. A client that disconnects changes nothing.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ import msgspec
 from oncebridge.base.options import Doc, Size
 from oncebridge.base.secrets import Address
 from oncebridge.engine.cpu_turns import SMALL
-from oncebridge.engine.router import Answer
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
 from oncebridge.events.framing import BadGzip, TooLarge, TooMany, inflate, split
@@ -43,41 +43,43 @@ from oncebridge.http.clients import TrustedProxies, proxy_mistakes
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
-from oncebridge.sources.api import Context, Done, Host
+from oncebridge.sources.api import Done, Host, TraceparentReader
 from oncebridge.sources.http.openapi import describe
 
 _log = logging.getLogger("oncebridge")
 _TRACEPARENT = NAME.encode()
-_SWEEP_S = 0.1
-_STILL_UNDER_WAY = "still under way"
+_OVERDUE_CHECK_S = 0.1
+_IN_PROGRESS = "still in progress"
 _encode = msgspec.json.Encoder().encode
 
 
 class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
-    """What can be set about the HTTP source."""
+    """Options of the HTTP source."""
 
     answer_within: Annotated[
-        timedelta, Doc("When the sender is answered at the latest.", example="4500ms")
+        timedelta, Doc("The sender gets a response within this time.", example="4500ms")
     ] = timedelta(seconds=4.5)
-    max_body: Annotated[Size, Doc("The largest body, also after gzip.", example="2MiB")] = Size(
-        2 * 1024 * 1024
+    max_body: Annotated[Size, Doc("Largest body, also after decompression.", example="2MiB")] = (
+        Size(2 * 1024 * 1024)
     )
     max_events: Annotated[
-        int, Doc("How many events one request may bring.", "500", at_least=1, at_most=10_000)
+        int, Doc("How many events one request may have.", "500", at_least=1, at_most=10_000)
     ] = 10_000
-    max_head: Annotated[Size, Doc("Request line and headers together.", example="32KiB")] = Size(
-        32 * 1024
+    max_head: Annotated[
+        Size, Doc("Largest request line and headers, together.", example="32KiB")
+    ] = Size(32 * 1024)
+    head_time: Annotated[timedelta, Doc("Timeout for the headers of a request.", "10s")] = (
+        timedelta(seconds=10)
     )
-    head_time: Annotated[timedelta, Doc("How long the headers may take.", "10s")] = timedelta(
-        seconds=10
-    )
-    body_time: Annotated[timedelta, Doc("How long the body may take.", "30s")] = timedelta(
+    body_time: Annotated[timedelta, Doc("Timeout for the body of a request.", "30s")] = timedelta(
         seconds=30
     )
-    idle_time: Annotated[
-        timedelta, Doc("How long a connection stays open between requests.", "75s")
-    ] = timedelta(seconds=75)
-    max_connections: Annotated[int, Doc("How many connections at once.", at_least=1)] = 1000
+    idle_time: Annotated[timedelta, Doc("How long an idle connection stays open.", "75s")] = (
+        timedelta(seconds=75)
+    )
+    max_connections: Annotated[
+        int, Doc("How many connections may be open at once.", at_least=1)
+    ] = 1000
     max_connections_per_peer: Annotated[
         int,
         Doc(
@@ -89,17 +91,16 @@ class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
     trusted_proxies: Annotated[
         tuple[str, ...],
         Doc(
-            "Addresses or networks of the proxies whose `X-Forwarded-For` is believed, to tell "
-            "clients apart that send wrong credentials to /oauth/token.",
+            "Addresses or networks of the proxies whose `X-Forwarded-For` is trusted, to "
+            "distinguish clients that send wrong credentials to /oauth/token.",
             example='["10.0.0.0/8"]',
         ),
     ] = ()
     hosts: Annotated[
         tuple[str, ...],
         Doc(
-            "Further names under which a source without auth is reached, as senders or a proxy "
-            "write them in `Host`; names of this machine (`localhost`, `127.0.0.1`) need not be "
-            "listed.",
+            "Further names of a source without auth, as senders or a proxy write them in `Host`; "
+            "names of this machine (`localhost`, `127.0.0.1`) need not be listed.",
             example='["ingest.example.com"]',
         ),
     ] = ()
@@ -108,7 +109,7 @@ class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
 
 
 class HttpSource:
-    """Listen on *host* and *port*, take events at *path*."""
+    """Listens on *host* and *port*, and accepts events at *path*."""
 
     Options: ClassVar = HttpSourceOptions
 
@@ -116,7 +117,7 @@ class HttpSource:
         self._options = options
         self._path = path
         self._address = (host, port)
-        # The clock is the host's; until then nothing is served.
+        # `open` sets the real clock; nothing is served before.
         self._guard = Guard(options, lambda: 0)
         for mistake in (
             *host_mistakes(options.hosts, "hosts"),
@@ -125,18 +126,18 @@ class HttpSource:
             raise mistake
         self._names = OwnNames(options.hosts)
         self._proxies = TrustedProxies(options.trusted_proxies)
-        self._foreign = 0  # requests that were refused as another site's since the last log line
+        self._foreign = 0  # requests of other sites refused since the last log line
         self._foreign_logged = -math.inf
         self._host: Host | None = None
-        self._context: Context | None = None
+        self._context: TraceparentReader | None = None
         self._server: Server | None = None
         self._openapi = b""
         self._answer_s = options.answer_within.total_seconds()
-        self._now: Callable[[], float] = lambda: 0.0  # the loop's, once it is open
-        self._waiting: deque[tuple[float, _Pending]] = deque()
+        self._now: Callable[[], float] = lambda: 0.0  # that of the event loop, once it is open
+        self._waiting: deque[tuple[float, _PendingRequest]] = deque()
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queued = 0  # bytes of bodies that wait for their turn
+        self._queued = 0  # bytes of bodies that wait for a CPU turn
         self._stopped = asyncio.Event()
 
     @classmethod
@@ -147,28 +148,32 @@ class HttpSource:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:  # whose text may quote a password
-            raise ConfigError("", f"{url!r}: its host or port cannot be read") from None
+            raise ConfigError(
+                "", f"{url!r}: the host or port is invalid; write http://HOST:PORT/PATH"
+            ) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("", f"{url!r}: an HTTP source is http://HOST:PORT/PATH")
+            raise ConfigError(
+                "", f"{url!r} is not the address of an HTTP source; write http://HOST:PORT/PATH"
+            )
         if parts.query or parts.fragment or "@" in parts.netloc:
             raise ConfigError(
                 "",
-                f"{url!r}: an HTTP source is http://HOST:PORT/PATH and no more; who may send is "
-                "said with api_keys, basic, bearer, oauth, hmac or jwt",
+                f"{url!r}: an HTTP source is http://HOST:PORT/PATH, without more; configure who may "
+                "send with api_keys, basic, bearer, oauth, hmac or jwt",
             )
         if port is None:
-            raise ConfigError("", f"{url!r}: say which port to listen on: http://HOST:PORT/PATH")
+            raise ConfigError("", f"{url!r}: the port is missing; write http://HOST:PORT/PATH")
         if bool(options.tls_cert) != (parts.scheme == "https"):
-            raise ConfigError("tls_cert", "goes with https://, and https:// needs it")
+            raise ConfigError("tls_cert", "https:// needs tls_cert, and tls_cert needs https://")
         if options.client_ca is not None and not options.tls_cert:
-            raise ConfigError("client_ca", "needs https:// and tls_cert: TLS carries certificates")
-        if parts.path in _BESIDE:
-            raise ConfigError("", f"{parts.path} is taken; send events to another path")
+            raise ConfigError("client_ca", "needs https:// and tls_cert")
+        if parts.path in _OTHER_PATHS:
+            raise ConfigError("", f"the path {parts.path} is reserved; use another path for events")
         source = cls(parts.hostname, port, parts.path or "/", options)
         if not source._guard.is_needed and not names_loopback(parts.hostname):
             raise ConfigError(
                 "",
-                f"others can reach {parts.hostname}, and nothing says who may send: set "
+                f"other machines can reach {parts.hostname}, and no auth is configured: set "
                 "api_keys, basic, bearer, oauth, hmac, jwt or client_ca, or listen on 127.0.0.1",
             )
         return source
@@ -205,17 +210,17 @@ class HttpSource:
         )
         self._guard.open()
         await self._server.open()
-        self._sweep()
+        self._answer_overdue()
 
     @property
     def port(self) -> int:
-        """The port it listens on, once it is open."""
+        """The port it listens on; only after `open`."""
         assert self._server is not None  # noqa: S101
         return self._server.port
 
     @property
     def url(self) -> str:
-        """Where events are sent to; before it is open, as it was written."""
+        """The URL that events are sent to; before `open`, as it was configured."""
         scheme = "https" if self._options.tls_cert else "http"
         name = f"[{self._address[0]}]" if ":" in self._address[0] else self._address[0]
         port = self._address[1] if self._server is None else self._server.port
@@ -234,8 +239,8 @@ class HttpSource:
 
     async def aclose(self) -> None:
         self.stop()
-        while self._waiting:  # what is not answered by now will not be
-            self._waiting.popleft()[1].give_up()
+        while self._waiting:  # answer the rest with what is known
+            self._waiting.popleft()[1].answer_with_known()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.aclose(self._options.answer_within)
@@ -246,19 +251,19 @@ class HttpSource:
     # --- requests ----------------------------------------------------------------------
 
     def _screen(self, request: Request) -> Response | None:
-        """Refuse before the body is read what its head already gives away."""
-        allowed = {"POST"} if request.path == self._path else _BESIDE.get(request.path)
+        """Return a refusal that the headers already decide, before the body is read."""
+        allowed = {"POST"} if request.path == self._path else _OTHER_PATHS.get(request.path)
         if allowed is None or (request.path == _TOKEN and not self._guard.has_tokens):
-            return Response(404, b'{"error":"nothing is here"}')
+            return Response(404, b'{"error":"not found"}')
         if request.method not in allowed:
             return Response(
                 405,
-                b'{"error":"the method is not for this path"}',
+                b'{"error":"method not allowed for this path"}',
                 headers=(("Allow", ", ".join(sorted(allowed))),),
             )
         if request.path != self._path:
-            return _unless_small(request)
-        foreign = self._refusal_of_foreign(request)
+            return _refuse_large_body(request)
+        foreign = self._refuse_foreign(request)
         if foreign is not None:
             return foreign
         if not self._guard.admits(request, with_body=False):
@@ -266,13 +271,13 @@ class HttpSource:
         if _encoding(request) not in _ENCODINGS:
             return Response(
                 415,
-                b'{"error":"send the body as it is, or with gzip"}',
+                b'{"error":"unsupported Content-Encoding; send the body uncompressed or with gzip"}',
                 headers=(("Accept-Encoding", "gzip"),),
             )
         return None
 
-    def _refusal_of_foreign(self, request: Request) -> Response | None:
-        """Refuse what a web page of another site made a browser send, and log that."""
+    def _refuse_foreign(self, request: Request) -> Response | None:
+        """Return a refusal of a request that a web page of another site caused, and log it."""
         if self._guard.is_ambient(request) and self._names.page(request) == "other":
             refusal, reason = _FOREIGN_PAGE, "sent by a web page of another site"
         elif not self._guard.is_needed and not self._names.include(asked_host(request)):
@@ -290,7 +295,7 @@ class HttpSource:
     def _handle(self, request: Request, respond: Callable[[Response], None]) -> None:
         match request.path:
             case self._path:
-                self._take(request, respond)
+                self._receive(request, respond)
             case "/healthz":
                 respond(ALIVE)
             case "/readyz":
@@ -300,39 +305,43 @@ class HttpSource:
             case _:
                 respond(self._guard.token(request, self._proxies.client(request)))
 
-    def _take(self, request: Request, respond: Callable[[Response], None]) -> None:
+    def _receive(self, request: Request, respond: Callable[[Response], None]) -> None:
         if not self._guard.admits(request, with_body=True):
             respond(self._guard.refusal_of(request))
             return
-        pending = _Pending(respond)
+        pending = _PendingRequest(respond)
         self._waiting.append((self._now() + self._answer_s, pending))
         size = len(request.body)
         if size <= (_SMALL_PACKED if _encoding(request) in _GZIP else SMALL):
-            self._bring(request, pending)
+            self._submit(request, pending)
         elif self._queued + size > _MOST_QUEUED:
             pending.answer(_TOO_MUCH)
         else:
-            task = asyncio.get_running_loop().create_task(self._bring_in_turn(request, pending))
+            task = asyncio.get_running_loop().create_task(self._submit_in_turn(request, pending))
             self._queued += size
             self._tasks.add(task)
-            task.add_done_callback(lambda task: self._brought(task, size, pending))
+            task.add_done_callback(lambda task: self._on_submitted(task, size, pending))
 
-    async def _bring_in_turn(self, request: Request, pending: "_Pending") -> None:
+    async def _submit_in_turn(self, request: Request, pending: "_PendingRequest") -> None:
         assert self._host is not None  # noqa: S101 - open before it serves
-        async with self._host.router.costly:
-            if not pending.is_answered:  # else it has to come again, and nothing has begun
-                self._bring(request, pending)
+        async with self._host.router.cpu_turns:
+            if (
+                not pending.is_answered
+            ):  # otherwise it has to be sent again, and nothing was started
+                self._submit(request, pending)
 
-    def _brought(self, task: asyncio.Task[None], size: int, pending: "_Pending") -> None:
+    def _on_submitted(
+        self, task: asyncio.Task[None], size: int, pending: "_PendingRequest"
+    ) -> None:
         self._queued -= size
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its type only: the text of an exception may quote the event.
             _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
-            pending.give_up()
+            pending.answer_with_known()
 
-    def _bring(self, request: Request, pending: "_Pending") -> None:
-        """Take the body of *request* apart, and put its events into the inbox."""
+    def _submit(self, request: Request, pending: "_PendingRequest") -> None:
+        """Split the body of *request* into events, and put them into the inbox."""
         content_type = (request.header(b"content-type") or b"").decode("latin-1")
         body, records, most = request.body, None, self._options.max_events
         try:
@@ -340,13 +349,13 @@ class HttpSource:
                 body = inflate(body, self._options.max_body, cheap=True)
             records = split(body, content_type=content_type, most=most)
         except TooLarge:
-            pending.answer(Response(413, b'{"error":"the body is too large once unpacked"}'))
+            pending.answer(Response(413, b'{"error":"the decompressed body is too large"}'))
             return
         except TooMany:
             pending.answer(Response(413, b'{"error":"too many events in one body"}'))
             return
         except BadGzip:
-            records = [body]  # as it came: it ends in the dead letters
+            records = [body]  # as it arrived: it goes to the dead letters
         is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
         if self._context is not None and (context := _context(request, self._context)):
             records = [Carried.of(raw, context) for raw in records]
@@ -361,51 +370,50 @@ class HttpSource:
         return readiness(reasons, self._guard.warnings())
 
     def not_ready(self) -> list[str]:
-        """Return what keeps this source from taking events, whatever the sinks do."""
+        """Return why this source does not accept events, apart from the sinks."""
         return self._guard.not_ready()
 
-    def _sweep(self) -> None:
-        """Answer those who have waited long enough; all wait equally long, so in order."""
+    def _answer_overdue(self) -> None:
+        """Answer requests that have waited long enough; all have the same timeout, so in order."""
         loop = asyncio.get_running_loop()
         now, waiting = loop.time(), self._waiting
         while waiting and (waiting[0][1].is_answered or waiting[0][0] <= now):
-            waiting.popleft()[1].give_up()
-        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+            waiting.popleft()[1].answer_with_known()
+        self._sweeper = loop.call_later(_OVERDUE_CHECK_S, self._answer_overdue)
 
 
 _TOKEN = "/oauth/token"  # noqa: S105 - a path
 _GET = {"GET", "HEAD"}
 _HEALTH = ("/healthz", "/readyz")
-_BESIDE = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST"}}
+_OTHER_PATHS = {**dict.fromkeys(_HEALTH, _GET), "/openapi.json": _GET, _TOKEN: {"POST"}}
 _GZIP = (b"gzip", b"x-gzip")
 _ENCODINGS = (*_GZIP, b"identity", b"")
 _SMALL = 4096
-_SMALL_PACKED = 4096  # unpacked and taken apart within some milliseconds
+_SMALL_PACKED = 4096  # decompressed and split within some milliseconds
 _LOG_EVERY_S = 60
 _FIX_FOREIGN = (
-    "set api_keys, basic, bearer, oauth or hmac for senders; if a proxy in front lets in only "
-    "those who may send, put the name that it sends as Host into hosts"
+    "set api_keys, basic, bearer, oauth or hmac; if a proxy in front authenticates senders, add "
+    "the name that it sends as Host to hosts"
 )
 _FOREIGN_PAGE = Response(
     403,
     _encode(
         {
-            "error": "a web page of another site made a browser send this; such a request is "
-            "taken only with an API key, a bearer token or a signature (set api_keys, bearer, "
-            "oauth or hmac)"
+            "error": "sent by a web page of another site; such a request is accepted only with an "
+            "API key, a bearer token or a signature (set api_keys, bearer, oauth or hmac)"
         }
     ),
 )
 _FOREIGN_HOST = Response(
-    401,  # EventBridge tries again after this one, and drops events after 403
+    401,  # EventBridge retries after 401, and drops events after 403
     _encode(
         {
-            "error": "the source has no auth, so it takes requests for names of this machine only "
+            "error": "the source has no auth, so it accepts requests for names of this machine only "
             f"(Host: localhost); {_FIX_FOREIGN}"
         }
     ),
 )
-_MOST_QUEUED = 64 * 1024 * 1024  # bytes of large bodies that wait for their turn
+_MOST_QUEUED = 64 * 1024 * 1024  # bytes of large bodies that wait for a CPU turn
 _TOO_MUCH = Response(
     503, b'{"error":"too many large bodies at once"}', headers=(("Retry-After", "1"),)
 )
@@ -415,65 +423,65 @@ def _encoding(request: Request) -> bytes:
     return b",".join(request.values(b"content-encoding")).strip().lower()
 
 
-def _context(request: Request, read: Context) -> str:
-    """Read which request of others this one belongs to; two that say so say nothing."""
+def _context(request: Request, read: TraceparentReader) -> str:
+    """Return the trace context of a request; a header that occurs twice is ignored."""
     told = [request.values(name) for name in (_TRACEPARENT, XRAY_HEADER)]
     parent, xray = [values[0].decode("latin-1") if len(values) == 1 else "" for values in told]
     return read(parent, xray) if parent or xray else ""
 
 
-def _unless_small(request: Request) -> Response | None:
-    """Refuse a body that is more than a form: who sends it has not said who they are."""
+def _refuse_large_body(request: Request) -> Response | None:
+    """Return a refusal of a body larger than a form: its sender is not authenticated."""
     if request.header(b"transfer-encoding") is not None:
-        return Response(411, b'{"error":"say how long the body is"}')
+        return Response(411, b'{"error":"Content-Length is required"}')
     if int(request.header(b"content-length") or 0) > _SMALL:
         return Response(413, b'{"error":"the body is too large"}')
     return None
 
 
-class _Pending:
-    """One request that is waiting for its events."""
+class _PendingRequest:
+    """One request that waits for the outcomes of its events."""
 
     __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
 
     def __init__(self, respond: Callable[[Response], None]) -> None:
         self._respond = respond
-        self._answers: list[Answer | None] = [None]
+        self._answers: list[RouterAnswer | None] = [None]
         self._left = 0
         self._is_one = True
         self.is_answered = False
 
     def expect(self, count: int, *, is_one: bool) -> list[Done]:
-        """Wait for *count* answers; return what takes each of them, in order."""
+        """Wait for *count* answers; return the callbacks that take them, in order."""
         self._answers = [None] * count
         self._left = count
         self._is_one = is_one
         if not count:
-            self.give_up()
+            self.answer_with_known()
         return [self._done(at) for at in range(count)]
 
     def _done(self, at: int) -> Done:
-        def done(answer: Answer) -> None:
+        def done(answer: RouterAnswer) -> None:
             self._answers[at] = answer
             self._left -= 1
             if not self._left:
-                self.give_up()
+                self.answer_with_known()
 
         return done
 
-    def give_up(self) -> None:
-        """Answer with what is known; the rest goes on, and its retry will find it."""
+    def answer_with_known(self) -> None:
+        """Respond with the answers there are; the other events continue, and a retry finds them."""
         if not self.is_answered:
             self.answer(_response(self._answers, is_one=self._is_one))
 
     def answer(self, response: Response) -> None:
-        """Answer with *response*, unless the request was answered before."""
+        """Send *response*, unless the request was answered before."""
         if not self.is_answered:
             self.is_answered = True
             self._respond(response)
 
 
-def _response(answers: list[Answer | None], *, is_one: bool) -> Response:
+def _response(answers: list[RouterAnswer | None], *, is_one: bool) -> Response:
     results = [_result(answer) for answer in answers]
     status = max([result["status"] for result in results], default=200)
     body = _encode(results[0] if is_one else {"results": results})
@@ -483,17 +491,17 @@ def _response(answers: list[Answer | None], *, is_one: bool) -> Response:
     return Response(status, body, headers=(("Retry-After", str(wait)),))
 
 
-def _result(answer: Answer | None) -> dict[str, Any]:
+def _result(answer: RouterAnswer | None) -> dict[str, Any]:
     if answer is None:
-        return {"status": 503, "reason": _STILL_UNDER_WAY, "retry_after": 2}
+        return {"status": 503, "reason": _IN_PROGRESS, "retry_after": 2}
     if answer.verdict is None:
         if answer.acknowledge:
             return {"status": 202, "spooled": True}
-        return _later(answer)
-    result: dict[str, Any] = {"status": 200} if answer.acknowledge else _later(answer)
+        return _retry_result(answer)
+    result: dict[str, Any] = {"status": 200} if answer.acknowledge else _retry_result(answer)
     result["verdict"] = answer.verdict
     if len(answer.outcomes) > 1:
-        result["routes"] = {name: _on_route(outcome) for name, outcome in answer.outcomes}
+        result["routes"] = {name: _route_result(outcome) for name, outcome in answer.outcomes}
     elif answer.outcomes and answer.acknowledge:
         outcome = answer.outcomes[0][1]
         result |= {"rule": outcome.rule, "key": outcome.key.hex()}
@@ -502,13 +510,13 @@ def _result(answer: Answer | None) -> dict[str, Any]:
     return result
 
 
-def _on_route(outcome: Outcome) -> dict[str, str]:
-    """Return what one of several routes did; each has rules and keys of its own."""
+def _route_result(outcome: Outcome) -> dict[str, str]:
+    """Return the outcome on one of several routes; each has rules and keys of its own."""
     found = {"verdict": outcome.verdict, "rule": outcome.rule, "key": outcome.key.hex()}
     return found | ({"reason": outcome.reason} if outcome.reason else {})
 
 
-def _later(answer: Answer) -> dict[str, Any]:
+def _retry_result(answer: RouterAnswer) -> dict[str, Any]:
     wait = max(math.ceil(answer.retry_after_ms / 1000), 1)
     return {"status": 503, "reason": answer.reason, "retry_after": wait}
 
@@ -518,14 +526,18 @@ def _tls(options: HttpSourceOptions) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        # Without a password OpenSSL would ask for one on the terminal, and wait.
+        # Without a password OpenSSL would ask for one on the terminal, and block.
         context.load_cert_chain(options.tls_cert, options.tls_key, password="")
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError("tls_cert", f"cannot be used: {type(error).__name__}") from None
+        raise ConfigError(
+            "tls_cert", f"the certificate or its key cannot be loaded: {type(error).__name__}"
+        ) from None
     if options.client_ca is not None:
         try:
             context.load_verify_locations(options.client_ca)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError("client_ca", f"cannot be used: {type(error).__name__}") from None
+            raise ConfigError(
+                "client_ca", f"the certificates cannot be loaded: {type(error).__name__}"
+            ) from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -1,9 +1,9 @@
 """
-Enhanced fan-out: Kinesis sends what is put into a shard, and nobody has to ask.
+Enhanced fan-out: Kinesis pushes the records of a shard.
 
-A subscription lasts five minutes, and is then taken out again from where it ended. The SDK
-reads it, in a thread for each shard, and hands over a page at a time: as long as there is no
-room for more, the thread waits, and so does Kinesis.
+A subscription lasts five minutes, and is then renewed from where it ended. The SDK reads it, in a
+thread for each shard, one page at a time: while there is no room for more, the thread waits, and
+so does Kinesis.
 """
 
 import asyncio
@@ -21,56 +21,59 @@ from msgspec import Struct
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
-from oncebridge.sources.kinesis.shard_feed import Pauses
-from oncebridge.sources.kinesis.stream import Page, Position, Record, Stream
+from oncebridge.sources.kinesis.shard_feed import FailureBackoff
+from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
 
 _SILENCE_S: Final = 40
-"""Kinesis sends something every few seconds, be it empty."""
+"""Kinesis sends something every few seconds, even if it is empty."""
 _APART_S: Final = 1.1
-"""One subscription a second may be asked for, of each shard."""
+"""Kinesis allows one subscription a second for each shard."""
 _IN_USE_S: Final = 5.0
-"""So long nobody else can take over a subscription that was just taken out."""
+"""A new subscription cannot be taken over for so long."""
 _ACTIVE_WITHIN_S: Final = 60.0
 
 
-class _Broken(Struct, frozen=True):
-    """Why a subscription ended; empty where its time was over."""
+class _SubscriptionEnded(Struct, frozen=True):
+    """A subscription ended; *what* is the error, empty if its time was over."""
 
     what: str = ""
 
 
-_Pushed = tuple[Page, str] | _Broken
-"""A page, and the place behind it."""
+_Pushed = tuple[RecordPage, str] | _SubscriptionEnded
+"""A page, and the sequence number to continue after."""
 
 
-async def registered(stream: Stream, arn: str, name: str) -> str:
-    """Return the ARN of the consumer *name*; where there is none, register it."""
+async def registered(stream: KinesisStream, arn: str, name: str) -> str:
+    """Return the ARN of the consumer *name*; register it if there is none."""
     try:
         found = await stream.consumer(arn, name)
     except AwsError as error:
         if error.code != "ResourceNotFoundException":
             raise
-        found = await _made(stream, arn, name)
+        found = await _create(stream, arn, name)
     ends_s = asyncio.get_running_loop().time() + _ACTIVE_WITHIN_S
     while not found.is_active:
         if asyncio.get_running_loop().time() > ends_s:
-            raise ConfigError("fan_out", f"the consumer {name} does not become active")
+            raise ConfigError(
+                "fan_out",
+                f"the consumer {name} did not become active within {_ACTIVE_WITHIN_S:g} s; check it in AWS",
+            )
         await asyncio.sleep(1)
         found = await stream.consumer(arn, name)
     return found.arn
 
 
-async def _made(stream: Stream, arn: str, name: str) -> Any:
+async def _create(stream: KinesisStream, arn: str, name: str) -> Any:
     try:
         return await stream.register(arn, name)
     except AwsError as error:
         if error.code != "ResourceInUseException":
             raise
-        return await stream.consumer(arn, name)  # another worker was quicker
+        return await stream.consumer(arn, name)  # another worker registered it
 
 
-class Consumer:
-    """What a stream sends to the consumer *arn*, by the SDK."""
+class FanOutConsumer:
+    """Subscribes to shards as the consumer *arn*, with the SDK."""
 
     def __init__(self, arn: str, options: AwsOptions) -> None:
         self._arn = arn
@@ -79,9 +82,9 @@ class Consumer:
         self._making = threading.Lock()
 
     def pushed(self, shard: str, position: Position) -> Any:
-        """Subscribe to a shard; blocks, and gives what the SDK makes of it."""
+        """Subscribe to a shard; return the SDK's stream of events. Blocks."""
         with self._making:
-            self._client = self._client or self._made()
+            self._client = self._client or self._create()
         start: dict[str, Any] = {"Type": position.kind}
         if position.after:
             start["SequenceNumber"] = position.after
@@ -95,7 +98,7 @@ class Consumer:
         if self._client is not None:
             self._client.close()
 
-    def _made(self) -> Any:
+    def _create(self) -> Any:
         session = botocore.session.Session(profile=self._options.profile)
         return session.create_client(
             "kinesis",
@@ -110,11 +113,11 @@ class Consumer:
         )
 
 
-class Pushed:
-    """Be sent the records of *shard*, from *position* on."""
+class PushedFeed:
+    """Receives the records of *shard*, from *position* on, by enhanced fan-out."""
 
     def __init__(
-        self, consumer: Consumer, shard: str, position: Position, *, pauses: Pauses
+        self, consumer: FanOutConsumer, shard: str, position: Position, *, pauses: FailureBackoff
     ) -> None:
         self._consumer = consumer
         self._shard = shard
@@ -123,18 +126,18 @@ class Pushed:
         self._listener: _Listener | None = None
         self._due_s = 0.0
 
-    async def page(self) -> Page:
+    async def page(self) -> RecordPage:
         while True:
             if self._listener is None:
                 await self._subscribe()
             assert self._listener is not None  # noqa: S101 - just made
             match await self._listener.pushed():
                 case (page, after):
-                    self._pauses.worked()
+                    self._pauses.succeeded()
                     self._position = Position(after=after) if after else self._position
                     return page
-                case _Broken() as broken:
-                    self._mend(broken.what)
+                case _SubscriptionEnded() as broken:
+                    self._resubscribe_after(broken.what)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -146,25 +149,25 @@ class Pushed:
         self._due_s = now() + _APART_S
         self._listener = _Listener(self._consumer, self._shard, self._position)
 
-    def _mend(self, what: str) -> None:
+    def _resubscribe_after(self, what: str) -> None:
         self.close()
         self._listener = None
         now_s = asyncio.get_running_loop().time()
         if what == "ResourceInUseException":
-            # The worker that had the shard before has not noticed yet, or another group uses
-            # the same consumer: only the latter goes on for long.
+            # The worker that had the shard before has not closed yet, or another group uses the
+            # same consumer; only the latter lasts long.
             self._due_s = now_s + max(self._pauses.failed(what), _IN_USE_S)
         elif what == "InvalidArgumentException" and self._position.after:
-            self._pauses.refused(self._position)
+            self._pauses.position_refused(self._position)
             self._position = Position()
         elif what:
             self._due_s = max(self._due_s, now_s + self._pauses.failed(what))
 
 
 class _Listener:
-    """A thread that reads one subscription; it ends when it is closed, or with it."""
+    """A thread that reads one subscription, until it ends or `close` is called."""
 
-    def __init__(self, consumer: Consumer, shard: str, position: Position) -> None:
+    def __init__(self, consumer: FanOutConsumer, shard: str, position: Position) -> None:
         self._loop = asyncio.get_running_loop()
         self._room = threading.Semaphore(0)
         self._heard: asyncio.Queue[_Pushed] = asyncio.Queue()
@@ -175,19 +178,19 @@ class _Listener:
         ).start()
 
     async def pushed(self) -> _Pushed:
-        """Wait for what is sent next."""
+        """Wait for the next page, or the end of the subscription."""
         if self._heard.empty():
             self._room.release()
         return await self._heard.get()
 
     def close(self) -> None:
-        # The thread may wait for room, or for Kinesis; nobody waits for the thread.
+        # The thread may wait for room or for Kinesis; it is not joined.
         self._is_closed = True
         self._room.release()
 
     # --- in the thread -----------------------------------------------------------------
 
-    def _listen(self, consumer: Consumer, shard: str, position: Position) -> None:
+    def _listen(self, consumer: FanOutConsumer, shard: str, position: Position) -> None:
         what = ""
         try:
             with closing(consumer.pushed(shard, position)) as events:
@@ -200,9 +203,9 @@ class _Listener:
                     self._hand_over(_page(event["SubscribeToShardEvent"]))
         except ClientError as error:
             what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
-        except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: it is over
+        except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: the subscription is over
             what = type(error).__name__
-        self._hand_over(_Broken(what))
+        self._hand_over(_SubscriptionEnded(what))
 
     def _hand_over(self, pushed: _Pushed) -> None:
         with suppress(RuntimeError):  # the loop may be gone by now
@@ -210,9 +213,9 @@ class _Listener:
             self._loop.call_soon_threadsafe(put, pushed)
 
 
-def _page(event: dict[str, Any]) -> tuple[Page, str]:
+def _page(event: dict[str, Any]) -> tuple[RecordPage, str]:
     records = [
-        Record(
+        KinesisRecord(
             record["SequenceNumber"],
             record["PartitionKey"],
             record["Data"],
@@ -220,10 +223,12 @@ def _page(event: dict[str, Any]) -> tuple[Page, str]:
         )
         for record in event["Records"]
     ]
-    # Children are told at the end of a shard only, and then there is nothing to continue with.
+    # Children are listed only at the end of a shard, and then there is nothing to continue with.
     after = event.get("ContinuationSequenceNumber") or ""
     is_end = not after or bool(event.get("ChildShards"))
-    return Page(records, None if is_end else after, event.get("MillisBehindLatest") or 0), after
+    return RecordPage(
+        records, None if is_end else after, event.get("MillisBehindLatest") or 0
+    ), after
 
 
 def _seconds(moment: datetime | None) -> float:

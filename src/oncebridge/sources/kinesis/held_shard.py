@@ -1,10 +1,10 @@
 """
 One shard, for as long as this worker holds its checkpoint.
 
-Records go through a relay, a lane for each partition key. The place that is saved is that of
-the last record before which everything is final, about every second while it moves. The hold
-is kept meanwhile; if another worker has taken it nevertheless, this one stops. Whoever stops
-writes down how far it came and gives the hold back, so that another can go on at once.
+Records go through a relay, with a lane for each partition key. The position that is saved is the
+last record up to which everything is final, about every second while it moves. The claim on the
+checkpoint is extended meanwhile; if another worker has taken it over, this one stops. At a stop
+the position is saved and the checkpoint released, so that another worker can continue at once.
 """
 
 import asyncio
@@ -22,40 +22,40 @@ from oncebridge.engine.batch import Arrival
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, Taken
-from oncebridge.sources.kinesis.shard_feed import Feed
-from oncebridge.sources.kinesis.shards import END, Place
-from oncebridge.sources.kinesis.stream import Page, Record, Shard
-from oncebridge.sources.relay import Item, Relay
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
+from oncebridge.sources.kinesis.shard_feed import ShardFeed
+from oncebridge.sources.kinesis.shards import END, ShardProgress
+from oncebridge.sources.kinesis.stream import KinesisRecord, RecordPage, Shard
+from oncebridge.sources.relay import Relay, SourceRecord
 
 _log = logging.getLogger("oncebridge")
 
 _MOST_BYTES: Final = 16 * 1024 * 1024
-"""In hand, and a page more; a worker may hold many shards."""
+"""Unfinished records, plus one page; a worker may hold many shards."""
 _REFRESH_MS: Final = 60_000
 _TELL_EVERY_MS: Final = 600_000
 _LEAVE_TRIES: Final = 3
 _AGGREGATED: Final = b"\xf3\x89\x9a\xc2"
 
 
-class Times(Struct, frozen=True):
-    """How long things last; tests have less time."""
+class KinesisTimings(Struct, frozen=True):
+    """Intervals and timeouts; tests use shorter ones."""
 
     lease: timedelta = timedelta(seconds=20)
     save: timedelta = timedelta(seconds=1)
     look: timedelta = timedelta(seconds=5)
     gone: timedelta = timedelta(seconds=20)
-    """A worker that says nothing for so long has no share any more."""
+    """A worker whose entry is older has no share any more."""
     list: timedelta = timedelta(seconds=30)
     keep: timedelta = timedelta(days=400)
-    """A stream keeps records for 365 days, and a shard that is read stays read."""
+    """A stream keeps records for up to 365 days; a checkpoint has to last longer."""
 
 
 class HeldShard:
     """
-    Read *shard* from *feed*, from the place that *checkpoint* was *taken* at.
+    Reads *shard* from *feed*, from the position *taken* that *checkpoint* had.
 
-    *clock* tells the time at Kinesis, which keeps records for *retention*.
+    *clock* returns the time at Kinesis, which keeps records for *retention*.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class HeldShard:
         shard: Shard,
         host: Host,
         *,
-        feed: Feed,
+        feed: ShardFeed,
         checkpoint: Checkpoint,
-        taken: Place,
+        taken: ShardProgress,
         worker: str,
         clock: Clock,
         retention: timedelta,
-        times: Times,
+        times: KinesisTimings,
         stream: str,
     ) -> None:
         self.shard = shard
         self.behind_ms = 0
-        """How old the oldest record is that Kinesis has not given yet."""
+        """The age of the oldest record that is not read yet."""
         self.is_ended = False
-        """All that was ever in it is final, and that is written down."""
+        """True if the shard is read to its end, and the checkpoint says so."""
         self._host = host
         self._feed = feed
         self._checkpoint = checkpoint
@@ -87,12 +87,12 @@ class HeldShard:
         self._fields: dict[str, str | int] = {"stream": stream, "shard": shard.id}
         self._taken = int(taken.number or -1)
         self._at_end = False
-        self._in_hand: deque[tuple[int, str, int]] = deque()
-        """Of what is not passed yet: the number, as it is written, and the time of arrival."""
+        self._unpassed: deque[tuple[int, str, int]] = deque()
+        """Records that are not passed yet: number, sequence number as text, time of arrival."""
         self._is_lost = False
         self._over = asyncio.Event()
         self._held_until_s = self._now() + times.lease.total_seconds()
-        self._told_ms = 0
+        self._warned_ms = 0
         self._relay = Relay(
             host.router,
             take=self._take,
@@ -103,14 +103,14 @@ class HeldShard:
         )
 
     def stop(self) -> None:
-        """Take nothing more; `run` ends when what is under way is final."""
+        """Read nothing more; `run` ends when the records in progress are final."""
         self._relay.stop()
 
     async def run(self) -> None:
-        """Read until the end of the shard, until `stop`, or until another has taken it."""
-        self._warn_of_a_gap()
-        keeping = asyncio.create_task(self._keep())
-        # Whatever ends it, nothing is read on a hold that nobody keeps.
+        """Read until the end of the shard, until `stop`, or until another worker takes it over."""
+        self._warn_if_records_expired()
+        keeping = asyncio.create_task(self._keep_checkpoint())
+        # If the checkpoint is not kept any more, nothing more is read.
         keeping.add_done_callback(lambda _: self._relay.stop())
         try:
             await self._relay.run()
@@ -118,63 +118,63 @@ class HeldShard:
             self._feed.close()
             self._over.set()
             await keeping
-        # A worker that is broken off gives nothing back: its hold ends by itself.
-        await self._leave()
+        # Not after a cancellation: then the lease ends by itself.
+        await self._release_checkpoint()
 
     # --- reading -----------------------------------------------------------------------
 
-    async def _take(self) -> list[Item]:
+    async def _take(self) -> list[SourceRecord]:
         while not self._at_end:
-            await self._hold()
+            await self._wait_for_lease()
             page = await self._feed.page()
-            self._note(page)
+            self._record_progress(page)
             self._at_end = page.next is None
-            if items := [item for record in page.records if (item := self._new(record))]:
+            if items := [item for record in page.records if (item := self._take_record(record))]:
                 return items
         return []
 
-    async def _hold(self) -> None:
-        """Read nothing on a hold that may be over: the store is away, and so are the routes."""
+    async def _wait_for_lease(self) -> None:
+        """Wait while the lease may be over: the store is unavailable, and so are the routes."""
         while self._now() >= self._held_until_s:  # noqa: ASYNC110 - it is time that has to pass
             await asyncio.sleep(self._times.save.total_seconds())
 
-    def _note(self, page: Page) -> None:
+    def _record_progress(self, page: RecordPage) -> None:
         self.behind_ms = page.behind_ms
         now_ms = self._clock()
-        if not page.behind_ms and not page.records and not self._in_hand:
+        if not page.behind_ms and not page.records and not self._unpassed:
             self._place = replace(self._place, at_ms=now_ms)
-        if page.behind_ms > self._retention_ms / 2 and now_ms - self._told_ms > _TELL_EVERY_MS:
-            self._told_ms = now_ms
+        if page.behind_ms > self._retention_ms / 2 and now_ms - self._warned_ms > _TELL_EVERY_MS:
+            self._warned_ms = now_ms
             behind = {"behind_s": page.behind_ms // 1000, "kept_s": self._retention_ms // 1000}
             _log.warning("oncebridge.shard_is_far_behind", extra={**self._fields, **behind})
 
-    def _new(self, record: Record) -> Item | None:
-        """Take a record, unless it was taken before; numbers are compared as numbers."""
+    def _take_record(self, record: KinesisRecord) -> SourceRecord | None:
+        """Return a record, or None if it was read before; numbers are compared as numbers."""
         number = int(record.sequence_number)
         if number <= self._taken:
             return None
         self._taken = number
-        self._in_hand.append((number, record.sequence_number, record.arrived_ms))
-        return Item(number, self._arrivals(record), lane=record.partition_key)
+        self._unpassed.append((number, record.sequence_number, record.arrived_ms))
+        return SourceRecord(number, self._arrivals(record), lane=record.partition_key)
 
-    def _arrivals(self, record: Record) -> tuple[Arrival, ...]:
+    def _arrivals(self, record: KinesisRecord) -> tuple[Arrival, ...]:
         if not record.data.startswith(_AGGREGATED):
             return self._host.router.unwrap(record.data)
         message = (
-            "several records were packed into one by the Kinesis Producer Library; "
+            "several records were aggregated into one by the Kinesis Producer Library; "
             "turn its aggregation off (AggregationEnabled = false)"
         )
         return (Unreadable(record.data, "not-json", message),)
 
     async def _passed(self, number: int) -> None:
-        while self._in_hand and self._in_hand[0][0] <= number:
-            _, written, at_ms = self._in_hand.popleft()
+        while self._unpassed and self._unpassed[0][0] <= number:
+            _, written, at_ms = self._unpassed.popleft()
             self._place = replace(self._place, number=written, at_ms=at_ms)
 
-    # --- the hold ----------------------------------------------------------------------
+    # --- the checkpoint ----------------------------------------------------------------
 
-    async def _keep(self) -> None:
-        """Save the place, and keep the hold, until it is over."""
+    async def _keep_checkpoint(self) -> None:
+        """Save the position and extend the claim, until `run` ends."""
         lease_s, save_s = self._times.lease.total_seconds(), self._times.save.total_seconds()
         saved, held_s = self._place, self._now()
         while not await happens_within(self._over, save_s):
@@ -184,12 +184,12 @@ class HeldShard:
                     await self._checkpoint.save(place.write())
                     saved = place
                 elif began_s - held_s >= lease_s / 3:
-                    await self._checkpoint.keep()
+                    await self._checkpoint.extend()
                 else:
                     continue
             except StoreError:
-                continue  # the lease lasts a while, and what is read twice is a duplicate
-            except Taken:
+                continue  # the lease lasts a while, and events that are read twice are duplicates
+            except CheckpointTaken:
                 _log.warning("oncebridge.shard_taken_by_another", extra=self._fields)
                 self._is_lost = True
                 self._relay.stop()
@@ -197,20 +197,20 @@ class HeldShard:
             held_s = began_s
             self._held_until_s = began_s + lease_s
 
-    async def _leave(self) -> None:
-        """Write down how far it came, and let others go on."""
+    async def _release_checkpoint(self) -> None:
+        """Save the position and release the checkpoint."""
         if self._is_lost:
             return
         is_through = self._relay.is_through
         place = END if is_through else replace(self._place, by="")
         for tries_left in reversed(range(_LEAVE_TRIES)):
             try:
-                await self._checkpoint.give_back(place.write())
-            except Taken:
+                await self._checkpoint.release(place.write())
+            except CheckpointTaken:
                 return
             except StoreError as error:
                 if not tries_left:
-                    # Another reads some of it again, and finds duplicates.
+                    # Another worker reads some events again, and finds duplicates.
                     fields = {**self._fields, "error": str(error)}
                     _log.warning("oncebridge.place_not_saved", extra=fields)
                     return
@@ -221,8 +221,8 @@ class HeldShard:
                 _log.info(what, extra=self._fields)
                 return
 
-    def _warn_of_a_gap(self) -> None:
-        """Say so where nobody has read for longer than Kinesis keeps what is put."""
+    def _warn_if_records_expired(self) -> None:
+        """Log an error if the shard was not read for longer than Kinesis keeps records."""
         away_ms = self._clock() - self._place.at_ms
         if self._place.at_ms and away_ms > self._retention_ms:
             away = {"away_s": away_ms // 1000, "kept_s": self._retention_ms // 1000}

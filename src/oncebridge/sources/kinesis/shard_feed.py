@@ -1,8 +1,8 @@
 """
-The records of one shard, page by page, whatever happens on the way.
+The records of one shard, page by page.
 
-A page is waited for as long as it takes: a throttled call, an iterator that expired, an
-outage are dealt with here, each with a pause that grows. Only what lasts is told.
+Errors are retried without end, with growing pauses: a throttled call, an expired iterator, an
+outage. Only errors that last are logged.
 """
 
 import asyncio
@@ -13,34 +13,34 @@ from typing import Final, Protocol
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.base.clock import Dice
 from oncebridge.errors import ConfigError
-from oncebridge.sources.kinesis.stream import Page, Position, Stream
+from oncebridge.sources.kinesis.stream import KinesisStream, Position, RecordPage
 
 _log = logging.getLogger("oncebridge")
 
 _APART_S: Final = 0.25
-"""A shard answers five times a second, for all its readers together."""
+"""A shard answers five calls a second, of all its readers together."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _TELL_AT: Final = 3
 _LIMIT: Final = 2000
 
 
-class Feed(Protocol):
-    """Where the records of a shard come from."""
+class ShardFeed(Protocol):
+    """Returns the records of a shard."""
 
-    async def page(self) -> Page:
-        """Wait for the next page; one that nothing follows is the end of the shard."""
+    async def page(self) -> RecordPage:
+        """Wait for the next page; after the last one, `next` is None."""
         ...
 
     def close(self) -> None:
-        """Wait for nothing any more; safe to repeat."""
+        """Stop waiting; safe to repeat."""
         ...
 
 
-class Pauses:
+class FailureBackoff:
     """
-    How long to wait after failures in a row, and when to tell somebody.
+    How long to wait after failures in a row, and when to log them.
 
-    *gone* is called where Kinesis says that the shard, or all of the stream, is not there.
+    *gone* is called if Kinesis does not find the shard or the stream.
     """
 
     def __init__(self, stream: str, shard: str, dice: Dice, gone: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ class Pauses:
         self._times = 0
 
     def failed(self, what: str) -> float:
-        """Note a failure, and tell for how many seconds to pause."""
+        """Record a failure; return for how many seconds to pause."""
         self._times += 1
         if self._times == _TELL_AT:
             _log.warning("oncebridge.shard_not_read", extra={**self._fields, "error": what})
@@ -59,22 +59,28 @@ class Pauses:
         longest: float = min(_SHORTEST_PAUSE_S * 2 ** min(self._times - 1, 10), _LONGEST_PAUSE_S)
         return longest * (0.5 + self._dice.fraction() / 2)
 
-    def worked(self) -> None:
+    def succeeded(self) -> None:
         if self._times >= _TELL_AT:
             _log.warning("oncebridge.shard_read_again", extra=self._fields)
         self._times = 0
 
-    def refused(self, position: Position) -> None:
-        """Tell that Kinesis does not know a place any more."""
+    def position_refused(self, position: Position) -> None:
+        """Log that Kinesis does not know a sequence number any more."""
         fields = {**self._fields, "sequence_number": position.after}
         _log.error("oncebridge.place_is_unknown_records_may_be_lost", extra=fields)
 
 
-class Polled:
-    """Ask for the records of *shard*, from *position* on, every *poll_s* at least."""
+class PolledFeed:
+    """Polls the records of *shard*, from *position* on, at least every *poll_s*."""
 
     def __init__(
-        self, stream: Stream, shard: str, position: Position, *, poll_s: float, pauses: Pauses
+        self,
+        stream: KinesisStream,
+        shard: str,
+        position: Position,
+        *,
+        poll_s: float,
+        pauses: FailureBackoff,
     ) -> None:
         self._stream = stream
         self._shard = shard
@@ -85,7 +91,7 @@ class Polled:
         self._limit = _LIMIT
         self._due_s = 0.0
 
-    async def page(self) -> Page:
+    async def page(self) -> RecordPage:
         while True:
             await asyncio.sleep(max(self._due_s - self._now(), 0))
             began = self._now()
@@ -99,14 +105,14 @@ class Polled:
             ) as error:  # ConfigError: no credentials
                 self._due_s = began + max(self._pause_s(error), _APART_S)
                 continue
-            self._pauses.worked()
+            self._pauses.succeeded()
             self._due_s = began + (_APART_S if page.behind_ms else self._poll_s)
             return page
 
     def close(self) -> None:
-        """Nothing is open in between."""
+        """Do nothing: no connection is open between polls."""
 
-    async def _ask(self) -> Page:
+    async def _ask(self) -> RecordPage:
         if not self._iterator:
             self._iterator = await self._iterator_from(self._position)
         page = await self._stream.read(self._iterator, self._limit)
@@ -122,16 +128,16 @@ class Polled:
         except AwsError as error:
             if not position.after or error.code != "InvalidArgumentException":
                 raise
-            # It is too old, as far as Kinesis is concerned: go on with the oldest there is.
-            self._pauses.refused(position)
+            # Kinesis does not have it any more: continue with the oldest record there is.
+            self._pauses.position_refused(position)
             self._position = Position()
             return await self._stream.iterator(self._shard, self._position)
 
     def _pause_s(self, error: AwsError | ConfigError | NotSent | Unclear) -> float:
         if isinstance(error, Unclear):
-            self._limit = max(self._limit // 2, 1)  # it may be too much for this line
+            self._limit = max(self._limit // 2, 1)  # the page may be too large for the connection
         if isinstance(error, AwsError) and not error.retryable:
-            self._iterator = ""  # it may have expired: they last five minutes
+            self._iterator = ""  # it may have expired: iterators last five minutes
         return self._pauses.failed(str(error))
 
     @staticmethod

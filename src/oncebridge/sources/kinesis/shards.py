@@ -1,9 +1,8 @@
 """
-Which shards are to be read, and by whom: decisions, without a call to anybody.
+Decides which shards are read, and by which worker; makes no calls.
 
-A shard that was split or merged is read to its end before those that came out of it, so
-that what has the same partition key stays in order. A parent that is not listed any more has
-no records left.
+A shard that was split or merged is read to its end before its children, so that records with the
+same partition key stay in order. A parent that is not listed any more has no records left.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,25 +11,25 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from oncebridge.sources.checkpoint import Seen
+from oncebridge.sources.checkpoint import CheckpointState
 from oncebridge.sources.kinesis.stream import Position, Shard
 
 _END: Final = "end"
 
 
-class Place(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """How far a shard is read, as its checkpoint keeps it."""
+class ShardProgress(Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The position in a shard, as its checkpoint records it."""
 
     number: str = ""
-    """The last sequence number up to which everything is final; empty: none is yet."""
+    """The sequence number up to which everything is final; empty if there is none yet."""
     at_ms: int = 0
-    """Up to when, by Kinesis's clock, everything that was put is final."""
+    """The time, by Kinesis's clock, up to which all records are final."""
     by: str = ""
-    """The worker that goes on from here; nobody, where it gave the shard back."""
+    """The worker that reads the shard; empty if it released the shard."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Place":
-        """Read a checkpoint; one that another version wrote says nothing."""
+    def read(cls, memo: bytes) -> "ShardProgress":
+        """Return the position that was read; an empty one if another version wrote it."""
         try:
             return _read_place(memo) if memo else cls()
         except msgspec.MsgspecError:
@@ -41,21 +40,21 @@ class Place(Struct, frozen=True, array_like=True, omit_defaults=True):
 
     @property
     def is_end(self) -> bool:
-        """There is nothing more in this shard, and never will be."""
+        """True if the shard is read to its end and gets no more records."""
         return self.number == _END
 
     def position(self, start_ms: int) -> Position:
-        """Return where to go on; a shard that nobody has begun is read from *start_ms* on."""
+        """Return where to continue; a shard that was never read is read from *start_ms* on."""
         return Position(after=self.number) if self.number else Position(at_ms=start_ms)
 
 
-_read_place = msgspec.json.Decoder(Place).decode
+_read_place = msgspec.json.Decoder(ShardProgress).decode
 
-END: Final = Place(number=_END)
+END: Final = ShardProgress(number=_END)
 
 
-def due(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
-    """Choose the shards that may be read now: not at their end, and their parents are."""
+def readable(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
+    """Return the shards that may be read now: not ended, and their parents have ended."""
     unread = {shard.id for shard in shards if shard not in ended}
     return [
         shard
@@ -64,24 +63,24 @@ def due(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
     ]
 
 
-def is_free(seen: Seen, now_ms: int, lease_ms: int) -> bool:
+def is_free(seen: CheckpointState, now_ms: int, lease_ms: int) -> bool:
     """
-    Return whether a shard looks as if nobody read it, from what its checkpoint shows.
+    Return True if no worker reads a shard, as far as its checkpoint shows.
 
-    To save a place, a worker gives its hold back and takes it again: in between, the shard
-    is not free for others, unless that worker has died there.
+    To save a position, a worker releases the checkpoint and claims it again: in between, the
+    shard is not free for others, unless that worker died there.
     """
     if seen.is_held:
         return seen.until_ms <= now_ms
-    return not Place.read(seen.place).by or seen.until_ms + lease_ms <= now_ms
+    return not ShardProgress.read(seen.place).by or seen.until_ms + lease_ms <= now_ms
 
 
 def choose(free: Sequence[Shard], count: int, workers: Sequence[str], worker: str) -> list[Shard]:
-    """Choose *count* of *free*; each worker begins elsewhere, so that few want the same."""
+    """Return *count* of *free*; each worker starts elsewhere, so that few want the same."""
     begin = len(free) * workers.index(worker) // len(workers)
     return [*free[begin:], *free[:begin]][:count]
 
 
 def surplus(held: Mapping[Shard, object], count: int) -> list[Shard]:
-    """Choose what to give back of what is *held*, beyond *count*."""
+    """Return the shards to release if more than *count* are *held*."""
     return sorted(held)[max(count, 0) :]

@@ -1,15 +1,15 @@
 """
 Events from a Kinesis stream, shared by any number of workers.
 
-**What is checkpointed when:** for each shard, the last record before which everything is final
-(delivered, a duplicate, in the dead letters), about every second while it moves and at a stop.
-Nothing that failed is ever passed over: it is tried again in place, and behind it only records
-with other partition keys go on.
-**Who reads what:** each shard is read by one worker at a time, who holds its checkpoint in the
-store. Workers of a *group* find each other there, and each takes its share. A worker that stops
-gives its shards back at once; those of one that dies are taken over when its holds end.
-**What an outage does:** while the store or all sinks are away nothing is read; while Kinesis is
-away, it is asked again. Records stay in the stream for as long as it keeps them.
+**Checkpoints:** for each shard, the last record up to which everything is final (delivered, a
+duplicate, in the dead letters), about every second while it moves and at a stop. A record that
+failed is never skipped: it is retried in place, and meanwhile only records with other partition
+keys continue.
+**Sharing:** each shard is read by one worker at a time, which holds its checkpoint in the store.
+Workers of a *group* find each other there, and each takes its share. A worker that stops releases
+its shards at once; those of a worker that dies are taken over when its leases end.
+**Outages:** while the store or all sinks are unavailable nothing is read; while Kinesis is
+unavailable, reading is retried. Records stay in the stream for its retention period.
 """
 
 import asyncio
@@ -31,49 +31,55 @@ from oncebridge.base.options import Doc
 from oncebridge.base.waiting import happens_within
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, Taken, look
-from oncebridge.sources.kinesis.fan_out import Consumer, Pushed, registered
-from oncebridge.sources.kinesis.held_shard import HeldShard, Times
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken, read_states
+from oncebridge.sources.kinesis.fan_out import FanOutConsumer, PushedFeed, registered
+from oncebridge.sources.kinesis.held_shard import HeldShard, KinesisTimings
 from oncebridge.sources.kinesis.roster import Roster, share
-from oncebridge.sources.kinesis.shard_feed import Feed, Pauses, Polled
-from oncebridge.sources.kinesis.shards import Place, choose, due, is_free, surplus
-from oncebridge.sources.kinesis.stream import Position, Shard, Stream, Summary, start_of
+from oncebridge.sources.kinesis.shard_feed import FailureBackoff, PolledFeed, ShardFeed
+from oncebridge.sources.kinesis.shards import ShardProgress, choose, is_free, readable, surplus
+from oncebridge.sources.kinesis.stream import (
+    KinesisStream,
+    Position,
+    Shard,
+    StreamSummary,
+    start_of,
+)
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger("oncebridge")
 
-_ASIDE_S: Final = 10.0
-"""So long a shard is left alone whose reading ended in an error of our own."""
+_SKIP_S: Final = 10.0
+"""A shard whose reading ended in an unexpected error is skipped for so long."""
 _MINUTE_MS: Final = 60_000
 
 
 class KinesisOptions(AwsOptions, frozen=True, kw_only=True):
-    """What can be set about reading a Kinesis stream."""
+    """Options of the Kinesis source."""
 
     start: Annotated[
         str,
         Doc(
-            "From where on a new group reads: TRIM_HORIZON (all there is), LATEST (what comes from "
-            "now on) or a time, such as 2026-03-01T06:00:00Z.",
+            "Where a new group starts: TRIM_HORIZON (the oldest record), LATEST (records from now "
+            "on) or a time, such as 2026-03-01T06:00:00Z.",
             "LATEST",
         ),
     ] = "TRIM_HORIZON"
     group: Annotated[
-        str, Doc("Workers of the same group share the shards; each group reads all.", "crm")
+        str, Doc("Workers of the same group share the shards; each group reads all of them.", "crm")
     ] = "oncebridge"
     fan_out: Annotated[
         str | None,
-        Doc("Be sent the records as this registered consumer, instead of asking.", "oncebridge"),
+        Doc("Use enhanced fan-out, as this registered consumer, instead of polling.", "oncebridge"),
     ] = None
     poll: Annotated[
         timedelta,
-        Doc("How often to ask for records where all have been read.", "1s", at_least=0.25),
+        Doc("How often to poll a shard that is read to its end.", "1s", at_least=0.25),
     ] = timedelta(seconds=1)
 
 
-class _Held(Struct):
-    """A shard of ours, and what reads it."""
+class _HeldShardTask(Struct):
+    """A shard that this worker holds, and the task that reads it."""
 
     reader: HeldShard
     task: asyncio.Task[None]
@@ -85,16 +91,16 @@ class _Held(Struct):
 
 
 class KinesisSource:
-    """Read *stream*, together with the other workers of the group."""
+    """Reads *stream*, together with the other workers of the group."""
 
     Options: ClassVar = KinesisOptions
 
     def __init__(
         self,
-        stream: Stream,
+        stream: KinesisStream,
         options: KinesisOptions | None = None,
         *,
-        times: Times = Times(),  # noqa: B008 - frozen
+        times: KinesisTimings = KinesisTimings(),  # noqa: B008 - frozen
     ) -> None:
         self._options = options or KinesisOptions()
         self._start_ms = start_of(self._options.start)
@@ -105,22 +111,22 @@ class KinesisSource:
         self._host: Host
         self._roster: Roster
         self._worker = ""
-        self._summary: Summary | None = None
-        self._consumer: Consumer | None = None
+        self._summary: StreamSummary | None = None
+        self._consumer: FanOutConsumer | None = None
         self._shards: list[Shard] = []
         self._ended: set[Shard] = set()
-        self._held: dict[Shard, _Held] = {}
-        self._aside: dict[Shard, float] = {}
-        self._listed_s = self._looked_s = -1e9
+        self._held: dict[Shard, _HeldShardTask] = {}
+        self._skipped_until: dict[Shard, float] = {}
+        self._listed_s = self._searched_s = -1e9
         self._has_news = False
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
-        self._troubles: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
 
     @classmethod
     def from_url(cls, url: str, options: KinesisOptions | None = None) -> Self:
         """Read `kinesis://STREAM`, `kinesis://STREAM?region=REGION` or `kinesis:ARN`."""
-        return cls(Stream.from_url(url, options), options)
+        return cls(KinesisStream.from_url(url, options), options)
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -129,7 +135,7 @@ class KinesisSource:
 
     @property
     def behind_ms(self) -> int:
-        """How far this worker is behind, in the shard where it is furthest."""
+        """How far this worker is behind, in the shard where that is most."""
         return max([held.reader.behind_ms for held in self._held.values()], default=0)
 
     # --- the life of a source ----------------------------------------------------------
@@ -141,22 +147,22 @@ class KinesisSource:
         try:
             await self._get_ready()
         except (NotSent, Unclear) as error:
-            self._trouble("describe", str(error))  # it may come later than we do
+            self._log_failure("describe", str(error))  # it may become available later
         except AwsError as error:
             if not (error.retryable or error.code == "ResourceInUseException"):
-                raise ConfigError("source", f"Kinesis refuses: {error}") from None
-            self._trouble("describe", str(error))
+                raise ConfigError("source", f"Kinesis refused the request: {error}") from None
+            self._log_failure("describe", str(error))
 
     async def run(self) -> None:
         try:
             while not self._stopping.is_set():
                 self._woken.clear()
-                await self._look()
+                await self._refresh()
                 pause_s = self._times.look.total_seconds()
                 await happens_within(self._woken, pause_s * (0.9 + self._host.dice.fraction() / 5))
             await self._leave()
         finally:
-            # Only where it was broken off there are any: nothing is given back then.
+            # There are some only after a cancellation: then nothing is released.
             tasks = [held.task for held in self._held.values()]
             for task in tasks:
                 task.cancel()
@@ -177,33 +183,36 @@ class KinesisSource:
         await self._stream.aclose()
 
     async def _leave(self) -> None:
-        """Finish what is under way, give all shards back, and tell the others."""
+        """Finish records in progress, release all shards, and leave the group."""
         for held in self._held.values():
             held.leave()
         await asyncio.gather(*[held.task for held in self._held.values()], return_exceptions=True)
-        self._sweep()
+        self._remove_finished()
         if self._summary is not None and self._roster.start_ms is not None:
-            with suppress(StoreError, Taken):  # the others notice by themselves
+            with suppress(StoreError, CheckpointTaken):  # its entry expires
                 await self._roster.leave()
 
     # --- getting ready -----------------------------------------------------------------
 
     async def _get_ready(self) -> None:
-        """Find out about the stream, and whether we may do what we will do."""
+        """Describe the stream, and check the permissions that are needed."""
         if self._summary is not None:
             return
         stream, options = self._stream, self._options
         summary = await self._allowed(stream.describe(), "DescribeStreamSummary")
         shards = await self._allowed(stream.shards(), "ListShards")
         if self._start_ms is not None and self._start_ms > stream.clock.now_ms() + _MINUTE_MS:
-            raise ConfigError("start", f"{options.start} lies in the future")
+            raise ConfigError(
+                "start",
+                f"{options.start} is in the future; use a time in the past, LATEST or TRIM_HORIZON",
+            )
         if options.fan_out:
             consumer = registered(stream, summary.arn, options.fan_out)
             arn = await self._allowed(consumer, "DescribeStreamConsumer, RegisterStreamConsumer")
-            self._consumer = Consumer(arn, options)
+            self._consumer = FanOutConsumer(arn, options)
         else:
             await self._try_to_read(shards)
-        self._warn_of_replays(summary.retention)
+        self._warn_if_retention_exceeds_window(summary.retention)
         self._roster = Roster(
             self._host.store,
             f"{summary.arn}\0{options.group}",
@@ -222,7 +231,7 @@ class KinesisSource:
         try:
             await self._allowed(self._stream.read(iterator, 1), "GetRecords")
         except AwsError as error:
-            if not error.is_throttling:  # others read, too
+            if not error.is_throttling:  # other readers cause that
                 raise
 
     async def _allowed(self, call: Coroutine[Any, Any, _T], action: str) -> _T:
@@ -231,15 +240,15 @@ class KinesisSource:
         except AwsError as error:
             code, name = error.code.removesuffix("Exception"), self._stream.name
             if code == "ResourceNotFound":
-                message = f"there is no Kinesis stream {name} in this Region and account"
+                message = f"Kinesis stream {name} not found in this Region and account"
             elif code == "AccessDenied":
                 message = f"AWS denies kinesis:{action} on the stream {name}: {error.message}"
             else:
                 raise
             raise ConfigError("source", message) from None
 
-    def _warn_of_replays(self, retention: timedelta) -> None:
-        """Say so where the stream keeps records for longer than they are recognised."""
+    def _warn_if_retention_exceeds_window(self, retention: timedelta) -> None:
+        """Warn if the stream keeps records for longer than their events are remembered."""
         windows = [gateway.settings.window for gateway in self._host.router.gateways]
         windows += [
             tier.window
@@ -255,18 +264,18 @@ class KinesisSource:
 
     # --- sharing -----------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        """See who is there and what there is to read, and take or give back accordingly."""
-        self._sweep()
-        if not self._host.is_open() or not await self._try("describe", self._get_ready):
+    async def _refresh(self) -> None:
+        """Renew this worker's entry, list the shards, and claim or release some."""
+        self._remove_finished()
+        if not self._host.is_open() or not await self._attempt("describe", self._get_ready):
             return
-        if not await self._try("roster", self._renew):
+        if not await self._attempt("roster", self._renew):
             return
-        await self._try("list", self._list)
-        await self._try("share", self._rebalance)
+        await self._attempt("list", self._list)
+        await self._attempt("share", self._rebalance)
 
-    def _sweep(self) -> None:
-        """Let go of the shards whose reading is over."""
+    def _remove_finished(self) -> None:
+        """Remove the shards whose reading has ended."""
         for shard, held in list(self._held.items()):
             if not held.task.done():
                 continue
@@ -278,11 +287,11 @@ class KinesisSource:
                 # Its type only: the text of an exception may quote the event.
                 told = {"stream": self._stream.name, "shard": shard.id}
                 _log.error("oncebridge.shard_failed", extra={**told, "error": type(error).__name__})
-                self._aside[shard] = self._now() + _ASIDE_S
+                self._skipped_until[shard] = self._now() + _SKIP_S
 
     async def _renew(self) -> None:
         before, has_news = self._roster.news, self._has_news
-        # What the group began with holds, also where the store has forgotten it.
+        # The start of the group stays, even if the store has lost it.
         start_ms = self._roster.start_ms or self._start_ms
         if start_ms is None:
             clock = self._stream.clock
@@ -290,22 +299,22 @@ class KinesisSource:
         await self._roster.renew(start_ms, has_news=has_news)
         self._has_news = False
         if self._roster.news != before + has_news:
-            self._listed_s = -1e9  # another worker came to the end of a shard
+            self._listed_s = -1e9  # another worker reached the end of a shard
 
     async def _list(self) -> None:
         if self._now() - self._listed_s < self._times.list.total_seconds():
             return
         self._shards = await self._stream.shards()
-        self._listed_s, self._looked_s = self._now(), -1e9
+        self._listed_s, self._searched_s = self._now(), -1e9
         self._ended.intersection_update(self._shards)
         for shard, held in self._held.items():
-            if shard not in self._shards:  # it expired, or the stream was made anew
+            if shard not in self._shards:  # it expired, or the stream was created again
                 held.leave()
 
     async def _rebalance(self) -> None:
         active = {shard: held for shard, held in self._held.items() if not held.is_leaving}
         free: list[Shard] = []
-        if self._looked_s < self._listed_s or len(active) < self._share():
+        if self._searched_s < self._listed_s or len(active) < self._share():
             free = await self._find_free()
         for shard in surplus(active, self._share()):
             self._held[shard].leave()
@@ -316,41 +325,43 @@ class KinesisSource:
             await self._take(shard)
 
     def _share(self) -> int:
-        return share(self._roster.workers, self._worker, len(due(self._shards, self._ended)))
+        return share(self._roster.workers, self._worker, len(readable(self._shards, self._ended)))
 
     async def _find_free(self) -> list[Shard]:
-        """Look which shards nobody reads, and which are read to their end."""
+        """Return the shards that no worker reads, and record those that have ended."""
         known = self._ended | set(self._held)
         unknown = [shard for shard in self._shards if shard not in known]
-        seen = await look(self._host.store, [self._checkpoint(shard) for shard in unknown])
+        seen = await read_states(self._host.store, [self._checkpoint(shard) for shard in unknown])
         found = dict(zip(unknown, seen, strict=True))
-        self._ended.update([shard for shard in unknown if Place.read(found[shard].place).is_end])
-        self._looked_s = self._now()
+        self._ended.update(
+            [shard for shard in unknown if ShardProgress.read(found[shard].place).is_end]
+        )
+        self._searched_s = self._now()
         now_ms, lease_ms = self._roster.now_ms, ms(self._times.lease)
         return [
             shard
-            for shard in due(self._shards, self._ended)
+            for shard in readable(self._shards, self._ended)
             if shard in found
             and is_free(found[shard], now_ms, lease_ms)
-            and self._aside.get(shard, 0) <= self._now()
+            and self._skipped_until.get(shard, 0) <= self._now()
         ]
 
     async def _take(self, shard: Shard) -> None:
         checkpoint = self._checkpoint(shard)
         try:
             memo = await checkpoint.take()
-        except Taken:
-            return  # another was quicker
-        place = Place.read(memo)
+        except CheckpointTaken:
+            return  # by another worker
+        place = ShardProgress.read(memo)
         if place.is_end:
             self._ended.add(shard)
-            await checkpoint.give_back(memo)
+            await checkpoint.release(memo)
             return
         assert self._summary is not None  # noqa: S101 - or nothing is listed
         reader = HeldShard(
             shard,
             self._host,
-            feed=self._feed(shard, place.position(self._roster.start_ms or 0)),
+            feed=self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             checkpoint=checkpoint,
             taken=place,
             worker=self._worker,
@@ -361,15 +372,15 @@ class KinesisSource:
         )
         task = asyncio.create_task(reader.run())
         task.add_done_callback(lambda _: self._woken.set())
-        self._held[shard] = _Held(reader, task)
+        self._held[shard] = _HeldShardTask(reader, task)
         _log.info("oncebridge.shard_taken", extra={"stream": self._stream.name, "shard": shard.id})
 
-    def _feed(self, shard: Shard, position: Position) -> Feed:
-        pauses = Pauses(self._stream.name, shard.id, self._host.dice, self._list_soon)
+    def _make_feed(self, shard: Shard, position: Position) -> ShardFeed:
+        pauses = FailureBackoff(self._stream.name, shard.id, self._host.dice, self._list_soon)
         if self._consumer is not None:
-            return Pushed(self._consumer, shard.id, position, pauses=pauses)
+            return PushedFeed(self._consumer, shard.id, position, pauses=pauses)
         poll_s = self._options.poll.total_seconds()
-        return Polled(self._stream, shard.id, position, poll_s=poll_s, pauses=pauses)
+        return PolledFeed(self._stream, shard.id, position, poll_s=poll_s, pauses=pauses)
 
     def _checkpoint(self, shard: Shard) -> Checkpoint:
         assert self._summary is not None  # noqa: S101 - or nothing is listed
@@ -377,7 +388,7 @@ class KinesisSource:
             self._host.store,
             "kinesis",
             f"{self._summary.arn}/{shard.id}",
-            # A stream that is made anew under the same name begins with the same ids.
+            # A stream that is created again under the same name starts with the same ids.
             f"{self._options.group}\0{shard.first}",
             dice=self._host.dice,
             lease_ms=ms(self._times.lease),
@@ -387,22 +398,22 @@ class KinesisSource:
     def _list_soon(self) -> None:
         self._listed_s = -1e9
 
-    # --- what goes wrong ---------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------
 
-    async def _try(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
-        """Take a step, and tell whether it worked; the next look tries it again."""
+    async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
+        """Run a step; return True if it worked. The next refresh tries it again."""
         try:
             await step()
         except OncebridgeError as error:
-            self._trouble(what, str(error))
+            self._log_failure(what, str(error))
             return False
-        self._trouble(what, "")
+        self._log_failure(what, "")
         return True
 
-    def _trouble(self, what: str, error: str) -> None:
-        """Log what is in the way of a step, once, and when it is over."""
-        before = self._troubles.get(what, "")
-        self._troubles[what] = error
+    def _log_failure(self, what: str, error: str) -> None:
+        """Log the failure of a step, once, and when it is over."""
+        before = self._failures.get(what, "")
+        self._failures[what] = error
         fields = {"stream": self._stream.name, "what": what}
         if error and not before:
             _log.warning("oncebridge.kinesis_waits", extra={**fields, "error": error})

@@ -1,7 +1,7 @@
 """
-One Kinesis stream: its shards, what is in them, and who is registered to be sent it.
+One Kinesis stream: its shards, their records, and its registered consumers.
 
-Calls are as in `oncebridge.aws.client`: nothing is repeated here, and what goes wrong is raised.
+Calls are as in `oncebridge.aws.client`: nothing is retried here, and errors are raised.
 """
 
 import re
@@ -25,20 +25,20 @@ _ARN = re.compile(
 )
 _PAGE: Final = 1000
 _PAGE_TIMEOUT: Final = timedelta(seconds=30)
-"""Up to 14 MB come in one answer."""
+"""A response may have up to 14 MB."""
 
 
 class Shard(Struct, frozen=True, order=True):
-    """A part of a stream; *first* is its first sequence number, which no other shard has."""
+    """A shard of a stream; *first* is its first sequence number, which no other shard has."""
 
     id: str
     first: str
     parents: tuple[str, ...] = ()
-    """By their ids: one that was split, or two that were merged."""
+    """Their ids: one shard that was split, or two that were merged."""
 
 
-class Record(Struct, frozen=True, rename="pascal", gc=False):
-    """What a producer put."""
+class KinesisRecord(Struct, frozen=True, rename="pascal", gc=False):
+    """A record that a producer put."""
 
     sequence_number: str
     partition_key: str
@@ -50,16 +50,16 @@ class Record(Struct, frozen=True, rename="pascal", gc=False):
         return round(self.approximate_arrival_timestamp * 1000)
 
 
-class Page(Struct, frozen=True):
-    """Records as they came; *next* leads on, and nothing does at the end of a shard."""
+class RecordPage(Struct, frozen=True):
+    """Some records; *next* is the iterator of the next page, None at the end of a shard."""
 
-    records: list[Record]
+    records: list[KinesisRecord]
     next: str | None
     behind_ms: int
 
 
 class Position(Struct, frozen=True):
-    """From where on to read a shard: after a record, from a moment on, or all there is."""
+    """Where to start reading a shard: after a record, from a time on, or at its beginning."""
 
     after: str = ""
     at_ms: int = 0
@@ -71,21 +71,21 @@ class Position(Struct, frozen=True):
         return "AT_TIMESTAMP" if self.at_ms else "TRIM_HORIZON"
 
 
-class Summary(Struct, frozen=True):
-    """What is to be known about a stream."""
+class StreamSummary(Struct, frozen=True):
+    """The ARN of a stream, and how long it keeps records."""
 
     arn: str
     retention: timedelta
 
 
-class Consumer(Struct, frozen=True):
-    """One who is registered to be sent what is in a stream."""
+class ConsumerInfo(Struct, frozen=True):
+    """A registered consumer of a stream (enhanced fan-out)."""
 
     arn: str
     is_active: bool
 
 
-class Stream:
+class KinesisStream:
     """The stream *stream*, given by its name or its ARN."""
 
     def __init__(self, stream: str, options: AwsOptions | None = None) -> None:
@@ -95,12 +95,14 @@ class Stream:
         if not _NAME.fullmatch(name):
             raise ConfigError("", f"{stream!r} is neither the name nor the ARN of a Kinesis stream")
         if found and options.region not in (None, found["region"]):
-            raise ConfigError("region", f"the ARN of the stream says {found['region']}")
+            raise ConfigError(
+                "region", f"the ARN of the stream has {found['region']}; use that, or none"
+            )
         self.name = name
         self.options = options
         self.region = found["region"] if found else options.region
         self.clock = SkewedClock()
-        # By its ARN, so that a stream of another account can be read, too.
+        # By its ARN, so that a stream of another account can be read.
         self._by_arn = {"StreamARN": stream} if found else {}
         self._named = self._by_arn or {"StreamName": name}
         self._page_timeout = max(_PAGE_TIMEOUT, options.timeout)
@@ -120,7 +122,7 @@ class Stream:
         options = options or AwsOptions()
         rest = url.removeprefix("kinesis:")
         if rest == url or not rest.strip("/"):
-            raise ConfigError("", f"{url!r}: a stream is kinesis://STREAM or kinesis:ARN")
+            raise ConfigError("", f"{url!r}: write kinesis://STREAM or kinesis:ARN")
         if not rest.startswith("//"):
             return cls(rest, options)
         found = name_and_region(rest, options.region)
@@ -129,20 +131,20 @@ class Stream:
         name, region = found
         return cls(name, msgspec.structs.replace(options, region=region))
 
-    async def describe(self) -> Summary:
-        """Tell the stream's ARN, and how long it keeps its records."""
+    async def describe(self) -> StreamSummary:
+        """Return the stream's ARN, and how long it keeps its records."""
         found = await self._call("DescribeStreamSummary", {}, _summary_of)
         summary = found.stream_description_summary
-        return Summary(summary.stream_arn, timedelta(hours=summary.retention_period_hours))
+        return StreamSummary(summary.stream_arn, timedelta(hours=summary.retention_period_hours))
 
     async def shards(self) -> list[Shard]:
-        """List all shards that still hold records or take them, in the order of their ids."""
+        """Return all shards that have or accept records, in the order of their ids."""
         found: list[Shard] = []
         token = None
         while True:
             if token is None:
                 page = await self._call("ListShards", {"MaxResults": _PAGE}, _shards_of)
-            else:  # which says already which stream it is about, and may not be told again
+            else:  # the token names the stream, and the name must not be sent with it
                 asked = {"NextToken": token, "MaxResults": _PAGE} | self._by_arn
                 page = await self._call("ListShards", asked, _shards_of, named=False)
             found += [shard.plain() for shard in page.shards]
@@ -151,7 +153,7 @@ class Stream:
                 return sorted(found)
 
     async def iterator(self, shard: str, position: Position) -> str:
-        """Get ready to read a shard."""
+        """Return an iterator to read a shard from *position*."""
         asked: dict[str, Any] = {"ShardId": shard, "ShardIteratorType": position.kind}
         if position.after:
             asked["StartingSequenceNumber"] = position.after
@@ -159,21 +161,23 @@ class Stream:
             asked["Timestamp"] = position.at_ms / 1000
         return (await self._call("GetShardIterator", asked, _iterator_of)).shard_iterator
 
-    async def read(self, iterator: str, limit: int) -> Page:
-        """Read up to *limit* records; there may be none, and more all the same."""
+    async def read(self, iterator: str, limit: int) -> RecordPage:
+        """Return up to *limit* records; an empty page is not the end."""
         asked = {"ShardIterator": iterator, "Limit": limit} | self._by_arn
         page = await self._call(
             "GetRecords", asked, _page_of, named=False, within=self._page_timeout
         )
-        return Page(page.records, page.next_shard_iterator or None, page.millis_behind_latest or 0)
+        return RecordPage(
+            page.records, page.next_shard_iterator or None, page.millis_behind_latest or 0
+        )
 
-    async def consumer(self, arn: str, name: str) -> Consumer:
-        """Look for the registered consumer *name* of the stream *arn*."""
+    async def consumer(self, arn: str, name: str) -> ConsumerInfo:
+        """Return the registered consumer *name* of the stream *arn*."""
         asked = {"StreamARN": arn, "ConsumerName": name}
         found = await self._call("DescribeStreamConsumer", asked, _consumer_of, named=False)
         return found.consumer_description.plain()
 
-    async def register(self, arn: str, name: str) -> Consumer:
+    async def register(self, arn: str, name: str) -> ConsumerInfo:
         """Register a consumer; it takes a moment until it is active."""
         asked = {"StreamARN": arn, "ConsumerName": name}
         found = await self._call("RegisterStreamConsumer", asked, _registered_of, named=False)
@@ -196,14 +200,14 @@ class Stream:
         try:
             return answer.decode(raw)
         except msgspec.MsgspecError:
-            raise Unclear(f"{operation}: the answer is not what Kinesis would say") from None
+            raise Unclear(f"{operation}: the response is not one of Kinesis") from None
 
 
 def start_of(text: str) -> int | None:
     """
-    Read from when on to read: 0 for all there is, None for what comes from now on.
+    Return where to start reading: 0 for the oldest record, None for records from now on.
 
-    Anything else is a moment, in milliseconds since 1970.
+    Any other value is a time, in milliseconds since 1970.
     """
     match text.upper():
         case "TRIM_HORIZON":
@@ -216,11 +220,11 @@ def start_of(text: str) -> int | None:
         message = 'must be TRIM_HORIZON, LATEST or a time such as "2026-03-01T06:00:00Z"'
         raise ConfigError("start", f"{text!r} {message}") from None
     if moment.tzinfo is None:
-        raise ConfigError("start", f"{text!r} says no time zone; add Z for UTC")
+        raise ConfigError("start", f"{text!r} has no time zone; add Z for UTC")
     return max(round(moment.timestamp() * 1000), 1)
 
 
-# --- what Kinesis says -------------------------------------------------------------------
+# --- responses ---------------------------------------------------------------------------
 
 
 class _Summary(
@@ -260,7 +264,7 @@ class _Iterator(Struct, rename="pascal"):
 
 
 class _Records(Struct, rename="pascal"):
-    records: list[Record]
+    records: list[KinesisRecord]
     next_shard_iterator: str | None = None
     millis_behind_latest: int | None = None
 
@@ -271,8 +275,8 @@ class _Consumer(
     consumer_arn: str
     consumer_status: str = ""
 
-    def plain(self) -> Consumer:
-        return Consumer(self.consumer_arn, self.consumer_status == "ACTIVE")
+    def plain(self) -> ConsumerInfo:
+        return ConsumerInfo(self.consumer_arn, self.consumer_status == "ACTIVE")
 
 
 class _ConsumerDescribed(Struct, rename="pascal"):

@@ -1,11 +1,11 @@
 """
-Messages of a queue while they are worked on.
+Messages of a queue while they are processed.
 
-They are hidden from others for as long as they are in hand, up to the twelve hours that SQS
-allows, and then deleted or given back, ten in a call and several calls at once. What SQS could
-not do for now is tried again a few times. Whatever comes of it, nothing is lost: a message that
-is not deleted comes again and is found to be a duplicate, and one that is not given back comes
-when its time is over.
+They are hidden from other receivers for as long as they are processed, up to the twelve hours
+that SQS allows, and then deleted or returned to the queue, ten in a call and several calls at
+once. Calls that fail are retried a few times. In any case nothing is lost: a message that is not
+deleted is redelivered and found to be a duplicate, and one that is not returned becomes visible
+when its visibility timeout is over.
 """
 
 import asyncio
@@ -25,19 +25,19 @@ _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
 
 LONGEST_S: Final = 43_195
-"""SQS hides a message for twelve hours after it was received, and not quite to the last second."""
+"""SQS hides a message for at most twelve hours after it was received; this leaves a margin."""
 
 _LEAVE_S: Final = 2.0
 _GATHER_S, _LINGER_S = 0.02, 0.05
-"""A call for ten messages costs no more than one for a single message."""
+"""A short wait fills calls: ten messages in a call cost no more than one."""
 _TRIES: Final = 6
 _TRY_AGAIN_S: Final = 0.2
 _OVER_AFTER_S: Final = 5.0
 _NOT_DELETED: Final = "oncebridge.messages_not_deleted"
 
 
-class _Held:
-    """A message in hand."""
+class _ReceivedMessage:
+    """A message that is being processed."""
 
     __slots__ = ("handle", "id", "is_hidden", "received_at", "until")
 
@@ -48,90 +48,90 @@ class _Held:
         self.until = 0.0
         """When it becomes visible to others again."""
         self.is_hidden = True
-        """False once SQS has said that it cannot be hidden any longer."""
+        """False once SQS refuses to hide it any longer."""
 
     def longest_s(self, now: float) -> int:
-        """Return for how long it can be hidden from now on."""
+        """Return for how many seconds it can be hidden from now on."""
         return max(int(self.received_at + LONGEST_S - now), 0)
 
 
-class Hand:
-    """What was received from *queue* and is neither deleted nor given back."""
+class ReceivedMessages:
+    """The messages received from *queue* that are neither deleted nor returned to it."""
 
     def __init__(self, queue: Queue, visibility_s: int, dice: Dice) -> None:
         self._queue = queue
         self._visibility_s = visibility_s
         self._dice = dice
         self._places = count(1)
-        self._held: dict[int, _Held] = {}
-        self._by_id: dict[str, _Held] = {}
-        self._troubles: dict[str, Trouble] = {}
+        self._held: dict[int, _ReceivedMessage] = {}
+        self._by_id: dict[str, _ReceivedMessage] = {}
+        self._failure_logs: dict[str, FailureLog] = {}
         self._extending = asyncio.Lock()
         self._final: list[int] = []
-        """What is about to be deleted."""
+        """Messages that are about to be deleted."""
         self._lingering: asyncio.TimerHandle | None = None
         self._deletes: set[asyncio.Task[None]] = set()
-        self._untold: Counter[str] = Counter()
-        """What could not be done to how many messages, to be logged now and then."""
+        self._unlogged: Counter[str] = Counter()
+        """Failures by the number of messages, to be logged from time to time."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def take(self, message: Message, now: float) -> int | None:
-        """Take a message, and give its place; None if it is in hand already."""
+        """Add a message and return its number; None if it was received before."""
         held = self._by_id.get(message.message_id)
         place = None
         if held is None:
-            held = self._by_id[message.message_id] = _Held(message.message_id)
+            held = self._by_id[message.message_id] = _ReceivedMessage(message.message_id)
             place = next(self._places)
             self._held[place] = held
-        # Only the latest handle is sure to delete.
+        # Only the latest handle is guaranteed to delete it.
         held.handle = message.receipt_handle
         held.received_at = now
         held.until = now + self._visibility_s
         held.is_hidden = True
         return place
 
-    def _drop(self, places: Iterable[int]) -> None:
+    def _forget(self, places: Iterable[int]) -> None:
         for place in places:
             held = self._held.pop(place, None)
             if held is not None:
                 del self._by_id[held.id]
 
-    async def settled(self) -> None:
-        """Wait until all that is to be deleted is, or cannot be."""
+    async def wait_until_deleted(self) -> None:
+        """Wait until all final messages are deleted, or given up."""
         self._delete_rest()
         await asyncio.gather(*self._deletes, return_exceptions=True)
 
     async def aclose(self) -> None:
-        """Give back what is left."""
+        """Return the remaining messages to the queue."""
         self._delete_rest()
         for task in list(self._deletes):
             task.cancel()
-        await self.settled()
+        await self.wait_until_deleted()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await self.give_back([(place, 0) for place in self._held])
-        self._tell()
+                await self.return_to_queue([(place, 0) for place in self._held])
+        self._log_counts()
 
-    def _tell(self) -> None:
-        untold, self._untold = self._untold, Counter()
-        for what, messages in (+untold).items():
+    def _log_counts(self) -> None:
+        unlogged, self._unlogged = self._unlogged, Counter()
+        for what, messages in (+unlogged).items():
             _log.warning(what, extra={"queue": self._queue.name, "messages": messages})
 
     # --- hiding ----------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """Keep hidden what is in hand, until cancelled."""
+        """Keep the messages hidden, until cancelled."""
         every_s = min(self._visibility_s / 8, 5.0)
         while True:
             await asyncio.sleep(every_s)
             try:
                 await self._extend(asyncio.get_running_loop().time())
-            except Exception as error:  # noqa: BLE001 - without it, all would come again
+            except Exception as error:  # noqa: BLE001 - without it, all messages would be redelivered
                 extra = {"queue": self._queue.name, "error": type(error).__name__}
                 _log.error("oncebridge.keeper_failed", extra=extra)
-            self._tell()
+            self._log_counts()
 
     async def _extend(self, now: float) -> None:
         half = now + self._visibility_s / 2
@@ -142,37 +142,37 @@ class Hand:
                 if now + seconds > held.until:
                     changes.append((held, seconds))
                 elif held.until <= now:
-                    self._lose(held)  # twelve hours are over
+                    self._mark_visible(held)  # twelve hours are over
         async with self._extending:
             answers = await self._hide(changes)
         for (held, seconds), failure in zip(changes, answers, strict=True):
             if failure is None:
                 held.until = now + seconds
             elif not failure.passes:
-                self._lose(held)  # it is visible already
+                self._mark_visible(held)  # it is visible again
 
-    def _lose(self, held: _Held) -> None:
-        # Others may have it from now on; the store will tell who goes ahead.
+    def _mark_visible(self, held: _ReceivedMessage) -> None:
+        # Other receivers may get it from now on; the claim in the store decides.
         held.is_hidden = False
-        self._untold["oncebridge.messages_not_hidden"] += 1
+        self._unlogged["oncebridge.messages_not_hidden"] += 1
 
-    async def _hide(self, changes: Sequence[tuple[_Held, int]]) -> list[Failure | None]:
+    async def _hide(self, changes: Sequence[tuple[_ReceivedMessage, int]]) -> list[Failure | None]:
         return await self._in_tens(
             self._queue.change_visibility,
             [(held.handle, seconds) for held, seconds in changes],
             "ChangeMessageVisibility",
         )
 
-    async def give_back(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Let others have messages, by their place, after so many seconds."""
+    async def return_to_queue(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Return messages to the queue, by their number, visible after so many seconds."""
         now = asyncio.get_running_loop().time()
         changes = []
         for place, seconds in pairs:
             held = self._held[place]
             changes.append((held, min(seconds, held.longest_s(now))))
-        self._drop([place for place, _ in pairs])
+        self._forget([place for place, _ in pairs])
         async with self._extending:
-            pass  # what is under way would hide them again
+            pass  # a running call would hide them again
         pause_s = _TRY_AGAIN_S
         for _ in range(_TRIES // 2):
             answers = await self._hide(changes)
@@ -185,13 +185,13 @@ class Hand:
                 return
             await asyncio.sleep(pause_s)
             pause_s *= 2
-        # They come by themselves when their visibility ends.
-        self._untold["oncebridge.messages_not_given_back"] += len(changes)
+        # They become visible when their visibility timeout ends.
+        self._unlogged["oncebridge.messages_not_given_back"] += len(changes)
 
     # --- deleting --------------------------------------------------------------------------
 
     async def delete(self, places: Sequence[int]) -> None:
-        """Delete messages, by their place, soon: together with others where there are any."""
+        """Delete messages, by their number, soon: together with others if there are any."""
         self._final += places
         while len(self._final) >= MOST_ENTRIES:
             self._delete_ten()
@@ -221,12 +221,12 @@ class Hand:
                 return
             await asyncio.sleep(pause_s * (1 + self._dice.fraction()))
             pause_s *= 2
-        # They come again, and are found to be duplicates.
-        self._drop(left)
-        self._untold[_NOT_DELETED] += len(left)
+        # They are redelivered, and found to be duplicates.
+        self._forget(left)
+        self._unlogged[_NOT_DELETED] += len(left)
 
     async def _delete_once(self, places: Sequence[int]) -> list[int]:
-        """Delete what can be deleted, and give what may be later."""
+        """Delete messages; return those to retry."""
         handles = [self._held[place].handle for place in places]
         answers = await self._in_tens(self._queue.delete, handles, "DeleteMessage")
         left = []
@@ -234,8 +234,8 @@ class Hand:
             if failure is not None and failure.passes:
                 left.append(place)
             else:
-                self._untold[_NOT_DELETED] += failure is not None
-                self._drop([place])
+                self._unlogged[_NOT_DELETED] += failure is not None
+                self._forget([place])
         return left
 
     # --- calls -------------------------------------------------------------------------------
@@ -246,16 +246,16 @@ class Hand:
         entries: Sequence[_T],
         action: str,
     ) -> list[Failure | None]:
-        """Make a call for each ten entries; one that fails has failed for all of them."""
-        trouble = self._troubles.setdefault(action, Trouble(action, self._queue.name))
+        """Make a call for each ten entries; if it fails, it has failed for all of them."""
+        failures = self._failure_logs.setdefault(action, FailureLog(action, self._queue.name))
 
         async def one(ten: list[_T]) -> list[Failure | None]:
             try:
                 answers = await call(ten)
             except OncebridgeError as error:
-                trouble.is_there(error)
+                failures.failed(error)
                 return [Failure("") for _ in ten]
-            trouble.is_over()
+            failures.succeeded()
             return answers
 
         answers = await asyncio.gather(*[one(ten) for ten in _tens(entries)])
@@ -267,8 +267,8 @@ def _tens(entries: Sequence[_T]) -> Iterator[list[_T]]:
         yield list(entries[at : at + MOST_ENTRIES])
 
 
-class Trouble:
-    """A call that fails: told when that begins or changes, and when it is over."""
+class FailureLog:
+    """Logs when a call begins to fail, when the error changes, and when it works again."""
 
     def __init__(self, action: str, queue: str) -> None:
         self._action = action
@@ -276,7 +276,7 @@ class Trouble:
         self._known = ""
         self._last_at = 0.0
 
-    def is_there(self, error: OncebridgeError) -> None:
+    def failed(self, error: OncebridgeError) -> None:
         self._last_at = asyncio.get_running_loop().time()
         kind = error.code if isinstance(error, AwsError) else type(error).__name__
         if self._known == kind:
@@ -289,8 +289,8 @@ class Trouble:
         extra = {"queue": self._queue, "call": self._action, "error": told}
         _log.log(level, "oncebridge.queue_fails", extra=extra)
 
-    def is_over(self) -> None:
-        # Calls run side by side: a single one that gets through says little.
+    def succeeded(self) -> None:
+        # Calls run at the same time: a single success says little.
         if self._known and asyncio.get_running_loop().time() - self._last_at > _OVER_AFTER_S:
             self._known = ""
             extra = {"queue": self._queue, "call": self._action}

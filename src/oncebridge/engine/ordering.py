@@ -1,0 +1,258 @@
+"""
+What has to happen in order, and what may happen at the same time.
+
+Three mechanisms, because order is lost in three places:
+
+- `waves`: events of one batch that share a key or an entity are processed one after another.
+- `EntityQueues`: batches run at the same time; with `order = "entity"` the events of one entity
+  go through in the order in which their batches arrived.
+- `LaneRunner`: a Lambda invocation may hold several groups of a FIFO queue or partition keys of a
+  shard; within each, the next record starts only when the one before it is done.
+
+(`oncebridge.sources.relay` keeps lanes of its own: it takes records without end, and retries.)
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from oncebridge.engine.batch import BatchEntry
+from oncebridge.events.key import Part
+
+_T = TypeVar("_T")
+
+
+# --- within a batch ------------------------------------------------------------------------
+
+
+def waves(entries: Sequence[BatchEntry]) -> Iterable[Sequence[BatchEntry]]:
+    """
+    Split a batch into waves that are processed one after another.
+
+    Duplicates are attached to the first event. Events that share a key with other content, or an
+    entity, are a group: its first is in the first wave, its second in the second. Most batches
+    are one wave: no key occurs twice.
+    """
+    names = [part.key for entry in entries for part in entry.parts]
+    names += [entry.entity for entry in entries if entry.entity]
+    return [entries] if len(names) == len(set(names)) else _by_groups(entries)
+
+
+def _by_groups(entries: Sequence[BatchEntry]) -> Iterator[list[BatchEntry]]:
+    """Group the entries that share a key or an entity, and take one of each group at a time."""
+    groups: dict[bytes, _Group] = {}
+    for entry in entries:
+        names = entry.names()
+        group: _Group | None = None
+        for name in names:
+            met = groups.get(name)
+            if met is not None and met is not group:
+                group = met if group is None else group.join(met, groups)
+        if group is None:
+            group = _Group(entry)
+        else:
+            group.add(entry)
+        for name in names:
+            groups[name] = group
+    unkeyed = [entry for entry in entries if not entry.names()]
+    queues = [group.in_order() for group in dict.fromkeys(groups.values())]
+    turn = 0
+    while queues:
+        yield [*(queue[turn] for queue in queues), *unkeyed]
+        unkeyed = []
+        turn += 1
+        queues = [queue for queue in queues if len(queue) > turn]
+
+
+class _Group:
+    """Entries that are processed one after another, each with its duplicates."""
+
+    __slots__ = ("_leaders", "entries")
+
+    def __init__(self, entry: BatchEntry) -> None:
+        self.entries = [entry]
+        self._leaders: dict[Part, BatchEntry] | None = None
+
+    def add(self, entry: BatchEntry) -> None:
+        """Attach *entry* to the one it is a duplicate of, or add it at the end."""
+        if self._leaders is None:
+            self._leaders = {_identity(part): e for e in self.entries for part in e.parts}
+        for part in entry.parts:
+            leader = self._leaders.get(_identity(part))
+            if leader is not None:
+                leader.duplicates = leader.duplicates or []
+                leader.duplicates.append(entry)
+                return
+        self.entries.append(entry)
+        for part in entry.parts:
+            self._leaders[_identity(part)] = entry
+
+    def join(self, other: "_Group", groups: "dict[bytes, _Group]") -> "_Group":
+        """Add the entries of *other*, in the order of arrival."""
+        for entry in other.entries:
+            for one in (entry, *entry.duplicates):
+                groups.update(dict.fromkeys(one.names(), self))
+        self.entries = sorted(self.entries + other.entries, key=lambda entry: entry.index)
+        self._leaders = None
+        return self
+
+    def in_order(self) -> list[BatchEntry]:
+        """Return the entries, those of one entity by version, so that none is stale."""
+        versions = [e.plan.version for e in self.entries if e.plan.version]
+        one_entity = len({entry.entity for entry in self.entries}) == 1
+        if len(versions) < len(self.entries) or not one_entity or len({k for k, _ in versions}) > 1:
+            return self.entries
+        order = sorted(zip(versions, self.entries, strict=True), key=lambda pair: pair[0])
+        return [entry for _, entry in order]
+
+
+def _identity(part: Part) -> Part:
+    """Return what two duplicates have in common: the key, with the same content."""
+    return Part(part.key, part.hash)
+
+
+# --- between batches -----------------------------------------------------------------------
+
+
+class EntityTurn:
+    """One batch's place in the queue of one entity."""
+
+    __slots__ = ("_queues", "ahead", "behind", "done", "entity", "failed", "left")
+
+    def __init__(self, entity: bytes, ahead: "EntityTurn | None", queues: "EntityQueues") -> None:
+        self.entity = entity
+        self._queues = queues
+        self.ahead = ahead
+        self.behind: EntityTurn | None = None
+        self.done = asyncio.Event()
+        """This batch is done, and so are those ahead of it."""
+        self.left = 0
+        """Events of this batch that are not settled."""
+        self.failed = False
+        """One of them was returned to the source, and later ones must not overtake it."""
+
+    def settled(self, *, acknowledged: bool) -> None:
+        self.left -= 1
+        self.failed = self.failed or not acknowledged
+        if not self.left:
+            self._queues.advance(self)
+
+    async def wait_for_previous(self, until_s: float | None = None) -> None:
+        """
+        Wait until the batch ahead is done; if it failed, so has this one.
+
+        After *until_s* the batch ahead counts as failed.
+        """
+        if self.ahead is None:
+            return
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self.ahead.done.wait()
+        except TimeoutError:
+            self.failed = True
+        else:
+            self.failed = self.failed or self.ahead.failed
+            self.ahead = None
+
+
+class EntityQueues:
+    """
+    One queue for each entity with events in progress.
+
+    A batch takes its place in all of its queues at once, when it arrives: of two batches, the
+    earlier is ahead in every queue, so there is no deadlock.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, EntityTurn] = {}
+
+    def enqueue(self, entities: Iterable[bytes]) -> dict[bytes, EntityTurn]:
+        """Take a place in each entity's queue; an entity listed twice has two events."""
+        own: dict[bytes, EntityTurn] = {}
+        for entity in entities:
+            turn = own.get(entity)
+            if turn is None:
+                ahead = self._last.get(entity)
+                turn = own[entity] = self._last[entity] = EntityTurn(entity, ahead, self)
+                if ahead is not None:
+                    ahead.behind = turn
+            turn.left += 1
+        return own
+
+    def advance(self, turn: EntityTurn | None) -> None:
+        """
+        Remove a batch that is done from its queue, and those after it that are done, too.
+
+        A batch that was cancelled while it waited keeps its place until those ahead are done:
+        those after it have to wait for them, too.
+        """
+        while turn is not None and not turn.left:
+            if turn.ahead is not None and not turn.ahead.done.is_set():
+                return
+            turn.ahead = None
+            turn.done.set()
+            if self._last.get(turn.entity) is turn:
+                del self._last[turn.entity]
+            turn = turn.behind
+
+
+# --- within an invocation ------------------------------------------------------------------
+
+ReportDone = Callable[[int, bool], None]
+"""Called with the index of each item of a batch, and whether it is done."""
+StartItems = Callable[[list[_T], ReportDone], Coroutine[Any, Any, None]]
+
+
+class LaneRunner(Generic[_T]):
+    """
+    Run *lanes* through *bring*, which is called with the items that may start now.
+
+    In a lane, the next item starts only when the one before it is done; if one is not done, the
+    rest of its lane is not started. Lanes do not wait for each other. Items that may start at the
+    same moment start together, so that a batch stays a batch.
+    """
+
+    def __init__(self, lanes: Sequence[Sequence[_T]], bring: StartItems[_T]) -> None:
+        self._bring = bring
+        self._rests = [iter(lane) for lane in lanes]
+        self._ready: list[tuple[int, _T]] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._woken = asyncio.Event()
+        for lane in range(len(lanes)):
+            self._advance(lane)
+
+    async def run(self) -> None:
+        """Run until every lane is at its end, or stuck; an error ends all of them."""
+        try:
+            while self._ready or self._running:
+                if self._ready:
+                    self._start()
+                self._woken.clear()
+                await self._woken.wait()
+                for task in [task for task in self._running if task.done()]:
+                    self._running.remove(task)
+                    task.result()
+        finally:
+            for task in self._running:
+                task.cancel()
+            # Wait for them: each still reports what was done.
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _start(self) -> None:
+        items, self._ready = self._ready, []
+
+        def tell(at: int, is_done: bool) -> None:  # noqa: FBT001 - as `ReportDone` has it
+            if is_done:
+                self._advance(items[at][0])
+
+        task = asyncio.get_running_loop().create_task(
+            self._bring([item for _, item in items], tell)
+        )
+        task.add_done_callback(lambda _: self._woken.set())
+        self._running.add(task)
+
+    def _advance(self, lane: int) -> None:
+        for item in self._rests[lane]:
+            self._ready.append((lane, item))
+            self._woken.set()
+            break
