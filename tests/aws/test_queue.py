@@ -15,8 +15,8 @@ from oncebridge.aws.queue import (
     MOST_BYTES,
     Failure,
     Outgoing,
-    Queue,
     QueueAddress,
+    SqsQueue,
     TextAttribute,
     refused_character,
     size_of,
@@ -28,7 +28,7 @@ ACCOUNT = "123456789012"
 @asynccontextmanager
 async def opened(address, endpoint, **options):
     chosen = AwsOptions(endpoint=endpoint, **options)
-    queue = Queue(QueueAddress.parse(address), chosen)
+    queue = SqsQueue(QueueAddress.parse(address), chosen)
     try:
         async with asyncio.timeout(30):
             yield queue
@@ -88,9 +88,9 @@ class TestAddresses:
     def test_two_regions_are_one_too_many(self):
         address = QueueAddress.parse(f"sqs:arn:aws:sqs:eu-west-1:{ACCOUNT}:orders")
         with pytest.raises(ConfigError, match="eu-west-1") as caught:
-            Queue(address, AwsOptions(region="us-east-1"))
+            SqsQueue(address, AwsOptions(region="us-east-1"))
         assert caught.value.where == "region"
-        Queue(address, AwsOptions(region="eu-west-1"))
+        SqsQueue(address, AwsOptions(region="eu-west-1"))
 
 
 class TestFinding:
@@ -187,7 +187,7 @@ class TestReceiving:
     async def test_other_calls_do_not_wait_behind_polls(self, ministack):
         theirs = TestQueue(ministack.endpoint)
         address = QueueAddress.parse(theirs.address)
-        queue = Queue(address, AwsOptions(endpoint=ministack.endpoint), polls=50)
+        queue = SqsQueue(address, AwsOptions(endpoint=ministack.endpoint), polls=50)
         await queue.open()
         polls = [asyncio.create_task(queue.receive(wait_s=20, visibility_s=30)) for _ in range(50)]
         try:

@@ -41,10 +41,10 @@ from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, EventError
 from oncebridge.events.canonical import canonical
 from oncebridge.events.event import REASONS, Unreadable, parse, read
-from oncebridge.events.framing import BadGzip, Records, TooLarge, as_line, inflate, split
+from oncebridge.events.framing import BadGzip, RecordReader, TooLarge, as_line, inflate, split
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, RuleSet
-from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.auth import AuthOptions, RequestAuthenticator
 from oncebridge.http.server import Request
 from oncebridge.service import config
 
@@ -141,8 +141,8 @@ def framings(raw, filler):
     yield split(inflate(gzip.compress(raw, 1), 2**21))[0]
     # A file is read as lines if its second line is an object in itself, so the layout goes.
     for text in (line, b"[" + filler + b",\n" + raw + b"]", filler + b"\n" + line):
-        yield list(Records(BytesIO(text)))[-1].raw
-        yield list(Records(BytesIO(gzip.compress(text, 1)), chunk=7))[-1].raw
+        yield list(RecordReader(BytesIO(text)))[-1].raw
+        yield list(RecordReader(BytesIO(gzip.compress(text, 1)), chunk=7))[-1].raw
 
 
 def test_the_same_event_has_the_same_key_however_it_is_spelt_and_sent():
@@ -244,7 +244,7 @@ def test_a_file_read_in_pieces_is_read_the_same_and_can_be_gone_on_with_anywhere
         stored = gzip.compress(body, 1) if is_packed else body
 
         def records(**how):
-            return list(Records(BytesIO(stored), **how))
+            return list(RecordReader(BytesIO(stored), **how))
 
         whole = records()
         assert records(chunk=chunk) == whole
@@ -422,7 +422,7 @@ SECRETS = {
     "bearer": "plum-token-of-a-mill",
     "oauth": "shop:chalk-on-the-board",
 }
-GUARD = Guard(
+GUARD = RequestAuthenticator(
     AuthOptions(
         hmac=(Secret("cedar-secret-of-the-wood"),), **{k: (Secret(s),) for k, s in SECRETS.items()}
     ),

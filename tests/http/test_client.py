@@ -24,8 +24,8 @@ from tests.http.targets import (
     serving,
 )
 
-from oncebridge.http.client import Answer, Client, NotSent, Unclear, _Connection, _Pool
-from oncebridge.http.target import Target
+from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear, _Connection, _Pool
+from oncebridge.http.target import HttpTarget
 
 LONG = timedelta(hours=1)
 
@@ -58,7 +58,7 @@ async def test_a_request_is_written_just_so():
         url = f"http://us%40er:p%C3%A4ss%3A@localhost:{seen.port}/a/b;c?d=e&f=%20"
         async with client_of(url, headers=[("Content-Type", "text/x")]) as client:
             answer = await client.post(b"body", [("X-One", "1"), ("X-Two", "ä\t2")], method="PUT")
-    assert answer == Answer(200, {b"content-length": b"2"}, b"ok")
+    assert answer == ClientResponse(200, {b"content-length": b"2"}, b"ok")
     credentials = base64.b64encode("us@er:päss:".encode()).decode()
     (request,) = seen.requests
     assert request.head.decode("latin-1") == (
@@ -151,7 +151,7 @@ async def test_a_request_goes_to_the_path_it_names():
     async with met(answering(), headers=[("X-Fixed", "f")]) as (seen, client):
         answer = await client.request("DELETE", "/other%20place?a=b", b"body", [("X-One", "1")])
         await client.post(b"")
-    assert answer == Answer(200, {b"content-length": b"2"}, b"ok")
+    assert answer == ClientResponse(200, {b"content-length": b"2"}, b"ok")
     assert seen.connections == 1
     one, two = seen.requests
     assert one.head.decode() == (
@@ -225,8 +225,8 @@ async def test_a_path_that_would_change_the_request_is_refused_before_anything_i
     ],
 )
 def test_a_url_is_taken_apart(url, parts, header):
-    target = Target.parse(url)
-    assert target == Target(*parts, "")
+    target = HttpTarget.parse(url)
+    assert target == HttpTarget(*parts, "")
     assert target.host_header == header
 
 
@@ -261,7 +261,7 @@ def test_a_url_is_taken_apart(url, parts, header):
     ],
 )
 def test_a_url_that_cannot_work_is_refused_and_its_secrets_are_not_quoted(url, says):
-    for attempt in (Target.parse, Client):
+    for attempt in (HttpTarget.parse, Client):
         with pytest.raises(ValueError, match=says) as caught:
             attempt(url)
         assert "s3cret" not in str(caught.value)
@@ -269,18 +269,18 @@ def test_a_url_that_cannot_work_is_refused_and_its_secrets_are_not_quoted(url, s
 
 
 def test_a_target_is_printed_without_its_secrets():
-    target = Target.parse("https://u:s3cret@hooks.example/s3cret?t=s3cret")
-    assert repr(target) == "<Target hooks.example>"
+    target = HttpTarget.parse("https://u:s3cret@hooks.example/s3cret?t=s3cret")
+    assert repr(target) == "<HttpTarget hooks.example>"
 
 
 def test_one_of_user_and_authorization_is_enough():
     with pytest.raises(ValueError, match="one of them"):
         Client("http://u:p@localhost/", headers=[("authorization", "Bearer x")])
-    assert Target.parse("http://@localhost/").authorization == ""
-    assert Target.parse("http://u@localhost/").authorization == "Basic dTo="
-    assert Target.parse("http://:p@localhost/").authorization == "Basic OnA="
+    assert HttpTarget.parse("http://@localhost/").authorization == ""
+    assert HttpTarget.parse("http://u@localhost/").authorization == "Basic dTo="
+    assert HttpTarget.parse("http://:p@localhost/").authorization == "Basic OnA="
     latin = base64.b64encode(b"\xe4:\xff").decode()
-    assert Target.parse("http://%E4:%FF@localhost/").authorization == f"Basic {latin}"
+    assert HttpTarget.parse("http://%E4:%FF@localhost/").authorization == f"Basic {latin}"
 
 
 # --- answers ----------------------------------------------------------------------------------
@@ -1118,7 +1118,7 @@ def test_where_an_answer_is_cut_into_pieces_does_not_matter(data):
 )
 def test_whatever_comes_back_it_is_an_answer_or_unclear(pieces):
     end = ends_of(pieces)
-    assert isinstance(end, Answer | Unclear)
-    if isinstance(end, Answer):
+    assert isinstance(end, ClientResponse | Unclear)
+    if isinstance(end, ClientResponse):
         assert b"HTTP/1." in b"".join(pieces)
         assert len(end.body) <= 50

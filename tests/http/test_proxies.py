@@ -23,7 +23,7 @@ from oncebridge.base.secrets import Secret
 from oncebridge.genesys.verification import Verifier
 from oncebridge.http.client import Client, NotSent
 from oncebridge.http.proxy import proxy_for
-from oncebridge.http.target import Target
+from oncebridge.http.target import HttpTarget
 from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions
 
@@ -91,7 +91,7 @@ GENESYS = GenesysOptions(
 )
 def test_the_environment_names_the_proxy(proxies_of, url, proxies, expected):
     proxies_of(**proxies)
-    proxy = proxy_for(Target.parse(url))
+    proxy = proxy_for(HttpTarget.parse(url))
     assert (proxy and proxy.authority) == expected
 
 
@@ -122,7 +122,7 @@ def test_the_environment_names_the_proxy(proxies_of, url, proxies, expected):
 )
 def test_some_targets_are_reached_directly(proxies_of, host, no_proxy, is_direct):
     proxies_of(HTTPS_PROXY=HERE, NO_PROXY=no_proxy)
-    assert (proxy_for(Target.parse(f"https://{host}/")) is None) == is_direct
+    assert (proxy_for(HttpTarget.parse(f"https://{host}/")) is None) == is_direct
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import re
 from datetime import timedelta
 from typing import Final
 
-from oncebridge.aws.account import Account, Example
-from oncebridge.aws.signing import Identity, Signer
+from oncebridge.aws.account import Account, SampleCall
+from oncebridge.aws.signing import AwsCredentials, Signer
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
 
@@ -43,26 +43,26 @@ class IamCredentials:
         self._asked = [("Action", "connect"), ("User", user)]
         self._asked += [("ResourceType", "ServerlessCache")] if serverless else []
         self._clock = clock
-        self._account = Account(Example("elasticache", "describe_users", {}), region=region)
-        self._identity: Identity | None = None
+        self._account = Account(SampleCall("elasticache", "describe_users", {}), region=region)
+        self._credentials: AwsCredentials | None = None
         self._signer: Signer | None = None
 
     async def login(self) -> tuple[str, str]:
         """Return the user and a new token."""
-        return await self._signed_by(await self._account.identity())
+        return await self._signed_by(await self._account.credentials())
 
     async def login_again(self) -> tuple[str, str]:
         """Return the same, by credentials that are looked for anew: the last were refused."""
-        if self._identity is None:
+        if self._credentials is None:
             return await self.login()
-        return await self._signed_by(await self._account.other_identity(self._identity))
+        return await self._signed_by(await self._account.renewed_credentials(self._credentials))
 
-    async def _signed_by(self, identity: Identity) -> tuple[str, str]:
+    async def _signed_by(self, credentials: AwsCredentials) -> tuple[str, str]:
         if self._signer is None:
             self._signer = Signer("elasticache", await self._account.region())
-        self._identity = identity
+        self._credentials = credentials
         token = self._signer.presigned(
-            self._cache, self._asked, identity, self._clock(), valid_s=_VALID_S
+            self._cache, self._asked, credentials, self._clock(), valid_s=_VALID_S
         )
         return self._user, token
 

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.addresses import name_and_region
-from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
+from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
 
@@ -146,7 +146,7 @@ class QueueSettings(Struct, frozen=True):
     """How large a message may be."""
 
 
-class _Handled(Struct, frozen=True, gc=False, rename="pascal", omit_defaults=True):
+class _MessageHandle(Struct, frozen=True, gc=False, rename="pascal", omit_defaults=True):
     """An entry about a message that was received."""
 
     id: str
@@ -154,25 +154,25 @@ class _Handled(Struct, frozen=True, gc=False, rename="pascal", omit_defaults=Tru
     visibility_timeout: int | None = None
 
 
-class _Located(Struct, rename="pascal"):
+class _UrlReply(Struct, rename="pascal"):
     queue_url: str
 
 
-class _Received(Struct, rename="pascal"):
+class _ReceiveReply(Struct, rename="pascal"):
     messages: list[Message] | None = None
     """None or absent where there are none."""
 
 
-class _Done(Struct, gc=False, rename="pascal"):
+class _DoneEntry(Struct, gc=False, rename="pascal"):
     id: str
 
 
-class _Batched(Struct, rename="pascal"):
-    successful: list[_Done] | None = None
+class _BatchReply(Struct, rename="pascal"):
+    successful: list[_DoneEntry] | None = None
     failed: list[Failure] | None = None
 
 
-class _Described(Struct, rename="pascal"):
+class _AttributesReply(Struct, rename="pascal"):
     attributes: dict[str, str] | None = None
 
 
@@ -181,13 +181,13 @@ class _Redrive(Struct, rename="camel"):
 
 
 _encode = msgspec.json.Encoder().encode
-_located = msgspec.json.Decoder(_Located).decode
-_received = msgspec.json.Decoder(_Received).decode
-_batched = msgspec.json.Decoder(_Batched).decode
-_described = msgspec.json.Decoder(_Described).decode
+_located = msgspec.json.Decoder(_UrlReply).decode
+_received = msgspec.json.Decoder(_ReceiveReply).decode
+_batched = msgspec.json.Decoder(_BatchReply).decode
+_described = msgspec.json.Decoder(_AttributesReply).decode
 
 
-class Queue:
+class SqsQueue:
     """
     The queue at *address*.
 
@@ -203,7 +203,7 @@ class Queue:
         self._url = address.url
         self._timeout = options.timeout
         self._client = AwsClient(
-            Example("sqs", "get_queue_url", {"QueueName": address.name}),
+            SampleCall("sqs", "get_queue_url", {"QueueName": address.name}),
             region=address.region or options.region,
             endpoint=options.endpoint,
             profile=options.profile,
@@ -259,12 +259,12 @@ class Queue:
 
     async def delete(self, handles: Sequence[str]) -> list[Failure | None]:
         """Delete up to ten messages; None for each that is gone."""
-        entries = [_Handled(str(at), handle) for at, handle in enumerate(handles)]
+        entries = [_MessageHandle(str(at), handle) for at, handle in enumerate(handles)]
         return await self._batch("DeleteMessageBatch", entries)
 
     async def change_visibility(self, changes: Sequence[tuple[str, int]]) -> list[Failure | None]:
         """Hide up to ten messages for so many seconds from now on; None for each that is."""
-        entries = [_Handled(str(at), *change) for at, change in enumerate(changes)]
+        entries = [_MessageHandle(str(at), *change) for at, change in enumerate(changes)]
         return await self._batch("ChangeMessageVisibilityBatch", entries)
 
     async def send(self, messages: Sequence[Outgoing]) -> list[Failure | None]:
@@ -291,7 +291,7 @@ class Queue:
         self._url = _read(_located, answer).queue_url
 
     async def _batch(
-        self, operation: str, entries: Sequence[_Handled | Outgoing]
+        self, operation: str, entries: Sequence[_MessageHandle | Outgoing]
     ) -> list[Failure | None]:
         answer = await self._call(operation, _batched, {"Entries": entries})
         done = {one.id for one in answer.successful or ()}

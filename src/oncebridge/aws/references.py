@@ -38,7 +38,7 @@ class NotNow(OncebridgeError):
     """A reference could not be looked up, for a reason that may pass: start again."""
 
 
-class _Kind(Struct, frozen=True):
+class _ReferenceKind(Struct, frozen=True):
     """One service that keeps settings."""
 
     service: str
@@ -57,8 +57,10 @@ def _secret(client: Any, name: str) -> Any:
 
 
 _KINDS: Final = {
-    "ssm": _Kind("ssm", "parameter", "ssm:GetParameter", _parameter),
-    "secretsmanager": _Kind("secretsmanager", "secret", "secretsmanager:GetSecretValue", _secret),
+    "ssm": _ReferenceKind("ssm", "parameter", "ssm:GetParameter", _parameter),
+    "secretsmanager": _ReferenceKind(
+        "secretsmanager", "secret", "secretsmanager:GetSecretValue", _secret
+    ),
 }
 
 
@@ -76,7 +78,7 @@ def look_up(text: str, where: str, memory: Memory) -> str:
         form = "ssm:NAME" if scheme == "ssm" else "secretsmanager:NAME or secretsmanager:NAME#field"
         raise ConfigError(where, f"{text!r} is incomplete; write {form}")
     value = _remembered(kind, name, memory)
-    if isinstance(value, _Failure):
+    if isinstance(value, _LookupFailure):
         raise value.told(text, where)
     return _member(value, field, text, where) if field else value
 
@@ -102,7 +104,7 @@ def _member(value: str, field: str, text: str, where: str) -> str:
 # --- asking -----------------------------------------------------------------------------
 
 
-class _Failure(Struct, frozen=True):
+class _LookupFailure(Struct, frozen=True):
     """Why there is no value; told for each setting that wanted it."""
 
     why: str
@@ -115,20 +117,20 @@ class _Failure(Struct, frozen=True):
         return ConfigError(where, message)
 
 
-def _remembered(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
+def _remembered(kind: _ReferenceKind, name: str, memory: Memory) -> "str | _LookupFailure":
     at = (kind.service, name)
     if at not in memory:
         with _quiet():
             memory[at] = _ask(kind, name, memory)
-    found: str | _Failure = memory[at]
+    found: str | _LookupFailure = memory[at]
     return found
 
 
-def _ask(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
+def _ask(kind: _ReferenceKind, name: str, memory: Memory) -> "str | _LookupFailure":
     try:
         from botocore import exceptions as botocore  # type: ignore[import-untyped] # noqa: PLC0415
     except ImportError:
-        return _Failure("it needs a package that is not installed; pip install botocore")
+        return _LookupFailure("it needs a package that is not installed; pip install botocore")
     client = None
     try:
         client = _client(kind.service, _region_of(name), memory)
@@ -136,14 +138,14 @@ def _ask(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
     except botocore.ClientError as error:
         return _refused(error.response, kind, name, client)
     except botocore.NoCredentialsError:
-        return _Failure(
+        return _LookupFailure(
             "no AWS credentials were found; set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or give this host, container or function a role"
         )
     except botocore.NoRegionError:
-        return _Failure("no AWS Region is set; set AWS_REGION, or write the whole ARN")
+        return _LookupFailure("no AWS Region is set; set AWS_REGION, or write the whole ARN")
     except botocore.ParamValidationError:
-        return _Failure(f"that is not the name of a {kind.what}")
+        return _LookupFailure(f"that is not the name of a {kind.what}")
     except (
         botocore.ConfigNotFound,
         botocore.ConfigParseError,
@@ -154,14 +156,18 @@ def _ask(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
         botocore.UnknownServiceError,
         ValueError,  # an endpoint that is no URL
     ) as error:
-        return _Failure(f"the AWS configuration cannot be used ({type(error).__name__}: {error})")
+        return _LookupFailure(
+            f"the AWS configuration cannot be used ({type(error).__name__}: {error})"
+        )
     except botocore.BotoCoreError as error:
         # Its text may quote what a metadata service or a credential process said.
-        return _Failure(f"{kind.service} cannot be reached ({type(error).__name__})", passes=True)
+        return _LookupFailure(
+            f"{kind.service} cannot be reached ({type(error).__name__})", passes=True
+        )
     if not isinstance(value, str):
-        return _Failure("it holds bytes, and must hold a text")
+        return _LookupFailure("it holds bytes, and must hold a text")
     # Who stores a file, stores the end of its line too.
-    return value.strip("\r\n") or _Failure("it is empty")
+    return value.strip("\r\n") or _LookupFailure("it is empty")
 
 
 def _client(service: str, region: str | None, memory: Memory) -> Any:
@@ -192,7 +198,7 @@ def _region_of(name: str) -> str | None:
     return parts[3] or None if parts[0] == "arn" and len(parts) > 5 else None
 
 
-def _refused(response: Any, kind: _Kind, name: str, client: Any) -> _Failure:
+def _refused(response: Any, kind: _ReferenceKind, name: str, client: Any) -> _LookupFailure:
     """Say what AWS's no comes from; its own words are read, and not repeated."""
     error = response.get("Error", {})
     code, message = str(error.get("Code", "")), str(error.get("Message", ""))
@@ -200,14 +206,16 @@ def _refused(response: Any, kind: _Kind, name: str, client: Any) -> _Failure:
     region = client.meta.region_name
     if code in _UNKNOWN:
         which = "version of it" if "Version" in code or "staging" in message else kind.what
-        return _Failure(f"there is no such {which} in {region}")
+        return _LookupFailure(f"there is no such {which} in {region}")
     if code in _KEY or (code in _DENIED and "kms" in message.lower()):
-        return _Failure(f"its key cannot be used ({code}); allow kms:Decrypt on the key it has")
+        return _LookupFailure(
+            f"its key cannot be used ({code}); allow kms:Decrypt on the key it has"
+        )
     if code in _DENIED:
-        return _Failure(f"access is denied; allow {kind.action} on {_arn(name, client)}")
+        return _LookupFailure(f"access is denied; allow {kind.action} on {_arn(name, client)}")
     if code in _BUSY or status >= 500 or status == 429:
-        return _Failure(f"{kind.service} cannot answer now ({code or status})", passes=True)
-    return _Failure(f"{kind.service} in {region} says {code or status}")
+        return _LookupFailure(f"{kind.service} cannot answer now ({code or status})", passes=True)
+    return _LookupFailure(f"{kind.service} in {region} says {code or status}")
 
 
 def _arn(name: str, client: Any) -> str:

@@ -17,7 +17,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 Pairs = Iterable[tuple[str, str]]
 
 
-class Identity(Struct, frozen=True):
+class AwsCredentials(Struct, frozen=True):
     """Whose requests these are."""
 
     access_key: str
@@ -26,10 +26,10 @@ class Identity(Struct, frozen=True):
     """Of a session; empty for the keys of a user."""
 
     def __repr__(self) -> str:
-        return f"<Identity {self.access_key[:4]}…>"
+        return f"<AwsCredentials {self.access_key[:4]}…>"
 
 
-class Request(Struct, frozen=True):
+class AwsRequest(Struct, frozen=True):
     """What is to be signed and sent."""
 
     method: str
@@ -61,45 +61,45 @@ class Signer:
         self._region = region
         self._second = -1
         self._stamp = ""
-        self._identity: Identity | None = None
+        self._credentials: AwsCredentials | None = None
         self._scope = ""
         self._key = b""
 
     def sign(
-        self, request: Request, host: str, identity: Identity, now_ms: int
+        self, request: AwsRequest, host: str, credentials: AwsCredentials, now_ms: int
     ) -> list[tuple[str, str]]:
         """Return the headers of *request*, and with them those that make it authentic."""
-        self._turn(identity, now_ms // 1000)
+        self._update_key(credentials, now_ms // 1000)
         digest = sha256(request.body).hexdigest()
         sent = [*request.headers, ("x-amz-date", self._stamp), ("x-amz-content-sha256", digest)]
-        if identity.token:
-            sent.append(("x-amz-security-token", identity.token))
+        if credentials.token:
+            sent.append(("x-amz-security-token", credentials.token))
         signed = sorted([*sent, ("host", host)])
         names = ";".join([name for name, _ in signed])
         lines = "\n".join([f"{name}:{value}" for name, value in signed])
         # Services other than S3 want the path encoded twice, but are asked at a plain one.
         start = f"{request.method}\n{request.path}\n{request.query}"
         signature = self._signature(f"{start}\n{lines}\n\n{names}\n{digest}")
-        credential = f"Credential={identity.access_key}/{self._scope}"
+        credential = f"Credential={credentials.access_key}/{self._scope}"
         proof = f"{_ALGORITHM} {credential}, SignedHeaders={names}, Signature={signature}"
         sent.append(("authorization", proof))
         return sent
 
     def presigned(
-        self, host: str, asked: Pairs, identity: Identity, now_ms: int, *, valid_s: int
+        self, host: str, asked: Pairs, credentials: AwsCredentials, now_ms: int, *, valid_s: int
     ) -> str:
-        """Return the URL, without its scheme, of a GET of *asked* that *identity* allows."""
-        self._turn(identity, now_ms // 1000)
+        """Return the URL, without its scheme, of a GET of *asked* that *credentials* allows."""
+        self._update_key(credentials, now_ms // 1000)
         pairs = [
             *asked,
             ("X-Amz-Algorithm", _ALGORITHM),
-            ("X-Amz-Credential", f"{identity.access_key}/{self._scope}"),
+            ("X-Amz-Credential", f"{credentials.access_key}/{self._scope}"),
             ("X-Amz-Date", self._stamp),
             ("X-Amz-Expires", str(valid_s)),
             ("X-Amz-SignedHeaders", "host"),
         ]
-        if identity.token:
-            pairs.append(("X-Amz-Security-Token", identity.token))
+        if credentials.token:
+            pairs.append(("X-Amz-Security-Token", credentials.token))
         query = encoded_query(pairs)
         digest = sha256(b"").hexdigest()
         signature = self._signature(f"GET\n/\n{query}\nhost:{host}\n\nhost\n{digest}")
@@ -110,19 +110,19 @@ class Signer:
         to_sign = f"{_ALGORITHM}\n{self._stamp}\n{self._scope}\n{hashed}"
         return hmac.digest(self._key, to_sign.encode(), "sha256").hex()
 
-    def _turn(self, identity: Identity, second: int) -> None:
-        """Write the time anew, and derive the key where the day or the identity is another."""
-        if second == self._second and identity is self._identity:
+    def _update_key(self, credentials: AwsCredentials, second: int) -> None:
+        """Write the time anew, and derive the key where the day or the credentials is another."""
+        if second == self._second and credentials is self._credentials:
             return
         self._second = second
         self._stamp = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
         day = self._stamp[:8]
         scope = f"{day}/{self._region}/{self._service}/aws4_request"
-        if scope == self._scope and identity is self._identity:
+        if scope == self._scope and credentials is self._credentials:
             return
         self._scope = scope
-        self._identity = identity
-        key = f"AWS4{identity.secret_key}".encode()
+        self._credentials = credentials
+        key = f"AWS4{credentials.secret_key}".encode()
         for part in (day, self._region, self._service, "aws4_request"):
             key = hmac.digest(key, part.encode(), "sha256")
         self._key = key

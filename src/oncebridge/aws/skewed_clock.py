@@ -29,7 +29,7 @@ _STANDS_STILL_MS: Final = 1000
 """A better estimate moves the time by less than this; more means that a clock was set."""
 
 
-class _Range(Struct, frozen=True, gc=False):
+class _OffsetRange(Struct, frozen=True, gc=False):
     """What one answer says: the offset is at least *low* and less than *high*."""
 
     low: int
@@ -50,7 +50,7 @@ class SkewedClock:
         """How much must be added to this host's time."""
         self.error_ms: int | None = None
         """By how much *offset_ms* may be wrong; None as long as nothing is known."""
-        self._ranges: deque[_Range] = deque(maxlen=_KEPT)
+        self._ranges: deque[_OffsetRange] = deque(maxlen=_KEPT)
         self._told_ms = 0
 
     def now_ms(self) -> int:
@@ -88,7 +88,7 @@ class SkewedClock:
             return
         while self._ranges and answered_ms - self._ranges[0].noted_ms > _LASTS_MS:
             self._ranges.popleft()
-        self._ranges.append(_Range(told - answered_ms, told + 1000 - asked_ms, answered_ms))
+        self._ranges.append(_OffsetRange(told - answered_ms, told + 1000 - asked_ms, answered_ms))
         self._drop_what_is_over()
         low, high = _most_agreed(self._ranges)
         # A clock that may well be right is left alone: hosts that keep theirs then agree to the
@@ -106,7 +106,7 @@ class SkewedClock:
             self._ranges = deque((a, b, c), maxlen=_KEPT)
 
 
-def _most_agreed(ranges: deque[_Range]) -> tuple[int, int]:
+def _most_agreed(ranges: deque[_OffsetRange]) -> tuple[int, int]:
     """Return the narrowest range that as many as possible contain; of several, the latest's."""
     edges = sorted([(r.high, 0, -1) for r in ranges] + [(r.low, 1, 1) for r in ranges])
     best: list[tuple[int, int]] = []

@@ -36,9 +36,9 @@ def check_places(setup: Setup, checkup: Checkup) -> None:
 def _check_http_sink(route: Route, checkup: Checkup) -> None:
     from oncebridge.check.proxies import check_proxy  # noqa: PLC0415 - for those who have one
     from oncebridge.http.addresses import names_loopback  # noqa: PLC0415
-    from oncebridge.http.target import Target  # noqa: PLC0415
+    from oncebridge.http.target import HttpTarget  # noqa: PLC0415
 
-    check_proxy(Target.parse(route.sink.url), checkup)
+    check_proxy(HttpTarget.parse(route.sink.url), checkup)
     subject = f"sink {route.sink}"
     parts = urlsplit(route.sink.url)
     is_plain = parts.scheme.lower() == "http" and not names_loopback(parts.hostname or "")

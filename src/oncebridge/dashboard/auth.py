@@ -25,7 +25,7 @@ from oncebridge.base.clock import Clock
 from oncebridge.dashboard.requests import cookies
 from oncebridge.dashboard.sessions import SESSION_S, Sessions
 from oncebridge.dashboard.signatures import Seal
-from oncebridge.http.clients import TrustedProxies, WrongTries
+from oncebridge.http.clients import FailedAttempts, TrustedProxies
 from oncebridge.http.server import Request
 from oncebridge.http.web_pages import OwnNames, asked_host, without_port
 from oncebridge.service.config import Config
@@ -64,7 +64,7 @@ class Gate:
         self._names = OwnNames(config.dashboard_hosts)
         self._own = {host.lower(), platform.node().lower()} - {""}
         self._seal = seal
-        self._wrong = WrongTries(clock)
+        self._wrong = FailedAttempts(clock)
         self.sessions = sessions
 
     @property

@@ -25,7 +25,7 @@ from oncebridge.dashboard.sessions import Sessions
 from oncebridge.dashboard.signatures import Seal
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import is_loopback
-from oncebridge.http.listening import Listening
+from oncebridge.http.listening import ListenAddress
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.service.config import Setup
 from oncebridge.service.dashboard_safety import too_open
@@ -57,7 +57,7 @@ class Dashboard:
         dice: Dice | None = None,
     ) -> None:
         config = setup.config
-        self._address = Listening.read(config.dashboard or "", "dashboard")
+        self._address = ListenAddress.read(config.dashboard or "", "dashboard")
         token = config.dashboard_token.reveal() if config.dashboard_token else ""
         dice = dice or SystemDice()
         seal = Seal(token, clock=clock, dice=dice)

@@ -31,7 +31,7 @@ from oncebridge.engine.causes import remembered
 from oncebridge.engine.router import UNROUTED
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreError
-from oncebridge.events.differences import Change, changes
+from oncebridge.events.differences import FieldChange, changes
 from oncebridge.events.key import ContentKey, FieldsKey
 from oncebridge.events.rules import Rule, Tier
 from oncebridge.observe.history import Found, Query, Row, Seen
@@ -89,10 +89,10 @@ class Whole(Struct, frozen=True, kw_only=True):
 class Comparison(Struct, frozen=True, kw_only=True):
     """How an arrival differs from the first."""
 
-    envelope: tuple[Change, ...]
+    envelope: tuple[FieldChange, ...]
     same: tuple[str, ...]
     """The fields of the envelope in which they agree."""
-    payload: tuple[Change, ...] | None
+    payload: tuple[FieldChange, ...] | None
     """None where one of the two payloads is not kept."""
     more: int = 0
     """How many further places there are."""
@@ -393,7 +393,7 @@ def compared(first: Row, row: Row) -> Comparison:
     one, other = envelope_of(first), envelope_of(row)
     differing = changes(one, other, values=True)
     paths = {change.path for change in differing}
-    payload: list[Change] | None = None
+    payload: list[FieldChange] | None = None
     then, now = payload_of(first), payload_of(row)
     if then is not None and now is not None:
         payload = [c for c in changes(then, now, values=True) if c.path not in _KEPT]

@@ -52,7 +52,7 @@ _MOST_REMEMBERED: Final = 10_000
 _LONGEST_SHOWN: Final = 256
 
 
-class Guard:
+class SenderAllowlist:
     """Know who is allowed; raise every mistake in *options* at once."""
 
     def __init__(self, options: AllowOptions) -> None:

@@ -18,7 +18,7 @@ _ENVELOPE: Final = frozenset(
 )
 
 
-class Change(Struct, frozen=True, omit_defaults=True):
+class FieldChange(Struct, frozen=True, omit_defaults=True):
     """One place in which two events differ."""
 
     path: str
@@ -46,10 +46,10 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
     return [at for at, _, _ in _differing(one, other, path)]
 
 
-def changes(one: Any, other: Any, *, values: bool = False) -> list[Change]:
+def changes(one: Any, other: Any, *, values: bool = False) -> list[FieldChange]:
     """List how the event *other* differs from *one*; all that it says is told with *values* only."""
     return [
-        Change(at, was, is_) if values or at in _ENVELOPE else Change(at, shown=False)
+        FieldChange(at, was, is_) if values or at in _ENVELOPE else FieldChange(at, shown=False)
         for at, was, is_ in _differing(one, other, "")
     ]
 

@@ -174,7 +174,7 @@ def _elements(body: bytes, most: int) -> list[bytes]:
 
 def _found_elements(body: bytes) -> Iterator[bytes]:
     """Find the elements of a JSON array one by one, which is slower than all of them at once."""
-    finder = _Finder(_Shape.ARRAY)
+    finder = _ValueFinder(_Shape.ARRAY)
     at = finder.skip_gap(body, body.index(b"[") + 1)
     while at < len(body):
         finder.begin(body[at])
@@ -233,7 +233,7 @@ def _unzip_bytewise(member: "zlib._Decompress", piece: bytes) -> bytes:
 # --- files -----------------------------------------------------------------------------
 
 
-class Record(Struct, frozen=True, gc=False):
+class RawRecord(Struct, frozen=True, gc=False):
     """One record of a file, and where it stands there."""
 
     raw: bytes
@@ -253,7 +253,7 @@ class _Shape(Enum):
     VALUES = "values"
 
 
-class Records:
+class RecordReader:
     """
     Read the records of *file*, which is open for reading bytes and at its beginning.
 
@@ -290,14 +290,14 @@ class Records:
         self._most = max_record
         self._chunk = chunk
         self._batches = self._run()
-        self._ready: list[Record] = []
+        self._ready: list[RawRecord] = []
         self._next = 0  # of those that are ready
         self._end = start  # of the last record that was given
         self._is_full = False  # the last read brought all it asked for: more is there at once
         self._damage: BadGzip | None = None  # found at the end of what could be unpacked
         self._fault: Exception | None = None  # nothing more can be read, for this reason
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[RawRecord]:
         while self._has_more(wait=True):
             while self._next < len(self._ready):
                 record = self._ready[self._next]
@@ -307,14 +307,14 @@ class Records:
         if self._fault is not None:
             raise self._fault
 
-    def read(self, count: int, size: int) -> list[Record]:
+    def read(self, count: int, size: int) -> list[RawRecord]:
         """
         Read up to *count* records or about *size* bytes, at least one; none are left at the end.
 
         It waits for the first record only: of a pipe it gives what is there.
         """
         limit = self._end + size
-        taken: list[Record] = []
+        taken: list[RawRecord] = []
         while not taken or (len(taken) < count and self._end < limit):
             if not self._has_more(wait=not taken):
                 break
@@ -344,7 +344,7 @@ class Records:
             self._next = 0
         return True
 
-    def _run(self) -> Iterator[list[Record]]:
+    def _run(self) -> Iterator[list[RawRecord]]:
         pieces = self._pieces()
         opening = b""
         while len(opening) < len(_GZIP) and (piece := next(pieces, b"")):
@@ -361,7 +361,7 @@ class Records:
         if shape is _Shape.LINES:
             yield from self._lines(chunks, begin, line)
         else:
-            yield from self._scan(chunks, begin, line, _Finder(shape))
+            yield from self._scan(chunks, begin, line, _ValueFinder(shape))
 
     def _pieces(self) -> Iterator[bytes]:
         """Read the file as it is; what a pipe has is taken at once, not when it is enough."""
@@ -403,7 +403,7 @@ class Records:
 
     # --- lines -------------------------------------------------------------------------
 
-    def _lines(self, chunks: Iterator[bytes], offset: int, line: int) -> Iterator[list[Record]]:
+    def _lines(self, chunks: Iterator[bytes], offset: int, line: int) -> Iterator[list[RawRecord]]:
         """Find lines; *offset* and *line* are where the first unfinished one begins."""
         pile = _Pile(self._most)
         for chunk in chunks:
@@ -427,31 +427,33 @@ class Records:
         if pile.size:
             yield self._finished(pile, offset + pile.size, line)
 
-    def _finished(self, pile: "_Pile", end: int, line: int) -> list[Record]:
+    def _finished(self, pile: "_Pile", end: int, line: int) -> list[RawRecord]:
         raw, is_long = pile.take()
         if not is_long:
             raw = raw.strip(_BLANKS)
-        return [Record(raw, line, end, line, is_long)] if raw else []
+        return [RawRecord(raw, line, end, line, is_long)] if raw else []
 
-    def _block(self, text: bytes, offset: int, line: int) -> list[Record]:
+    def _block(self, text: bytes, offset: int, line: int) -> list[RawRecord]:
         """Make records of whole lines, with next to nothing done for each of them."""
         lines = text.split(b"\n")
         numbers = range(line, line + len(lines))
         ends = [end + at for at, end in enumerate(accumulate(map(len, lines)), offset)]
         raws = [each.strip(_BLANKS) for each in lines]
-        records = list(map(Record, raws, numbers, ends, numbers))
+        records = list(map(RawRecord, raws, numbers, ends, numbers))
         if len(text) > self._most:
             for at, each in enumerate(lines):
                 if len(each) > self._most:
                     number = line + at
-                    records[at] = Record(each[: _kept(self._most)], number, ends[at], number, True)
+                    records[at] = RawRecord(
+                        each[: _kept(self._most)], number, ends[at], number, True
+                    )
         return records if all(raws) else [record for record in records if record.raw]
 
     # --- an array, or values after each other ------------------------------------------
 
     def _scan(
-        self, chunks: Iterator[bytes], offset: int, line: int, finder: "_Finder"
-    ) -> Iterator[list[Record]]:
+        self, chunks: Iterator[bytes], offset: int, line: int, finder: "_ValueFinder"
+    ) -> Iterator[list[RawRecord]]:
         """Find values; *line* counts as far as *counted*, an index into the present chunk."""
         pile = _Pile(self._most)
         is_inside, first_line = False, line
@@ -486,13 +488,13 @@ class Records:
 _end_of = attrgetter("end")
 
 
-def _finished_value(pile: "_Pile", begins: int, first_line: int, last_line: int) -> Record:
+def _finished_value(pile: "_Pile", begins: int, first_line: int, last_line: int) -> RawRecord:
     end = begins + pile.size
     raw, is_long = pile.take()
     if not is_long:
         raw = raw.rstrip(_BLANKS)
         end, last_line = begins + len(raw), first_line + raw.count(b"\n")
-    return Record(raw, first_line, end, last_line, is_long)
+    return RawRecord(raw, first_line, end, last_line, is_long)
 
 
 def _kept(most: int) -> int:
@@ -622,7 +624,7 @@ def _past(
     return found.end() if found else at
 
 
-class _Finder:
+class _ValueFinder:
     """
     Find where a value ends that comes in chunks.
 

@@ -364,14 +364,14 @@ _PLAIN: Final = re.compile(rf"\s*(?P<head>{_PATH})(?P<each>\[\](?:\.(?P<tail>{_P
 _Find = Callable[[Any], Any]
 
 
-class _Finder(NamedTuple):
+class _FieldFinder(NamedTuple):
     """One compiled expression: to look into an envelope, and to look into an event."""
 
     in_envelope: _Find
     in_event: Callable[[Event], Any]
 
 
-def _compile(expression: str, where: str) -> _Finder:
+def _compile(expression: str, where: str) -> _FieldFinder:
     try:
         compiled = jmespath.compile(expression)
     except JMESPathError as error:
@@ -388,7 +388,7 @@ def _compile(expression: str, where: str) -> _Finder:
             # a function was given what it cannot take, often the null of a missing field
             return None
 
-    return _Finder(search, lambda event: search(event.envelope))
+    return _FieldFinder(search, lambda event: search(event.envelope))
 
 
 class ExactFunctions(Functions):
@@ -415,7 +415,7 @@ _EXACT: Final = jmespath.Options(custom_functions=ExactFunctions())
 _DECIMAL: Final = re.compile(r"-?[0-9]+(?=[.eE])(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
-def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:
+def _compile_plain(choices: Sequence[re.Match[str]]) -> _FieldFinder:
     """Compile names and dots: most expressions are no more, and JMESPath takes its time."""
     heads = [_names(choice["head"]) for choice in choices]
     tails = [
@@ -428,9 +428,9 @@ def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:
 
     whole = search(0)
     if any(head[0] != "detail" for head in heads):
-        return _Finder(whole, lambda event: whole(event.envelope))
+        return _FieldFinder(whole, lambda event: whole(event.envelope))
     inner = search(1)  # the envelope would have to be put together first
-    return _Finder(whole, lambda event: inner(event.detail))
+    return _FieldFinder(whole, lambda event: inner(event.detail))
 
 
 def _first(finders: Sequence[_Find]) -> _Find:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from oncebridge.base.clock import ms
 from oncebridge.base.options import Doc, Problems, read
 from oncebridge.errors import ConfigError
-from oncebridge.events.access import Guard
+from oncebridge.events.access import SenderAllowlist
 from oncebridge.events.canonical import canonical
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.key import (
@@ -134,7 +134,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     entity: str | None = None
     together: str = ""
     discard: bool = False
-    guard: Guard | None = None
+    guard: SenderAllowlist | None = None
 
     @classmethod
     def parse(
@@ -149,7 +149,7 @@ class Rule(Struct, frozen=True, kw_only=True):
         return cls(**rule.build(where, window, problems))
 
     @classmethod
-    def for_strangers(cls, guard: Guard) -> Self:
+    def for_strangers(cls, guard: SenderAllowlist) -> Self:
         """Make the rule for those whom *guard* does not let in."""
         return cls(name="allow", tiers=(), discard=guard.otherwise == "discard", guard=guard)
 

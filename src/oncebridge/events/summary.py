@@ -134,7 +134,7 @@ def conversation_of(detail: dict[str, Any], body: dict[str, Any]) -> str:
     return ""
 
 
-class _Times(dict[tuple[str, ...], tuple[str, ...]]):
+class _TimeNames(dict[tuple[str, ...], tuple[str, ...]]):
     """Tells which names of members are those of times; remembers what it found."""
 
     def __missing__(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ _TIME_LIKE: Final = re.compile(
     r"|time|date|timestamp|datetime|ts|at|date[A-Z].*",
     re.ASCII | re.DOTALL,
 )
-_times_among: Final = _Times()
+_times_among: Final = _TimeNames()
 _HAPPENED: Final = (
     *("eventTime", "event_time", "modifiedDate", "dateModified", "updatedAt", "updated_at"),
     *("timestamp", "occurredAt", "occurred_at"),

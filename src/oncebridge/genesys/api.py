@@ -35,8 +35,8 @@ from oncebridge.base.secrets import Secret
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Unclear
-from oncebridge.http.target import Target
+from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear
+from oncebridge.http.target import HttpTarget
 
 PERMISSION: Final = "conversation:communication:view"
 """What the role of the OAuth client has to permit."""
@@ -89,13 +89,13 @@ class Hidden(Struct, frozen=True, gc=False):
     """Whether there is one is not for us to see, as others are."""
 
 
-class Refused(Struct, frozen=True, gc=False):
+class ClientRefused(Struct, frozen=True, gc=False):
     """We are not let in, whatever the conversation; somebody has to look."""
 
     reason: str
 
 
-class Unsaid(Struct, frozen=True, gc=False):
+class NoAnswer(Struct, frozen=True, gc=False):
     """Nobody could say; it may be asked again."""
 
     reason: str
@@ -103,7 +103,7 @@ class Unsaid(Struct, frozen=True, gc=False):
     """How long we were asked to stay away."""
 
 
-Finding = Exists | Missing | Hidden | Refused | Unsaid
+LookupResult = Exists | Missing | Hidden | ClientRefused | NoAnswer
 
 
 def is_plausible(conversation: object) -> bool:
@@ -141,7 +141,7 @@ class Hosts(Struct, frozen=True):
     def _at(cls, url: str, where: str) -> "Hosts":
         """Take one address for both, such as a proxy's."""
         try:
-            target = Target.parse(url)
+            target = HttpTarget.parse(url)
         except ValueError as error:
             raise ConfigError(where, str(error)) from None
         if target.authorization or "?" in target.path:
@@ -152,7 +152,7 @@ class Hosts(Struct, frozen=True):
         return cls(url, url, allow_private=True)
 
 
-class _Token(Struct, frozen=True):
+class _AccessToken(Struct, frozen=True):
     text: Secret
     until_s: float
 
@@ -179,12 +179,12 @@ class Api:
         self._timeout_s = timeout.total_seconds()
         self._pace = pace
         self._clients: dict[str, Client] = {}
-        self._token: _Token | None = None
-        self._fetching: asyncio.Task[_Token | Refused | Unsaid] | None = None
+        self._token: _AccessToken | None = None
+        self._fetching: asyncio.Task[_AccessToken | ClientRefused | NoAnswer] | None = None
         self._hidden = _MOST_HIDDEN
         """How many in a row were not shown; with a new token, none has been yet."""
 
-    async def find(self, conversation: str) -> Finding:
+    async def find(self, conversation: str) -> LookupResult:
         """Ask for one conversation; a token that is not taken any more is renewed once."""
         client, prefix = self._at(self._hosts.api)
         path = f"{prefix}/api/v2/conversations/{quote(conversation, safe='')}"
@@ -192,21 +192,23 @@ class Api:
             if is_repeat:
                 await asyncio.sleep(self._pace.take(1, asyncio.get_running_loop().time()))
             token = await self._logged_in()
-            if not isinstance(token, _Token):
+            if not isinstance(token, _AccessToken):
                 return token
             headers = [("Authorization", f"Bearer {token.text.reveal()}")]
             answer = await self._bounded(
                 "the Genesys API", client.request("GET", path, headers=headers)
             )
-            if isinstance(answer, Unsaid):
+            if isinstance(answer, NoAnswer):
                 return answer
             if answer.status != 401:
                 return self._seen(_understood(answer, conversation))
             if self._token is token:  # else somebody has renewed it meanwhile
                 self._token = None
-        return Refused("the OAuth client is refused: the Genesys API answers 401 to a new token")
+        return ClientRefused(
+            "the OAuth client is refused: the Genesys API answers 401 to a new token"
+        )
 
-    def _seen(self, found: Finding) -> Finding:
+    def _seen(self, found: LookupResult) -> LookupResult:
         """
         Tell a conversation that is not shown from a client that is shown none.
 
@@ -218,17 +220,17 @@ class Api:
         elif isinstance(found, Hidden):
             self._hidden += 1
             if self._hidden > _MOST_HIDDEN:
-                return Refused(
+                return ClientRefused(
                     "the OAuth client may not look: HTTP 403; its role needs the permission "
                     f"{PERMISSION}, in all divisions"
                 )
         return found
 
-    async def log_in(self) -> Refused | Unsaid | None:
+    async def log_in(self) -> ClientRefused | NoAnswer | None:
         """Get a token, if there is none; tell what stands in the way."""
         self._at(self._hosts.api)  # a proxy that cannot be used raises now, and not later
         token = await self._logged_in()
-        return None if isinstance(token, _Token) else token
+        return None if isinstance(token, _AccessToken) else token
 
     async def aclose(self) -> None:
         """Let go of connections; safe to repeat, and the API may be asked again after it."""
@@ -242,7 +244,7 @@ class Api:
 
     # --- the token ---------------------------------------------------------------------
 
-    async def _logged_in(self) -> _Token | Refused | Unsaid:
+    async def _logged_in(self) -> _AccessToken | ClientRefused | NoAnswer:
         """Return the token; whoever asks while it is fetched waits for the same one."""
         loop = asyncio.get_running_loop()
         if self._token is not None and loop.time() < self._token.until_s:
@@ -251,7 +253,7 @@ class Api:
             self._fetching = loop.create_task(self._fetch())
         return await asyncio.shield(self._fetching)
 
-    async def _fetch(self) -> _Token | Refused | Unsaid:
+    async def _fetch(self) -> _AccessToken | ClientRefused | NoAnswer:
         both = f"{self._id.reveal()}:{self._secret.reveal()}".encode()
         headers = [
             ("Authorization", f"Basic {base64.b64encode(both).decode()}"),
@@ -262,33 +264,35 @@ class Api:
         answer = await self._bounded(
             "the Genesys login", client.request("POST", f"{prefix}/oauth/token", body, headers)
         )
-        if isinstance(answer, Unsaid):
+        if isinstance(answer, NoAnswer):
             return answer
         said = _read(answer.body)
         if answer.status in _REFUSALS:
-            return Refused(f"the OAuth client is refused: HTTP {answer.status}{_error(said)}")
+            return ClientRefused(f"the OAuth client is refused: HTTP {answer.status}{_error(said)}")
         if answer.status != 200:
             return _unsaid("the Genesys login", answer)
         token, life_s = said.get("access_token"), said.get("expires_in")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            return Unsaid("the Genesys login gave no token")
+            return NoAnswer("the Genesys login gave no token")
         if isinstance(life_s, bool) or not isinstance(life_s, int | float) or life_s <= 0:
             life_s = _USUAL_LIFE_S
         until_s = asyncio.get_running_loop().time() + life_s - min(_EARLY_S, life_s / 5)
-        self._token = _Token(Secret(token), until_s)
+        self._token = _AccessToken(Secret(token), until_s)
         self._hidden = _MOST_HIDDEN
         return self._token
 
     # --- requests ----------------------------------------------------------------------
 
-    async def _bounded(self, who: str, request: Awaitable[Answer]) -> Answer | Unsaid:
+    async def _bounded(
+        self, who: str, request: Awaitable[ClientResponse]
+    ) -> ClientResponse | NoAnswer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await request
         except TimeoutError:
-            return Unsaid(f"{who} did not answer within {self._timeout_s:g} s")
+            return NoAnswer(f"{who} did not answer within {self._timeout_s:g} s")
         except (NotSent, Unclear) as error:
-            return Unsaid(f"{who}: {error}")
+            return NoAnswer(f"{who}: {error}")
 
     def _at(self, url: str) -> tuple[Client, str]:
         """Return the client for *url*, and what its paths begin with."""
@@ -304,7 +308,7 @@ class Api:
         return client, client.target.path.rstrip("/")
 
 
-def _understood(answer: Answer, conversation: str) -> Finding:
+def _understood(answer: ClientResponse, conversation: str) -> LookupResult:
     """Say what an answer about a conversation means; nothing of its body is ever quoted."""
     match answer.status:
         case 200 if _shows(answer.body, conversation):
@@ -314,7 +318,9 @@ def _understood(answer: Answer, conversation: str) -> Finding:
         case 403 if _is_error(answer):
             return Hidden()
         case 200 | 400 | 403 | 404 | 410:
-            return Unsaid(f"the Genesys API answers HTTP {answer.status}, but not as Genesys does")
+            return NoAnswer(
+                f"the Genesys API answers HTTP {answer.status}, but not as Genesys does"
+            )
     return _unsaid("the Genesys API", answer)
 
 
@@ -328,16 +334,16 @@ def _shows(body: bytes, conversation: str) -> bool:
     return body.lstrip().startswith(b"{") and own.search(body) is not None
 
 
-def _is_error(answer: Answer) -> bool:
+def _is_error(answer: ClientResponse) -> bool:
     """Return whether this is an error in the form of Genesys: with a code, and the status again."""
     said = _read(answer.body)
     return isinstance(said.get("code"), str) and said.get("status") == answer.status
 
 
-def _unsaid(who: str, answer: Answer) -> Unsaid:
+def _unsaid(who: str, answer: ClientResponse) -> NoAnswer:
     text = answer.headers.get(b"retry-after", b"").decode("latin-1").strip()
     seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    return Unsaid(f"{who} answers HTTP {answer.status}", min(seconds, _MOST_WAIT_S) * 1000)
+    return NoAnswer(f"{who} answers HTTP {answer.status}", min(seconds, _MOST_WAIT_S) * 1000)
 
 
 def _read(body: bytes) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from msgspec import Struct
 from oncebridge.base.clock import Dice
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.rate_limit import RateLimit
-from oncebridge.genesys.api import Api, Exists, Finding, Hidden, Missing, Refused, Unsaid
+from oncebridge.genesys.api import (
+    Api,
+    ClientRefused,
+    Exists,
+    Hidden,
+    LookupResult,
+    Missing,
+    NoAnswer,
+)
 from oncebridge.service.genesys_options import GenesysOptions
 
 _MOST: Final = 50_000
@@ -39,7 +47,7 @@ class Later(Struct, frozen=True, gc=False):
 
 
 class _Asking(Struct, frozen=True):
-    task: asyncio.Task[Finding]
+    task: asyncio.Task[LookupResult]
     at_s: float
     """When it is its turn."""
 
@@ -57,10 +65,10 @@ class Lookups:
         self._options = options
         self._counts = counts
         self._breaker = Breaker(_FAILURES, dice)
-        self._trouble: Unsaid | Refused = Unsaid("")
+        self._trouble: NoAnswer | ClientRefused = NoAnswer("")
         """The latest, for those who are not let through to find out themselves."""
         self._away_until_s = 0.0
-        self._known: OrderedDict[str, tuple[Finding, float]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[LookupResult, float]] = OrderedDict()
         self._asking: dict[str, _Asking] = {}
 
     async def aclose(self) -> None:
@@ -70,7 +78,7 @@ class Lookups:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
 
-    def remembered(self, conversation: str) -> Finding | None:
+    def remembered(self, conversation: str) -> LookupResult | None:
         """Return what was said about *conversation* not long ago."""
         found = self._known.get(conversation)
         if found is None:
@@ -83,7 +91,7 @@ class Lookups:
 
     async def find(
         self, conversation: str, within_s: float, since_s: float = -inf
-    ) -> Finding | Later:
+    ) -> LookupResult | Later:
         """
         Ask, or wait with those who have asked already; not longer than *within_s*.
 
@@ -108,9 +116,11 @@ class Lookups:
         left_s = asking.at_s - now()
         if left_s > 0:
             return Later(_TOO_MANY, int(left_s * 1000) + 1)
-        return Unsaid("the Genesys API did not answer in the time left")
+        return NoAnswer("the Genesys API did not answer in the time left")
 
-    def _start(self, conversation: str, within_s: float) -> _Asking | Refused | Unsaid | Later:
+    def _start(
+        self, conversation: str, within_s: float
+    ) -> _Asking | ClientRefused | NoAnswer | Later:
         """Take a turn to ask, early enough for an answer; or tell why there is none."""
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -142,14 +152,14 @@ class Lookups:
             wait_s += _MOST_WAIT_S
         return Later(_TOO_MANY, int(wait_s * 1000) + 1)
 
-    def _told(self, now: float) -> Unsaid | Refused:
+    def _told(self, now: float) -> NoAnswer | ClientRefused:
         """Say what the last one met who asked."""
-        if isinstance(self._trouble, Refused):
+        if isinstance(self._trouble, ClientRefused):
             return self._trouble
         left_s = max(self._breaker.left_s(now), self._away_until_s - now)
-        return Unsaid(self._trouble.reason, int(left_s * 1000) + 1)
+        return NoAnswer(self._trouble.reason, int(left_s * 1000) + 1)
 
-    async def _ask(self, conversation: str, turn_s: float, *, is_try: bool) -> Finding:
+    async def _ask(self, conversation: str, turn_s: float, *, is_try: bool) -> LookupResult:
         await asyncio.sleep(turn_s)
         now = asyncio.get_running_loop().time()
         if now < self._away_until_s or (self._breaker.is_open and not is_try):
@@ -159,7 +169,7 @@ class Lookups:
         self._note(conversation, found)
         return found
 
-    def _note(self, conversation: str, found: Finding) -> None:
+    def _note(self, conversation: str, found: LookupResult) -> None:
         now = asyncio.get_running_loop().time()
         match found:
             case Exists():
@@ -168,15 +178,15 @@ class Lookups:
             case Missing() | Hidden():
                 self._remember(conversation, found, now + BRIEFLY_S)
                 self._breaker.succeeded()
-            case Refused():
+            case ClientRefused():
                 self._trouble = found
                 self._breaker.failed(now, at_once=True)
-            case Unsaid():
+            case NoAnswer():
                 self._trouble = found
                 self._breaker.failed(now)
                 self._away_until_s = max(self._away_until_s, now + found.retry_after_ms / 1000)
 
-    def _remember(self, conversation: str, found: Finding, until_s: float) -> None:
+    def _remember(self, conversation: str, found: LookupResult, until_s: float) -> None:
         self._known[conversation] = (found, until_s)
         self._known.move_to_end(conversation)
         if len(self._known) > _MOST:

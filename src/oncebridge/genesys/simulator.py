@@ -88,8 +88,8 @@ def simulate(
     if not 0 <= repeats < 1:
         raise ValueError(f"repeats is a share from 0 up to, not including, 1: not {repeats}")
     dice = random.Random(seed)  # noqa: S311 - a simulation
-    centre = _Centre(dice, start_ms)
-    post = _Post(dice, start_ms, repeats)
+    centre = _ContactCentre(dice, start_ms)
+    post = _EventBus(dice, start_ms, repeats)
     waiting: list[tuple[int, int, Simulated]] = []
     order = count()
     begins = 0
@@ -128,7 +128,7 @@ class _Fact(Struct, frozen=True):
     resembles: int | None = None
 
 
-class _Centre:
+class _ContactCentre:
     """The contact centre: what really happens, in which order."""
 
     def __init__(self, dice: random.Random, start_ms: int) -> None:
@@ -272,7 +272,7 @@ class _Centre:
         self._facts.append(_Fact(next(self._numbers), topic, name, audit, at + 5))
 
 
-class _Post:
+class _EventBus:
     """How events travel: late, out of order, and more than once."""
 
     def __init__(self, dice: random.Random, start_ms: int, repeats: float) -> None:

@@ -44,13 +44,13 @@ from oncebridge.events.event import Event
 from oncebridge.events.key import compile_field
 from oncebridge.genesys.api import (
     Api,
+    ClientRefused,
     Exists,
-    Finding,
     Hidden,
     Hosts,
+    LookupResult,
     Missing,
-    Refused,
-    Unsaid,
+    NoAnswer,
     is_plausible,
 )
 from oncebridge.genesys.lookups import BRIEFLY_S, Later, Lookups
@@ -126,9 +126,9 @@ class Verifier:
     async def open(self) -> None:
         """Log in; an OAuth client that is refused is a wrong setting, an API away may come."""
         match await self._api.log_in():
-            case Refused(reason):
+            case ClientRefused(reason):
                 raise ConfigError("genesys.client_secret", reason)
-            case Unsaid(reason):
+            case NoAnswer(reason):
                 self.warn("oncebridge.genesys_is_away", error=reason)
 
     async def aclose(self) -> None:
@@ -265,13 +265,13 @@ class VerifyingSink:
 
     async def _found(
         self, settled: Mapping[str, Sequence[float]], within_s: float
-    ) -> dict[str, Finding | Later]:
+    ) -> dict[str, LookupResult | Later]:
         """
         Look conversations up, or remember what was said about them.
 
         *settled* has when the settled events of each conversation had settled, in loop time.
         """
-        found: dict[str, Finding | Later] = {}
+        found: dict[str, LookupResult | Later] = {}
         unknown = []
         lookups = self._verifier.lookups
         for name, when in settled.items():
@@ -289,13 +289,13 @@ class VerifyingSink:
             found |= zip(unknown, await asyncio.gather(*asked), strict=True)
         return found
 
-    def _is_final(self, found: Finding, *, is_settled: bool) -> bool:
+    def _is_final(self, found: LookupResult, *, is_settled: bool) -> bool:
         """Return whether an event would be refused for good because of *found*."""
         is_negative = isinstance(found, Hidden) or (is_settled and isinstance(found, Missing))
         return is_negative and self._verifier.options.on_unknown == "dead"
 
     def _judged(
-        self, name: Any, left_ms: float, found: Mapping[str, Finding | Later]
+        self, name: Any, left_ms: float, found: Mapping[str, LookupResult | Later]
     ) -> SinkAnswer | None:
         if name is None or name is False:  # as JMESPath says that it has found nothing
             self._verifier.counts["unnamed"] += 1
@@ -307,7 +307,7 @@ class VerifyingSink:
             return self._unknown("what stands for its conversation is not the id of one")
         return self._answer(name, left_ms, found[name])
 
-    def _answer(self, name: str, left_ms: float, found: Finding | Later) -> SinkAnswer | None:
+    def _answer(self, name: str, left_ms: float, found: LookupResult | Later) -> SinkAnswer | None:
         verifier, counts = self._verifier, self._verifier.counts
         match found:
             case Exists():
@@ -319,7 +319,7 @@ class VerifyingSink:
                 counts["settling"] += 1
                 reason = f"the conversation {name} is not known to Genesys yet"
                 return No(reason, int(min(left_ms, BRIEFLY_S * 1000)), too_early=True)
-            case Refused(reason):
+            case ClientRefused(reason):
                 counts["refused"] += 1
                 verifier.warn("oncebridge.genesys_refuses", error=reason)
                 return Closed(reason)
@@ -332,11 +332,11 @@ class VerifyingSink:
             case Later(reason, wait_ms):
                 counts["held"] += 1
                 return No(reason, wait_ms, too_early=True)
-            case Unsaid(reason, wait_ms) if verifier.options.on_api_outage == "hold":
+            case NoAnswer(reason, wait_ms) if verifier.options.on_api_outage == "hold":
                 counts["held"] += 1
                 verifier.warn("oncebridge.genesys_is_away", error=reason)
                 return No(reason, wait_ms)
-            case Unsaid(reason):
+            case NoAnswer(reason):
                 counts["unverified"] += 1
                 verifier.warn("oncebridge.sent_unverified", error=reason)
                 return None

@@ -27,8 +27,8 @@ from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
 from oncebridge.base.secrets import Secret, weakness
 from oncebridge.errors import ConfigError
-from oncebridge.http.clients import TooOften, WrongTries
-from oncebridge.http.jwt import JwtOptions, Refused, Verifier
+from oncebridge.http.clients import FailedAttempts, TooManyAttempts
+from oncebridge.http.jwt import JwtOptions, TokenRefused, TokenVerifier
 from oncebridge.http.server import Request, Response
 
 _log = logging.getLogger("oncebridge")
@@ -101,7 +101,7 @@ class AuthOptions(Struct, frozen=True, kw_only=True):
     ] = ()
 
 
-class Guard:
+class RequestAuthenticator:
     """Tell whether a request may pass."""
 
     def __init__(self, options: AuthOptions, clock: Clock) -> None:
@@ -114,8 +114,8 @@ class Guard:
         self._clients = _bytes(options.oauth)
         self._hmac = _bytes(options.hmac)
         self._accepted = _Accepted()
-        self._wrong = WrongTries(clock)
-        self._jwt = Verifier(options.jwt, clock) if options.jwt else None
+        self._wrong = FailedAttempts(clock)
+        self._jwt = TokenVerifier(options.jwt, clock) if options.jwt else None
         self._names = frozenset(options.client_names)
         self._warned: dict[str, tuple[int, int]] = {}
         self._has_secrets = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
@@ -194,7 +194,7 @@ class Guard:
     def _refused_client(self, address: str) -> Response:
         try:
             self._wrong.note(address)
-        except TooOften:
+        except TooManyAttempts:
             return _TOO_OFTEN
         _log.warning("oncebridge.oauth_client_refused", extra={"peer": address})
         return Response(401, b'{"error":"invalid_client"}', headers=_BASIC_CHALLENGE)
@@ -259,7 +259,7 @@ class Guard:
         self._warned[reason] = since_ms, refused
 
 
-_ACCEPTED_MEANWHILE: Final = Refused("its key was not known yet", is_final=False)
+_ACCEPTED_MEANWHILE: Final = TokenRefused("its key was not known yet", is_final=False)
 _CANNOT_JUDGE: Final = Response(
     503,
     b'{"error":"the token cannot be judged yet: the keys of its issuer are being fetched"}',

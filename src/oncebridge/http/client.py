@@ -38,7 +38,7 @@ from msgspec import Struct
 from oncebridge.errors import OncebridgeError
 from oncebridge.http.addresses import AddressRefused, Endpoint, checked, written_address
 from oncebridge.http.proxy import proxy_for
-from oncebridge.http.target import VISIBLE, Target
+from oncebridge.http.target import VISIBLE, HttpTarget
 
 _log = logging.getLogger("oncebridge")
 
@@ -70,7 +70,7 @@ class Unclear(OncebridgeError):
     """The request was written, at least in part, and no whole answer came."""
 
 
-class Answer(Struct, frozen=True, gc=False):
+class ClientResponse(Struct, frozen=True, gc=False):
     """What the target said."""
 
     status: int
@@ -123,7 +123,7 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport
-        self.waiter: asyncio.Future[Answer] | None = None
+        self.waiter: asyncio.Future[ClientResponse] | None = None
         self.rests_since = 0.0
         self.rest_s = pool.rest_s
         self._keep_alive = b""
@@ -142,7 +142,7 @@ class _Connection(asyncio.Protocol):
 
     def send(
         self, request: bytes, loop: asyncio.AbstractEventLoop, *, is_head: bool = False
-    ) -> asyncio.Future[Answer]:
+    ) -> asyncio.Future[ClientResponse]:
         """Write a whole request; the answer comes with the future."""
         if self.transport.is_closing():
             raise NotSent("connection closed")
@@ -252,9 +252,9 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self) -> None:
         """Hand over the answer, and rest if the connection can be used again."""
-        waiter = cast("asyncio.Future[Answer]", self.waiter)
+        waiter = cast("asyncio.Future[ClientResponse]", self.waiter)
         body = self._body
-        answer = Answer(
+        answer = ClientResponse(
             self._parser.get_status_code(),
             self._headers,
             body[0] if len(body) == 1 else b"".join(body),
@@ -418,7 +418,7 @@ class Client:
         allow_private: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.target = Target.parse(url)
+        self.target = HttpTarget.parse(url)
         self._fixed = self._write_fixed(list(headers))
         self._starts: dict[str, bytes] = {}
         self._names: set[str] = set()
@@ -438,7 +438,7 @@ class Client:
 
     async def post(
         self, body: bytes, headers: Sequence[tuple[str, str]] = (), *, method: str = "POST"
-    ) -> Answer:
+    ) -> ClientResponse:
         """
         Send one request, and give its answer or raise `NotSent` or `Unclear`.
 
@@ -452,7 +452,7 @@ class Client:
         path: str,
         body: bytes = b"",
         headers: Sequence[tuple[str, str]] = (),
-    ) -> Answer:
+    ) -> ClientResponse:
         """Send one request as `post` does, but to *path* (with its query, encoded) at the host."""
         if not (path.startswith("/") and VISIBLE.fullmatch(path)):
             raise ValueError("a path starts with / and is percent-encoded")
@@ -460,7 +460,7 @@ class Client:
         request = self._join(start, body, headers, has_length=bool(body) or method not in _BARE)
         return await self._send(request, is_head=method == "HEAD")
 
-    async def _send(self, request: bytes, *, is_head: bool = False) -> Answer:
+    async def _send(self, request: bytes, *, is_head: bool = False) -> ClientResponse:
         loop = self._pool.bound()
         connection = self._pool.take(loop.time()) or await self._connect()
         waiter = connection.send(request, loop, is_head=is_head)
@@ -520,7 +520,7 @@ class Client:
             headers.append(("Authorization", self.target.authorization))
         return "".join(f"{name}: {value}\r\n" for name, value in headers)
 
-    def _go_through(self, proxy: Target) -> None:
+    def _go_through(self, proxy: HttpTarget) -> None:
         """Prepare what *proxy* is sent: requests for `http://`, and CONNECT for `https://`."""
         target = self.target
         authorization = proxy.authorization and f"Proxy-Authorization: {proxy.authorization}\r\n"

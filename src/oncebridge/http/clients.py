@@ -24,7 +24,7 @@ _MOST_WRONG_IN_ALL: Final = 1000
 _MOST_ADDRESSES: Final = 1024
 
 
-class TooOften(Exception):
+class TooManyAttempts(Exception):
     """Too many wrong credentials arrived within a minute."""
 
 
@@ -74,7 +74,7 @@ class TrustedProxies:
         return client
 
 
-class WrongTries:
+class FailedAttempts:
     """
     Counts wrong credentials within a minute, by address and in all.
 
@@ -96,10 +96,10 @@ class WrongTries:
         if len(self._by_address) > _MOST_ADDRESSES:
             self._by_address.popitem(last=False)
         if count > _MOST_WRONG:
-            raise TooOften
+            raise TooManyAttempts
         self._in_all = _counted(self._in_all, now_ms)
         if self._in_all[0] > _MOST_WRONG_IN_ALL:
-            raise TooOften
+            raise TooManyAttempts
 
 
 def _counted(before: tuple[int, int], now_ms: int) -> tuple[int, int]:

@@ -35,8 +35,8 @@ from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Unclear
-from oncebridge.http.target import Target
+from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear
+from oncebridge.http.target import HttpTarget
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -125,7 +125,7 @@ class JwtOptions(Struct, frozen=True, kw_only=True):
     ] = False
 
 
-class Refused(Struct, frozen=True, gc=False):
+class TokenRefused(Struct, frozen=True, gc=False):
     """Why a token is not accepted; nothing of the token is quoted."""
 
     reason: str
@@ -133,12 +133,12 @@ class Refused(Struct, frozen=True, gc=False):
     """False if the token cannot be judged yet: it may be sent again."""
 
 
-_NO_TOKEN: Final = Refused("it is not a signed JWT")
-_NO_KEYS: Final = Refused("the keys of the provider are not known yet", is_final=False)
-_NEW_KEY: Final = Refused("its key is not known yet", is_final=False)
+_NO_TOKEN: Final = TokenRefused("it is not a signed JWT")
+_NO_KEYS: Final = TokenRefused("the keys of the provider are not known yet", is_final=False)
+_NEW_KEY: Final = TokenRefused("its key is not known yet", is_final=False)
 
 
-class Verifier:
+class TokenVerifier:
     """Accept the tokens of any of the *providers*; they fetch their keys from `open` on."""
 
     def __init__(self, providers: Sequence[JwtOptions], clock: Clock) -> None:
@@ -159,7 +159,7 @@ class Verifier:
         for provider in self._providers:
             await provider.aclose()
 
-    def judge(self, token: bytes) -> Refused | None:
+    def judge(self, token: bytes) -> TokenRefused | None:
         """Return None if *token* is accepted, or else why it is not."""
         now_s = self._clock() / 1000
         digest = sha256(token).digest()
@@ -169,7 +169,7 @@ class Verifier:
         if read is None:
             return _NO_TOKEN
         if read.header.crit is not UNSET:
-            return Refused("its header has critical extensions (crit)")
+            return TokenRefused("its header has critical extensions (crit)")
         found = [
             provider.judge(read, now_s)
             for provider in self._providers
@@ -182,7 +182,7 @@ class Verifier:
             return None
         refused = [one for one in found if one is not None]
         undecided = [one for one in refused if not one.is_final]
-        return (*undecided, *refused, Refused("its issuer (iss) is not configured"))[0]
+        return (*undecided, *refused, TokenRefused("its issuer (iss) is not configured"))[0]
 
     def warnings(self) -> list[str]:
         """Return what is wrong with the keys now; anybody may read it."""
@@ -207,7 +207,7 @@ class _Provider:
         self._jwk = _pyjwk(place)
         self._clock = clock
         self._on_change = on_change
-        self._keys: tuple[_Key, ...] | None = None
+        self._keys: tuple[_PublicKey, ...] | None = None
         self._begun = 0
         """How many fetches were begun, and"""
         self._fetched = 0
@@ -221,13 +221,13 @@ class _Provider:
 
     # --- the token ---------------------------------------------------------------------
 
-    def judge(self, token: "_Token", now_s: float) -> Refused | None:
+    def judge(self, token: "_Token", now_s: float) -> TokenRefused | None:
         options = self._options
         if token.header.alg not in options.algorithms:
-            return Refused("its algorithm (alg) is not among jwt.algorithms")
+            return TokenRefused("its algorithm (alg) is not among jwt.algorithms")
         wrong = next(_wrong_claims(token.claims, options, now_s), "")
         if wrong:
-            return Refused(wrong)
+            return TokenRefused(wrong)
         if self._keys is None:
             return _NO_KEYS
         kid = token.header.kid
@@ -237,22 +237,22 @@ class _Provider:
             if key.algorithm == token.header.alg and (kid is UNSET or key.kid == kid)
         ]
         if kid is UNSET and len(fitting) > 1:
-            return Refused("it names no key (kid), and several keys of the provider fit it")
+            return TokenRefused("it names no key (kid), and several keys of the provider fit it")
         if any(key.verifies(token) for key in fitting):
             return None
         if fitting and kid is not UNSET:
-            return Refused("its signature is wrong")
+            return TokenRefused("its signature is wrong")
         if kid in _names(self._keys):
-            return Refused("its algorithm (alg) is not the one that its key is for")
+            return TokenRefused("its algorithm (alg) is not the one that its key is for")
         return self._without_key(kid)
 
-    def _without_key(self, kid: str | UnsetType) -> Refused:
+    def _without_key(self, kid: str | UnsetType) -> TokenRefused:
         """Fetch the keys again; refuse what was missed before the last fetch began."""
         self._wanted.set()
         if kid not in self._missed and len(self._missed) >= _MOST_MISSED:
             self._missed.clear()
         if self._fetched > self._missed.setdefault(kid, self._begun):
-            return Refused("no key of the provider fits it")
+            return TokenRefused("no key of the provider fits it")
         return _NEW_KEY
 
     # --- the keys ----------------------------------------------------------------------
@@ -355,13 +355,13 @@ class _Provider:
         is_first = self._keys is None
         return min(2.0 ** (self._failures - 1), _LEAST_APART_S) if is_first else _LEAST_APART_S
 
-    def _read_set(self, answer: Answer) -> "tuple[_Key, ...]":
+    def _read_set(self, answer: ClientResponse) -> "tuple[_PublicKey, ...]":
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status}")
         if len(answer.body) > _MOST_SET:
             raise ValueError(f"the answer has more than {_MOST_SET} bytes")
         try:
-            written = msgspec.json.decode(answer.body, type=_Set).keys
+            written = msgspec.json.decode(answer.body, type=_KeySet).keys
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise ValueError("the answer is not a set of keys (JWKS)") from None
         if len(written) > _MOST_KEYS:
@@ -372,15 +372,17 @@ class _Provider:
                 for algorithm in _algorithms(jwk, self._options.algorithms):
                     key = self._jwk(jwk, algorithm)
                     if algorithm not in _RSA or key.key.key_size >= _LEAST_RSA_BITS:
-                        keys.append(_Key(str(jwk["kid"]) if "kid" in jwk else None, algorithm, key))
+                        keys.append(
+                            _PublicKey(str(jwk["kid"]) if "kid" in jwk else None, algorithm, key)
+                        )
         return tuple(keys)
 
 
-class _Set(Struct):
+class _KeySet(Struct):
     keys: list[dict[str, Any]]
 
 
-class _Key(Struct, frozen=True):
+class _PublicKey(Struct, frozen=True):
     """A key, with one of the algorithms it is for."""
 
     kid: str | None
@@ -391,7 +393,7 @@ class _Key(Struct, frozen=True):
         return bool(self.jwk.Algorithm.verify(token.signed, self.jwk.key, token.signature))
 
 
-def _names(keys: "tuple[_Key, ...]") -> set[str | None]:
+def _names(keys: "tuple[_PublicKey, ...]") -> set[str | None]:
     return {key.kid for key in keys}
 
 
@@ -495,9 +497,9 @@ def _scopes(claims: dict[str, Any]) -> set[str]:
 # --- settings -----------------------------------------------------------------------------
 
 
-def _checked(options: JwtOptions, place: str) -> Target:
+def _checked(options: JwtOptions, place: str) -> HttpTarget:
     try:
-        target = Target.parse(options.jwks)
+        target = HttpTarget.parse(options.jwks)
     except ValueError as error:
         raise ConfigError(f"{place}.jwks", str(error)) from None
     if not (target.is_tls or names_loopback(target.host)):

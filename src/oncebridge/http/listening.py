@@ -18,14 +18,14 @@ from oncebridge.http.addresses import names_loopback
 _HOST: Final = re.compile(r"[0-9A-Za-z._-]+|[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?")
 
 
-class Listening(Struct, frozen=True):
+class ListenAddress(Struct, frozen=True):
     """A host and a port."""
 
     host: str
     port: int
 
     @classmethod
-    def read(cls, text: str, where: str) -> "Listening":
+    def read(cls, text: str, where: str) -> "ListenAddress":
         """Read an address, or raise `ConfigError`; *where* names the setting."""
         try:
             parts = urlsplit(text if "://" in text else f"//{text}")

@@ -18,12 +18,12 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import is_local, names_loopback, written_address
-from oncebridge.http.target import Target
+from oncebridge.http.target import HttpTarget
 
 _METADATA: Final = ("169.254.169.254", "169.254.170.2", "[fd00:ec2::254]")
 
 
-def proxy_for(target: Target) -> Target | None:
+def proxy_for(target: HttpTarget) -> HttpTarget | None:
     """
     Return the proxy for *target*; None if it is reached directly.
 
@@ -50,13 +50,13 @@ def proxy_for(target: Target) -> Target | None:
         )
         raise ConfigError("", message)
     try:
-        return Target.parse(url)
+        return HttpTarget.parse(url)
     except ValueError as error:
         message = f"{name} in the environment cannot be used: {error}; set it to http://HOST:PORT"
         raise ConfigError("", message) from None
 
 
-def _is_direct(target: Target, no_proxy: str) -> bool:
+def _is_direct(target: HttpTarget, no_proxy: str) -> bool:
     host = target.host
     address = written_address(host)
     if names_loopback(host) or (address and is_local(address)):

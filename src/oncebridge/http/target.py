@@ -13,7 +13,7 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _PORTS = {"http": 80, "https": 443}
 
 
-class Target(Struct, frozen=True):
+class HttpTarget(Struct, frozen=True):
     """A URL in parts, as a request needs them."""
 
     host: str
@@ -72,7 +72,7 @@ class Target(Struct, frozen=True):
 
     def __repr__(self) -> str:
         # the path of a webhook is often its secret
-        return f"<Target {self.host_header}>"
+        return f"<HttpTarget {self.host_header}>"
 
 
 def _is_ipv6(host: str) -> bool:

@@ -33,7 +33,7 @@ from oncebridge.base.options import (
 from oncebridge.base.secrets import Secret, asked_once, at_aws, is_at_aws
 from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.events.access import AllowOptions, Guard
+from oncebridge.events.access import AllowOptions, SenderAllowlist
 from oncebridge.events.exact_float import read_decimal
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, RuleOptions, RuleSet
@@ -558,7 +558,7 @@ def _guards(config: Config, problems: Problems) -> list[Rule]:
     """Make the rule that stands before all others, where not everybody is let in."""
     if not config.allow.is_open:
         with problems.caught():
-            return [Rule.for_strangers(Guard(config.allow))]
+            return [Rule.for_strangers(SenderAllowlist(config.allow))]
     return []
 
 

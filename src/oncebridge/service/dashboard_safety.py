@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from oncebridge.base.secrets import weakness
 from oncebridge.errors import ConfigError
 from oncebridge.http.clients import proxy_mistakes
-from oncebridge.http.listening import Listening
+from oncebridge.http.listening import ListenAddress
 from oncebridge.http.web_pages import host_mistakes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def mistakes(config: "Config") -> Iterator[ConfigError]:
     address = None
     if config.dashboard:
         try:
-            address = Listening.read(config.dashboard, "dashboard")
+            address = ListenAddress.read(config.dashboard, "dashboard")
         except ConfigError as error:
             yield error
     if address is not None and address.port > 65535:
@@ -45,7 +45,7 @@ def exposure(config: "Config") -> ConfigError | None:
     if not config.dashboard or config.dashboard_token or config.dashboard_user_header:
         return None
     try:
-        address = Listening.read(config.dashboard, "dashboard")
+        address = ListenAddress.read(config.dashboard, "dashboard")
     except ConfigError:
         return None
     return None if address.is_here else too_open(config.dashboard)

@@ -28,7 +28,7 @@ from oncebridge.base.waiting import happens_within
 from oncebridge.engine.batch import Arrival
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
-from oncebridge.events.framing import Record, Records
+from oncebridge.events.framing import RawRecord, RecordReader
 from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, Taken
 from oncebridge.sources.relay import Item, Relay
@@ -59,7 +59,7 @@ class FileSource:
         self._path = path
         self._options = options or FileSourceOptions()
         self._file: BinaryIO | None = None
-        self._records: Records | None = None
+        self._records: RecordReader | None = None
         self._relay: Relay | None = None
         self._checkpoint: Checkpoint | None = None
         self._host: Host | None = None
@@ -88,7 +88,7 @@ class FileSource:
         if self._path is None:
             # Not through `sys.stdin`, whose lock a thread that waits for input would keep.
             self._file = os.fdopen(0, "rb", buffering=0, closefd=False)
-            self._records = Records(self._file)
+            self._records = RecordReader(self._file)
         else:
             try:
                 self._file = self._path.open("rb")
@@ -145,7 +145,7 @@ class FileSource:
             self._lines[records[-1].end] = records[-1].last_line
         return [Item(record.end, (self._arrival(record),)) for record in records]
 
-    def _arrival(self, record: Record) -> Arrival:
+    def _arrival(self, record: RawRecord) -> Arrival:
         assert self._host is not None  # noqa: S101
         if record.too_long:
             message = f"line {record.line}: longer than can be read; its beginning is kept"
@@ -191,7 +191,7 @@ class FileSource:
         if self.resumed_at:
             told = {"source": str(self._path), "line": self.resumed_at}
             _log.info("oncebridge.resumed_at_line", extra=told)
-        self._records = Records(self._file, start=offset, line=self.resumed_at or 1)
+        self._records = RecordReader(self._file, start=offset, line=self.resumed_at or 1)
         return True
 
     async def _passed(self, end: int) -> None:

@@ -38,7 +38,7 @@ from oncebridge.errors import ConfigError
 from oncebridge.events.framing import BadGzip, TooLarge, TooMany, inflate, split
 from oncebridge.events.trace_context import NAME, XRAY_HEADER, Carried
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.auth import AuthOptions, RequestAuthenticator
 from oncebridge.http.clients import TrustedProxies, proxy_mistakes
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Bounds, Request, Response, Server
@@ -117,7 +117,7 @@ class HttpSource:
         self._path = path
         self._address = (host, port)
         # The clock is the host's; until then nothing is served.
-        self._guard = Guard(options, lambda: 0)
+        self._guard = RequestAuthenticator(options, lambda: 0)
         for mistake in (
             *host_mistakes(options.hosts, "hosts"),
             *proxy_mistakes(options.trusted_proxies, "trusted_proxies"),
@@ -182,7 +182,7 @@ class HttpSource:
         self._host = host
         self._context = host.context
         self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
-        self._guard = Guard(options, host.clock)
+        self._guard = RequestAuthenticator(options, host.clock)
         self._openapi = _encode(describe(self._path, options, __version__))
         bounds = Bounds(
             max_body=options.max_body,

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from oncebridge.aws.client import AwsError
-from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, Queue, advice
+from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice
 from oncebridge.base.clock import Dice
 from oncebridge.errors import OncebridgeError
 
@@ -58,7 +58,7 @@ class _Held:
 class Hand:
     """What was received from *queue* and is neither deleted nor given back."""
 
-    def __init__(self, queue: Queue, visibility_s: int, dice: Dice) -> None:
+    def __init__(self, queue: SqsQueue, visibility_s: int, dice: Dice) -> None:
         self._queue = queue
         self._visibility_s = visibility_s
         self._dice = dice

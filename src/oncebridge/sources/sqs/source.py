@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
-from oncebridge.aws.queue import MOST_ENTRIES, Message, Queue, QueueAddress, advice
+from oncebridge.aws.queue import MOST_ENTRIES, Message, QueueAddress, SqsQueue, advice
 from oncebridge.base.durations import format_duration
 from oncebridge.base.options import Doc
 from oncebridge.engine.gateway import Gateway
@@ -83,7 +83,7 @@ class SqsSource:
 
     def __init__(self, address: QueueAddress, options: SqsSourceOptions | None = None) -> None:
         self._options = options = options or SqsSourceOptions()
-        self._queue = Queue(address, options, polls=options.receivers)
+        self._queue = SqsQueue(address, options, polls=options.receivers)
         self._visibility_s = math.ceil(options.visibility.total_seconds())
         self._is_fifo = address.is_fifo
         self._trouble = Trouble("ReceiveMessage", address.name)
