@@ -9,7 +9,7 @@ from io import BytesIO
 import atheris
 
 with atheris.instrument_imports(include=["oncebridge"]):
-    from oncebridge.events.framing import BadGzip, RecordReader, TooLarge, inflate, split
+    from oncebridge.events.framing import BadGzip, RecordReader, TooLarge, gunzip, split_body
 
 LAYOUT = b" \t\r\n[],"
 LIMIT = 64 * 1024
@@ -28,7 +28,7 @@ def look(data: bytes) -> None:
     choice, body = data[:1], data[1:]
     chunk = 1 + (choice[0] if choice else 0)
     for kind in ("", "application/x-ndjson"):
-        assert not without(body, split(body, content_type=kind)).strip(LAYOUT)
+        assert not without(body, split_body(body, content_type=kind)).strip(LAYOUT)
     unpack(body)
     if not body.startswith(b"\x1f\x8b"):
         read_file(body, chunk)
@@ -48,7 +48,7 @@ def read_file(body: bytes, chunk: int) -> None:
 
 def unpack(packed: bytes) -> None:
     try:
-        found = inflate(packed, LIMIT)
+        found = gunzip(packed, LIMIT)
     except TooLarge:
         return
     except BadGzip:

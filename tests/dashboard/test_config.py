@@ -3,7 +3,7 @@
 import pytest
 
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.http.listening import ListenAddress
+from oncebridge.http.addresses import ListenAddress
 from oncebridge.service.config import load
 
 TOKEN = "sixteen-letters!"

@@ -22,7 +22,7 @@ from oncebridge.genesys.api import (
     Hosts,
     Missing,
     NoAnswer,
-    is_plausible,
+    is_conversation_id,
 )
 
 CALL = "7d1e2f00-0000-4000-8000-000000000001"
@@ -74,9 +74,9 @@ async def test_what_stands_in_an_id_stays_in_its_place_in_the_path(genesys):
     "name", ["", " ", "..", ".", "a/b", "a b", "é", "x" * 101, 7, None, [], "-a"]
 )
 def test_what_cannot_be_an_id_is_not_worth_a_look_up(name):
-    assert not is_plausible(name)
-    assert is_plausible(CALL)
-    assert is_plausible("x" * 100)
+    assert not is_conversation_id(name)
+    assert is_conversation_id(CALL)
+    assert is_conversation_id("x" * 100)
 
 
 # --- the token ----------------------------------------------------------------------------

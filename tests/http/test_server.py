@@ -21,10 +21,10 @@ from tests.http.targets import TLS, on_both_loops, server_tls
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.server import (
-    Bounds,
     Request,
     Response,
     Server,
+    ServerLimits,
     _check_strictness,
     _counted_as,
 )
@@ -74,8 +74,8 @@ def echo(request):
 
 @asynccontextmanager
 async def serving(handler=None, **settings):
-    bounds = Bounds(
-        **{name: settings.pop(name) for name in Bounds.__struct_fields__ if name in settings}
+    bounds = ServerLimits(
+        **{name: settings.pop(name) for name in ServerLimits.__struct_fields__ if name in settings}
     )
     server = Server(handler or Desk(), host="127.0.0.1", port=0, bounds=bounds, **settings)
     await server.open()

@@ -22,7 +22,7 @@ from tests.servers.process import free_port
 
 from oncebridge.aws import references
 from oncebridge.aws.references import NotNow
-from oncebridge.base.secrets import asked_once, resolve
+from oncebridge.base.secrets import cache_aws_lookups, resolve
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
 from oncebridge.service.addresses import SinkPlace
 from oncebridge.service.config import load
@@ -119,7 +119,7 @@ def test_the_end_of_a_line_is_left_out_as_of_a_file(aws):
 
 def test_each_thing_is_asked_for_once_while_a_configuration_is_read(aws):
     aws.gives(json.dumps({"user": "me", "token": CANARY}))
-    with asked_once():
+    with cache_aws_lookups():
         assert resolve("secretsmanager:crm#user", WHERE) == "me"
         assert resolve("secretsmanager:crm#token", WHERE) == CANARY
         aws.refuses(400, "AccessDeniedException")
@@ -286,7 +286,7 @@ def test_nothing_is_logged_even_where_everything_is(aws, caplog):
 
 def test_no_connection_is_left_open(aws):
     aws.gives(CANARY)
-    with asked_once():
+    with cache_aws_lookups():
         resolve("ssm:a", WHERE)
         resolve("secretsmanager:a", WHERE)
     gc.collect()  # a warning about a socket would be an error here

@@ -7,6 +7,7 @@ loop's `time()`; only what is written down (when an event arrived, when a record
 ends) is wall-clock time.
 """
 
+import asyncio
 import os  # the one module that may ask the machine
 import random
 import time
@@ -66,3 +67,13 @@ class SystemDice:
 def ms(duration: timedelta) -> int:
     """Count the whole milliseconds of *duration*."""
     return duration // timedelta(milliseconds=1)
+
+
+async def wait_until_set(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for *event*, at most *seconds*; True if it was set in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -16,12 +16,12 @@ NB: Final = "\N{NO-BREAK SPACE}"
 _LONGEST: Final = 120
 
 
-def many(number: int, what: str, several: str = "") -> str:
+def format_count(number: int, what: str, several: str = "") -> str:
     """Count something: `1 event`, `2 events`."""
     return f"{number:,} {what if number == 1 else several or f'{what}s'}"
 
 
-def share(part: int, whole: int) -> str:
+def format_share(part: int, whole: int) -> str:
     """Tell a share; none and all are said only where they are so."""
     if not whole:
         return f"0{NB}%"
@@ -31,7 +31,7 @@ def share(part: int, whole: int) -> str:
     return f">99{NB}%" if 99 < percent < 100 else f"{percent:.0f}{NB}%"
 
 
-def elapsed(ms: int) -> str:
+def format_elapsed(ms: int) -> str:
     """Tell a time as people do, in its two largest units."""
     if ms < SECOND:
         return f"{max(ms, 0)}{NB}ms"
@@ -48,7 +48,7 @@ def elapsed(ms: int) -> str:
     return told
 
 
-def instant(ms: int, *, with_seconds: bool = True) -> str:
+def format_instant(ms: int, *, with_seconds: bool = True) -> str:
     """Tell a moment, in UTC."""
     try:
         found = datetime.fromtimestamp(ms / 1000, UTC)
@@ -57,7 +57,7 @@ def instant(ms: int, *, with_seconds: bool = True) -> str:
     return f"{found:%Y-%m-%d %H:%M:%S}" if with_seconds else f"{found:%Y-%m-%d %H:%M}"
 
 
-def size(length: int) -> str:
+def format_size(length: int) -> str:
     """Return how many bytes, roughly."""
     value, unit = float(length), "bytes"
     for unit in ("bytes", "KB", "MB", "GB", "TB"):
@@ -67,22 +67,22 @@ def size(length: int) -> str:
     return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def spelt(text: object, longest: int = _LONGEST) -> str:
+def printable(text: object, longest: int = _LONGEST) -> str:
     """Spell out what is not printable, and cut what is too long to be read."""
     told = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: longest + 1])
     return told if len(told) <= longest else f"{told[: longest - 1]}…"
 
 
-def clipped(text: object, width: int) -> str:
+def shorten(text: object, width: int) -> str:
     """Cut a name in the middle: its end often tells it from others."""
-    told = spelt(text, 400)
+    told = printable(text, 400)
     if len(told) <= width:
         return told
     tail = max((width - 1) // 3, 0)
     return f"{told[: width - 1 - tail]}…{told[len(told) - tail :]}"
 
 
-def listed(items: Sequence[str], *, most: int = 5) -> str:
+def format_list(items: Sequence[str], *, most: int = 5) -> str:
     """List some, and how many more there are."""
     shown = ", ".join(items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

@@ -35,7 +35,7 @@ _LONGEST_LINE: Final = 64 * 1024 * 1024
 _read_any = msgspec.json.Decoder(Raw).decode
 
 
-def path_of(url: str) -> str:
+def file_path(url: str) -> str:
     """Take the path out of `file:PATH` or `file:///PATH`, as it is written there."""
     kind, _, path = url.partition(":")
     if path.startswith("//"):

@@ -249,7 +249,7 @@ def _one_of(value: Any, kinds: Sequence[Any], doc: Doc, where: str, problems: Pr
         return read if len(problems.found) == found else None
     if len(kinds) == 1:
         raise errors[0]
-    forms = " or ".join(form(kind) for kind in kinds)
+    forms = " or ".join(describe_type(kind) for kind in kinds)
     hint = "".join(_HINT.findall(" ".join(one.message for one in errors))[:1])
     raise ConfigError(where, f"{_found(value, kinds)}must be {forms}{_for_example(doc)}{hint}")
 
@@ -278,7 +278,9 @@ def _items(value: Any, kind: Any, doc: Doc, where: str, problems: Problems) -> A
         value = [Text.of(part, value.origin) for part in parts if part] or None
     if not isinstance(value, list | tuple):
         shown = "" if value is None else _found(value, (inner,))
-        raise ConfigError(where, f"{shown}must be a list of {form(inner)}{_for_example(doc)}")
+        raise ConfigError(
+            where, f"{shown}must be a list of {describe_type(inner)}{_for_example(doc)}"
+        )
     read = []
     for at, item in enumerate(value):
         read.append(None)
@@ -374,9 +376,11 @@ _READERS: dict[Any, Callable[[Any, str], Any]] = {
 def _within(value: Any, doc: Doc, where: str) -> Any:
     least, most = bounds(type(value), doc)
     if least is not None and value < least:
-        raise ConfigError(where, f"{written(value)}: must be at least {written(least)}")
+        raise ConfigError(
+            where, f"{format_setting(value)}: must be at least {format_setting(least)}"
+        )
     if most is not None and value > most:
-        raise ConfigError(where, f"{written(value)}: must be at most {written(most)}")
+        raise ConfigError(where, f"{format_setting(value)}: must be at most {format_setting(most)}")
     return value
 
 
@@ -428,7 +432,7 @@ def _is_secret(kind: Any) -> bool:
 # --- writing ----------------------------------------------------------------------------
 
 
-def written(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Write a value as the configuration would, and nothing that is secret."""
     match value:
         case None:
@@ -444,7 +448,7 @@ def written(value: Any) -> str:
         case str():
             return json.dumps(getattr(value, "shown", value), ensure_ascii=False)
         case list() | tuple():
-            return f"[{', '.join(written(item) for item in value)}]"
+            return f"[{', '.join(format_setting(item) for item in value)}]"
         case dict():
             return "{}" if not value else "{…}"
         case _:
@@ -478,17 +482,17 @@ _FORMS: dict[Any, tuple[str, dict[str, Any]]] = {
 }
 
 
-def form(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Say in a few words what one writes for *kind*."""
     outer = get_origin(kind)
     if outer is Annotated:
-        return form(get_args(kind)[0])
+        return describe_type(get_args(kind)[0])
     if outer in (Union, types.UnionType):
-        return " or ".join(form(one) for one in get_args(kind) if one is not type(None))
+        return " or ".join(describe_type(one) for one in get_args(kind) if one is not type(None))
     if outer is Literal:
         return ", ".join(f'"{one}"' for one in get_args(kind))
     if outer in (list, tuple):
-        return f"list of {form(get_args(kind)[0])}"
+        return f"list of {describe_type(get_args(kind)[0])}"
     if outer is dict:
         return "table"
     if isinstance(kind, type) and issubclass(kind, Readable):
@@ -546,7 +550,7 @@ def _table_schema(kind: type[Struct]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a default as JSON would hold it; None where it is better left unsaid."""
     if isinstance(value, timedelta | Size | Rate):
-        return written(value)
+        return format_setting(value)
     if isinstance(value, bool | int | float | str):
         return value
     return [_plain(item) for item in value] if isinstance(value, list | tuple) and value else None

@@ -50,7 +50,7 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def explained(error: OSError) -> str:
+def explain_os_error(error: OSError) -> str:
     """Return what is wrong, and what to do about it where that is known."""
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:

@@ -78,7 +78,7 @@ class Secret:
         return _HIDDEN
 
 
-def weakness(text: str, *, in_header: bool) -> str | None:
+def find_weakness(text: str, *, in_header: bool) -> str | None:
     """
     Return why clients must not be let in by the secret *text*; None if they may be.
 
@@ -99,7 +99,7 @@ class Address(str):
     @property
     def shown(self) -> str:
         """The address as it may be printed."""
-        return masked(self)
+        return mask_address(self)
 
     def __repr__(self) -> str:
         return repr(self.shown)
@@ -116,7 +116,7 @@ def resolve(text: str, where: str) -> str:
         return _variable(name, text, where)
     if kind == "file":
         return _content(name, text, where)
-    return at_aws(text, where) if is_at_aws(text) else text
+    return resolve_at_aws(text, where) if is_at_aws(text) else text
 
 
 def resolve_address(text: str, where: str) -> str:
@@ -129,7 +129,7 @@ def is_at_aws(text: str) -> bool:
     return text.startswith(_AT_AWS)
 
 
-def at_aws(text: str, where: str) -> str:
+def resolve_at_aws(text: str, where: str) -> str:
     """Look up what is kept at AWS."""
     (found,) = entry_points(group="oncebridge.secrets", name=text.partition(":")[0])
     read: str = found.load()(text, where, _asked.get({}))
@@ -137,7 +137,7 @@ def at_aws(text: str, where: str) -> str:
 
 
 @contextmanager
-def asked_once() -> Iterator[None]:
+def cache_aws_lookups() -> Iterator[None]:
     """Ask AWS for each thing once inside, so that all settings see the same answer."""
     token = _asked.set({})
     try:
@@ -167,7 +167,7 @@ def _content(path: str, text: str, where: str) -> str:
     return found
 
 
-def masked(url: str) -> str:
+def mask_address(url: str) -> str:
     """
     Return an address as it may be printed, logged and counted.
 

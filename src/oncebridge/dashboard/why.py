@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct
 
-from oncebridge.base.formatting import elapsed
+from oncebridge.base.formatting import format_elapsed
 from oncebridge.dashboard.arrival_text import (
     Likely,
     Story,
@@ -159,7 +159,7 @@ async def explain_arrival(desk: Desk, seen: Seen, reports: Sequence[Report]) -> 
         first=first,
         first_id=row.first_id or (first.row.id if first else ""),
         first_ms=first_ms,
-        earlier=elapsed(max(row.at_ms - first_ms, 0)) if first_ms else "",
+        earlier=format_elapsed(max(row.at_ms - first_ms, 0)) if first_ms else "",
         comparison=compared(first.row, row) if first else None,
         whole=Whole(
             key=row.key,
@@ -344,8 +344,8 @@ def time_line(alike: Sequence[Seen], this: Seen | None) -> tuple[Arrival, ...]:
         line.append(
             Arrival(
                 seen,
-                elapsed(max(seen.row.at_ms - earlier.row.at_ms, 0)),
-                elapsed(max(seen.row.at_ms - began_ms, 0)),
+                format_elapsed(max(seen.row.at_ms - earlier.row.at_ms, 0)),
+                format_elapsed(max(seen.row.at_ms - began_ms, 0)),
                 is_this=_is(seen, this),
                 left_out=at - before - 1,
             )

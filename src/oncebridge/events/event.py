@@ -24,7 +24,7 @@ from oncebridge.base.options import Doc, Size
 from oncebridge.errors import EventError
 from oncebridge.events.canonical import canonical, canonical_plain, plain_number
 from oncebridge.events.exact_float import SURE, counts_as_double, holds_exact_float, read_decimal
-from oncebridge.events.trace_context import Carried
+from oncebridge.events.trace_context import BytesWithContext
 
 REASONS: Final[Mapping[str, str]] = {
     "not-json": "the bytes are not JSON in UTF-8",
@@ -263,7 +263,7 @@ def read(
     apart: tuple[str, ...] = (),
 ) -> Event | Unreadable:
     """Read one event; what is none is a value too, with the reason."""
-    if type(raw) is Carried:
+    if type(raw) is BytesWithContext:
         found = read(raw.raw, limits=limits, bare=bare, apart=apart)
         carry(found, raw.context)
         return found

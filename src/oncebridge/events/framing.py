@@ -74,7 +74,7 @@ class TooMany(OncebridgeError):
 # --- one body --------------------------------------------------------------------------
 
 
-def split(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> list[bytes]:
+def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> list[bytes]:
     """
     Take a body apart into records: one event, a JSON array of events, or NDJSON.
 
@@ -82,7 +82,7 @@ def split(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> li
     three is one record as it came, and so is an empty one; an array or an NDJSON body
     without content (announced as NDJSON by its *content_type*) has no records.
     """
-    if is_lines(content_type):
+    if is_ndjson(content_type):
         return _at_most(most, _filled_lines(body))
     start = body.lstrip(_BLANKS)[:1]
     if start == b"[":
@@ -95,7 +95,7 @@ def split(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> li
     return [body]
 
 
-def is_lines(content_type: str) -> bool:
+def is_ndjson(content_type: str) -> bool:
     """Return whether a body is announced as NDJSON."""
     return content_type.partition(";")[0].strip().lower() in _LINE_TYPES
 
@@ -109,7 +109,7 @@ def as_line(raw: bytes) -> bytes:
     return raw.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
 
 
-def inflate(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
+def gunzip(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
     """
     Unpack a gzip body, also one of several members, to at most *limit* bytes.
 

@@ -14,7 +14,7 @@ from oncebridge.events.canonical import canonical
 from oncebridge.events.event import Event
 from oncebridge.events.key import compile_field
 from oncebridge.events.rules import Rule
-from oncebridge.events.timestamps import instant, moment
+from oncebridge.events.timestamps import parse_instant, parse_timestamp
 
 _MOST_NAMES: Final = 5_000
 _encode = msgspec.json.Encoder().encode
@@ -35,10 +35,10 @@ def published_ms(event: Event) -> int | None:
     """
     stamp, time = event.detail.get("timestamp"), event.time
     if type(stamp) is not str or not stamp:
-        return instant(time) if time else None
+        return parse_instant(time) if time else None
     if time is None or stamp[:19] == time[:19]:
-        return instant(stamp) if stamp[4:5] == "-" else None
-    second, exact = instant(time), instant(stamp)
+        return parse_instant(stamp) if stamp[4:5] == "-" else None
+    second, exact = parse_instant(time), parse_instant(stamp)
     if second is None or exact is None or abs(exact - second) > 60_000:
         return second
     return exact
@@ -170,7 +170,7 @@ def happened_ms(event: Event, body: dict[str, Any]) -> int | str:
     """Return when an event says it happened; -1 where there is no time in it at all."""
     for name in _HAPPENED:
         if name in body:
-            at_ms = moment(body[name])
+            at_ms = parse_timestamp(body[name])
             if at_ms is not None:
                 return at_ms
     kept = event.kept

@@ -17,7 +17,7 @@ _LATEST_MS: Final = 253_402_300_800_000
 """The year 10000, where dates end."""
 
 
-def instant(text: str) -> int | None:
+def parse_instant(text: str) -> int | None:
     """Read ISO 8601; without an offset it is UTC."""
     begins = _SECONDS.get(text[:19])
     if begins is not None:
@@ -45,12 +45,12 @@ def _read(text: str) -> int | None:
     return at_ms
 
 
-def moment(value: Any) -> int | None:
+def parse_timestamp(value: Any) -> int | None:
     """Read an instant however it is written: ISO 8601, seconds or milliseconds since 1970."""
     if type(value) is str:
         if value.isascii() and value.isdecimal() and 10 <= len(value) <= 15:
-            return moment(int(value))
-        return instant(value) if value[4:5] == "-" else None
+            return parse_timestamp(int(value))
+        return parse_instant(value) if value[4:5] == "-" else None
     if type(value) is int or type(value) is float:
         at_ms = int(value * 1000) if 0 <= value < _SECONDS_BELOW else int(value)
         return at_ms if 0 < at_ms < _LATEST_MS else None

@@ -26,7 +26,7 @@ _SPAN = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _MOST_XRAY: Final = 500
 
 
-class Carried(bytes):
+class BytesWithContext(bytes):
     """
     An arrival on its way to be read, with the context that came beside it.
 
@@ -37,7 +37,7 @@ class Carried(bytes):
     context: str
 
     @classmethod
-    def of(cls, raw: bytes, context: str) -> "Carried":
+    def of(cls, raw: bytes, context: str) -> "BytesWithContext":
         """Let *raw* carry *context*, which is a `traceparent`."""
         carried = cls(raw)
         carried.raw = raw

@@ -106,7 +106,7 @@ class NoAnswer(Struct, frozen=True, gc=False):
 LookupResult = Exists | Missing | Hidden | ClientRefused | NoAnswer
 
 
-def is_plausible(conversation: object) -> bool:
+def is_conversation_id(conversation: object) -> bool:
     """Return whether this can be the id of a conversation at all, and is worth a look-up."""
     return isinstance(conversation, str) and _ID.fullmatch(conversation) is not None
 

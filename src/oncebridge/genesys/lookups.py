@@ -39,14 +39,14 @@ _MOST_WAIT_S: Final = 60.0
 _TOO_MANY: Final = "more conversations to look up than lookups permits"
 
 
-class Later(Struct, frozen=True, gc=False):
+class LookupDelayed(Struct, frozen=True, gc=False):
     """There was no time to ask, which is nobody's fault."""
 
     reason: str
     retry_after_ms: int = 0
 
 
-class _Asking(Struct, frozen=True):
+class _PendingLookup(Struct, frozen=True):
     task: asyncio.Task[LookupResult]
     at_s: float
     """When it is its turn."""
@@ -69,7 +69,7 @@ class Lookups:
         """The latest, for those who are not let through to find out themselves."""
         self._away_until_s = 0.0
         self._known: OrderedDict[str, tuple[LookupResult, float]] = OrderedDict()
-        self._asking: dict[str, _Asking] = {}
+        self._asking: dict[str, _PendingLookup] = {}
 
     async def aclose(self) -> None:
         """Break off what is asked; safe to repeat."""
@@ -91,7 +91,7 @@ class Lookups:
 
     async def find(
         self, conversation: str, within_s: float, since_s: float = -inf
-    ) -> LookupResult | Later:
+    ) -> LookupResult | LookupDelayed:
         """
         Ask, or wait with those who have asked already; not longer than *within_s*.
 
@@ -102,12 +102,12 @@ class Lookups:
         ends_s = now() + within_s
         while True:
             asking = self._asking.get(conversation) or self._start(conversation, ends_s - now())
-            if not isinstance(asking, _Asking):
+            if not isinstance(asking, _PendingLookup):
                 return asking
             # Whoever is broken off here leaves the others their answer.
             await asyncio.wait({asking.task}, timeout=max(ends_s - now(), 0))
             if asking.task.cancelled():
-                return Later("this gateway is shutting down")
+                return LookupDelayed("this gateway is shutting down")
             if not asking.task.done():
                 break
             found = asking.task.result()
@@ -115,12 +115,12 @@ class Lookups:
                 return found
         left_s = asking.at_s - now()
         if left_s > 0:
-            return Later(_TOO_MANY, int(left_s * 1000) + 1)
+            return LookupDelayed(_TOO_MANY, int(left_s * 1000) + 1)
         return NoAnswer("the Genesys API did not answer in the time left")
 
     def _start(
         self, conversation: str, within_s: float
-    ) -> _Asking | ClientRefused | NoAnswer | Later:
+    ) -> _PendingLookup | ClientRefused | NoAnswer | LookupDelayed:
         """Take a turn to ask, early enough for an answer; or tell why there is none."""
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -134,7 +134,7 @@ class Lookups:
         at_s = now + self._pace.take(1, now)
         is_try = self._breaker.is_open
         task = loop.create_task(self._ask(conversation, at_s - now, is_try=is_try))
-        asking = self._asking[conversation] = _Asking(task, at_s)
+        asking = self._asking[conversation] = _PendingLookup(task, at_s)
 
         def ended(_: object) -> None:
             # Here, and not in the task: one that is cancelled early does not even begin.
@@ -144,13 +144,13 @@ class Lookups:
         task.add_done_callback(ended)
         return asking
 
-    def _later(self, wait_s: float, now: float) -> Later:
+    def _later(self, wait_s: float, now: float) -> LookupDelayed:
         """Send away for now: come when there are turns again, one by one and not all at once."""
         if self._returns.left_s(now) < _MOST_WAIT_S:
             wait_s += self._returns.take(1, now)
         else:
             wait_s += _MOST_WAIT_S
-        return Later(_TOO_MANY, int(wait_s * 1000) + 1)
+        return LookupDelayed(_TOO_MANY, int(wait_s * 1000) + 1)
 
     def _told(self, now: float) -> NoAnswer | ClientRefused:
         """Say what the last one met who asked."""

@@ -35,7 +35,7 @@ from math import inf
 from typing import Any, Final, TypeVar
 
 from oncebridge.base.clock import Clock, Dice, SystemDice, ms, system_clock
-from oncebridge.base.options import Problems, written
+from oncebridge.base.options import Problems, format_setting
 from oncebridge.base.secrets import Secret
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
@@ -51,9 +51,9 @@ from oncebridge.genesys.api import (
     LookupResult,
     Missing,
     NoAnswer,
-    is_plausible,
+    is_conversation_id,
 )
-from oncebridge.genesys.lookups import BRIEFLY_S, Later, Lookups
+from oncebridge.genesys.lookups import BRIEFLY_S, LookupDelayed, Lookups
 from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.sinks.api import (
     Closed,
@@ -113,8 +113,8 @@ class Verifier:
         if 2 * options.timeout > settings.sink_timeout:
             raise ConfigError(
                 "timeout",
-                f"{written(options.timeout)} is more than half of sink_timeout "
-                f"({written(settings.sink_timeout)}), and the sink needs time too",
+                f"{format_setting(options.timeout)} is more than half of sink_timeout "
+                f"({format_setting(settings.sink_timeout)}), and the sink needs time too",
             )
 
     def around(
@@ -250,7 +250,7 @@ class VerifyingSink:
         settled: dict[str, list[float]] = {}
         now = asyncio.get_running_loop().time()
         for name, left_ms in zip(named, left, strict=True):
-            if is_plausible(name):
+            if is_conversation_id(name):
                 when = settled.setdefault(name, [])
                 when += [now + left_ms / 1000] if left_ms <= 0 else []
         found = await self._found(settled, self._time_s(deliveries))
@@ -265,13 +265,13 @@ class VerifyingSink:
 
     async def _found(
         self, settled: Mapping[str, Sequence[float]], within_s: float
-    ) -> dict[str, LookupResult | Later]:
+    ) -> dict[str, LookupResult | LookupDelayed]:
         """
         Look conversations up, or remember what was said about them.
 
         *settled* has when the settled events of each conversation had settled, in loop time.
         """
-        found: dict[str, LookupResult | Later] = {}
+        found: dict[str, LookupResult | LookupDelayed] = {}
         unknown = []
         lookups = self._verifier.lookups
         for name, when in settled.items():
@@ -295,19 +295,21 @@ class VerifyingSink:
         return is_negative and self._verifier.options.on_unknown == "dead"
 
     def _judged(
-        self, name: Any, left_ms: float, found: Mapping[str, LookupResult | Later]
+        self, name: Any, left_ms: float, found: Mapping[str, LookupResult | LookupDelayed]
     ) -> SinkAnswer | None:
         if name is None or name is False:  # as JMESPath says that it has found nothing
             self._verifier.counts["unnamed"] += 1
             if self._verifier.options.on_unnamed == "deliver":
                 return None
             return Never("it names no conversation", unsent=True)
-        if not is_plausible(name):
+        if not is_conversation_id(name):
             # Nor will it ever be one, so it is not waited for; and not quoted.
             return self._unknown("what stands for its conversation is not the id of one")
         return self._answer(name, left_ms, found[name])
 
-    def _answer(self, name: str, left_ms: float, found: LookupResult | Later) -> SinkAnswer | None:
+    def _answer(
+        self, name: str, left_ms: float, found: LookupResult | LookupDelayed
+    ) -> SinkAnswer | None:
         verifier, counts = self._verifier, self._verifier.counts
         match found:
             case Exists():
@@ -329,7 +331,7 @@ class VerifyingSink:
                     f"Genesys does not show the conversation {name} to this client (403): its "
                     "role or divisions do not cover it"
                 )
-            case Later(reason, wait_ms):
+            case LookupDelayed(reason, wait_ms):
                 counts["held"] += 1
                 return No(reason, wait_ms, too_early=True)
             case NoAnswer(reason, wait_ms) if verifier.options.on_api_outage == "hold":

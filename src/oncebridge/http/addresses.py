@@ -13,13 +13,15 @@ address can be checked here.
 """
 
 import asyncio
+import re
 import socket
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import cast
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from oncebridge.errors import OncebridgeError
+from oncebridge.errors import ConfigError, OncebridgeError
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 
@@ -53,6 +55,7 @@ _LOOPBACK_4 = IPv4Network("127.0.0.0/8")
 _LOOPBACK_6 = IPv6Address("::1")
 _LOCAL_4 = (IPv4Network("0.0.0.0/8"), _LOOPBACK_4, IPv4Network("169.254.0.0/16"))
 _LINK_LOCAL_6 = (IPv6Network("fe80::/10"), IPv6Network("fd00:ec2::/32"))  # the second is AWS's own
+_LISTEN_HOST = re.compile(r"[0-9A-Za-z._-]+|[0-9A-Fa-f:.]+(%[0-9A-Za-z._-]+)?")
 
 
 class AddressRefused(OncebridgeError):
@@ -66,7 +69,7 @@ class Endpoint(Struct, frozen=True):
     address: SocketAddress
 
 
-async def checked(host: str, port: int, *, allow_private: bool) -> list[Endpoint]:
+async def resolve_allowed(host: str, port: int, *, allow_private: bool) -> list[Endpoint]:
     """
     Look up *host*, and give the addresses that may be connected to, in order.
 
@@ -118,7 +121,7 @@ def is_local(address: str) -> bool:
     return any(ip in network for network in _LOCAL_4)
 
 
-def written_address(host: str) -> str | None:
+def numeric_address(host: str) -> str | None:
     """Return the address that *host* spells, in whatever form; None if it is a name."""
     try:
         found = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
@@ -141,3 +144,40 @@ def is_public(address: str) -> bool:
 
 def _read(address: str) -> IPv4Address | IPv6Address:
     return ip_address(address.partition("%")[0])  # behind a % stands an interface
+
+
+class ListenAddress(Struct, frozen=True):
+    """
+    A host and a port to listen at, written as `HOST:PORT` or as an `http://` URL.
+
+    Only a host plainly written as this machine (`localhost`, `127.…`, `[::1]`) counts as
+    local: a name may stand for another address tomorrow.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls, text: str, where: str) -> "ListenAddress":
+        """Read an address, or raise `ConfigError`; *where* names the setting."""
+        try:
+            parts = urlsplit(text if "://" in text else f"//{text}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port, parts = None, None, urlsplit("")
+        is_plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+        is_ours = parts.scheme in ("", "http") and parts.path in ("", "/")
+        is_name = host is not None and _LISTEN_HOST.fullmatch(host)
+        if not host or not is_name or port is None or not is_plain or not is_ours:
+            raise ConfigError(where, "must be HOST:PORT, such as 127.0.0.1:8081")
+        return cls(host, port)
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if it can be reached from this machine only."""
+        return names_loopback(self.host)
+
+    @property
+    def url_host(self) -> str:
+        """The host as a URL writes it."""
+        return f"[{self.host}]" if ":" in self.host else self.host

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
-from oncebridge.base.secrets import Secret, weakness
+from oncebridge.base.secrets import Secret, find_weakness
 from oncebridge.errors import ConfigError
 from oncebridge.http.clients import FailedAttempts, TooManyAttempts
 from oncebridge.http.jwt import JwtOptions, TokenRefused, TokenVerifier
@@ -320,7 +320,7 @@ def _check(options: AuthOptions) -> None:
         for at, secret in enumerate(getattr(options, name)):
             text, is_pair = secret.reveal(), name in ("basic", "oauth")
             shown = text.partition(":")[2] if is_pair else text
-            why = weakness(shown, in_header=name in ("api_keys", "bearer"))
+            why = find_weakness(shown, in_header=name in ("api_keys", "bearer"))
             if why is not None:
                 part = "the part after the colon " if is_pair else ""
                 raise ConfigError(f"{name}[{at}]", part + why)

@@ -36,7 +36,7 @@ import httptools
 from msgspec import Struct
 
 from oncebridge.errors import OncebridgeError
-from oncebridge.http.addresses import AddressRefused, Endpoint, checked, written_address
+from oncebridge.http.addresses import AddressRefused, Endpoint, numeric_address, resolve_allowed
 from oncebridge.http.proxy import proxy_for
 from oncebridge.http.target import VISIBLE, HttpTarget
 
@@ -573,10 +573,12 @@ class Client:
     async def _endpoints(self) -> list[Endpoint]:
         """Return the addresses to connect to: of the proxy, if there is one."""
         target, proxy = self.target, self._proxy
-        if proxy is None or written_address(target.host):
-            found = await checked(target.host, target.port, allow_private=self._allow_private)
+        if proxy is None or numeric_address(target.host):
+            found = await resolve_allowed(
+                target.host, target.port, allow_private=self._allow_private
+            )
         if proxy is not None:
-            found = await checked(proxy.host, proxy.port, allow_private=True)
+            found = await resolve_allowed(proxy.host, proxy.port, allow_private=True)
         return found
 
     async def _connect_to(self, endpoint: Endpoint) -> _Connection:

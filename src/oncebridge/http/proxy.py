@@ -17,7 +17,7 @@ from typing import Final
 from urllib.request import getproxies_environment, proxy_bypass
 
 from oncebridge.errors import ConfigError
-from oncebridge.http.addresses import is_local, names_loopback, written_address
+from oncebridge.http.addresses import is_local, names_loopback, numeric_address
 from oncebridge.http.target import HttpTarget
 
 _METADATA: Final = ("169.254.169.254", "169.254.170.2", "[fd00:ec2::254]")
@@ -58,7 +58,7 @@ def proxy_for(target: HttpTarget) -> HttpTarget | None:
 
 def _is_direct(target: HttpTarget, no_proxy: str) -> bool:
     host = target.host
-    address = written_address(host)
+    address = numeric_address(host)
     if names_loopback(host) or (address and is_local(address)):
         return True
     if proxy_bypass(target.authority):

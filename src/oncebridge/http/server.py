@@ -89,7 +89,7 @@ class Response(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
+class ServerLimits(Struct, frozen=True, kw_only=True):
     """How much, how long and how many."""
 
     max_body: int = 2 * 1024 * 1024
@@ -187,7 +187,7 @@ class Server:
         host: str,
         port: int,
         screen: Screen | None = None,
-        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        bounds: ServerLimits = ServerLimits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
         spare: Collection[str] = (),
     ) -> None:

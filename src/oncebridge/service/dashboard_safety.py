@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from oncebridge.base.secrets import weakness
+from oncebridge.base.secrets import find_weakness
 from oncebridge.errors import ConfigError
+from oncebridge.http.addresses import ListenAddress
 from oncebridge.http.clients import proxy_mistakes
-from oncebridge.http.listening import ListenAddress
 from oncebridge.http.web_pages import host_mistakes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def mistakes(config: "Config") -> Iterator[ConfigError]:
     if address is not None and address.port > 65535:
         yield ConfigError("dashboard", "a port is a number from 0 to 65535")
     if config.dashboard_token is not None:
-        why = weakness(config.dashboard_token.reveal(), in_header=True)
+        why = find_weakness(config.dashboard_token.reveal(), in_header=True)
         if why is not None:
             yield ConfigError("dashboard_token", why)
     yield from _of_the_proxy(config)
@@ -48,7 +48,7 @@ def exposure(config: "Config") -> ConfigError | None:
         address = ListenAddress.read(config.dashboard, "dashboard")
     except ConfigError:
         return None
-    return None if address.is_here else too_open(config.dashboard)
+    return None if address.is_loopback else too_open(config.dashboard)
 
 
 def too_open(address: str) -> ConfigError:

@@ -22,9 +22,9 @@ from typing import Annotated, BinaryIO, ClassVar, Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncebridge.base.line_files import path_of
+from oncebridge.base.clock import wait_until_set
+from oncebridge.base.line_files import file_path
 from oncebridge.base.options import Doc
-from oncebridge.base.waiting import happens_within
 from oncebridge.engine.batch import Arrival
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
@@ -79,7 +79,7 @@ class FileSource:
         """Read `file:PATH`, or standard input for `-`."""
         if url == "-":
             return cls(None, options)
-        return cls(Path(path_of(url)), options)
+        return cls(Path(file_path(url)), options)
 
     # --- the life of a source ----------------------------------------------------------
 
@@ -164,7 +164,7 @@ class FileSource:
         assert self._file is not None  # noqa: S101
         assert self._path is not None  # noqa: S101
         while not self._host.is_open():
-            if await happens_within(self._stopping, _TRY_AGAIN_S):
+            if await wait_until_set(self._stopping, _TRY_AGAIN_S):
                 return False
         if self._options.resume and self._file.seekable():
             sample = self._file.read(_SAMPLE)
@@ -184,7 +184,7 @@ class FileSource:
                 try:
                     memo = await self._checkpoint.take()
                 except StoreUnavailable:
-                    if await happens_within(self._stopping, _TRY_AGAIN_S):
+                    if await wait_until_set(self._stopping, _TRY_AGAIN_S):
                         return False
             self._place = self._read_place(memo)
         offset, self.resumed_at = self._place
@@ -205,7 +205,7 @@ class FileSource:
             return
         now_s = asyncio.get_running_loop().time
         saved, held_s = self._place, now_s()
-        while not await happens_within(self._ended, _SAVE_EVERY_S):
+        while not await wait_until_set(self._ended, _SAVE_EVERY_S):
             place, began_s = self._place, now_s()
             try:
                 if place != saved:

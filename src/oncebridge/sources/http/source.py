@@ -35,13 +35,13 @@ from oncebridge.engine.cpu_turns import SMALL
 from oncebridge.engine.router import Answer
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
-from oncebridge.events.framing import BadGzip, TooLarge, TooMany, inflate, split
-from oncebridge.events.trace_context import NAME, XRAY_HEADER, Carried
+from oncebridge.events.framing import BadGzip, TooLarge, TooMany, gunzip, split_body
+from oncebridge.events.trace_context import NAME, XRAY_HEADER, BytesWithContext
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.auth import AuthOptions, RequestAuthenticator
 from oncebridge.http.clients import TrustedProxies, proxy_mistakes
 from oncebridge.http.health import ALIVE, readiness
-from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.http.server import Request, Response, Server, ServerLimits
 from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
 from oncebridge.sources.api import Context, Done, Host
 from oncebridge.sources.http.openapi import describe
@@ -184,7 +184,7 @@ class HttpSource:
         self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
         self._guard = RequestAuthenticator(options, host.clock)
         self._openapi = _encode(describe(self._path, options, __version__))
-        bounds = Bounds(
+        bounds = ServerLimits(
             max_body=options.max_body,
             max_head=options.max_head,
             head_time=options.head_time,
@@ -337,8 +337,8 @@ class HttpSource:
         body, records, most = request.body, None, self._options.max_events
         try:
             if _encoding(request) in _GZIP:
-                body = inflate(body, self._options.max_body, cheap=True)
-            records = split(body, content_type=content_type, most=most)
+                body = gunzip(body, self._options.max_body, cheap=True)
+            records = split_body(body, content_type=content_type, most=most)
         except TooLarge:
             pending.answer(Response(413, b'{"error":"the body is too large once unpacked"}'))
             return
@@ -349,7 +349,7 @@ class HttpSource:
             records = [body]  # as it came: it ends in the dead letters
         is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
         if self._context is not None and (context := _context(request, self._context)):
-            records = [Carried.of(raw, context) for raw in records]
+            records = [BytesWithContext.of(raw, context) for raw in records]
         assert self._host is not None  # noqa: S101 - open before it serves
         self._host.inbox.put_all(records, pending.expect(len(records), is_one=is_one))
 
