@@ -751,7 +751,7 @@ async def test_a_connection_that_was_closed_while_the_loop_was_busy_is_not_used(
             threading.Event().wait(0.1)
             if client._pool._idle:
                 for connection in client._pool._idle:
-                    connection.rests_since -= 0.1  # uvloop's time stands still as well
+                    connection.idle_since -= 0.1  # uvloop's time stands still as well
             assert (await client.post(b"2")).status == 200
         thread.join(5)
     assert [request[-1:] for request in served] == [b"1", b"2"]
@@ -775,7 +775,7 @@ async def test_a_connection_that_was_closed_while_the_loop_was_busy_is_not_used(
     ],
 )
 def test_a_target_says_how_long_a_connection_may_rest(header, rests):
-    assert _Pool(rest_s=30, max_answer=1).rest_for(header) == rests
+    assert _Pool(idle_s=30, max_answer=1).idle_time_of(header) == rests
 
 
 @on_both_loops
@@ -785,7 +785,7 @@ async def test_a_connection_that_rested_too_long_is_not_used_and_in_the_end_clos
         await client.post(b"{}")
         assert seen.connections == 1
         for connection in client._pool._idle:
-            connection.rests_since -= 0.031
+            connection.idle_since -= 0.031
         await client.post(b"{}")
         assert seen.connections == 2
         await seen.until(lambda: seen.closed == 2)  # by the sweeper
@@ -799,12 +799,12 @@ async def test_a_target_that_wants_a_shorter_rest_gets_it():
     async with met(answering(raw, OK), idle_time=LONG) as (seen, client):
         await client.post(b"{}")
         (connection,) = client._pool._idle
-        assert connection.rest_s == 2
-        connection.rests_since -= 2
+        assert connection.idle_s == 2
+        connection.idle_since -= 2
         await client.post(b"{}")
         assert seen.connections == 2
         (connection,) = client._pool._idle
-        assert connection.rest_s == 3600
+        assert connection.idle_s == 3600
 
 
 # --- cancelling and closing -------------------------------------------------------------------
@@ -1082,7 +1082,7 @@ def ends_of(pieces):
     """Feed *pieces* to a connection with one request under way, and then its end."""
 
     async def feed():
-        pool = _Pool(rest_s=30, max_answer=50)
+        pool = _Pool(idle_s=30, max_answer=50)
         connection = _Connection(pool)
         connection.connection_made(Wire())
         waiter = connection.send(b"", asyncio.get_running_loop())

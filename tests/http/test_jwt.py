@@ -791,7 +791,7 @@ def test_a_list_from_the_environment_has_commas():
         ({"jwks": None}, "source.jwt.jwks: is missing"),
         ({"jwks": "http://login.example.com/keys"}, "source.jwt.jwks: .*use https://"),
         ({"jwks": "https://mill:grain@login.example.com/keys"}, "source.jwt.jwks: .* has a user"),
-        ({"jwks": "login.example.com/keys"}, "source.jwt.jwks: a URL here starts with https://"),
+        ({"jwks": "login.example.com/keys"}, "source.jwt.jwks: the URL must start with https://"),
         ({"audience": None}, "source.jwt.audience: is missing: tokens for other services"),
         ({"algorithms": "HS256"}, "must be one of RS256"),
         ({"algorithms": "none"}, "must be one of RS256"),

@@ -132,7 +132,7 @@ class Failure(Struct, frozen=True, gc=False, rename="pascal"):
 
     @property
     def passes(self) -> bool:
-        """Return whether the same entry may succeed later."""
+        """True if the same entry may succeed later."""
         return not self.sender_fault or AwsError(400, self.code, "").retryable
 
 

@@ -1,8 +1,8 @@
 """
-How numbers, times and names are told, on a terminal as on a page.
+Format numbers, times and names for terminals and web pages.
 
-What came out of an event is spelt out, so that neither a terminal nor a reader is led astray by
-it, and cut where it is longer than anybody reads.
+Text from an event is made printable, because control characters could mislead a terminal or a
+reader, and is cut if it is too long.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ _LONGEST: Final = 120
 
 
 def format_count(number: int, what: str, several: str = "") -> str:
-    """Count something: `1 event`, `2 events`."""
+    """Return a number with its noun: `1 event`, `2 events`."""
     return f"{number:,} {what if number == 1 else several or f'{what}s'}"
 
 
 def format_share(part: int, whole: int) -> str:
-    """Tell a share; none and all are said only where they are so."""
+    """Return a share in percent; `0 %` and `100 %` only where they are exact."""
     if not whole:
         return f"0{NB}%"
     percent = 100 * part / whole
@@ -32,7 +32,7 @@ def format_share(part: int, whole: int) -> str:
 
 
 def format_elapsed(ms: int) -> str:
-    """Tell a time as people do, in its two largest units."""
+    """Return a length of time in its two largest units."""
     if ms < SECOND:
         return f"{max(ms, 0)}{NB}ms"
     if ms < 10 * SECOND and ms % SECOND:
@@ -49,16 +49,16 @@ def format_elapsed(ms: int) -> str:
 
 
 def format_instant(ms: int, *, with_seconds: bool = True) -> str:
-    """Tell a moment, in UTC."""
+    """Return a point in time, in UTC."""
     try:
         found = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"  # beyond any calendar
+        return f"{ms} ms"  # outside of the range of dates
     return f"{found:%Y-%m-%d %H:%M:%S}" if with_seconds else f"{found:%Y-%m-%d %H:%M}"
 
 
 def format_size(length: int) -> str:
-    """Return how many bytes, roughly."""
+    """Return a number of bytes, rounded."""
     value, unit = float(length), "bytes"
     for unit in ("bytes", "KB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
@@ -68,13 +68,13 @@ def format_size(length: int) -> str:
 
 
 def printable(text: object, longest: int = _LONGEST) -> str:
-    """Spell out what is not printable, and cut what is too long to be read."""
+    """Escape characters that are not printable, and cut the text after *longest* characters."""
     told = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: longest + 1])
     return told if len(told) <= longest else f"{told[: longest - 1]}…"
 
 
 def shorten(text: object, width: int) -> str:
-    """Cut a name in the middle: its end often tells it from others."""
+    """Shorten a name in the middle: names often differ at the end."""
     told = printable(text, 400)
     if len(told) <= width:
         return told
@@ -83,6 +83,6 @@ def shorten(text: object, width: int) -> str:
 
 
 def format_list(items: Sequence[str], *, most: int = 5) -> str:
-    """List some, and how many more there are."""
+    """Return the first *most* items, and the number of the others."""
     shown = ", ".join(items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

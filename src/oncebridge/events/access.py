@@ -41,7 +41,7 @@ class AllowOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Return whether everybody may send."""
+        """True if everybody may send."""
         return not (self.sources or self.accounts or self.regions)
 
 

@@ -43,7 +43,7 @@ def canonical(value: Any) -> bytes:
     """
     Write a parsed JSON *value* in its one canonical form.
 
-    Raises `EventError` for what JSON cannot say: NaN and infinities, lone surrogates,
+    Raise `EventError` for what JSON cannot say: NaN and infinities, lone surrogates,
     names that are not strings, and objects of other types.
     """
     try:

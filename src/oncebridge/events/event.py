@@ -347,7 +347,7 @@ def _same_colons(raw: bytes, again: bytes) -> bool:
 
 
 def _may_be_deep(text: bytes, limit: int) -> bool:
-    """Return whether *text* has enough brackets to be nested more deeply than *limit*."""
+    """Return True if *text* has enough brackets to be nested more deeply than *limit*."""
     # Most have a few. To look for one too many takes half the time of counting them.
     flat = text.replace(b"{", b"[", limit)
     return _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", limit)

@@ -96,7 +96,7 @@ def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) 
 
 
 def is_ndjson(content_type: str) -> bool:
-    """Return whether a body is announced as NDJSON."""
+    """Return True if a body is announced as NDJSON."""
     return content_type.partition(";")[0].strip().lower() in _LINE_TYPES
 
 
@@ -113,7 +113,7 @@ def gunzip(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
     """
     Unpack a gzip body, also one of several members, to at most *limit* bytes.
 
-    Raises `TooLarge` as soon as there would be more, and `BadGzip` for what is not gzip,
+    Raise `TooLarge` as soon as there would be more, and `BadGzip` for what is not gzip,
     is cut short or damaged, or is followed by something else. With *cheap*, `BadGzip` is
     also raised for what costs far more than its size says: more than 64 KiB packed by more
     than 200 to 1, or more than 1000 members.

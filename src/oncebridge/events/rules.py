@@ -102,7 +102,7 @@ class Bare(Struct, frozen=True):
     members: tuple[str, ...] = ()
 
     def takes(self, event: Event) -> bool:
-        """Return whether *event* came without an envelope and is one of those."""
+        """Return True if *event* came without an envelope and is one of those."""
         return (
             event.bare
             and not any(says_nothing(event.detail.get(name)) for name in self.members)
@@ -154,7 +154,7 @@ class Rule(Struct, frozen=True, kw_only=True):
         return cls(name="allow", tiers=(), discard=guard.otherwise == "discard", guard=guard)
 
     def takes(self, event: Event) -> bool:
-        """Return whether the rule is for *event*; its guard is another matter."""
+        """Return True if the rule is for *event*; its guard is another matter."""
         if self.match is None or self.match.matches(event.envelope):
             return True
         return self.bare is not None and self.bare.takes(event)

@@ -107,7 +107,7 @@ LookupResult = Exists | Missing | Hidden | ClientRefused | NoAnswer
 
 
 def is_conversation_id(conversation: object) -> bool:
-    """Return whether this can be the id of a conversation at all, and is worth a look-up."""
+    """Return True if this can be the id of a conversation at all, and is worth a look-up."""
     return isinstance(conversation, str) and _ID.fullmatch(conversation) is not None
 
 
@@ -325,7 +325,7 @@ def _understood(answer: ClientResponse, conversation: str) -> LookupResult:
 
 
 def _shows(body: bytes, conversation: str) -> bool:
-    """Return whether this is the conversation that was asked for."""
+    """Return True if this is the conversation that was asked for."""
     if len(body) < _MOST_ANSWER:
         name = _read(body).get("id")
         return isinstance(name, str) and name.lower() == conversation.lower()
@@ -335,7 +335,7 @@ def _shows(body: bytes, conversation: str) -> bool:
 
 
 def _is_error(answer: ClientResponse) -> bool:
-    """Return whether this is an error in the form of Genesys: with a code, and the status again."""
+    """Return True if this is an error in the form of Genesys: with a code, and the status again."""
     said = _read(answer.body)
     return isinstance(said.get("code"), str) and said.get("status") == answer.status
 

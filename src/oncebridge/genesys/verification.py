@@ -207,7 +207,7 @@ class VerifyingSink:
     # --- exactly once ------------------------------------------------------------------
 
     def joins(self, store: Store) -> bool:
-        """Return whether the sink inside keeps its events where *store* keeps its records."""
+        """Return True if the sink inside keeps its events where *store* keeps its records."""
         self._joint = joint(self._sink, store)
         return self._joint is not None
 
@@ -290,7 +290,7 @@ class VerifyingSink:
         return found
 
     def _is_final(self, found: LookupResult, *, is_settled: bool) -> bool:
-        """Return whether an event would be refused for good because of *found*."""
+        """Return True if an event would be refused for good because of *found*."""
         is_negative = isinstance(found, Hidden) or (is_settled and isinstance(found, Missing))
         return is_negative and self._verifier.options.on_unknown == "dead"
 

@@ -107,7 +107,7 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         "431": _json("The headers are larger than the limit.", error),
         "501": _json("The method or the transfer coding is not known here.", error),
         "503": _json("Too many connections.", error, headers=_RETRY),
-        "505": _json("Only HTTP/1.0 and HTTP/1.1 are spoken here.", error),
+        "505": _json("Only HTTP/1.0 and HTTP/1.1 are supported.", error),
     }
     post: dict[str, Any] = {
         "summary": "Send one event, an array of events, or one event per line.",
