@@ -339,7 +339,7 @@ def test_an_address_is_taken_as_it_is():
         ("-bad.example", "is neither"),
         ("a/b.example", "is neither"),
         ("mypurecloud.de:443", "is neither"),
-        ("ftp://127.0.0.1", "starts with https:// or http://"),
+        ("ftp://127.0.0.1", "start with https:// or http://"),
         ("http://genesys.example", "would send the secret unencrypted"),
         ("https://user:pass@genesys.example", "has a user or a query"),
         ("https://genesys.example/?a=b", "has a user or a query"),

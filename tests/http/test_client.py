@@ -274,7 +274,7 @@ def test_a_target_is_printed_without_its_secrets():
 
 
 def test_one_of_user_and_authorization_is_enough():
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="remove one"):
         Client("http://u:p@localhost/", headers=[("authorization", "Bearer x")])
     assert HttpTarget.parse("http://@localhost/").authorization == ""
     assert HttpTarget.parse("http://u@localhost/").authorization == "Basic dTo="

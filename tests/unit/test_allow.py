@@ -46,7 +46,7 @@ def raw(*args, **envelope):
 
 
 def guarded(options=ALL, *rules):
-    return [Rule.for_strangers(SenderAllowlist(options)), *rules]
+    return [Rule.for_refused_senders(SenderAllowlist(options)), *rules]
 
 
 class Watched(MemoryStore):

@@ -29,7 +29,7 @@ from oncebridge import Gateway, Limits, SinkRejected, Yes, parse
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine.router import Router, Way
-from oncebridge.events.event import Event, Unreadable, carry, read
+from oncebridge.events.event import Event, Unreadable, read, set_context
 from oncebridge.events.trace_context import BytesWithContext, read_traceparent, read_xray, xray_of
 from oncebridge.observe import telemetry
 from oncebridge.observe.telemetry import Wish
@@ -671,7 +671,7 @@ async def test_a_gateway_from_a_file_takes_hooks_and_a_tracer(tmp_path):
     )
     async with gateway:
         event = parse(raw(1))
-        carry(event, PARENT)
+        set_context(event, PARENT)
         await gateway.process([event], within=timedelta(seconds=20))
     assert [decision.outcome.verdict for decision in decided] == ["delivered"]
     assert {(trip.place, trip.call) for trip in trips} >= {("store", "claim"), ("sink", "deliver")}

@@ -1,7 +1,7 @@
 """
 EventBridge's event patterns, compiled once and matched in about a microsecond.
 
-A pattern has the shape of the event it looks for. Names are joined by *and*; the
+A pattern has the structure of the events it matches. Names are joined by *and*; the
 values in one array, and the objects under ``$or``, are joined by *or*::
 
     {
@@ -9,11 +9,11 @@ values in one array, and the objects under ``$or``, are joined by *or*::
         "detail": {"total": [{"numeric": [">", 0, "<=", 500]}], "error": [{"exists": False}]},
     }
 
-The meaning is that of AWS's open-source engine, event-ruler. What surprises people:
+The semantics are those of AWS's open-source engine, event-ruler. Some are surprising:
 
-- Only leaves count. ``{}``, ``[]`` and a missing field are the same nothing, which
-  ``exists: false`` accepts and everything else, ``anything-but`` too, declines;
-  ``null`` and ``""`` are leaves, and two different ones.
+- Only leaves count. ``{}``, ``[]`` and a missing field are the same: ``exists: false``
+  matches them, and nothing else does, not even ``anything-but``; ``null`` and ``""`` are
+  two different leaves.
 - An event's array matches when any of its items does, however deeply arrays nest.
 - Two names below one array must be found in the same item of it.
 - A dot in a name is a step: ``{"a.b": …}`` and ``{"a": {"b": …}}`` are one path, in
@@ -21,8 +21,8 @@ The meaning is that of AWS's open-source engine, event-ruler. What surprises peo
 - A plain string that is an IP address matches that address in any spelling: ``"::1"``
   matches ``"0:0:0:0:0:0:0:1"``.
 
-Patterns that EventBridge refuses are refused here. So is a path that ``$or`` gives a
-second time in the same branch: EventBridge would keep only the last without a word.
+Patterns that EventBridge refuses are refused here. So is a path that occurs twice in one
+branch of ``$or``: EventBridge would silently use only the last one.
 """
 
 import difflib
@@ -41,13 +41,13 @@ _Test = Callable[[Any], bool]
 _Path = tuple[str, ...]
 _Branch = dict[_Path, "_Leaf"]
 
-# What stands in for a missing field: like one, it has no leaves.
+# Represents a missing field: like one, it has no leaves.
 _NOTHING: dict[str, Any] = {}
 
-# How many combinations the $or of one pattern may unfold into.
+# The maximum number of combinations of the $or of one pattern.
 _MOST_BRANCHES = 1000
 
-# How many combinations of array items are tried where an event spells one path in several ways.
+# The maximum number of combinations of array items if an event has one path under several names.
 _MOST_COMBINATIONS = 50_000
 
 
@@ -56,8 +56,8 @@ class Pattern:
     """
     One compiled pattern.
 
-    *spec* is what it was compiled from, for printing. *fields* are the top-level names
-    it looks at: an answer depends on nothing else in the event.
+    *spec* is the source of the pattern, for printing. *fields* are the top-level names that
+    it uses: the result depends on nothing else in the event.
     """
 
     spec: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Pattern:
         return cls(spec, fields, tuple(map(_tree, branches)))
 
     def matches(self, envelope: Mapping[str, Any]) -> bool:
-        """Return True if the whole event *envelope*, as parsed JSON, fits; never raises."""
+        """Return True if the event *envelope*, as parsed JSON, matches; never raises."""
         for branch in self._branches:  # noqa: SIM110 - a generator would take twice as long
             if branch.matches_object(envelope):
                 return True
@@ -118,8 +118,8 @@ class _Node:
     """
     The fields one object must have, in the order of their dotted paths.
 
-    *may_lack* says that some leaf below accepts absence. *dotted* are the names by
-    which an event could give several steps at once. *leaves* are all leaves below, by
+    *may_lack* is True if some leaf below accepts absence. *dotted* are the names with dots
+    by which an event could write several steps at once. *leaves* are all leaves below, by
     their dotted paths.
     """
 
@@ -147,11 +147,11 @@ class _Node:
 
     def _matches_array(self, array: list[Any]) -> bool:
         """
-        Find one item that has it all.
+        Return True if one item has all fields.
 
-        event-ruler takes the paths in sorted order, and the first one that the array
-        holds anywhere settles which item is meant. A path sorted before that one is
-        therefore absent only if no item has it; a path after it, if that item has not.
+        event-ruler takes the paths in sorted order, and the first one that is found anywhere
+        in the array determines the item. A path sorted before that one is therefore absent
+        only if no item has it; a path after it, if that item does not have it.
         """
         objects = [item for item in _items(array) if isinstance(item, dict)]
         if self.may_lack:
@@ -163,7 +163,7 @@ class _Node:
         return any(map(self.matches_object, objects))
 
     def first_found(self, value: object) -> tuple[int, ...] | None:
-        """Locate, by the children's positions, the first path that has a leaf in *value*."""
+        """Return, as positions of children, the first path that has a leaf in *value*."""
         if isinstance(value, list):
             objects = (item for item in _items(value) if isinstance(item, dict))
             found = map(self.first_found, objects)
@@ -178,7 +178,7 @@ class _Node:
 
 
 def _items(array: list[Any]) -> Iterator[Any]:
-    """Go through *array* and the arrays in it, without recursion: events nest as they like."""
+    """Yield the items of *array* and of the arrays in it, without recursion: nesting is not limited."""
     pending = [array]
     while pending:
         for item in pending.pop():
@@ -190,15 +190,15 @@ def _items(array: list[Any]) -> Iterator[Any]:
 
 class _Several(list[Any]):
     """
-    The values that an event gives one path under several names.
+    The values that an event has for one path under several names.
 
     As in an array, the leaves of all of them count. But only an item of an array excludes
-    the other items: each of these values can be combined with each other one.
+    the other items: each of these values can be combined with each other.
     """
 
 
 def _unfolded(value: Mapping[str, Any], dotted: frozenset[str]) -> Mapping[str, Any]:
-    """Read *value* with its *dotted* names as objects: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    """Return *value* with *dotted* names as objects: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
     if value.keys().isdisjoint(dotted):
         return value
     plain = {name: value[name] for name in value if name not in dotted}
@@ -239,7 +239,7 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
                 following.add(choice)
             tried += len(near) + 1
             if tried > _MOST_COMBINATIONS:
-                return False  # only an event that is made to take up time needs more
+                return False  # only an event crafted to waste time needs more
             for value, items in near:
                 if leaf.matches(value):
                     settled = choice.union(items.items())
@@ -304,11 +304,11 @@ def _index(leaves: list[_Found]) -> Callable[[dict[_Slot, int]], list[_Found]]:
 
 
 def _expand(spec: object, where: str, prefix: _Path, *, inside_or: bool = False) -> list[_Branch]:
-    """Turn *spec* into branches, of which one must match; each maps every path to its leaf."""
+    """Return the branches of *spec*, of which one must match; each maps every path to its leaf."""
     if not isinstance(spec, Mapping):
         raise _unexpected(where, "an object of fields", spec)
     if not spec:
-        raise ConfigError(where, "an empty object is not allowed; name at least one field")
+        raise ConfigError(where, "an empty object is not allowed; add at least one field")
     branches: list[_Branch] = [{}]
     for name, value in spec.items():
         place = f"{where}.{name}"
@@ -322,13 +322,13 @@ def _expand(spec: object, where: str, prefix: _Path, *, inside_or: bool = False)
         else:
             options = [{path: _compile_leaf(value, place)}]
         if len(branches) * len(options) > _MOST_BRANCHES:
-            raise ConfigError(place, f"$or unfolds into more than {_MOST_BRANCHES} combinations")
+            raise ConfigError(place, f"$or has more than {_MOST_BRANCHES} combinations; split it")
         branches = [_joined(left, right, place) for left in branches for right in options]
     return branches
 
 
 def _joins_branches(value: object) -> bool:
-    """Tell the operator ``$or`` from a field that happens to have that name."""
+    """Return True if this is the operator ``$or``, not a field with that name."""
     if not isinstance(value, list) or not value:
         return False
     if not all(isinstance(each, Mapping) for each in value):

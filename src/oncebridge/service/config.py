@@ -558,7 +558,7 @@ def _guards(config: Config, problems: Problems) -> list[Rule]:
     """Make the rule that stands before all others, where not everybody is let in."""
     if not config.allow.is_open:
         with problems.caught():
-            return [Rule.for_strangers(SenderAllowlist(config.allow))]
+            return [Rule.for_refused_senders(SenderAllowlist(config.allow))]
     return []
 
 

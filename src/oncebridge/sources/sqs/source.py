@@ -30,7 +30,7 @@ from oncebridge.base.options import Doc
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.router import Answer
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.events.event import Event, Unreadable, carry
+from oncebridge.events.event import Event, Unreadable, set_context
 from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE
 from oncebridge.sinks.api import Closed
@@ -278,7 +278,7 @@ def _trace(message: Message, arrivals: Sequence[Event | Unreadable], read: Conte
     context = read(told.string_value if told else "", message.attributes.get(XRAY_ATTRIBUTE, ""))
     if context:
         for arrival in arrivals:
-            carry(arrival, context)
+            set_context(arrival, context)
 
 
 def _is_down(gateway: Gateway) -> bool:
