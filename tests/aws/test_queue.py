@@ -221,7 +221,7 @@ class TestBatches:
             answers = await queue.change_visibility([(one.receipt_handle, 100), ("no handle", 1)])
             assert answers[0] is None
             assert answers[1].code == "ReceiptHandleIsInvalid"
-            assert not answers[1].passes
+            assert not answers[1].is_transient
             answers = await queue.delete(["no handle", two.receipt_handle])
             assert answers[0] is not None
             assert answers[1] is None
@@ -235,11 +235,11 @@ class TestBatches:
         ):
             meddler.next("DeleteMessageBatch", saying(200, {"Successful": [{"Id": "1"}]}))
             first, second = await queue.delete(["a", "b"])
-            assert first.passes
+            assert first.is_transient
             assert second is None
 
     async def test_failures_that_pass(self):
-        assert Failure("0", "InternalError").passes
+        assert Failure("0", "InternalError").is_transient
         assert Failure("0", "RequestThrottled", sender_fault=True).passes
         assert not Failure("0", "InvalidMessageContents", sender_fault=True).passes
 

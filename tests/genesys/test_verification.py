@@ -749,7 +749,7 @@ async def test_whoever_joins_a_question_that_is_not_asked_yet_is_not_told_of_an_
 async def test_closing_leaves_no_question_behind(genesys):
     made = Bench(genesys)
     sending = asyncio.create_task(made.sink.deliver([delivery()]))
-    while not made.verifier.lookups._asking:  # noqa: ASYNC110
+    while not made.verifier.lookups._pending:  # noqa: ASYNC110
         await asyncio.sleep(0)  # until it is asked for, and not begun
     await made.sink.aclose()
     await sending
@@ -907,7 +907,7 @@ async def test_shadow_mode_does_not_hammer_an_api_in_trouble(genesys, trouble, t
 
 
 async def test_shadow_mode_looks_at_so_many_at_once_and_lets_the_rest_go(genesys, monkeypatch):
-    monkeypatch.setattr(verification, "_MOST_BESIDE", 5)
+    monkeypatch.setattr(verification, "_MAX_SHADOW_LOOKUPS", 5)
     genesys.delay = 0.5
     async with bench(genesys, settings=SHADOW) as made:
         outcomes = await made.gateway.process([raw(CALL, at) for at in range(20)])
@@ -930,7 +930,9 @@ async def test_the_end_of_shadow_mode_does_not_wait_for_ever(genesys, monkeypatc
     async with asyncio.timeout(3):
         async with bench(genesys, settings=SHADOW) as made:
             await made.one()
-        assert not made.sink._beside or all(task.cancelling() for task in made.sink._beside)
+        assert not made.sink._shadow_lookups or all(
+            task.cancelling() for task in made.sink._shadow_lookups
+        )
 
 
 # --- settings -------------------------------------------------------------------------------

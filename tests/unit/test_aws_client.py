@@ -378,7 +378,7 @@ async def test_where_no_new_credentials_come_the_old_ones_serve_as_long_as_they_
 
 async def test_credentials_that_cannot_be_fetched_now_are_no_mistake_of_a_human(container):
     container.status = 500
-    with pytest.raises(NotSent, match="no AWS credentials now"):
+    with pytest.raises(NotSent, match="no AWS credentials at the moment"):
         await Account(TABLE).credentials()
 
 

@@ -671,7 +671,7 @@ def test_a_gzip_file_that_is_cut_short_gives_all_it_has_and_then_says_so():
     for cut in (3, 15, 1000, len(packed) - 9, len(packed) - 1):
         records = RecordReader(io.BytesIO(packed[:cut]), chunk=128)
         got = []
-        with pytest.raises(BadGzip, match="cut short") as caught:
+        with pytest.raises(BadGzip, match="truncated") as caught:
             got.extend(records)
         had = zlib.decompressobj(wbits=31).decompress(packed[:cut])
         assert b"\n".join(one.raw for one in got) == had

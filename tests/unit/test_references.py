@@ -264,7 +264,7 @@ def test_what_is_empty_or_no_text_is_told(aws):
     aws.gives("")
     assert refused("ssm:b").endswith("it is empty")
     aws.answer = {"SecretBinary": "YzRuNHJ5LTVoaA=="}
-    assert refused("secretsmanager:b").endswith("it holds bytes, and must hold a text")
+    assert refused("secretsmanager:b").endswith("its value is binary; store it as text")
 
 
 # --- where it is kept out of --------------------------------------------------------------

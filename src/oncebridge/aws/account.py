@@ -1,8 +1,8 @@
 """
-Whose credentials, which Region, which endpoint: botocore knows.
+Credentials, Region and endpoint of an AWS service, found by botocore.
 
-It reads the environment, profiles, containers and the instance's metadata, and may ask
-other services, so all of it happens in threads and never on the loop.
+botocore reads the environment, profiles, containers and the instance's metadata, and may call
+other services, so it runs in threads and never on the loop.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 _CHECK_EVERY_S: Final = 5.0
 _MIN_VALID_S: Final = 10
-"""Credentials that end sooner are not used any more."""
+"""Credentials that expire sooner are not used any more."""
 
 _TIMEOUTS: Final = Config(
     connect_timeout=2, read_timeout=5, retries={"mode": "standard", "total_max_attempts": 2}
@@ -50,7 +50,7 @@ _CONFIG_PROBLEMS = (
 
 
 class SampleCall(Struct, frozen=True):
-    """A call as the SDK would make it, from which is learned where such calls go."""
+    """A call as the SDK would make it; it shows to which URL such calls are sent."""
 
     service: str
     operation: str
@@ -58,20 +58,20 @@ class SampleCall(Struct, frozen=True):
 
 
 class ServiceEndpoint(Struct, frozen=True):
-    """Where calls go, and how they are signed."""
+    """The URL of a service, and how calls are signed."""
 
     url: str
     region: str
     signing_name: str
     signing_region: str
     target_prefix: str
-    """Of the JSON protocol; empty where a service has another one."""
+    """For the JSON protocol; empty if the service has another one."""
     json_version: str
     ca_bundle: str
-    """A file of certificates to trust, where the configuration names one."""
+    """A file of certificates to trust, if the AWS configuration has one."""
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return what certificates are checked by; None leaves it to the system."""
+        """Return the context for verifying certificates; None for the system's default."""
         if not self.ca_bundle:
             return None
         context = ssl.create_default_context(cafile=self.ca_bundle)
@@ -81,9 +81,9 @@ class ServiceEndpoint(Struct, frozen=True):
 
 class Account:
     """
-    What botocore finds out about one use of one service.
+    The credentials and the endpoint for one use of one service.
 
-    What a human must put right raises `ConfigError`, what may be better in a moment `NotSent`.
+    Raise `ConfigError` if the configuration has to be fixed, and `NotSent` if a retry may succeed.
     """
 
     def __init__(
@@ -105,34 +105,34 @@ class Account:
         self._fetching: asyncio.Task[AwsCredentials] | None = None
 
     async def service_endpoint(self) -> ServiceEndpoint:
-        """Find out where calls go."""
+        """Return the endpoint of the service."""
         return await _in_thread(self._find_endpoint)
 
     async def region(self) -> str:
-        """Find out the Region alone, which takes a tenth of the time."""
+        """Return the Region only, which takes a tenth of the time."""
         return await _in_thread(self._find_region)
 
     async def credentials(self) -> AwsCredentials:
-        """Return credentials that last; usually at once."""
+        """Return valid credentials; usually cached ones."""
         now = asyncio.get_running_loop().time()
         if self._credentials is not None and now - self._checked_at < _CHECK_EVERY_S:
             return self._credentials
         if self._credentials is None or self._expires_within(_MIN_VALID_S):
             return await self._fetched()
         self._checked_at = now
-        if self._expires_within(None):  # as early as botocore likes to have them renewed
+        if self._expires_within(None):  # botocore's own time for renewing them early
             self._fetch()
         return self._credentials
 
     async def renewed_credentials(self, refused: AwsCredentials) -> AwsCredentials:
-        """Look everywhere again, because *refused* was not accepted any more."""
+        """Search for credentials again, because *refused* is not accepted any more."""
         if self._credentials == refused:
             self._session = self._provider = self._credentials = None
             self._fetching = None
         return await self._fetched()
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Cancel the search for credentials."""
         if self._fetching is not None:
             self._fetching.cancel()
 
@@ -145,7 +145,7 @@ class Account:
     async def _fetched(self) -> AwsCredentials:
         if self._credentials is not None and not self._expires_within(_MIN_VALID_S):
             return self._credentials
-        # Shielded: others wait for the same, and the thread cannot be stopped anyway.
+        # Shielded: other callers wait for the same task, and the thread cannot be stopped.
         return await asyncio.shield(self._fetch())
 
     def _fetch(self) -> "asyncio.Task[AwsCredentials]":
@@ -156,7 +156,7 @@ class Account:
 
     def _keep_fetched(self, fetched: "asyncio.Task[AwsCredentials]") -> None:
         if fetched.cancelled() or fetched.exception() is not None:
-            return  # who waits for it is told; others go on with what they have
+            return  # its callers get the error; others continue with the old credentials
         found = fetched.result()
         if found != self._credentials:  # the same ones stay the same object, for the signer
             self._credentials = found
@@ -164,7 +164,7 @@ class Account:
     # --- in a thread ---------------------------------------------------------------------
 
     def _botocore_session(self) -> Any:
-        """Return the session; it finds the credentials once, for places as for signatures."""
+        """Return the session; it finds the credentials once, for endpoints and signatures."""
         if self._session is None:
             session = botocore.session.Session(profile=self._profile)
             path = session.get_config_variable("data_path")
@@ -219,18 +219,18 @@ class Account:
 
 @cache
 def _loader(path: str | None) -> Any:
-    """Return what reads the descriptions of services; they are large, so they are read once."""
+    """Return the loader of service descriptions; they are large, so they are read once."""
     return create_loader(path)
 
 
 def _region(session: Any) -> str | None:
-    # botocore knows the older name only; what runs on AWS, and the other SDKs, set this one
+    # botocore reads only the older variable; Lambda, ECS and the other SDKs set AWS_REGION.
     found: str | None = session.get_config_variable("region")
     return found or os.environ.get("AWS_REGION")
 
 
 class _BeforeSigning(Exception):
-    """Carries out of botocore the request it was about to sign."""
+    """Raised inside botocore, with the request that it was about to sign."""
 
 
 def _stop_before_signing(request: Any, signature_version: str, **_: Any) -> None:
@@ -243,8 +243,8 @@ async def _in_thread(work: Callable[[], _T]) -> _T:
     except _CONFIG_PROBLEMS as error:
         raise ConfigError("", _advice(error)) from None
     except (BotoCoreError, ClientError) as error:
-        # Its text may quote what a metadata service or a credential process said.
-        raise NotSent(f"no AWS credentials now ({type(error).__name__})") from None
+        # Its text may quote the output of a metadata service or a credential process.
+        raise NotSent(f"no AWS credentials at the moment ({type(error).__name__})") from None
 
 
 def _advice(error: BotoCoreError) -> str:

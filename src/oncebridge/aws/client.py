@@ -1,16 +1,16 @@
 """
 A thin client for one use of one AWS service.
 
-Where requests go and whose they are is botocore's to say (`oncebridge.aws.account`); they
-are signed here and go over our own connections. A call ends in one of these ways:
+botocore finds the endpoint and the credentials (`oncebridge.aws.account`); requests are signed
+here and sent over our own connections. A call ends in one of these ways:
 
-- what the service answered;
-- `AwsError`: the service said no, and why;
-- `NotSent`: nothing of the request can have reached it;
-- `Unclear`: it was sent, and no whole answer came in time.
+- the response of the service;
+- `AwsError`: the service returned an error;
+- `NotSent`: no part of the request can have reached the service;
+- `Unclear`: it was sent, and no complete response arrived in time.
 
-Nothing is repeated, but for one case: credentials that are refused because they ended are
-looked for again, and the refused request is sent once more with the new ones.
+Nothing is retried, with one exception: if the credentials have expired, new ones are searched
+for, and the refused request is sent once more with them.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear
 
 __all__ = ["AwsClient", "AwsError", "ClientResponse", "NotSent", "SampleCall", "Unclear"]
 
-_MAX_RESPONSE: Final = 20 << 20  # DynamoDB gives up to 16 MB at once
+_MAX_RESPONSE: Final = 20 << 20  # DynamoDB returns up to 16 MB at once
 _MAX_MESSAGE: Final = 300
 
 _EXPIRED = frozenset(
@@ -47,7 +47,7 @@ _EXPIRED = frozenset(
         *("InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException"),
     }
 )
-"""The service does not know these credentials, or not any more: nothing was done."""
+"""The service does not accept these credentials (any more): nothing was done."""
 _THROTTLED = frozenset(
     {
         "BandwidthLimitExceeded",
@@ -87,10 +87,10 @@ _TRANSIENT = frozenset(
 
 class AwsError(OncebridgeError):
     """
-    The service said no.
+    The service returned an error.
 
-    *code* is its word for why, *retryable* whether the same request may succeed later, and
-    *body* its whole answer.
+    *code* is the error code of the service, *retryable* is True if the same request may succeed
+    later, and *body* is the complete response.
     """
 
     def __init__(self, status: int, code: str, message: str, body: bytes = b"") -> None:
@@ -143,10 +143,9 @@ class AwsClient:
     """
     Call the service of *example*, at most *connections* times at once.
 
-    *timeout* bounds a call, from waiting for a free connection to the last byte of the
-    answer; *connect_timeout* bounds the connecting within it. *region*, *endpoint* and
-    *profile* stand above what the environment says. A client belongs to the loop it is
-    used in.
+    *timeout* limits a call, from waiting for a free connection to the last byte of the
+    response; *connect_timeout* limits the connecting within it. *region*, *endpoint* and
+    *profile* override the environment. A client belongs to the loop it is used in.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class AwsClient:
         self._opening = asyncio.Lock()
 
     async def open(self) -> ServiceEndpoint:
-        """Find out where calls go, and who we are; safe to repeat."""
+        """Find the endpoint and the credentials; may be called again."""
         async with self._opening:
             if self._service is None:
                 service = await self._account.service_endpoint()
@@ -193,7 +192,7 @@ class AwsClient:
             service.url,
             headers=[("User-Agent", "oncebridge"), ("Accept-Encoding", "identity")],
             connect_timeout=self._connect_timeout,
-            # Endpoints close connections that rest for about 20 s.
+            # Endpoints close connections that are idle for about 20 s.
             idle_time=timedelta(seconds=15),
             max_answer=_MAX_RESPONSE,
             allow_private=True,  # endpoints inside of a VPC are
@@ -208,7 +207,7 @@ class AwsClient:
         """
         Call an operation of a service that speaks JSON, with *body* as its input.
 
-        *within* is for one that takes longer than others, such as a long poll.
+        *within* replaces the timeout, for a slow operation such as a long poll.
         """
         service = self._service or await self.open()
         headers = (
@@ -231,9 +230,9 @@ class AwsClient:
         """
         Send a request to a service that speaks REST, such as S3.
 
-        *path* (with its slash) and *query* are not encoded yet, and go below the URL that the
-        example has: for S3, that of the bucket. The names of *headers* are in lower case. An answer of 300
-        and above raises `AwsError`.
+        *path* (with its slash) and *query* are not encoded yet, and are relative to the URL of
+        the example: for S3, that of the bucket. The names of *headers* are in lower case. Raise
+        `AwsError` for a status of 300 and above.
         """
         if self._service is None:
             await self.open()
@@ -242,7 +241,7 @@ class AwsClient:
         return await self._send(request, self._timeout_s)
 
     async def aclose(self) -> None:
-        """Close all connections; calls under way end as `Unclear`. Safe to repeat."""
+        """Close all connections; calls in progress end as `Unclear`. May be called again."""
         if self._service is not None:
             await self._http.aclose()
         self._account.close()
@@ -289,7 +288,7 @@ def _error(answer: ClientResponse) -> AwsError:
     is_xml = answer.body[:1] == b"<"
     code, message = first_texts(answer.body, "Code", "Message") if is_xml else _json(answer.body)
     named = answer.headers.get(b"x-amzn-errortype", b"").decode("latin-1")
-    # The name may follow a namespace and a #, or stand before a colon and an address.
+    # The name may follow a namespace and a #, and may be followed by a colon and an address.
     code = (code or named).rpartition("#")[2].partition(":")[0] or f"HTTP {answer.status}"
     return AwsError(answer.status, code, message[:_MAX_MESSAGE], answer.body)
 

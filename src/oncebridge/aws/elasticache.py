@@ -1,8 +1,8 @@
 """
-Tokens by which ElastiCache knows who connects, in place of a password.
+IAM tokens for logging in to ElastiCache without a password.
 
-A token is a signed URL that is never opened, valid for 15 minutes. It is signed anew for each
-connection, which costs no call. ElastiCache ends a connection 12 hours after its last login.
+A token is a signed URL that is never requested, valid for 15 minutes. A new one is signed for
+each connection, which needs no call. ElastiCache ends a connection 12 hours after its last login.
 """
 
 import re
@@ -15,13 +15,13 @@ from oncebridge.base.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
 
 LOGIN_EVERY: Final = timedelta(hours=6)
-"""Half of what ElastiCache allows, so that there is time to try again."""
+"""Half of what ElastiCache allows, so that there is time for retries."""
 _VALID_S: Final = 900
 _CACHE: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}")
 
 
 class IamCredentials:
-    """Log in as *user* at the cache named *cache*, with the AWS credentials found here."""
+    """Logs in as *user* at the cache named *cache*, with the AWS credentials of this host."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class IamCredentials:
         return await self._signed_by(await self._account.credentials())
 
     async def login_again(self) -> tuple[str, str]:
-        """Return the same, by credentials that are looked for anew: the last were refused."""
+        """Return the user and a token of newly found credentials: the last were refused."""
         if self._credentials is None:
             return await self.login()
         return await self._signed_by(await self._account.renewed_credentials(self._credentials))
@@ -67,5 +67,5 @@ class IamCredentials:
         return self._user, token
 
     def close(self) -> None:
-        """Wait for no credentials any more."""
+        """Cancel the search for credentials."""
         self._account.close()

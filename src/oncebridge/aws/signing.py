@@ -1,8 +1,8 @@
 """
-Signature Version 4: how a request proves who sent it.
+Sign requests with AWS Signature Version 4.
 
-The key of a signature depends on the day, the Region and the service, so it is derived
-once a day. What remains is one hash of the body, one of the request and one HMAC.
+The signing key depends on the day, the Region and the service, so it is derived once a day.
+A signature then needs one hash of the body, one of the request and one HMAC.
 """
 
 import hmac
@@ -18,19 +18,19 @@ Pairs = Iterable[tuple[str, str]]
 
 
 class AwsCredentials(Struct, frozen=True):
-    """Whose requests these are."""
+    """The credentials that requests are signed with."""
 
     access_key: str
     secret_key: str
     token: str = ""
-    """Of a session; empty for the keys of a user."""
+    """The session token; empty for the keys of a user."""
 
     def __repr__(self) -> str:
         return f"<AwsCredentials {self.access_key[:4]}…>"
 
 
 class AwsRequest(Struct, frozen=True):
-    """What is to be signed and sent."""
+    """A request to sign and send."""
 
     method: str
     path: str
@@ -38,23 +38,23 @@ class AwsRequest(Struct, frozen=True):
     query: str
     """Encoded and sorted; without the question mark."""
     headers: Sequence[tuple[str, str]]
-    """With names in lower case, and without `host`, which is left to the one who sends."""
+    """With names in lower case, and without `host`, which the HTTP client adds."""
     body: bytes
 
 
 def encoded_path(path: str) -> str:
-    """Percent-encode a path as the signature wants it: all but letters, digits and ``-._~/``."""
+    """Percent-encode a path as the signature requires: all but letters, digits and ``-._~/``."""
     return quote(path, safe="/~")
 
 
 def encoded_query(pairs: Pairs) -> str:
-    """Write a query sorted and percent-encoded, for the request as for its signature."""
+    """Return a query sorted and percent-encoded, for the request and its signature."""
     encoded = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in pairs)
     return "&".join(f"{name}={value}" for name, value in encoded)
 
 
 class Signer:
-    """Sign requests to one *service* in one *region*."""
+    """Signs requests to one *service* in one *region*."""
 
     def __init__(self, service: str, region: str) -> None:
         self._service = service
@@ -68,7 +68,7 @@ class Signer:
     def sign(
         self, request: AwsRequest, host: str, credentials: AwsCredentials, now_ms: int
     ) -> list[tuple[str, str]]:
-        """Return the headers of *request*, and with them those that make it authentic."""
+        """Return the headers of *request* with those of its signature."""
         self._update_key(credentials, now_ms // 1000)
         digest = sha256(request.body).hexdigest()
         sent = [*request.headers, ("x-amz-date", self._stamp), ("x-amz-content-sha256", digest)]
@@ -77,7 +77,7 @@ class Signer:
         signed = sorted([*sent, ("host", host)])
         names = ";".join([name for name, _ in signed])
         lines = "\n".join([f"{name}:{value}" for name, value in signed])
-        # Services other than S3 want the path encoded twice, but are asked at a plain one.
+        # Services other than S3 require a doubly encoded path, but their paths need no encoding.
         start = f"{request.method}\n{request.path}\n{request.query}"
         signature = self._signature(f"{start}\n{lines}\n\n{names}\n{digest}")
         credential = f"Credential={credentials.access_key}/{self._scope}"
@@ -88,7 +88,7 @@ class Signer:
     def presigned(
         self, host: str, asked: Pairs, credentials: AwsCredentials, now_ms: int, *, valid_s: int
     ) -> str:
-        """Return the URL, without its scheme, of a GET of *asked* that *credentials* allows."""
+        """Return a presigned URL, without its scheme, of a GET with the query *asked*."""
         self._update_key(credentials, now_ms // 1000)
         pairs = [
             *asked,
@@ -111,7 +111,7 @@ class Signer:
         return hmac.digest(self._key, to_sign.encode(), "sha256").hex()
 
     def _update_key(self, credentials: AwsCredentials, second: int) -> None:
-        """Write the time anew, and derive the key where the day or the credentials is another."""
+        """Update the timestamp, and the key if the day or the credentials have changed."""
         if second == self._second and credentials is self._credentials:
             return
         self._second = second

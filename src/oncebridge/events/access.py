@@ -87,8 +87,9 @@ class SenderAllowlist:
 
 
 def _not_among(what: str, value: str | None) -> str:
+    # This text is part of the key of the dead letter: do not change it.
     if not value:
-        return f"the event has no {what}, and allow.{what}s is set"
+        return f"it names no {what}, and allow.{what}s is set"
     # Escaped by repr: it is the sender's text, and is printed on terminals.
     return f"the {what} {value[:_LONGEST_SHOWN]!r} is not among allow.{what}s"
 

@@ -530,6 +530,7 @@ def _is_missing_state(state: Any) -> bool:
     return state is None or (state not in ({}, []) and holds_only_null(state))
 
 
+# Part of the key of the dead letter: do not change it.
 _MISSING = "rule {rule!r}: a field that the key needs is missing or null"
 
 

@@ -69,11 +69,11 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _TOKEN = re.compile(r"[!-~]{1,16384}")
 _ERROR = re.compile(r"[a-z][a-z_ .-]{0,60}")
 _REFUSALS: Final = frozenset({400, 401, 403})
-_MOST_ANSWER: Final = 1024 * 1024  # a long conversation is a long answer
-_MOST_WAIT_S: Final = 300
+_MAX_RESPONSE: Final = 1024 * 1024  # a long conversation is a long answer
+_MAX_WAIT_S: Final = 300
 _EARLY_S: Final = 60.0
 _USUAL_LIFE_S: Final = 3600.0
-_MOST_HIDDEN: Final = 20
+_MAX_HIDDEN: Final = 20
 """Conversations in a row that are not shown, after which it is not about them, but about us."""
 
 
@@ -123,7 +123,7 @@ class Hosts(Struct, frozen=True):
     def of(cls, region: str, where: str) -> "Hosts":
         """Find the hosts of *region*, or raise `ConfigError`."""
         if "://" in region:
-            return cls._at(region, where)
+            return cls._from_url(region, where)
         name = region.strip().lower()
         host = REGIONS.get(name, name)
         if host.startswith(_SERVICES):
@@ -138,7 +138,7 @@ class Hosts(Struct, frozen=True):
         return cls(f"https://login.{host}", f"https://api.{host}")
 
     @classmethod
-    def _at(cls, url: str, where: str) -> "Hosts":
+    def _from_url(cls, url: str, where: str) -> "Hosts":
         """Take one address for both, such as a proxy's."""
         try:
             target = HttpTarget.parse(url)
@@ -181,17 +181,17 @@ class Api:
         self._clients: dict[str, Client] = {}
         self._token: _AccessToken | None = None
         self._fetching: asyncio.Task[_AccessToken | ClientRefused | NoAnswer] | None = None
-        self._hidden = _MOST_HIDDEN
+        self._hidden = _MAX_HIDDEN
         """How many in a row were not shown; with a new token, none has been yet."""
 
     async def find(self, conversation: str) -> LookupResult:
         """Ask for one conversation; a token that is not taken any more is renewed once."""
-        client, prefix = self._at(self._hosts.api)
+        client, prefix = self._client_for(self._hosts.api)
         path = f"{prefix}/api/v2/conversations/{quote(conversation, safe='')}"
         for is_repeat in (False, True):
             if is_repeat:
                 await asyncio.sleep(self._pace.take(1, asyncio.get_running_loop().time()))
-            token = await self._logged_in()
+            token = await self._get_token()
             if not isinstance(token, _AccessToken):
                 return token
             headers = [("Authorization", f"Bearer {token.text.reveal()}")]
@@ -201,14 +201,14 @@ class Api:
             if isinstance(answer, NoAnswer):
                 return answer
             if answer.status != 401:
-                return self._seen(_understood(answer, conversation))
+                return self._interpret_hidden(_interpret(answer, conversation))
             if self._token is token:  # else somebody has renewed it meanwhile
                 self._token = None
         return ClientRefused(
             "the OAuth client is refused: the Genesys API answers 401 to a new token"
         )
 
-    def _seen(self, found: LookupResult) -> LookupResult:
+    def _interpret_hidden(self, found: LookupResult) -> LookupResult:
         """
         Tell a conversation that is not shown from a client that is shown none.
 
@@ -219,7 +219,7 @@ class Api:
             self._hidden = 0
         elif isinstance(found, Hidden):
             self._hidden += 1
-            if self._hidden > _MOST_HIDDEN:
+            if self._hidden > _MAX_HIDDEN:
                 return ClientRefused(
                     "the OAuth client may not look: HTTP 403; its role needs the permission "
                     f"{PERMISSION}, in all divisions"
@@ -228,8 +228,8 @@ class Api:
 
     async def log_in(self) -> ClientRefused | NoAnswer | None:
         """Get a token, if there is none; tell what stands in the way."""
-        self._at(self._hosts.api)  # a proxy that cannot be used raises now, and not later
-        token = await self._logged_in()
+        self._client_for(self._hosts.api)  # a proxy that cannot be used raises now, and not later
+        token = await self._get_token()
         return None if isinstance(token, _AccessToken) else token
 
     async def aclose(self) -> None:
@@ -244,7 +244,7 @@ class Api:
 
     # --- the token ---------------------------------------------------------------------
 
-    async def _logged_in(self) -> _AccessToken | ClientRefused | NoAnswer:
+    async def _get_token(self) -> _AccessToken | ClientRefused | NoAnswer:
         """Return the token; whoever asks while it is fetched waits for the same one."""
         loop = asyncio.get_running_loop()
         if self._token is not None and loop.time() < self._token.until_s:
@@ -259,7 +259,7 @@ class Api:
             ("Authorization", f"Basic {base64.b64encode(both).decode()}"),
             ("Content-Type", "application/x-www-form-urlencoded"),
         ]
-        client, prefix = self._at(self._hosts.login)
+        client, prefix = self._client_for(self._hosts.login)
         body = b"grant_type=client_credentials"
         answer = await self._bounded(
             "the Genesys login", client.request("POST", f"{prefix}/oauth/token", body, headers)
@@ -270,7 +270,7 @@ class Api:
         if answer.status in _REFUSALS:
             return ClientRefused(f"the OAuth client is refused: HTTP {answer.status}{_error(said)}")
         if answer.status != 200:
-            return _unsaid("the Genesys login", answer)
+            return _no_answer("the Genesys login", answer)
         token, life_s = said.get("access_token"), said.get("expires_in")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             return NoAnswer("the Genesys login gave no token")
@@ -278,7 +278,7 @@ class Api:
             life_s = _USUAL_LIFE_S
         until_s = asyncio.get_running_loop().time() + life_s - min(_EARLY_S, life_s / 5)
         self._token = _AccessToken(Secret(token), until_s)
-        self._hidden = _MOST_HIDDEN
+        self._hidden = _MAX_HIDDEN
         return self._token
 
     # --- requests ----------------------------------------------------------------------
@@ -294,24 +294,24 @@ class Api:
         except (NotSent, Unclear) as error:
             return NoAnswer(f"{who}: {error}")
 
-    def _at(self, url: str) -> tuple[Client, str]:
+    def _client_for(self, url: str) -> tuple[Client, str]:
         """Return the client for *url*, and what its paths begin with."""
         if url not in self._clients:
             self._clients[url] = Client(
                 url,
                 headers=[("Accept", "application/json"), ("User-Agent", "oncebridge")],
                 connect_timeout=timedelta(seconds=self._timeout_s),
-                max_answer=_MOST_ANSWER,
+                max_answer=_MAX_RESPONSE,
                 allow_private=self._hosts.allow_private,
             )
         client = self._clients[url]
         return client, client.target.path.rstrip("/")
 
 
-def _understood(answer: ClientResponse, conversation: str) -> LookupResult:
+def _interpret(answer: ClientResponse, conversation: str) -> LookupResult:
     """Say what an answer about a conversation means; nothing of its body is ever quoted."""
     match answer.status:
-        case 200 if _shows(answer.body, conversation):
+        case 200 if _is_conversation(answer.body, conversation):
             return Exists()
         case 400 | 404 | 410 if _is_error(answer):
             return Missing()
@@ -321,12 +321,12 @@ def _understood(answer: ClientResponse, conversation: str) -> LookupResult:
             return NoAnswer(
                 f"the Genesys API answers HTTP {answer.status}, but not as Genesys does"
             )
-    return _unsaid("the Genesys API", answer)
+    return _no_answer("the Genesys API", answer)
 
 
-def _shows(body: bytes, conversation: str) -> bool:
+def _is_conversation(body: bytes, conversation: str) -> bool:
     """Return True if this is the conversation that was asked for."""
-    if len(body) < _MOST_ANSWER:
+    if len(body) < _MAX_RESPONSE:
         name = _read(body).get("id")
         return isinstance(name, str) and name.lower() == conversation.lower()
     # Cut off, so it cannot be read as a whole.
@@ -340,10 +340,10 @@ def _is_error(answer: ClientResponse) -> bool:
     return isinstance(said.get("code"), str) and said.get("status") == answer.status
 
 
-def _unsaid(who: str, answer: ClientResponse) -> NoAnswer:
+def _no_answer(who: str, answer: ClientResponse) -> NoAnswer:
     text = answer.headers.get(b"retry-after", b"").decode("latin-1").strip()
     seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    return NoAnswer(f"{who} answers HTTP {answer.status}", min(seconds, _MOST_WAIT_S) * 1000)
+    return NoAnswer(f"{who} answers HTTP {answer.status}", min(seconds, _MAX_WAIT_S) * 1000)
 
 
 def _read(body: bytes) -> dict[str, Any]:

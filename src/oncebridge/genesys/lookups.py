@@ -28,7 +28,7 @@ from oncebridge.genesys.api import (
 )
 from oncebridge.service.genesys_options import GenesysOptions
 
-_MOST: Final = 50_000
+_MAX_REMEMBERED: Final = 50_000
 """How many conversations are remembered."""
 BRIEFLY_S: Final = 5.0
 """How long it is remembered that there is none, and after what time it is asked again."""
@@ -60,20 +60,20 @@ class Lookups:
     ) -> None:
         self._api = api
         self._pace = pace
-        self._returns = RateLimit(options.lookups)
+        self._retry_turns = RateLimit(options.lookups)
         """When those come again who got no turn."""
         self._options = options
         self._counts = counts
         self._breaker = Breaker(_FAILURES, dice)
-        self._trouble: NoAnswer | ClientRefused = NoAnswer("")
+        self._problem: NoAnswer | ClientRefused = NoAnswer("")
         """The latest, for those who are not let through to find out themselves."""
-        self._away_until_s = 0.0
+        self._unavailable_until_s = 0.0
         self._known: OrderedDict[str, tuple[LookupResult, float]] = OrderedDict()
-        self._asking: dict[str, _PendingLookup] = {}
+        self._pending: dict[str, _PendingLookup] = {}
 
     async def aclose(self) -> None:
         """Break off what is asked; safe to repeat."""
-        asking = [each.task for each in self._asking.values()]
+        asking = [each.task for each in self._pending.values()]
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -101,7 +101,7 @@ class Lookups:
         now = asyncio.get_running_loop().time
         ends_s = now() + within_s
         while True:
-            asking = self._asking.get(conversation) or self._start(conversation, ends_s - now())
+            asking = self._pending.get(conversation) or self._start(conversation, ends_s - now())
             if not isinstance(asking, _PendingLookup):
                 return asking
             # Whoever is broken off here leaves the others their answer.
@@ -124,52 +124,52 @@ class Lookups:
         """Take a turn to ask, early enough for an answer; or tell why there is none."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if now < self._away_until_s:
-            return self._told(now)
+        if now < self._unavailable_until_s:
+            return self._last_problem(now)
         wait_s = self._pace.left_s(now)
         if wait_s > max(within_s - self._options.timeout.total_seconds(), 0):
-            return self._later(wait_s, now)
+            return self._delay(wait_s, now)
         if not self._breaker.admits(now):
-            return self._told(now)
+            return self._last_problem(now)
         at_s = now + self._pace.take(1, now)
         is_try = self._breaker.is_open
-        task = loop.create_task(self._ask(conversation, at_s - now, is_try=is_try))
-        asking = self._asking[conversation] = _PendingLookup(task, at_s)
+        task = loop.create_task(self._look_up(conversation, at_s - now, is_try=is_try))
+        asking = self._pending[conversation] = _PendingLookup(task, at_s)
 
         def ended(_: object) -> None:
             # Here, and not in the task: one that is cancelled early does not even begin.
-            del self._asking[conversation]
+            del self._pending[conversation]
             self._breaker.abandoned()
 
         task.add_done_callback(ended)
         return asking
 
-    def _later(self, wait_s: float, now: float) -> LookupDelayed:
+    def _delay(self, wait_s: float, now: float) -> LookupDelayed:
         """Send away for now: come when there are turns again, one by one and not all at once."""
-        if self._returns.left_s(now) < _MOST_WAIT_S:
-            wait_s += self._returns.take(1, now)
+        if self._retry_turns.left_s(now) < _MOST_WAIT_S:
+            wait_s += self._retry_turns.take(1, now)
         else:
             wait_s += _MOST_WAIT_S
         return LookupDelayed(_TOO_MANY, int(wait_s * 1000) + 1)
 
-    def _told(self, now: float) -> NoAnswer | ClientRefused:
+    def _last_problem(self, now: float) -> NoAnswer | ClientRefused:
         """Say what the last one met who asked."""
-        if isinstance(self._trouble, ClientRefused):
-            return self._trouble
-        left_s = max(self._breaker.left_s(now), self._away_until_s - now)
-        return NoAnswer(self._trouble.reason, int(left_s * 1000) + 1)
+        if isinstance(self._problem, ClientRefused):
+            return self._problem
+        left_s = max(self._breaker.left_s(now), self._unavailable_until_s - now)
+        return NoAnswer(self._problem.reason, int(left_s * 1000) + 1)
 
-    async def _ask(self, conversation: str, turn_s: float, *, is_try: bool) -> LookupResult:
+    async def _look_up(self, conversation: str, turn_s: float, *, is_try: bool) -> LookupResult:
         await asyncio.sleep(turn_s)
         now = asyncio.get_running_loop().time()
-        if now < self._away_until_s or (self._breaker.is_open and not is_try):
-            return self._told(now)  # said to somebody who was before us
+        if now < self._unavailable_until_s or (self._breaker.is_open and not is_try):
+            return self._last_problem(now)  # said to somebody who was before us
         self._counts["lookups"] += 1
         found = await self._api.find(conversation)
-        self._note(conversation, found)
+        self._record_result(conversation, found)
         return found
 
-    def _note(self, conversation: str, found: LookupResult) -> None:
+    def _record_result(self, conversation: str, found: LookupResult) -> None:
         now = asyncio.get_running_loop().time()
         match found:
             case Exists():
@@ -179,15 +179,17 @@ class Lookups:
                 self._remember(conversation, found, now + BRIEFLY_S)
                 self._breaker.succeeded()
             case ClientRefused():
-                self._trouble = found
+                self._problem = found
                 self._breaker.failed(now, at_once=True)
             case NoAnswer():
-                self._trouble = found
+                self._problem = found
                 self._breaker.failed(now)
-                self._away_until_s = max(self._away_until_s, now + found.retry_after_ms / 1000)
+                self._unavailable_until_s = max(
+                    self._unavailable_until_s, now + found.retry_after_ms / 1000
+                )
 
     def _remember(self, conversation: str, found: LookupResult, until_s: float) -> None:
         self._known[conversation] = (found, until_s)
         self._known.move_to_end(conversation)
-        if len(self._known) > _MOST:
+        if len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)

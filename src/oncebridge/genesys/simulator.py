@@ -180,8 +180,8 @@ class _ContactCentre:
         happen("customer.end", ends, caller, disconnectType="ENDPOINT", **spent)
         left = happen("user.end", ends + 30, user, disconnectType="PEER", **spent)
         other = {"participantId": _uuid(dice), "sessionId": _uuid(dice), "userId": _uuid(dice)}
-        self._add_like(left, Label.OTHER_AGENT, other)
-        self._add_like(left, Label.ONE_MS_LATER, {"eventTime": self._start_ms + ends + 31}, 1)
+        self._add_look_alike(left, Label.OTHER_AGENT, other)
+        self._add_look_alike(left, Label.ONE_MS_LATER, {"eventTime": self._start_ms + ends + 31}, 1)
         wrapped = ends + dice.randrange(4_000, 25_000)
         notes: _Body = {"wrapupCode": _uuid(dice), "wrapupNotes": "will call back"}
         notes |= {"wrapupDurationMs": wrapped - ends}
@@ -189,7 +189,7 @@ class _ContactCentre:
         acw = happen("acw", wrapped + 1, user, **notes)
         reopened = wrapped + dice.randrange(3_000, 12_000)
         later = {"eventTime": self._start_ms + reopened}
-        self._add_like(acw, Label.ACW_AGAIN, later, reopened - acw.at_ms)
+        self._add_look_alike(acw, Label.ACW_AGAIN, later, reopened - acw.at_ms)
         self._status(agent, "IDLE", reopened + 50)
         self._presence(agent, reopened + 120)
         # one call at a time, or two of an agent's states might be alike to the millisecond
@@ -202,7 +202,7 @@ class _ContactCentre:
         self._facts.append(fact)
         return fact
 
-    def _add_like(
+    def _add_look_alike(
         self, fact: _Fact, label: Label, changes: _Body, later: int = 0, name: str = ""
     ) -> None:
         """Add, if it is its turn, an event unlike *fact* in no more than *changes* or *name*."""
@@ -222,7 +222,7 @@ class _ContactCentre:
         }
         fact = self._add(f"{_DETAIL}attributes", conversation, body, at)
         more = {"attributes": {**attributes, "verified": "true"}}
-        self._add_like(fact, Label.SECOND_UPDATE, more)
+        self._add_look_alike(fact, Label.SECOND_UPDATE, more)
 
     def _transcripts(self, conversation: str, talks: int) -> int:
         """Let both sides speak, and tell when the call ends."""
@@ -245,7 +245,7 @@ class _ContactCentre:
             fact = self._add("v2.conversations.{id}.transcription", conversation, body, at)
             if partial:
                 final = {"transcripts": [{**spoken, "isFinal": True}]}
-                self._add_like(fact, Label.FINAL_TRANSCRIPT, final, 600)
+                self._add_look_alike(fact, Label.FINAL_TRANSCRIPT, final, 600)
         return at + dice.randrange(1_500, 6_000)
 
     def _status(self, agent: int, status: str, at: int) -> None:
@@ -261,7 +261,7 @@ class _ContactCentre:
         body |= {"message": "", "modifiedDate": _iso(self._start_ms + at)}
         fact = self._add("v2.users.{id}.presence", user, body, at)
         other = f"v2.users.{_uuid(self._dice)}.presence"
-        self._add_like(fact, Label.EQUAL_PRESENCE, {}, name=other)
+        self._add_look_alike(fact, Label.EQUAL_PRESENCE, {}, name=other)
         audit: _Body = {"id": _uuid(self._dice), "userId": user, "username": {"id": ""}}
         audit |= {"serviceName": "Presence", "action": "Update", "entityType": "UserPresence"}
         audit |= {"eventTime": _iso((self._start_ms + at) // 1000 * 1000)}
@@ -291,7 +291,7 @@ class _EventBus:
         yield Simulated(_compact(event), truth, fact.label, arrives, fact.resembles)
         while dice.random() < self._repeats:
             kind = next(self._kinds)
-            raw, delay = self._again(event, kind, published)
+            raw, delay = self._make_repeat(event, kind, published)
             yield Simulated(raw, truth, kind, arrives + delay)
 
     def _event(self, fact: _Fact, published: int) -> _Body:
@@ -315,7 +315,7 @@ class _EventBus:
             },
         }
 
-    def _again(self, event: _Body, kind: Label, published: int) -> tuple[bytes, int]:
+    def _make_repeat(self, event: _Body, kind: Label, published: int) -> tuple[bytes, int]:
         """Make a repeat: its bytes, and how much later than the first it arrives."""
         dice = self._dice
         match kind:
@@ -334,7 +334,9 @@ class _EventBus:
                 return _compact(copy), dice.randrange(10_000, 60_000)
             case Label.REORDERED:
                 indent = dice.choice([None, 2])
-                return json.dumps(_respelt(event), indent=indent).encode(), dice.randrange(9, 9_000)
+                return json.dumps(_rewritten(event), indent=indent).encode(), dice.randrange(
+                    9, 9_000
+                )
             case _:
                 return _compact(event), dice.randrange(500, 45_000)
 
@@ -362,12 +364,12 @@ def _compact(event: _Body) -> bytes:
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _respelt(value: Any) -> Any:
+def _rewritten(value: Any) -> Any:
     """Turn members round, and write whole numbers as `1.0`."""
     if isinstance(value, dict):
-        return {name: _respelt(value[name]) for name in reversed(value)}
+        return {name: _rewritten(value[name]) for name in reversed(value)}
     if isinstance(value, list):
-        return [_respelt(item) for item in value]
+        return [_rewritten(item) for item in value]
     return float(value) if type(value) is int else value
 
 

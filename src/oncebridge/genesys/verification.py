@@ -73,11 +73,11 @@ from oncebridge.stores.api import Store
 
 _log = logging.getLogger("oncebridge")
 
-_TELL_S: Final = 10.0
+_WARN_EVERY_S: Final = 10.0
 """How often the same trouble is told at most."""
-_MOST_BESIDE: Final = 1000
+_MAX_SHADOW_LOOKUPS: Final = 1000
 """How many sends in shadow mode may be looked up at once."""
-_LEAVE_S: Final = 2.0
+_SHADOW_GRACE_S: Final = 2.0
 """How long what is looked up in shadow mode may take at the end."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -102,10 +102,10 @@ class Verifier:
         self.options = options
         self.counts: Counter[str] = Counter()
         pace = RateLimit(options.lookups)
-        self._api, self.conversation = _made(options, pace)
+        self._api, self.conversation = _build(options, pace)
         self.lookups = Lookups(self._api, pace, options, self.counts, dice or SystemDice())
-        self._untold: Counter[str] = Counter()
-        self._told_at: dict[str, float] = {}
+        self._unlogged: Counter[str] = Counter()
+        self._next_warning_at: dict[str, float] = {}
 
     @staticmethod
     def check(options: GenesysOptions, settings: Settings) -> None:
@@ -138,11 +138,11 @@ class Verifier:
 
     def warn(self, trouble: str, /, **fields: object) -> None:
         """Tell of trouble now and then, and how often there was some since the last time."""
-        self._untold[trouble] += 1
+        self._unlogged[trouble] += 1
         now = asyncio.get_running_loop().time()
-        if now >= self._told_at.get(trouble, now):
-            self._told_at[trouble] = now + _TELL_S
-            _log.warning(trouble, extra={"times": self._untold.pop(trouble), **fields})
+        if now >= self._next_warning_at.get(trouble, now):
+            self._next_warning_at[trouble] = now + _WARN_EVERY_S
+            _log.warning(trouble, extra={"times": self._unlogged.pop(trouble), **fields})
 
 
 class VerifyingSink:
@@ -162,7 +162,7 @@ class VerifyingSink:
         self._clock = clock
         self._joint: JointSink | None = None
         self._is_shadow = settings.mode == "shadow"
-        self._beside: set[asyncio.Task[list[SinkAnswer | None]]] = set()
+        self._shadow_lookups: set[asyncio.Task[list[SinkAnswer | None]]] = set()
         """What is looked up beside the sends of shadow mode."""
 
     @property
@@ -193,12 +193,12 @@ class VerifyingSink:
         await self._verifier.open()
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        return await self._pass_on(deliveries, deliveries, self._sink.deliver)
+        return await self._deliver_verified(deliveries, deliveries, self._sink.deliver)
 
     async def aclose(self) -> None:
-        if self._beside:
-            await asyncio.wait(self._beside, timeout=_LEAVE_S)
-        for task in self._beside:
+        if self._shadow_lookups:
+            await asyncio.wait(self._shadow_lookups, timeout=_SHADOW_GRACE_S)
+        for task in self._shadow_lookups:
             task.cancel()
         with suppress(Exception):  # the sink has to be closed all the same
             await self._verifier.aclose()
@@ -214,11 +214,11 @@ class VerifyingSink:
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
         assert self._joint is not None  # noqa: S101 - or nobody would ask for this
         deliveries = [each.delivery for each in joints]
-        return await self._pass_on(joints, deliveries, self._joint.deliver_jointly)
+        return await self._deliver_verified(joints, deliveries, self._joint.deliver_jointly)
 
     # --- verifying ---------------------------------------------------------------------
 
-    async def _pass_on(
+    async def _deliver_verified(
         self,
         items: Sequence[_T],
         deliveries: Sequence[Delivery],
@@ -226,21 +226,21 @@ class VerifyingSink:
     ) -> "Sequence[_A | SinkAnswer]":
         """Send what may go, and answer for the rest."""
         if self._is_shadow:
-            self._verify_beside(deliveries)
+            self._verify_in_shadow(deliveries)
             return await send(items)
         answers = await self._verify(deliveries)
         going = [item for item, answer in zip(items, answers, strict=True) if answer is None]
-        sent = iter(await _sent(going, send) if going else ())
+        sent = iter(await _send_safely(going, send) if going else ())
         return [next(sent) if answer is None else answer for answer in answers]
 
-    def _verify_beside(self, deliveries: Sequence[Delivery]) -> None:
+    def _verify_in_shadow(self, deliveries: Sequence[Delivery]) -> None:
         """Look up what is sent anyway, and keep nobody waiting for it."""
-        if len(self._beside) >= _MOST_BESIDE:
+        if len(self._shadow_lookups) >= _MAX_SHADOW_LOOKUPS:
             self._verifier.counts["held"] += len(deliveries)
             return
         task = asyncio.get_running_loop().create_task(self._verify(deliveries))
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._shadow_lookups.add(task)
+        task.add_done_callback(self._shadow_lookups.discard)
 
     async def _verify(self, deliveries: Sequence[Delivery]) -> list[SinkAnswer | None]:
         """Return the answer to each delivery that may not go; None to those that may."""
@@ -253,17 +253,18 @@ class VerifyingSink:
             if is_conversation_id(name):
                 when = settled.setdefault(name, [])
                 when += [now + left_ms / 1000] if left_ms <= 0 else []
-        found = await self._found(settled, self._time_s(deliveries))
+        found = await self._look_up(settled, self._lookup_time_s(deliveries))
         return [
-            self._judged(name, left_ms, found) for name, left_ms in zip(named, left, strict=True)
+            self._answer_for(name, left_ms, found)
+            for name, left_ms in zip(named, left, strict=True)
         ]
 
-    def _time_s(self, deliveries: Sequence[Delivery]) -> float:
+    def _lookup_time_s(self, deliveries: Sequence[Delivery]) -> float:
         """Return how long look-ups may take: half of what the call may, the rest is the sink's."""
         left_s = min([each.ends for each in deliveries]) - asyncio.get_running_loop().time()
         return max(min(left_s, self._settings.sink_timeout.total_seconds()) / 2, 0)
 
-    async def _found(
+    async def _look_up(
         self, settled: Mapping[str, Sequence[float]], within_s: float
     ) -> dict[str, LookupResult | LookupDelayed]:
         """
@@ -294,7 +295,7 @@ class VerifyingSink:
         is_negative = isinstance(found, Hidden) or (is_settled and isinstance(found, Missing))
         return is_negative and self._verifier.options.on_unknown == "dead"
 
-    def _judged(
+    def _answer_for(
         self, name: Any, left_ms: float, found: Mapping[str, LookupResult | LookupDelayed]
     ) -> SinkAnswer | None:
         if name is None or name is False:  # as JMESPath says that it has found nothing
@@ -304,7 +305,7 @@ class VerifyingSink:
             return Never("it names no conversation", unsent=True)
         if not is_conversation_id(name):
             # Nor will it ever be one, so it is not waited for; and not quoted.
-            return self._unknown("what stands for its conversation is not the id of one")
+            return self._answer_unknown("what stands for its conversation is not the id of one")
         return self._answer(name, left_ms, found[name])
 
     def _answer(
@@ -317,7 +318,7 @@ class VerifyingSink:
                 return None
             case Missing():
                 if left_ms <= 0:
-                    return self._unknown(f"the conversation {name} is not known to Genesys")
+                    return self._answer_unknown(f"the conversation {name} is not known to Genesys")
                 counts["settling"] += 1
                 reason = f"the conversation {name} is not known to Genesys yet"
                 return No(reason, int(min(left_ms, BRIEFLY_S * 1000)), too_early=True)
@@ -327,7 +328,7 @@ class VerifyingSink:
                 return Closed(reason)
             case Hidden():
                 counts["hidden"] += 1
-                return self._unwanted(
+                return self._answer_unwanted(
                     f"Genesys does not show the conversation {name} to this client (403): its "
                     "role or divisions do not cover it"
                 )
@@ -343,11 +344,11 @@ class VerifyingSink:
                 verifier.warn("oncebridge.sent_unverified", error=reason)
                 return None
 
-    def _unknown(self, reason: str) -> SinkAnswer | None:
+    def _answer_unknown(self, reason: str) -> SinkAnswer | None:
         self._verifier.counts["unknown"] += 1
-        return self._unwanted(reason)
+        return self._answer_unwanted(reason)
 
-    def _unwanted(self, reason: str) -> SinkAnswer | None:
+    def _answer_unwanted(self, reason: str) -> SinkAnswer | None:
         if self._verifier.options.on_unknown == "dead":
             return Never(reason, unsent=True)
         self._verifier.warn("oncebridge.conversation_is_unknown", what=reason)
@@ -368,7 +369,7 @@ class VerifyingSink:
         return left_ms if left_ms <= 2 * settle_ms else -inf
 
 
-async def _sent(
+async def _send_safely(
     going: Sequence[_T], send: Callable[[Sequence[_T]], Awaitable[Sequence[_A]]]
 ) -> "Sequence[_A | SinkAnswer]":
     """Send, and get an answer for each: what was answered for already must not suffer."""
@@ -385,7 +386,7 @@ async def _sent(
     return [answer] * len(going)
 
 
-def _named(event: Event) -> Any:
+def _conversation_of(event: Event) -> Any:
     """Find the conversation where Genesys puts it; None, if the event names none."""
     body = event.detail.get("eventBody")
     if not isinstance(body, dict):
@@ -413,7 +414,7 @@ def _published_ms(event: Event) -> int | None:
 # --- settings ------------------------------------------------------------------------------
 
 
-def _made(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Event], Any]]:
+def _build(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Event], Any]]:
     """Make who is asked, and what finds the conversation; or raise all that is wrong."""
     problems = Problems()
     for name in ("region", "client_id", "client_secret"):
@@ -423,7 +424,7 @@ def _made(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Even
     if ":" in client_id.reveal():
         problems.add("client_id", "has a colon, which Basic authentication cannot carry")
     api: Api | None = None
-    find: Callable[[Event], Any] = _named
+    find: Callable[[Event], Any] = _conversation_of
     if options.region is not None:
         with problems.caught():
             hosts = Hosts.of(options.region, "region")

@@ -148,7 +148,7 @@ class Hand:
         for (held, seconds), failure in zip(changes, answers, strict=True):
             if failure is None:
                 held.until = now + seconds
-            elif not failure.passes:
+            elif not failure.is_transient:
                 self._lose(held)  # it is visible already
 
     def _lose(self, held: _Held) -> None:
@@ -179,7 +179,7 @@ class Hand:
             changes = [
                 change
                 for change, failure in zip(changes, answers, strict=True)
-                if failure is not None and failure.passes
+                if failure is not None and failure.is_transient
             ]
             if not changes:
                 return
@@ -231,7 +231,7 @@ class Hand:
         answers = await self._in_tens(self._queue.delete, handles, "DeleteMessage")
         left = []
         for place, failure in zip(places, answers, strict=True):
-            if failure is not None and failure.passes:
+            if failure is not None and failure.is_transient:
                 left.append(place)
             else:
                 self._untold[_NOT_DELETED] += failure is not None
