@@ -82,7 +82,7 @@ class TestAddresses:
         ],
     )
     def test_anything_else_is_refused_and_told_how_to_write_it(self, address):
-        with pytest.raises(ConfigError, match="a queue is sqs://NAME"):
+        with pytest.raises(ConfigError, match="write sqs://NAME"):
             QueueAddress.parse(address)
 
     def test_two_regions_are_one_too_many(self):

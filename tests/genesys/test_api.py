@@ -36,7 +36,7 @@ async def asking(genesys, *, url="", secret=CLIENT_SECRET, seconds=5.0, rate=100
         Secret(CLIENT_ID),
         Secret(secret),
         timeout=timedelta(seconds=seconds),
-        pace=RateLimit(rate),
+        rate_limit=RateLimit(rate),
     )
     try:
         yield api
@@ -161,7 +161,7 @@ async def test_a_login_in_trouble_is_an_outage_and_not_a_refusal(genesys):
         genesys.login_status, genesys.headers = 429, {"Retry-After": "7"}
         assert await api.find(CALL) == NoAnswer("the Genesys login answers HTTP 429", 7000)
         genesys.login_status = 200
-        assert await api.find(CALL) == NoAnswer("the Genesys login gave no token")
+        assert await api.find(CALL) == NoAnswer("the Genesys login returned no token")
         genesys.login_status = 0
         assert await api.find(CALL) == Exists()
 
@@ -190,7 +190,7 @@ FOREIGN_ERRORS = [
 
 
 def foreign(status):
-    return NoAnswer(f"the Genesys API answers HTTP {status}, but not as Genesys does")
+    return NoAnswer(f"the Genesys API answers HTTP {status}, but not in its own format")
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_an_address_is_taken_as_it_is():
         ("eu-centrl-1", "did you mean 'eu-central-1'?"),
         ("Frankfurt am Main", "is neither a Region of Genesys Cloud nor a host; allowed: "),
         ("eu-west-9", "did you mean"),
-        ("api.mypurecloud.de", "leave out what stands before 'mypurecloud.de'"),
+        ("api.mypurecloud.de", "write only 'mypurecloud.de'"),
         ("login.usw2.pure.cloud", "leave out"),
         ("-bad.example", "is neither"),
         ("a/b.example", "is neither"),

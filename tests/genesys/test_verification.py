@@ -187,7 +187,7 @@ async def test_what_names_no_conversation_is_dead_if_that_is_wanted(genesys):
     async with bench(genesys, on_unnamed="dead") as made:
         assert (await made.one(None)).verdict is Verdict.DEAD
         (letter,) = await made.dead.list()
-        assert letter.message == "it names no conversation"
+        assert letter.message == "the event names no conversation"
         assert (await made.one(CALL, 2)).verdict is Verdict.DELIVERED
         assert made.verifier.counts["unnamed"] == 1
 
@@ -267,7 +267,7 @@ async def test_what_cannot_be_an_id_is_unknown_without_asking(genesys, name):
         made.now_ms = PUBLISHED_MS
         assert (await made.one(name)).verdict is Verdict.DEAD
         (letter,) = await made.dead.list()
-        assert letter.message == "what stands for its conversation is not the id of one"
+        assert letter.message == "the event has no valid conversation id"
     assert not genesys.asked
 
 

@@ -148,7 +148,7 @@ def test_the_region_of_an_arn_is_asked(aws, monkeypatch):
     [
         ("ssm:/a/b", (400, "ParameterNotFound"), "there is no such parameter in us-east-1"),
         ("ssm:b:9", (400, "ParameterVersionNotFound"), "there is no such version of it in us-"),
-        ("ssm:b", (400, "ValidationException"), "ssm in us-east-1 says ValidationException"),
+        ("ssm:b", (400, "ValidationException"), "ssm in us-east-1 returned ValidationException"),
         (
             "ssm:/a/b:3",
             (400, "AccessDeniedException", "User is not authorized to perform: ssm:GetParameter"),
@@ -177,8 +177,8 @@ def test_the_region_of_an_arn_is_asked(aws, monkeypatch):
             "allow kms:Decrypt",
         ),
         ("secretsmanager:b", (400, "DecryptionFailure"), "its key cannot be used"),
-        ("secretsmanager:b", (400, "InvalidRequestException"), "says InvalidRequestException"),
-        ("ssm:b", (400, "UnrecognizedClientException"), "says UnrecognizedClientException"),
+        ("secretsmanager:b", (400, "InvalidRequestException"), "returned InvalidRequestException"),
+        ("ssm:b", (400, "UnrecognizedClientException"), "returned UnrecognizedClientException"),
     ],
 )
 def test_a_no_is_told_with_what_to_do(aws, text, said, told):
@@ -245,9 +245,9 @@ def test_half_a_reference_is_told(aws, text):
 @pytest.mark.parametrize(
     ("kept", "told"),
     [
-        (CANARY, "the secret is no JSON object"),
-        (f'["{CANARY}"]', "the secret is no JSON object"),
-        ("[" * 50_000, "the secret is no JSON object"),
+        (CANARY, "the secret is not a JSON object"),
+        (f'["{CANARY}"]', "the secret is not a JSON object"),
+        ("[" * 50_000, "the secret is not a JSON object"),
         (f'{{"other": "{CANARY}", "{CANARY}": "x"}}', "the secret has no field 'token'"),
         (f'{{"token": ["{CANARY}"]}}', "the field must be a text"),
         ('{"token": ""}', "the field must be a text"),

@@ -1,10 +1,10 @@
 """
-Ask for conversations: each once for all who want to know, not too often, and not in vain.
+Look up conversations: each once for all callers, rate limited, and not while the API is down.
 
-What was said is remembered; that there is no such conversation only briefly, and never as the
-reason to refuse an event for good (`oncebridge.genesys.verification`). Requests keep to the pace of *lookups*; whoever would get no turn
-early enough for an answer is told so at once. While the API is down or refuses us, only single
-tries reach it, and all others are told what the last one met.
+Results are cached; "not found" only briefly, and it is never the reason for refusing an event
+finally (`oncebridge.genesys.verification`). The setting *lookups* limits the rate of requests;
+a caller whose turn would be too late is told so at once. While the API is unavailable or refuses
+the client, only single probes are sent, and all other callers get the result of the last one.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from oncebridge.genesys.api import (
 from oncebridge.service.genesys_options import GenesysOptions
 
 _MAX_REMEMBERED: Final = 50_000
-"""How many conversations are remembered."""
+"""The maximum number of cached conversations."""
 BRIEFLY_S: Final = 5.0
-"""How long it is remembered that there is none, and after what time it is asked again."""
+"""How long "not found" is cached, and the time until the next lookup."""
 _FAILURES: Final = 5
-"""In a row, after which nobody is kept waiting for an answer, but for single tries."""
+"""After so many failures in a row, only single probes are sent."""
 _MOST_WAIT_S: Final = 60.0
-"""The longest line of those who got no turn, and come again one by one."""
+"""The maximum time over which the retries of delayed callers are spread."""
 _TOO_MANY: Final = "more conversations to look up than lookups permits"
 
 
 class LookupDelayed(Struct, frozen=True, gc=False):
-    """There was no time to ask, which is nobody's fault."""
+    """There was no time for a lookup, because of the rate limit or a shutdown."""
 
     reason: str
     retry_after_ms: int = 0
@@ -49,37 +49,42 @@ class LookupDelayed(Struct, frozen=True, gc=False):
 class _PendingLookup(Struct, frozen=True):
     task: asyncio.Task[LookupResult]
     at_s: float
-    """When it is its turn."""
+    """When its request is sent."""
 
 
 class Lookups:
-    """Ask *api*, at *pace*; requests are counted as `lookups` in *counts*."""
+    """Looks up conversations with *api*, limited by *rate_limit*; counts requests as `lookups`."""
 
     def __init__(
-        self, api: Api, pace: RateLimit, options: GenesysOptions, counts: Counter[str], dice: Dice
+        self,
+        api: Api,
+        rate_limit: RateLimit,
+        options: GenesysOptions,
+        counts: Counter[str],
+        dice: Dice,
     ) -> None:
         self._api = api
-        self._pace = pace
+        self._rate_limit = rate_limit
         self._retry_turns = RateLimit(options.lookups)
-        """When those come again who got no turn."""
+        """Spreads the retries of delayed callers."""
         self._options = options
         self._counts = counts
         self._breaker = Breaker(_FAILURES, dice)
         self._problem: NoAnswer | ClientRefused = NoAnswer("")
-        """The latest, for those who are not let through to find out themselves."""
+        """The latest problem, for callers that are not sent to the API."""
         self._unavailable_until_s = 0.0
         self._known: OrderedDict[str, tuple[LookupResult, float]] = OrderedDict()
         self._pending: dict[str, _PendingLookup] = {}
 
     async def aclose(self) -> None:
-        """Break off what is asked; safe to repeat."""
+        """Cancel pending lookups; may be called again."""
         asking = [each.task for each in self._pending.values()]
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
 
     def remembered(self, conversation: str) -> LookupResult | None:
-        """Return what was said about *conversation* not long ago."""
+        """Return the cached result for *conversation*; None if there is none."""
         found = self._known.get(conversation)
         if found is None:
             return None
@@ -93,10 +98,10 @@ class Lookups:
         self, conversation: str, within_s: float, since_s: float = -inf
     ) -> LookupResult | LookupDelayed:
         """
-        Ask, or wait with those who have asked already; not longer than *within_s*.
+        Look up *conversation*, or wait for a pending lookup of it; at most *within_s*.
 
-        A negative answer to a request that was sent before *since_s* is not returned: the
-        conversation is asked for once more.
+        A negative result of a request that was sent before *since_s* is not returned: the
+        conversation is looked up once more.
         """
         now = asyncio.get_running_loop().time
         ends_s = now() + within_s
@@ -104,7 +109,7 @@ class Lookups:
             asking = self._pending.get(conversation) or self._start(conversation, ends_s - now())
             if not isinstance(asking, _PendingLookup):
                 return asking
-            # Whoever is broken off here leaves the others their answer.
+            # A caller that is cancelled here does not cancel the lookup of the others.
             await asyncio.wait({asking.task}, timeout=max(ends_s - now(), 0))
             if asking.task.cancelled():
                 return LookupDelayed("this gateway is shutting down")
@@ -121,23 +126,23 @@ class Lookups:
     def _start(
         self, conversation: str, within_s: float
     ) -> _PendingLookup | ClientRefused | NoAnswer | LookupDelayed:
-        """Take a turn to ask, early enough for an answer; or tell why there is none."""
+        """Start a lookup if its turn is early enough; otherwise return why not."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if now < self._unavailable_until_s:
             return self._last_problem(now)
-        wait_s = self._pace.left_s(now)
+        wait_s = self._rate_limit.left_s(now)
         if wait_s > max(within_s - self._options.timeout.total_seconds(), 0):
             return self._delay(wait_s, now)
         if not self._breaker.admits(now):
             return self._last_problem(now)
-        at_s = now + self._pace.take(1, now)
+        at_s = now + self._rate_limit.take(1, now)
         is_try = self._breaker.is_open
         task = loop.create_task(self._look_up(conversation, at_s - now, is_try=is_try))
         asking = self._pending[conversation] = _PendingLookup(task, at_s)
 
         def ended(_: object) -> None:
-            # Here, and not in the task: one that is cancelled early does not even begin.
+            # Not in the task: one that is cancelled early does not even start.
             del self._pending[conversation]
             self._breaker.abandoned()
 
@@ -145,7 +150,7 @@ class Lookups:
         return asking
 
     def _delay(self, wait_s: float, now: float) -> LookupDelayed:
-        """Send away for now: come when there are turns again, one by one and not all at once."""
+        """Return when to retry; retries are spread, so that they do not all come at once."""
         if self._retry_turns.left_s(now) < _MOST_WAIT_S:
             wait_s += self._retry_turns.take(1, now)
         else:
@@ -153,7 +158,7 @@ class Lookups:
         return LookupDelayed(_TOO_MANY, int(wait_s * 1000) + 1)
 
     def _last_problem(self, now: float) -> NoAnswer | ClientRefused:
-        """Say what the last one met who asked."""
+        """Return the problem of the last request."""
         if isinstance(self._problem, ClientRefused):
             return self._problem
         left_s = max(self._breaker.left_s(now), self._unavailable_until_s - now)
@@ -163,7 +168,7 @@ class Lookups:
         await asyncio.sleep(turn_s)
         now = asyncio.get_running_loop().time()
         if now < self._unavailable_until_s or (self._breaker.is_open and not is_try):
-            return self._last_problem(now)  # said to somebody who was before us
+            return self._last_problem(now)  # an earlier request has just failed
         self._counts["lookups"] += 1
         found = await self._api.find(conversation)
         self._record_result(conversation, found)

@@ -1,27 +1,27 @@
 """
-Send only events whose conversation exists.
+Deliver only events whose conversation exists in Genesys Cloud.
 
-A `VerifyingSink` stands around a sink. It gets what the gateway has claimed, so only first
-arrivals are ever looked up, passes on what may go, and answers for the rest:
+A `VerifyingSink` wraps a sink. It gets claimed events, so duplicates are never looked up. It
+delivers verified events to the sink, and answers for the others itself:
 
-| what Genesys says                     | answer                                             |
+| result of the lookup                  | answer                                             |
 | ------------------------------------- | -------------------------------------------------- |
-| it exists                             | the sink's own                                     |
-| (the event names none)                | `on_unnamed`: the sink's own, or `Never`           |
-| not known, the event is *settle* old  | `on_unknown`: `Never`, or the sink's own           |
-| not known, the event is younger       | `No`: what was just published may be ahead of it   |
-| not for us to see                     | `on_unknown`                                       |
-| nothing: down, too slow, too much     | `on_api_outage`: `No`, or the sink's own           |
-| no access                             | `Closed`, whatever the policy: somebody has to look|
-| (no turn in time: *lookups*)          | `No`, whatever the policy                          |
+| exists                                | the sink's own                                     |
+| (the event names no conversation)     | `on_unnamed`: the sink's own, or `Never`           |
+| not found, event older than *settle*  | `on_unknown`: `Never`, or the sink's own           |
+| not found, the event is younger       | `No`: the conversation may not be visible yet      |
+| hidden from the OAuth client          | `on_unknown`                                       |
+| none: down, too slow, throttled       | `on_api_outage`: `No`, or the sink's own           |
+| no access                             | `Closed`, in any case: the operator has to fix it  |
+| (rate limit: *lookups*)               | `No`, in any case                                  |
 
-An event is refused for good only by an answer to a request that was sent after the event had
-settled; a remembered "not known" or "not for us to see" makes it ask again.
+An event is refused finally only after a request that was sent after the event had settled; a
+cached "not found" or "hidden" leads to another lookup.
 
-None of these answers but an outage and a refusal says anything about the sink, and its breaker
-hears of no other. The look-ups of a call run at once and take at most half of its time; the sink
-has the rest. A sink that keeps events with the store's records in one transaction still does. In
-shadow mode everything is passed on at once, looked up beside that, and only counted.
+Only an outage and a refused client count for the circuit breaker of the sink. The lookups of a
+call run concurrently and take at most half of its time; the sink has the rest. A sink that writes
+events and the store's records in one transaction still does. In shadow mode all events are
+delivered at once, looked up at the same time, and only counted.
 """
 
 import asyncio
@@ -74,11 +74,11 @@ from oncebridge.stores.api import Store
 _log = logging.getLogger("oncebridge")
 
 _WARN_EVERY_S: Final = 10.0
-"""How often the same trouble is told at most."""
+"""The minimum time between two warnings about the same problem."""
 _MAX_SHADOW_LOOKUPS: Final = 1000
-"""How many sends in shadow mode may be looked up at once."""
+"""The maximum number of concurrent lookup batches in shadow mode."""
 _SHADOW_GRACE_S: Final = 2.0
-"""How long what is looked up in shadow mode may take at the end."""
+"""How long closing waits for lookups of shadow mode."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -91,25 +91,25 @@ _A = TypeVar("_A")
 
 class Verifier:
     """
-    Who asks Genesys, for all routes: they share the OAuth client, and what was said.
+    Looks up conversations for all routes, which share the OAuth client and the cached results.
 
-    `counts` has what became of the events: `known`, `unknown`, `hidden` (not for us to see),
-    `settling`, `held`, `unverified` (sent though nobody could say), `refused`, `unnamed` (no
-    conversation in them); and `lookups`, the requests.
+    `counts` has the results of the events: `known`, `unknown`, `hidden` (not visible to the
+    OAuth client), `settling`, `held`, `unverified` (delivered during an outage), `refused`,
+    `unnamed` (without a conversation); and `lookups`, the requests.
     """
 
     def __init__(self, options: GenesysOptions, *, dice: Dice | None = None) -> None:
         self.options = options
         self.counts: Counter[str] = Counter()
-        pace = RateLimit(options.lookups)
-        self._api, self.conversation = _build(options, pace)
-        self.lookups = Lookups(self._api, pace, options, self.counts, dice or SystemDice())
+        rate_limit = RateLimit(options.lookups)
+        self._api, self.conversation = _build(options, rate_limit)
+        self.lookups = Lookups(self._api, rate_limit, options, self.counts, dice or SystemDice())
         self._unlogged: Counter[str] = Counter()
         self._next_warning_at: dict[str, float] = {}
 
     @staticmethod
     def check(options: GenesysOptions, settings: Settings) -> None:
-        """Raise `ConfigError` if look-ups would leave the sink too little time."""
+        """Raise `ConfigError` if lookups would leave the sink too little time."""
         if 2 * options.timeout > settings.sink_timeout:
             raise ConfigError(
                 "timeout",
@@ -120,11 +120,11 @@ class Verifier:
     def around(
         self, sink: Sink | Callable[[Event], Any], settings: Settings, clock: Clock = system_clock
     ) -> "VerifyingSink":
-        """Make *sink* one that gets verified events only."""
+        """Return a sink that delivers only verified events to *sink*."""
         return VerifyingSink(sink, self, settings, clock=clock)
 
     async def open(self) -> None:
-        """Log in; an OAuth client that is refused is a wrong setting, an API away may come."""
+        """Log in; raise `ConfigError` if the OAuth client is refused, warn if the API is unavailable."""
         match await self._api.log_in():
             case ClientRefused(reason):
                 raise ConfigError("genesys.client_secret", reason)
@@ -132,12 +132,12 @@ class Verifier:
                 self.warn("oncebridge.genesys_is_away", error=reason)
 
     async def aclose(self) -> None:
-        """Break off what is asked, and let go of connections; safe to repeat."""
+        """Cancel pending lookups, and close all connections; may be called again."""
         await self.lookups.aclose()
         await self._api.aclose()
 
     def warn(self, trouble: str, /, **fields: object) -> None:
-        """Tell of trouble now and then, and how often there was some since the last time."""
+        """Log a warning, at most every 10 s, with the number of occurrences since the last one."""
         self._unlogged[trouble] += 1
         now = asyncio.get_running_loop().time()
         if now >= self._next_warning_at.get(trouble, now):
@@ -146,7 +146,7 @@ class Verifier:
 
 
 class VerifyingSink:
-    """Pass on to *sink* what *verifier* has found to be real, and answer for the rest."""
+    """Delivers the events that *verifier* has verified to *sink*, and answers for the others."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class VerifyingSink:
         self._joint: JointSink | None = None
         self._is_shadow = settings.mode == "shadow"
         self._shadow_lookups: set[asyncio.Task[list[SinkAnswer | None]]] = set()
-        """What is looked up beside the sends of shadow mode."""
+        """The running lookups of shadow mode."""
 
     @property
     def batch(self) -> int:
@@ -175,15 +175,15 @@ class VerifyingSink:
 
     @property
     def verified(self) -> Mapping[str, int]:
-        """What the verifier has counted, for all routes together."""
+        """The counts of the verifier, for all routes together."""
         return self._verifier.counts
 
     def around(self, sink: Sink | Callable[[Event], Any]) -> "VerifyingSink":
-        """Stand around another sink in the same way."""
+        """Wrap another sink in the same way."""
         return self._verifier.around(sink, self._settings, self._clock)
 
     def __getattr__(self, name: str) -> Any:
-        # Whatever else is asked of a sink is asked of the one inside.
+        # All other attributes are those of the wrapped sink.
         if name == "_sink":
             raise AttributeError(name)
         return getattr(self._sink, name)
@@ -207,12 +207,12 @@ class VerifyingSink:
     # --- exactly once ------------------------------------------------------------------
 
     def joins(self, store: Store) -> bool:
-        """Return True if the sink inside keeps its events where *store* keeps its records."""
+        """Return True if the wrapped sink writes events in the transactions of *store*."""
         self._joint = joint(self._sink, store)
         return self._joint is not None
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
-        assert self._joint is not None  # noqa: S101 - or nobody would ask for this
+        assert self._joint is not None  # noqa: S101 - called only after joins()
         deliveries = [each.delivery for each in joints]
         return await self._deliver_verified(joints, deliveries, self._joint.deliver_jointly)
 
@@ -224,7 +224,7 @@ class VerifyingSink:
         deliveries: Sequence[Delivery],
         send: Callable[[Sequence[_T]], Awaitable[Sequence[_A]]],
     ) -> "Sequence[_A | SinkAnswer]":
-        """Send what may go, and answer for the rest."""
+        """Deliver the verified events, and answer for the others."""
         if self._is_shadow:
             self._verify_in_shadow(deliveries)
             return await send(items)
@@ -234,7 +234,7 @@ class VerifyingSink:
         return [next(sent) if answer is None else answer for answer in answers]
 
     def _verify_in_shadow(self, deliveries: Sequence[Delivery]) -> None:
-        """Look up what is sent anyway, and keep nobody waiting for it."""
+        """Look the events up in the background; they are delivered in any case."""
         if len(self._shadow_lookups) >= _MAX_SHADOW_LOOKUPS:
             self._verifier.counts["held"] += len(deliveries)
             return
@@ -243,9 +243,9 @@ class VerifyingSink:
         task.add_done_callback(self._shadow_lookups.discard)
 
     async def _verify(self, deliveries: Sequence[Delivery]) -> list[SinkAnswer | None]:
-        """Return the answer to each delivery that may not go; None to those that may."""
+        """Return the answer for each delivery that is refused; None for the verified ones."""
         named = [self._verifier.conversation(delivery.event) for delivery in deliveries]
-        # Before the look-ups: an event that settles meanwhile is asked for again.
+        # Before the lookups: an event that settles during them is looked up again.
         left = [self._settles_in_ms(delivery.event) for delivery in deliveries]
         settled: dict[str, list[float]] = {}
         now = asyncio.get_running_loop().time()
@@ -260,7 +260,7 @@ class VerifyingSink:
         ]
 
     def _lookup_time_s(self, deliveries: Sequence[Delivery]) -> float:
-        """Return how long look-ups may take: half of what the call may, the rest is the sink's."""
+        """Return how long lookups may take: half of the time of the call; the sink has the rest."""
         left_s = min([each.ends for each in deliveries]) - asyncio.get_running_loop().time()
         return max(min(left_s, self._settings.sink_timeout.total_seconds()) / 2, 0)
 
@@ -268,9 +268,9 @@ class VerifyingSink:
         self, settled: Mapping[str, Sequence[float]], within_s: float
     ) -> dict[str, LookupResult | LookupDelayed]:
         """
-        Look conversations up, or remember what was said about them.
+        Return the results for the conversations, cached or looked up.
 
-        *settled* has when the settled events of each conversation had settled, in loop time.
+        *settled* has the times, in loop time, at which the events of each conversation settled.
         """
         found: dict[str, LookupResult | LookupDelayed] = {}
         unknown = []
@@ -291,21 +291,21 @@ class VerifyingSink:
         return found
 
     def _is_final(self, found: LookupResult, *, is_settled: bool) -> bool:
-        """Return True if an event would be refused for good because of *found*."""
+        """Return True if an event would be refused finally because of *found*."""
         is_negative = isinstance(found, Hidden) or (is_settled and isinstance(found, Missing))
         return is_negative and self._verifier.options.on_unknown == "dead"
 
     def _answer_for(
         self, name: Any, left_ms: float, found: Mapping[str, LookupResult | LookupDelayed]
     ) -> SinkAnswer | None:
-        if name is None or name is False:  # as JMESPath says that it has found nothing
+        if name is None or name is False:  # the results of JMESPath without a match
             self._verifier.counts["unnamed"] += 1
             if self._verifier.options.on_unnamed == "deliver":
                 return None
-            return Never("it names no conversation", unsent=True)
+            return Never("the event names no conversation", unsent=True)
         if not is_conversation_id(name):
-            # Nor will it ever be one, so it is not waited for; and not quoted.
-            return self._answer_unknown("what stands for its conversation is not the id of one")
+            # It never will be an id, so it is refused at once, and not quoted.
+            return self._answer_unknown("the event has no valid conversation id")
         return self._answer(name, left_ms, found[name])
 
     def _answer(
@@ -356,10 +356,10 @@ class VerifyingSink:
 
     def _settles_in_ms(self, event: Event) -> float:
         """
-        Return for how long the conversation of *event* may still be on its way to the API.
+        Return how long the conversation of *event* may still be invisible in the API.
 
-        Where that is over, the result is at most 0: how long ago it ended. An event without a
-        time has always settled, and so has one from the far future, which never would.
+        If the time is over, the result is at most 0: how long ago it ended. An event without a
+        time counts as settled, and so does one from the far future, which never would settle.
         """
         published_ms = _published_ms(event)
         settle_ms = ms(self._verifier.options.settle)
@@ -372,7 +372,7 @@ class VerifyingSink:
 async def _send_safely(
     going: Sequence[_T], send: Callable[[Sequence[_T]], Awaitable[Sequence[_A]]]
 ) -> "Sequence[_A | SinkAnswer]":
-    """Send, and get an answer for each: what was answered for already must not suffer."""
+    """Deliver, and return an answer for each item, also if the sink raises."""
     answer: SinkAnswer
     try:
         sent = await send(going)
@@ -387,7 +387,7 @@ async def _send_safely(
 
 
 def _conversation_of(event: Event) -> Any:
-    """Find the conversation where Genesys puts it; None, if the event names none."""
+    """Return the conversation id of a Genesys event; None if it names none."""
     body = event.detail.get("eventBody")
     if not isinstance(body, dict):
         return None
@@ -398,7 +398,7 @@ def _conversation_of(event: Event) -> Any:
 
 
 def _published_ms(event: Event) -> int | None:
-    """Return when an event was published; one without an envelope has the time in its detail."""
+    """Return when an event was published; without an envelope, from its detail."""
     text = event.time or event.detail.get("timestamp")
     if not isinstance(text, str):
         return None
@@ -414,8 +414,8 @@ def _published_ms(event: Event) -> int | None:
 # --- settings ------------------------------------------------------------------------------
 
 
-def _build(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Event], Any]]:
-    """Make who is asked, and what finds the conversation; or raise all that is wrong."""
+def _build(options: GenesysOptions, rate_limit: RateLimit) -> tuple[Api, Callable[[Event], Any]]:
+    """Return the API and the function that finds the conversation; raise all errors together."""
     problems = Problems()
     for name in ("region", "client_id", "client_secret"):
         if getattr(options, name) is None:
@@ -428,7 +428,7 @@ def _build(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Eve
     if options.region is not None:
         with problems.caught():
             hosts = Hosts.of(options.region, "region")
-            api = Api(hosts, client_id, secret, timeout=options.timeout, pace=pace)
+            api = Api(hosts, client_id, secret, timeout=options.timeout, rate_limit=rate_limit)
     if options.conversation is not None:
         with problems.caught():
             find = compile_field(options.conversation, "conversation")
