@@ -24,7 +24,14 @@ from tests.http.targets import (
     serving,
 )
 
-from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear, _Connection, _Pool
+from oncebridge.http.client import (
+    Client,
+    ClientResponse,
+    NotSent,
+    Unclear,
+    _ClientConnection,
+    _Pool,
+)
 from oncebridge.http.target import HttpTarget
 
 LONG = timedelta(hours=1)
@@ -1083,7 +1090,7 @@ def ends_of(pieces):
 
     async def feed():
         pool = _Pool(idle_s=30, max_answer=50)
-        connection = _Connection(pool)
+        connection = _ClientConnection(pool)
         connection.connection_made(Wire())
         waiter = connection.send(b"", asyncio.get_running_loop())
         for piece in pieces:

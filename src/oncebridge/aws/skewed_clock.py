@@ -84,12 +84,14 @@ class SkewedClock:
             if answered_ms < asked_ms:
                 return
         try:
-            told = int(parsedate_to_datetime(date.decode("ascii")).timestamp()) * 1000
+            date_ms = int(parsedate_to_datetime(date.decode("ascii")).timestamp()) * 1000
         except (ValueError, OverflowError):
             return
         while self._ranges and answered_ms - self._ranges[0].noted_ms > _MAX_AGE_MS:
             self._ranges.popleft()
-        self._ranges.append(_OffsetRange(told - answered_ms, told + 1000 - asked_ms, answered_ms))
+        self._ranges.append(
+            _OffsetRange(date_ms - answered_ms, date_ms + 1000 - asked_ms, answered_ms)
+        )
         self._drop_outdated()
         low, high = _most_agreed(self._ranges)
         # A clock that may be right is not corrected: synchronised hosts then agree to the

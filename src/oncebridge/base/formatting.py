@@ -40,12 +40,12 @@ def format_elapsed(ms: int) -> str:
     units = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (SECOND, "s"))
     at = next(at for at, (length, _) in enumerate(units) if ms >= length)
     length, name = units[at]
-    told = f"{ms // length}{NB}{name}"
+    text = f"{ms // length}{NB}{name}"
     if at + 1 < len(units) and ms // length < 10:
         below, smaller = units[at + 1]
         rest = ms % length // below
-        told += f" {rest}{NB}{smaller}" if rest else ""
-    return told
+        text += f" {rest}{NB}{smaller}" if rest else ""
+    return text
 
 
 def format_instant(ms: int, *, with_seconds: bool = True) -> str:
@@ -69,17 +69,17 @@ def format_size(length: int) -> str:
 
 def printable(text: object, longest: int = _LONGEST) -> str:
     """Escape characters that are not printable, and cut the text after *longest* characters."""
-    told = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: longest + 1])
-    return told if len(told) <= longest else f"{told[: longest - 1]}…"
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: longest + 1])
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def shorten(text: object, width: int) -> str:
     """Shorten a name in the middle: names often differ at the end."""
-    told = printable(text, 400)
-    if len(told) <= width:
-        return told
+    shown = printable(text, 400)
+    if len(shown) <= width:
+        return shown
     tail = max((width - 1) // 3, 0)
-    return f"{told[: width - 1 - tail]}…{told[len(told) - tail :]}"
+    return f"{shown[: width - 1 - tail]}…{shown[len(shown) - tail :]}"
 
 
 def format_list(items: Sequence[str], *, most: int = 5) -> str:

@@ -51,7 +51,7 @@ class Doc(Struct, frozen=True):
     """For a duration: seconds."""
     at_most: float | None = None
     or_one: bool = False
-    """For a list: a single value stands for a list of one."""
+    """For a list: a single value is accepted as a list of one."""
 
 
 class Size(int):

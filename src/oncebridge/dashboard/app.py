@@ -28,7 +28,7 @@ from oncebridge.dashboard.routes import VIEWS, Match, Routes, Views
 from oncebridge.dashboard.sessions import SESSION_S
 from oncebridge.dashboard.signatures import Seal
 from oncebridge.errors import ConfigError, DeadLetterError, StoreError
-from oncebridge.http.clients import TooManyAttempts
+from oncebridge.http.client_address import TooManyAttempts
 from oncebridge.http.server import Request, Response
 from oncebridge.observe.health import MetricsPage
 from oncebridge.service.config import Config

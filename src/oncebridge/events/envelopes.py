@@ -130,7 +130,7 @@ def _is_bare(members: _Members) -> bool:
 
 
 def _of_function(raw: bytes, members: _Members) -> _Contents:
-    """Open what a function, or a bus that calls one, leaves behind."""
+    """Return the content of a failure record of a function or a bus."""
     if {"requestPayload", "requestContext"} <= members.keys():
         return _value(members["requestPayload"])
     if "KinesisBatchInfo" in members or "DDBStreamBatchInfo" in members:
@@ -150,7 +150,7 @@ def _of_batch(members: _Members) -> _Contents:
 
 
 def _is_known(element: bytes) -> bool:
-    """Tell an event or a record, beyond doubt: an event may have lists of its own."""
+    """Return True if this is certainly an event or a record: an event may have such lists too."""
     members = _members(element)
     return members is not None and (
         {"detail", "detail-type"} <= members.keys()
@@ -163,7 +163,7 @@ def _is_known(element: bytes) -> bool:
 
 
 def _of_record(members: _Members) -> Sequence[bytes] | None:
-    """Open one record of a topic, a queue, a stream or a bus."""
+    """Return the content of a record of a topic, a queue, a stream or a bus."""
     source = _source(members)
     if source == "aws:sns":
         return _string_in(_inner(members, "Sns"), "Message")
@@ -177,7 +177,7 @@ def _of_record(members: _Members) -> Sequence[bytes] | None:
 
 
 def _source(members: _Members) -> str | None:
-    """Return what Lambda or Pipes says where a record is from."""
+    """Return the source of a record, as Lambda or Pipes names it."""
     for name in ("eventSource", "EventSource"):
         if name in members:
             return _text(members[name]) or ""
@@ -215,7 +215,7 @@ _API_RECORD: Final = frozenset(
 
 
 def _of_stream(members: _Members) -> Sequence[bytes] | None:
-    # Nothing here is named after Kinesis, so one member more makes it something else.
+    # No name is specific to Kinesis, so an object with any other member is not a record.
     has = members.keys()
     marks = has & {"sequenceNumber", "partitionKey", "SequenceNumber", "PartitionKey"}
     if not marks or any(_text(members[mark]) is None for mark in marks):
@@ -237,20 +237,20 @@ def _of_bus(members: _Members) -> Sequence[bytes] | None:
 
 
 def _members(raw: bytes) -> dict[str, Raw] | None:
-    """Take an object apart, with each value as it stands there; None where it can't be done."""
+    """Return the members of an object with their bytes; None if it cannot be split safely."""
     try:
         members = _decode_object(raw)
         again = _encode(members)
     except (ValueError, RecursionError):
         return None
-    # Of two members with one name, the first would be lost without a word. Each has a colon of
-    # its own, and values are encoded as they were.
+    # Of two members with the same name, the first would be lost silently. Each member has a
+    # colon, and values keep their bytes, so the number of colons shows a loss.
     is_whole = raw.count(b":") == again.count(b":") and not any(":" in name for name in members)
     return members if is_whole else None
 
 
 def _array(raw: bytes) -> Sequence[bytes] | None:
-    """Take an array apart; one of nothing but plain values is none."""
+    """Return the elements of an array; None if all of them are plain values."""
     try:
         elements = [bytes(element) for element in _decode_array(raw)]
     except (ValueError, RecursionError):
@@ -267,7 +267,7 @@ def _inner(members: _Members, name: str) -> _Members:
 
 
 def _value(value: Raw) -> Sequence[bytes] | None:
-    """Take what is embedded, or sent along as a string."""
+    """Return an embedded value, or one that is embedded as a string."""
     raw = bytes(value)
     if raw.startswith((b"{", b"[")):
         return [raw]

@@ -174,7 +174,7 @@ def _elements(body: bytes, most: int) -> list[bytes]:
 
 def _found_elements(body: bytes) -> Iterator[bytes]:
     """Yield the elements of a JSON array one by one, which is slower than decoding it."""
-    finder = _ValueFinder(_Shape.ARRAY)
+    finder = _ValueFinder(_Format.ARRAY)
     at = finder.skip_gap(body, body.index(b"[") + 1)
     while at < len(body):
         finder.begin(body[at])
@@ -247,7 +247,7 @@ class RawRecord(Struct, frozen=True, gc=False):
     """*raw* is only the beginning: the record is longer than allowed."""
 
 
-class _Shape(Enum):
+class _Format(Enum):
     LINES = "lines"
     ARRAY = "array"
     VALUES = "values"
@@ -354,14 +354,14 @@ class RecordReader:
         if is_packed:
             pieces = self._unpacked(pieces)
         head = _Head(pieces, self._most)
-        shape, body = head.detect_shape()
+        format_, body = head.detect_format()
         begin = max(self._start, body)
         line = self._line + head.text.count(b"\n", self._start, begin)
         chunks = self._from(begin, bytes(head.text), pieces, is_packed=is_packed)
-        if shape is _Shape.LINES:
+        if format_ is _Format.LINES:
             yield from self._lines(chunks, begin, line)
         else:
-            yield from self._scan(chunks, begin, line, _ValueFinder(shape))
+            yield from self._scan(chunks, begin, line, _ValueFinder(format_))
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the bytes of the file; from a pipe, as soon as some are available."""
@@ -535,7 +535,7 @@ class _Head:
         self._pieces = pieces
         self._most = most
 
-    def detect_shape(self) -> tuple[_Shape, int]:
+    def detect_format(self) -> tuple[_Format, int]:
         """Return the format, and the offset at which the records begin."""
         while len(self.text) < len(_BOM) and self._more():
             pass
@@ -544,13 +544,13 @@ class _Head:
         opening = self._byte(first)
         if opening == b"[":
             if self._is_json(first) and self._is_json(self._line_after(first)):
-                return _Shape.LINES, bom
-            return _Shape.ARRAY, first + 1
+                return _Format.LINES, bom
+            return _Format.ARRAY, first + 1
         if opening == b"{" and not self._is_json(first):
             second = self._line_after(first)
             if self._byte(second) != b"{" or not self._is_json(second):
-                return _Shape.VALUES, bom
-        return _Shape.LINES, bom
+                return _Format.VALUES, bom
+        return _Format.LINES, bom
 
     def _more(self) -> bool:
         piece = next(self._pieces, b"")
@@ -613,8 +613,8 @@ _blanks = re.compile(rb"[ \t\r\n]*+")
 _opening = re.compile(rb"[\[{]*+")
 _closing = re.compile(rb"[\]}]*+")
 _gaps = {
-    _Shape.ARRAY: re.compile(rb"[ \t\r\n,\]]*+"),
-    _Shape.VALUES: re.compile(rb"[ \t\r\n,]*+"),
+    _Format.ARRAY: re.compile(rb"[ \t\r\n,\]]*+"),
+    _Format.VALUES: re.compile(rb"[ \t\r\n,]*+"),
 }
 _QUOTE, _BACKSLASH = b'"\\'
 
@@ -636,9 +636,9 @@ class _ValueFinder:
     records, so reading can start after any of them.
     """
 
-    def __init__(self, shape: _Shape) -> None:
-        self._is_array = shape is _Shape.ARRAY
-        self._gap = _gaps[shape]
+    def __init__(self, format_: _Format) -> None:
+        self._is_array = format_ is _Format.ARRAY
+        self._gap = _gaps[format_]
         self._outer = _element if self._is_array else _stray
         self._depth = 0
         self._in_string = False

@@ -252,7 +252,7 @@ def _found_leaves(values: _Several, paths: list[str]) -> dict[str, list[_Found]]
     """
     Return the leaves of *values* by path, each with the items of arrays that it is in.
 
-    A slot stands for an array wherever it is found, and an item for its place in it.
+    A slot identifies an array by its position, and an item is an index in it.
     """
     found: dict[str, list[_Found]] = {path: [] for path in paths}
     steps = {path[:end] for path in paths for end in _ends_of_steps(path)}
@@ -517,7 +517,7 @@ def _pieces(value: str, where: str) -> list[str]:
         elif each == "\\":
             escaped = next(characters, "")
             if escaped not in ("*", "\\"):
-                raise ConfigError(where, f"a backslash must stand before * or \\ in {value!r}")
+                raise ConfigError(where, f"a backslash must be followed by * or \\ in {value!r}")
             pieces[-1] += escaped
         else:
             pieces[-1] += each
@@ -656,7 +656,7 @@ _OPERATORS: dict[str, Callable[[Any, str], _Leaf]] = {
     "exists": _compile_exists,
 }
 
-# event-ruler keeps these for itself, the later ones for operators it may add one day.
+# Reserved by event-ruler, the later ones for future operators.
 _RESERVED_INSIDE_OR = frozenset(
     {*_OPERATORS, *_COMPARISONS, "regex", "not-wildcard", "not-equals-ignore-case"}
     | {"date-after", "date-on-or-after", "date-before", "date-on-or-before", "in-date-range"}

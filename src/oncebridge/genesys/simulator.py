@@ -89,7 +89,7 @@ def simulate(
         raise ValueError(f"repeats must be from 0 up to, not including, 1: not {repeats}")
     dice = random.Random(seed)  # noqa: S311 - a simulation
     centre = _ContactCentre(dice, start_ms)
-    post = _EventBus(dice, start_ms, repeats)
+    bus = _EventBus(dice, start_ms, repeats)
     waiting: list[tuple[int, int, Simulated]] = []
     order = count()
     begins = 0
@@ -97,7 +97,7 @@ def simulate(
         # No event of a conversation arrives before the conversation begins.
         while not waiting or waiting[0][0] >= begins:
             for fact in centre.conversation(begins):
-                for arrival in post.send(fact):
+                for arrival in bus.send(fact):
                     heappush(waiting, (arrival.at_ms, next(order), arrival))
             begins += dice.randrange(3_000, 15_000)
         yield heappop(waiting)[2]

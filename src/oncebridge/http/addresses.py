@@ -150,7 +150,7 @@ class ListenAddress(Struct, frozen=True):
     A host and a port to listen at, written as `HOST:PORT` or as an `http://` URL.
 
     Only a host plainly written as this machine (`localhost`, `127.…`, `[::1]`) counts as
-    local: a name may stand for another address tomorrow.
+    local: the address of another name may change.
     """
 
     host: str

@@ -27,7 +27,7 @@ from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
 from oncebridge.base.secrets import Secret, find_weakness
 from oncebridge.errors import ConfigError
-from oncebridge.http.clients import FailedAttempts, TooManyAttempts
+from oncebridge.http.client_address import FailedAttempts, TooManyAttempts
 from oncebridge.http.jwt import JwtOptions, TokenRefused, TokenVerifier
 from oncebridge.http.server import Request, Response
 

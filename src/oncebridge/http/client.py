@@ -95,7 +95,7 @@ def check_header(name: str, value: str) -> None:
         )
 
 
-class _Connection(asyncio.Protocol):
+class _ClientConnection(asyncio.Protocol):
     """
     One connection: a request, its response, the next request.
 
@@ -318,8 +318,8 @@ class _Pool:
         self.keeps_only_if_told = False
         """Keep a connection only if the response says so: some proxies close it silently."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: dict[_Connection, None] = {}
-        self._idle: dict[_Connection, None] = {}  # the most recently used last
+        self._open: dict[_ClientConnection, None] = {}
+        self._idle: dict[_ClientConnection, None] = {}  # the most recently used last
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Future[None] | None = None
 
@@ -329,7 +329,7 @@ class _Pool:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    def take(self, now: float) -> _Connection | None:
+    def take(self, now: float) -> _ClientConnection | None:
         """Return the most recently used connection that is still usable; None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
@@ -341,7 +341,7 @@ class _Pool:
             connection.abort()
         return None
 
-    def release(self, connection: _Connection) -> None:
+    def release(self, connection: _ClientConnection) -> None:
         """Keep a connection after its response for the next request."""
         if connection.idle_s <= 0 or self.is_closed:
             connection.abort()
@@ -358,14 +358,14 @@ class _Pool:
         # One second less, so that no request is sent just when the target closes.
         return min(self.idle_s, int(found[1]) - 1) if found else self.idle_s
 
-    def opened(self, connection: _Connection) -> None:
+    def opened(self, connection: _ClientConnection) -> None:
         self._open[connection] = None
 
-    def forget(self, connection: _Connection) -> None:
+    def forget(self, connection: _ClientConnection) -> None:
         """Do not use a connection again."""
         self._idle.pop(connection, None)
 
-    def closed(self, connection: _Connection) -> None:
+    def closed(self, connection: _ClientConnection) -> None:
         """Note that a connection is closed."""
         self._open.pop(connection, None)
         if self._all_closed is not None and not self._open:
@@ -541,7 +541,7 @@ class Client:
 
     # --- connections -------------------------------------------------------------------
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _ClientConnection:
         """Try the addresses in turn; each gets an equal share of the remaining time."""
         if self._pool.is_closed:
             raise NotSent("the client is closed")
@@ -584,7 +584,7 @@ class Client:
             found = await resolve_allowed(proxy.host, proxy.port, allow_private=True)
         return found
 
-    async def _connect_to(self, endpoint: Endpoint) -> _Connection:
+    async def _connect_to(self, endpoint: Endpoint) -> _ClientConnection:
         loop = asyncio.get_running_loop()
         sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
         try:
@@ -596,7 +596,7 @@ class Client:
         except BaseException:
             sock.close()
             raise
-        connection = _Connection(self._pool)
+        connection = _ClientConnection(self._pool)
         try:
             await loop.create_connection(
                 lambda: connection,

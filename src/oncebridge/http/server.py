@@ -202,11 +202,13 @@ class Server:
         self._listening: list[socket.socket] = []
         self._accept_paused = False  # out of file descriptors; resumed by the next sweep
         self._handshakes: dict[asyncio.Task[None], None] = {}
-        self._served: dict[_Connection, None] = {}
+        self._served: dict[_ServerConnection, None] = {}
         self._per_peer: Counter[str] = Counter()  # of the served connections
-        self._spare: dict[_Connection, None] = {}
-        self._rejected: dict[_Connection, None] = {}
-        self._bodies: dict[_Connection, int] = {}  # bytes of incomplete bodies, the oldest first
+        self._spare: dict[_ServerConnection, None] = {}
+        self._rejected: dict[_ServerConnection, None] = {}
+        self._bodies: dict[
+            _ServerConnection, int
+        ] = {}  # bytes of incomplete bodies, the oldest first
         self._body_bytes = 0
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -257,7 +259,7 @@ class Server:
 
     # --- for the connections -------------------------------------------------------------
 
-    def register(self, connection: "_Connection") -> bool:
+    def register(self, connection: "_ServerConnection") -> bool:
         """Add *connection*; return False if the maximum is reached."""
         self._all_closed.clear()
         bounds, peer = self.bounds, connection.address
@@ -280,13 +282,13 @@ class Server:
         """Return True if a connection beyond the limit may request *path*."""
         return path in self._spare_paths
 
-    def unregister(self, connection: "_Connection") -> None:
+    def unregister(self, connection: "_ServerConnection") -> None:
         self._release_place(connection)
         self._rejected.pop(connection, None)
         if not (self._served or self._spare or self._rejected):
             self._all_closed.set()
 
-    def note_body_size(self, connection: "_Connection", size: int) -> None:
+    def note_body_size(self, connection: "_ServerConnection", size: int) -> None:
         """
         Note that *connection* has *size* bytes of an incomplete body; 0 when it is complete.
 
@@ -303,14 +305,14 @@ class Server:
 
     # --- inside --------------------------------------------------------------------------
 
-    def _all(self) -> "list[_Connection]":
+    def _all(self) -> "list[_ServerConnection]":
         return [*self._served, *self._spare, *self._rejected]
 
     def _accepted(self) -> int:
         connected = len(self._served) + len(self._spare) + len(self._rejected)
         return connected + len(self._handshakes)
 
-    def _make_room(self, connections: "Iterable[_Connection]") -> bool:
+    def _make_room(self, connections: "Iterable[_ServerConnection]") -> bool:
         """Close the connection that is idle longest; return False if none is idle."""
         waiting = [one for one in connections if one.is_waiting]
         if not waiting:
@@ -321,7 +323,7 @@ class Server:
         oldest.make_room()
         return True
 
-    def _release_place(self, connection: "_Connection") -> None:
+    def _release_place(self, connection: "_ServerConnection") -> None:
         self._spare.pop(connection, None)
         if connection in self._served:
             del self._served[connection]
@@ -384,7 +386,7 @@ class Server:
         is_tls = self._tls is not None
         try:
             await loop.connect_accepted_socket(
-                lambda: _Connection(self, loop, is_tls=is_tls),
+                lambda: _ServerConnection(self, loop, is_tls=is_tls),
                 client,
                 ssl=self._tls,
                 ssl_handshake_timeout=self.bounds.head_time.total_seconds() if is_tls else None,
@@ -432,7 +434,7 @@ def _names(certificate: dict[str, Any] | None) -> frozenset[str]:
     )
 
 
-class _Connection(asyncio.Protocol):
+class _ServerConnection(asyncio.Protocol):
     """One client, one request at a time."""
 
     __slots__ = (

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from oncebridge.base.secrets import find_weakness
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import ListenAddress
-from oncebridge.http.clients import proxy_mistakes
-from oncebridge.http.web_pages import host_mistakes
+from oncebridge.http.client_address import proxy_errors
+from oncebridge.http.cross_site import host_errors
 
 if TYPE_CHECKING:
     from oncebridge.service.config import Config
@@ -37,7 +37,7 @@ def mistakes(config: "Config") -> Iterator[ConfigError]:
         if why is not None:
             yield ConfigError("dashboard_token", why)
     yield from _of_the_proxy(config)
-    yield from host_mistakes(config.dashboard_hosts, "dashboard_hosts")
+    yield from host_errors(config.dashboard_hosts, "dashboard_hosts")
 
 
 def exposure(config: "Config") -> ConfigError | None:
@@ -70,4 +70,4 @@ def _of_the_proxy(config: "Config") -> Iterator[ConfigError]:
     elif header is not None and not config.dashboard_proxies:
         message = "is believed from no proxy; set dashboard_proxies to the address of yours"
         yield ConfigError("dashboard_user_header", message)
-    yield from proxy_mistakes(config.dashboard_proxies, "dashboard_proxies")
+    yield from proxy_errors(config.dashboard_proxies, "dashboard_proxies")

@@ -39,10 +39,10 @@ from oncebridge.events.framing import BadGzip, TooLarge, TooMany, gunzip, split_
 from oncebridge.events.trace_context import NAME, XRAY_HEADER, BytesWithContext
 from oncebridge.http.addresses import names_loopback
 from oncebridge.http.auth import AuthOptions, RequestAuthenticator
-from oncebridge.http.clients import TrustedProxies, proxy_mistakes
+from oncebridge.http.client_address import TrustedProxies, proxy_errors
+from oncebridge.http.cross_site import OwnNames, host_errors, requested_host
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Request, Response, Server, ServerLimits
-from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
 from oncebridge.sources.api import Context, Done, Host
 from oncebridge.sources.http.openapi import describe
 
@@ -119,8 +119,8 @@ class HttpSource:
         # The clock is the host's; until then nothing is served.
         self._guard = RequestAuthenticator(options, lambda: 0)
         for mistake in (
-            *host_mistakes(options.hosts, "hosts"),
-            *proxy_mistakes(options.trusted_proxies, "trusted_proxies"),
+            *host_errors(options.hosts, "hosts"),
+            *proxy_errors(options.trusted_proxies, "trusted_proxies"),
         ):
             raise mistake
         self._names = OwnNames(options.hosts)
@@ -275,7 +275,7 @@ class HttpSource:
         """Refuse what a web page of another site made a browser send, and log that."""
         if self._guard.is_ambient(request) and self._names.page(request) == "other":
             refusal, reason = _FOREIGN_PAGE, "sent by a web page of another site"
-        elif not self._guard.is_needed and not self._names.include(asked_host(request)):
+        elif not self._guard.is_needed and not self._names.include(requested_host(request)):
             refusal, reason = _FOREIGN_HOST, "sent for another Host"
         else:
             return None

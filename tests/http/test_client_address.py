@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncebridge.http.clients import FailedAttempts, TooManyAttempts, TrustedProxies
+from oncebridge.http.client_address import FailedAttempts, TooManyAttempts, TrustedProxies
 from oncebridge.http.server import Request
 
 NOW_MS = 1_800_000_000_000

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HOST: Final = re.compile(r"([0-9A-Za-z_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
-def host_mistakes(hosts: Sequence[str], where: str) -> Iterator[ConfigError]:
+def host_errors(hosts: Sequence[str], where: str) -> Iterator[ConfigError]:
     """Yield an error for each of *hosts* that is not a host name."""
     for at, host in enumerate(hosts):
         if not _HOST.fullmatch(host):
@@ -29,7 +29,7 @@ def host_mistakes(hosts: Sequence[str], where: str) -> Iterator[ConfigError]:
             yield ConfigError(f"{where}[{at}]", message)
 
 
-def asked_host(request: "Request") -> str:
+def requested_host(request: "Request") -> str:
     """Return the `Host` of *request* in lower case; empty if it has none."""
     return (request.header(b"host") or b"").decode("latin-1").lower()
 
@@ -62,7 +62,7 @@ class OwnNames:
         if len(origins) != 1 or origin.scheme not in ("http", "https"):
             return "other"
         is_known = {origin.netloc, without_port(origin.netloc)} & self._hosts
-        return "own" if is_known or origin.netloc == asked_host(request) else "other"
+        return "own" if is_known or origin.netloc == requested_host(request) else "other"
 
 
 def without_port(host: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncebridge.base.clock import Clock
 from oncebridge.errors import ConfigError
-from oncebridge.http.web_pages import without_port
+from oncebridge.http.cross_site import without_port
 
 if TYPE_CHECKING:
     from oncebridge.http.server import Request
@@ -28,7 +28,7 @@ class TooManyAttempts(Exception):
     """Too many wrong credentials arrived within a minute."""
 
 
-def proxy_mistakes(proxies: Sequence[str], where: str) -> Iterator[ConfigError]:
+def proxy_errors(proxies: Sequence[str], where: str) -> Iterator[ConfigError]:
     """Yield an error for each of *proxies* that is not an address or network."""
     for at, text in enumerate(proxies):
         try:
