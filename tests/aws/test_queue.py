@@ -240,8 +240,8 @@ class TestBatches:
 
     async def test_failures_that_pass(self):
         assert Failure("0", "InternalError").is_transient
-        assert Failure("0", "RequestThrottled", sender_fault=True).passes
-        assert not Failure("0", "InvalidMessageContents", sender_fault=True).passes
+        assert Failure("0", "RequestThrottled", sender_fault=True).is_transient
+        assert not Failure("0", "InvalidMessageContents", sender_fault=True).is_transient
 
     async def test_sending(self, ministack):
         theirs = TestQueue(ministack.endpoint)

@@ -134,7 +134,7 @@ async def test_one_401_is_forgiven_and_two_in_a_row_are_a_refusal(genesys):
 
 async def test_what_is_asked_again_after_a_401_waits_for_another_turn(genesys):
     async with asking(genesys, rate=2) as api:
-        api._pace.take(1, asyncio.get_running_loop().time())
+        api._rate_limit.take(1, asyncio.get_running_loop().time())
         genesys.refuses = 1
         assert await api.find(CALL) == Exists()
     first, second = genesys.asked_at
@@ -335,7 +335,7 @@ def test_an_address_is_taken_as_it_is():
         ("Frankfurt am Main", "is neither a Region of Genesys Cloud nor a host; allowed: "),
         ("eu-west-9", "did you mean"),
         ("api.mypurecloud.de", "write only 'mypurecloud.de'"),
-        ("login.usw2.pure.cloud", "leave out"),
+        ("login.usw2.pure.cloud", "write only"),
         ("-bad.example", "is neither"),
         ("a/b.example", "is neither"),
         ("mypurecloud.de:443", "is neither"),

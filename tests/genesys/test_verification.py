@@ -676,7 +676,7 @@ async def test_an_outage_is_not_remembered_as_an_answer(genesys):
 
 
 async def test_only_so_many_are_remembered_the_latest_used(genesys, monkeypatch):
-    monkeypatch.setattr(lookups, "_MOST", 3)
+    monkeypatch.setattr(lookups, "_MAX_REMEMBERED", 3)
     names = [f"{CALL[:-1]}{at}" for at in range(4)]
     genesys.conversations.update(names)
     async with bench(genesys) as made:
@@ -875,7 +875,7 @@ async def test_shadow_mode_forwards_everything_and_counts(genesys):
 
 
 async def test_shadow_mode_keeps_nobody_waiting(genesys, monkeypatch):
-    monkeypatch.setattr(verification, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(verification, "_SHADOW_GRACE_S", 0.1)
     genesys.delay = 5
     async with bench(genesys, settings=SHADOW, lookups=Rate(4)) as made:
         began = asyncio.get_running_loop().time()
@@ -925,7 +925,7 @@ async def test_shadow_mode_counts_to_the_end(genesys):
 
 
 async def test_the_end_of_shadow_mode_does_not_wait_for_ever(genesys, monkeypatch):
-    monkeypatch.setattr(verification, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(verification, "_SHADOW_GRACE_S", 0.1)
     genesys.delay = 5
     async with asyncio.timeout(3):
         async with bench(genesys, settings=SHADOW) as made:

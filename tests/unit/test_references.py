@@ -159,7 +159,7 @@ def test_the_region_of_an_arn_is_asked(aws, monkeypatch):
             (400, "AccessDeniedException", "not authorized to perform: kms:Decrypt on resource"),
             "its key cannot be used (AccessDeniedException); allow kms:Decrypt",
         ),
-        ("ssm:b", (400, "InvalidKeyId"), "allow kms:Decrypt on the key"),
+        ("ssm:b", (400, "InvalidKeyId"), "allow kms:Decrypt on its KMS key"),
         ("secretsmanager:a/b", (400, "ResourceNotFoundException"), "there is no such secret in"),
         (
             "secretsmanager:a/b#c",
