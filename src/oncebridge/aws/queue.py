@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.addresses import name_and_region
-from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
+from oncebridge.aws.client import AwsClient, AwsError, SampleCall, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
 
@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 MOST_ENTRIES: Final = 10
 MOST_BYTES: Final = 1_048_576
 """Of a message, and of all messages of a call together; attributes count."""
-NO_ANSWER = (AwsError, NotSent, Unclear)
-"""How a call can fail as a whole."""
 
 _CONNECTIONS: Final = 32
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")

@@ -30,7 +30,6 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, Final, TypeVar
 
@@ -42,6 +41,7 @@ from oncebridge.engine.settings import Settings
 from oncebridge.errors import ConfigError, SinkRejected
 from oncebridge.events.event import Event
 from oncebridge.events.key import compile_field
+from oncebridge.events.timestamps import parse_instant
 from oncebridge.genesys.api import (
     Api,
     ClientRefused,
@@ -80,8 +80,6 @@ _MAX_SHADOW_LOOKUPS: Final = 1000
 _SHADOW_GRACE_S: Final = 2.0
 """How long closing waits for lookups of shadow mode."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MS: Final = timedelta(milliseconds=1)
 _SNAPSHOTS: Final = re.compile(r"v2\.(users|routing\.queues)\.[^.]+\.conversations(\.[a-z]+)?")
 """Topics whose body is the conversation itself."""
 
@@ -400,15 +398,7 @@ def _conversation_of(event: Event) -> Any:
 def _published_ms(event: Event) -> int | None:
     """Return when an event was published; without an envelope, from its detail."""
     text = event.time or event.detail.get("timestamp")
-    if not isinstance(text, str):
-        return None
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if instant.tzinfo is None:
-        instant = instant.replace(tzinfo=UTC)
-    return (instant - _EPOCH) // _MS
+    return parse_instant(text) if isinstance(text, str) else None
 
 
 # --- settings ------------------------------------------------------------------------------
