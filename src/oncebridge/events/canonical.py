@@ -50,7 +50,7 @@ def canonical(value: Any) -> bytes:
         return canonical_plain(value) if _is_plain(value) else _write(value).encode()
     except UnicodeEncodeError:
         # the cause would quote the text
-        raise EventError("lone-surrogate", "a string holds half a surrogate pair") from None
+        raise EventError("lone-surrogate", "a string has half a surrogate pair") from None
     except RecursionError:
         raise EventError("too-deep", "the value is nested too deeply to be written") from None
     except ValueError:

@@ -441,12 +441,12 @@ def _is_number(value: object) -> bool:
 
 
 def _require_finite(value: float, where: str) -> None:
-    if value - value != 0:  # so it is inf or nan, which TOML has and JSON has not
+    if value - value != 0:  # inf or nan, which TOML has and JSON does not
         raise _unexpected(where, "a finite number", value)
 
 
 def _threshold(value: object, where: str) -> float:
-    """Check a number to compare with, which EventBridge holds as a 64-bit float."""
+    """Return a number to compare with, which EventBridge stores as a 64-bit float."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise _unexpected(where, "a number", value)
     _require_finite(value, where)
@@ -464,10 +464,10 @@ def _threshold(value: object, where: str) -> float:
 
 def _any_case(value: str) -> str:
     """
-    Spell *value* as a regular expression for either case of each of its characters.
+    Return a regular expression that matches either case of each character of *value*.
 
-    This is event-ruler's rule, and not the same as comparing what ``lower`` or
-    ``casefold`` return: ``ß`` stands for ``ß`` and ``SS``, but ``ss`` never for ``ß``.
+    This is event-ruler's rule, and differs from comparing what ``lower`` or ``casefold``
+    return: ``ß`` matches ``ß`` and ``SS``, but ``ss`` never matches ``ß``.
     """
     cases = ({each, each.lower(), each.upper()} for each in value)
     return "".join(f"(?:{'|'.join(map(re.escape, sorted(case)))})" for case in cases)
@@ -478,14 +478,14 @@ def _found(search: Callable[[str], re.Match[str] | None]) -> _Test:
 
 
 def _ends_in_any_case(value: str) -> _Test:
-    """Inspect only as much of the end as the longest spelling of *value* takes."""
+    """Return a test of only as much of the end as the longest form of *value* needs."""
     longest = sum(max(len(each.lower()), len(each.upper())) for each in value)
     search = re.compile(_any_case(value) + r"\Z").search
     return lambda text: search(text, max(len(text) - longest, 0)) is not None
 
 
 def _like(value: str, where: str) -> _Test:
-    """Compare piece by piece: a regular expression could backtrack for ever on a hostile event."""
+    """Return a test that compares piece by piece: a regular expression could backtrack for ever."""
     head, *rest = _pieces(value, where)
     if not rest:
         return frozenset((head,)).__contains__
@@ -506,7 +506,7 @@ def _like(value: str, where: str) -> _Test:
 
 
 def _pieces(value: str, where: str) -> list[str]:
-    """Split *value* at its wildcards; a star or backslash after a backslash is itself."""
+    """Return *value* split at its wildcards; a backslash escapes a star or a backslash."""
     pieces = [""]
     characters = iter(value)
     for each in characters:
@@ -568,7 +568,7 @@ def _compile_negated(name: str, operand: object, where: str) -> _Test:
     if not values:
         raise ConfigError(where, "an empty array is not allowed; give at least one string")
     if name in ("prefix", "suffix") and "" in values:
-        raise ConfigError(where, f"an empty {name} is not allowed; it would rule out every string")
+        raise ConfigError(where, f"an empty {name} is not allowed; it would exclude every string")
     return _any_of([_TEXT_TESTS[name](_text(each, where), where) for each in values])
 
 
@@ -592,7 +592,7 @@ def _compile_numeric(spec: object, where: str) -> _Leaf:
     below = _comparison(spec[2], f"{where}[2]", ("<", "<="))
     high = _threshold(spec[3], f"{where}[3]")
     if low >= high:
-        raise ConfigError(where, f"no number fits: {low!r} must be less than {high!r}")
+        raise ConfigError(where, f"no number matches: {low!r} must be less than {high!r}")
     return _Leaf(other=lambda found: _is_number(found) and above(found, low) and below(found, high))
 
 
@@ -604,14 +604,14 @@ def _comparison(sign: object, where: str, allowed: Collection[str]) -> Callable[
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# What event-ruler takes for an address; leading zeros mean nothing to it.
+# The texts that event-ruler treats as an address; it ignores leading zeros.
 _ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}|[0-9a-fA-F:]*:[0-9a-fA-F:]*")
 _LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 _LONGEST_ADDRESS = 64
 
 
 def _address(text: str) -> _Address | None:
-    """Return the IP address that *text* spells, or None; an IPv4 address within IPv6 is IPv4."""
+    """Return the IP address in *text*, or None; an IPv4 address mapped to IPv6 is IPv4."""
     if len(text) > _LONGEST_ADDRESS or not _ADDRESS.fullmatch(text):
         return None
     try:
@@ -633,7 +633,7 @@ def _compile_cidr(spec: object, where: str) -> _Leaf:
         raise _unexpected(where, "an address block such as '10.0.0.0/24'", spec)
     if network.num_addresses == 1:
         hint = f"write the plain value {str(network.network_address)!r} instead"
-        raise ConfigError(where, f"EventBridge takes no block of a single address; {hint}")
+        raise ConfigError(where, f"EventBridge does not accept a block of a single address; {hint}")
 
     def test(found: str) -> bool:
         its = _address(found)
