@@ -1,41 +1,41 @@
 """
-What can go wrong, as a tree.
+The exceptions of the library, as a tree.
 
     OncebridgeError
-    ├── ConfigError           wrong settings; raised at start, names the place
-    │   └── ConfigErrors      all that is wrong with them
-    ├── EventError            the input is not an event we can key; carries the reason
-    ├── StoreError            the store could not answer (cause kept)
-    │   └── StoreUnavailable  worth trying again
-    ├── SinkError             the sink could not take it
-    │   └── SinkRejected      never worth trying again
-    ├── DeadLetterError       the dead letters could not take it; nothing is acknowledged
-    │   └── DeadLetterRefused  they never will take this one, and may take others
+    ├── ConfigError           an invalid setting; raised at start, names the setting
+    │   └── ConfigErrors      all errors of one configuration
+    ├── EventError            the input is not an event that can be keyed; has the reason
+    ├── StoreError            the store failed (the cause is kept)
+    │   └── StoreUnavailable  the same request may be retried
+    ├── SinkError             the sink did not accept the event
+    │   └── SinkRejected      it never will; do not retry
+    ├── DeadLetterError       a dead letter could not be stored; nothing is acknowledged
+    │   └── DeadLetterRefused  this one never will be; others may be
     ├── BadGzip, TooLarge     a body or file cannot be unpacked (`oncebridge.events.framing`)
-    ├── NotSent, Unclear      what an HTTP request came to (`oncebridge.http.client`)
-    ├── AwsError              what AWS said no with (`oncebridge.aws.client`)
-    ├── NotNow                a reference could not be looked up for now (`oncebridge.base.secrets`)
-    ├── NotRecognised         a Lambda function was called with we do not know what
-    ├── Taken                 another process goes on from a checkpoint
-    ├── HandedBack            a call protected by `once`, or of a Lambda function, has to come again
-    └── Idempotency…          what Powertools' decorators raise (`oncebridge.aws.powertools`)
+    ├── NotSent, Unclear      an HTTP request failed (`oncebridge.http.client`)
+    ├── AwsError              AWS returned an error (`oncebridge.aws.client`)
+    ├── NotNow                a secret cannot be looked up at the moment (`oncebridge.aws.references`)
+    ├── NotRecognised         a Lambda function was invoked with an unknown payload
+    ├── Taken                 another process has taken over a checkpoint
+    ├── HandedBack            a call protected by `once`, or a Lambda invocation, must be retried
+    └── Idempotency…          the errors of Powertools' decorators (`oncebridge.aws.powertools`)
 
-An expected outcome (a duplicate, a busy key) is a value, never one of these.
+An expected outcome (a duplicate, a busy key) is a value, never an exception.
 """
 
 from collections.abc import Sequence
 
 
 class OncebridgeError(Exception):
-    """Everything this library raises on purpose."""
+    """The base class of every exception that this library raises."""
 
 
 class ConfigError(OncebridgeError):
     """
-    A setting that cannot work.
+    An invalid setting.
 
-    *where* names the place (``rules[0].match.detail.state``), *message* says what
-    was found and what is allowed.
+    *where* is the setting (``rules[0].match.detail.state``), *message* says what was found
+    and what is allowed.
     """
 
     def __init__(self, where: str, message: str) -> None:
@@ -45,7 +45,7 @@ class ConfigError(OncebridgeError):
 
 
 class ConfigErrors(ConfigError):
-    """All mistakes of one configuration, each with its place; *file* is where it stands."""
+    """All errors of one configuration, each with its setting, and the *file* they are in."""
 
     def __init__(self, problems: Sequence[ConfigError], file: str = "") -> None:
         lines = [f"{file}: {problem}" if file else str(problem) for problem in problems]
@@ -56,10 +56,10 @@ class ConfigErrors(ConfigError):
 
 class EventError(OncebridgeError):
     """
-    The input is not an event, or not a safe one.
+    The input is not an event, or not one that can be read safely.
 
-    *reason* is one word for counting (see `oncebridge.events.event.REASONS`); the message
-    says what to do and never quotes the payload.
+    *reason* is a short code for counting (see `oncebridge.events.event.REASONS`). The
+    message says what to do and never quotes the payload.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -68,34 +68,34 @@ class EventError(OncebridgeError):
 
 
 class StoreError(OncebridgeError):
-    """The store could not answer; whether the request was applied is not known."""
+    """The store failed; it is not known whether the request was applied."""
 
 
 class StoreUnavailable(StoreError):
-    """The store could not answer now; the same request may be sent again."""
+    """The store is unavailable; the same request may be retried."""
 
 
 class SinkError(OncebridgeError):
-    """The sink did not take the event; it may be sent again."""
+    """The sink did not accept the event; it may be sent again."""
 
 
 class SinkRejected(SinkError):
-    """The sink will never take this event; it belongs in the dead letters."""
+    """The sink will never accept this event; it becomes a dead letter."""
 
 
 class DeadLetterError(OncebridgeError):
-    """The dead letters could not be written, so the event must come again."""
+    """The dead letter could not be stored, so the source must deliver the event again."""
 
 
 class DeadLetterRefused(DeadLetterError):
-    """One of the letters will never be taken; others may be, without it."""
+    """One of the dead letters will never be accepted; the others may be, without it."""
 
 
 class HandedBack(OncebridgeError):
     """
-    What was asked for did not happen, and is not known to have happened: ask again.
+    The event was not delivered, as far as is known: retry after *retry_after_s* seconds.
 
-    *retry_after_s* says when. The usual reason is that another worker is at it.
+    The usual reason is that another worker is processing the same event.
     """
 
     def __init__(self, message: str, retry_after_s: float) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncebridge.audit.unpacking import Opener
 from oncebridge.events.event import Event, Limits, Unreadable
-from oncebridge.events.timestamps import instant, moment
+from oncebridge.events.timestamps import parse_instant, parse_timestamp
 
 TRANSPORTS = Path(__file__).parents[1] / "events" / "transports"
 EVENT = {"id": "e1", "source": "shop", "detail-type": "Order", "detail": {"n": 1}}
@@ -91,9 +91,9 @@ def test_a_line_of_an_export_arrived_when_it_says(line):
 def test_a_line_of_an_export_may_hold_what_a_queue_gave():
     later = "2026-03-19T10:15:09.000Z"
     batch = {"Records": [{"messageId": "m", "receiptHandle": "r", "body": TEXT}] * 2}
-    assert ids(f"{later} {json.dumps(batch)}".encode()) == [("e1", instant(later))] * 2
+    assert ids(f"{later} {json.dumps(batch)}".encode()) == [("e1", parse_instant(later))] * 2
     # it was logged when it was received, which is later than when it was sent
-    assert ids(f"{later} {json.dumps(sqs())}".encode()) == [("e1", instant(later))]
+    assert ids(f"{later} {json.dumps(sqs())}".encode()) == [("e1", parse_instant(later))]
 
 
 def test_events_of_the_logs_api_arrived_when_they_say():
@@ -163,16 +163,16 @@ def test_instants_are_read_as_python_reads_them(at):
     at = at.replace(tzinfo=UTC, microsecond=at.microsecond // 1000 * 1000)
     for text in (at.isoformat(), at.isoformat(timespec="milliseconds").replace("+00:00", "Z")):
         for _ in range(2):  # what was read before is read in another way
-            assert instant(text) == round(at.timestamp() * 1000)
+            assert parse_instant(text) == round(at.timestamp() * 1000)
     whole = at.replace(microsecond=0)
-    assert instant(whole.strftime("%Y-%m-%dT%H:%M:%SZ")) == whole.timestamp() * 1000
+    assert parse_instant(whole.strftime("%Y-%m-%dT%H:%M:%SZ")) == whole.timestamp() * 1000
 
 
 @pytest.mark.parametrize("text", ["", "Z", "today", "2026-03-19T10:15:07.9x9Z", "2026-13-01", "1"])
 def test_what_is_no_instant_is_none(text):
-    instant(AT)
-    assert instant(text) is None
-    assert moment(text) is None
+    parse_instant(AT)
+    assert parse_instant(text) is None
+    assert parse_timestamp(text) is None
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_what_is_no_instant_is_none(text):
     ],
 )
 def test_moments_are_read_however_they_are_written(value, at_ms):
-    assert moment(value) == at_ms
+    assert parse_timestamp(value) == at_ms

@@ -117,7 +117,7 @@ def test_how_times_were_found_is_said_unless_they_were_recorded():
     ],
 )
 def test_times_are_told_in_two_units(ms, told):
-    assert figures.elapsed(ms).replace(figures.NB, " ") == told
+    assert figures.format_elapsed(ms).replace(figures.NB, " ") == told
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_times_are_told_in_two_units(ms, told):
     ],
 )
 def test_none_and_all_are_said_only_where_they_are_so(part, whole, told):
-    assert figures.share(part, whole).replace(figures.NB, " ") == told
+    assert figures.format_share(part, whole).replace(figures.NB, " ") == told
 
 
 @pytest.mark.parametrize(
@@ -189,5 +189,5 @@ def test_one_of_each_is_said_in_the_singular():
 
 
 def test_long_names_are_cut_in_the_middle():
-    assert figures.clipped("abcdefghijklmnop", 9) == "abcdef…op"
-    assert figures.clipped("short", 9) == "short"
+    assert figures.shorten("abcdefghijklmnop", 9) == "abcdef…op"
+    assert figures.shorten("short", 9) == "short"

@@ -8,11 +8,11 @@ from tests.http.targets import TLS, answering, refusing_port, server_tls, servin
 from tests.servers.aws import AWS
 
 from oncebridge import Gateway
-from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent
+from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall
 from oncebridge.errors import ConfigError
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 
-TABLE = Example("dynamodb", "describe_table", {"TableName": "records"})
+TABLE = SampleCall("dynamodb", "describe_table", {"TableName": "records"})
 EVENT = b'{"source":"com.example.post","detail-type":"Parcel Sent","detail":{"parcel":1}}'
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"said":"hello"}'
 

@@ -15,8 +15,8 @@ from oncebridge.aws.queue import (
     MOST_BYTES,
     Failure,
     Outgoing,
-    Queue,
     QueueAddress,
+    SqsQueue,
     TextAttribute,
     refused_character,
     size_of,
@@ -28,7 +28,7 @@ ACCOUNT = "123456789012"
 @asynccontextmanager
 async def opened(address, endpoint, **options):
     chosen = AwsOptions(endpoint=endpoint, **options)
-    queue = Queue(QueueAddress.parse(address), chosen)
+    queue = SqsQueue(QueueAddress.parse(address), chosen)
     try:
         async with asyncio.timeout(30):
             yield queue
@@ -82,15 +82,15 @@ class TestAddresses:
         ],
     )
     def test_anything_else_is_refused_and_told_how_to_write_it(self, address):
-        with pytest.raises(ConfigError, match="a queue is sqs://NAME"):
+        with pytest.raises(ConfigError, match="write sqs://NAME"):
             QueueAddress.parse(address)
 
     def test_two_regions_are_one_too_many(self):
         address = QueueAddress.parse(f"sqs:arn:aws:sqs:eu-west-1:{ACCOUNT}:orders")
         with pytest.raises(ConfigError, match="eu-west-1") as caught:
-            Queue(address, AwsOptions(region="us-east-1"))
+            SqsQueue(address, AwsOptions(region="us-east-1"))
         assert caught.value.where == "region"
-        Queue(address, AwsOptions(region="eu-west-1"))
+        SqsQueue(address, AwsOptions(region="eu-west-1"))
 
 
 class TestFinding:
@@ -187,7 +187,7 @@ class TestReceiving:
     async def test_other_calls_do_not_wait_behind_polls(self, ministack):
         theirs = TestQueue(ministack.endpoint)
         address = QueueAddress.parse(theirs.address)
-        queue = Queue(address, AwsOptions(endpoint=ministack.endpoint), polls=50)
+        queue = SqsQueue(address, AwsOptions(endpoint=ministack.endpoint), polls=50)
         await queue.open()
         polls = [asyncio.create_task(queue.receive(wait_s=20, visibility_s=30)) for _ in range(50)]
         try:
@@ -221,7 +221,7 @@ class TestBatches:
             answers = await queue.change_visibility([(one.receipt_handle, 100), ("no handle", 1)])
             assert answers[0] is None
             assert answers[1].code == "ReceiptHandleIsInvalid"
-            assert not answers[1].passes
+            assert not answers[1].is_transient
             answers = await queue.delete(["no handle", two.receipt_handle])
             assert answers[0] is not None
             assert answers[1] is None
@@ -235,13 +235,13 @@ class TestBatches:
         ):
             meddler.next("DeleteMessageBatch", saying(200, {"Successful": [{"Id": "1"}]}))
             first, second = await queue.delete(["a", "b"])
-            assert first.passes
+            assert first.is_transient
             assert second is None
 
     async def test_failures_that_pass(self):
-        assert Failure("0", "InternalError").passes
-        assert Failure("0", "RequestThrottled", sender_fault=True).passes
-        assert not Failure("0", "InvalidMessageContents", sender_fault=True).passes
+        assert Failure("0", "InternalError").is_transient
+        assert Failure("0", "RequestThrottled", sender_fault=True).is_transient
+        assert not Failure("0", "InvalidMessageContents", sender_fault=True).is_transient
 
     async def test_sending(self, ministack):
         theirs = TestQueue(ministack.endpoint)

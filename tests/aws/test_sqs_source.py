@@ -30,7 +30,7 @@ from tests.faults.doubles import (
 from tests.servers.meddler import failing, meddling, saying, swallow, vanish
 
 from oncebridge import ConfigError, Gateway, Settings, StoreUnavailable, parse
-from oncebridge.aws.queue import Failure, Message, Queue, QueueAddress
+from oncebridge.aws.queue import Failure, Message, QueueAddress, SqsQueue
 from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.errors import OncebridgeError
 from oncebridge.events.pattern import Pattern
@@ -460,7 +460,7 @@ class TestDeleting:
         theirs = TestQueue(ministack.endpoint)
         theirs.send("a")
         address = QueueAddress.parse(theirs.address)
-        queue = Queue(address, SqsSourceOptions(endpoint=ministack.endpoint))
+        queue = SqsQueue(address, SqsSourceOptions(endpoint=ministack.endpoint))
         hand = ReceivedMessages(queue, 1, CountingDice())
         now = asyncio.get_running_loop().time
         try:

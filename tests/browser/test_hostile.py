@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.towns import order, site
 
-from oncebridge.base.formatting import spelt
+from oncebridge.base.formatting import printable
 
 PAYLOADS = [
     "<script>window.xss=1</script>",
@@ -123,7 +123,7 @@ def is_unharmed(page):
 def shows(page, payload):
     """Check that it is told, or at least how it begins: what is long is cut in lists."""
     text = page.get_by_role("main").inner_text()
-    assert spelt(payload, 400).strip()[:40] in text
+    assert printable(payload, 400).strip()[:40] in text
 
 
 def spiked(payload):

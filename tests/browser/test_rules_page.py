@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.browser.towns import order, site
 
-from oncebridge.base.secrets import masked
+from oncebridge.base.secrets import mask_address
 
 pytestmark = pytest.mark.full
 
@@ -31,7 +31,7 @@ def test_each_rule_tells_what_it_is_and_what_it_matched(visits, shop):
         page.reload()
     for word in ("detail.order", "detail.status", "com.example.shop", "delivered", "duplicate"):
         expect(rule).to_contain_text(word)
-    expect(page.get_by_role("main")).to_contain_text(masked(shop.sink.url))
+    expect(page.get_by_role("main")).to_contain_text(mask_address(shop.sink.url))
 
 
 def test_an_event_is_tried_and_nothing_is_changed(visits, shop):

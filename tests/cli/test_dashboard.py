@@ -161,9 +161,9 @@ def test_a_port_that_is_taken_is_told(seen, call):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ran = call("dashboard", "-c", "pipe.toml", "--dashboard", address, code=3)
-        assert f"dashboard: {address}: another program listens there already" in ran.err
+        assert f"dashboard: {address}: another program uses this port already" in ran.err
         ran = call("run", "-c", "pipe.toml", "--dashboard", address, code=3)
-        assert f"dashboard: {address}: another program listens there already" in ran.err
+        assert f"dashboard: {address}: another program uses this port already" in ran.err
 
 
 def test_beyond_this_machine_nothing_is_started_without_a_log_in(seen, call):

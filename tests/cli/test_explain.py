@@ -19,7 +19,7 @@ from oncebridge.engine.batch import EntityState, Memo
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import SinkRejected
-from oncebridge.events.framing import Record
+from oncebridge.events.framing import RawRecord
 from oncebridge.events.key import Part
 from oncebridge.operate.explain.explanation import Explanation
 from oncebridge.operate.explain.finding import explain, explain_key
@@ -97,7 +97,7 @@ latest = { entity = "detail.call", version = "detail.at" }
 
 async def explained(setup: Setup, *events: dict | bytes, store=None) -> list[Explanation]:
     raws = [one if isinstance(one, bytes) else raw(one) for one in events]
-    records = [Record(each, line, 0, line) for line, each in enumerate(raws, 1)]
+    records = [RawRecord(each, line, 0, line) for line, each in enumerate(raws, 1)]
     return [one async for one in explain(records, setup, store)]
 
 

@@ -255,7 +255,7 @@ def test_a_file_that_was_damaged_says_so_and_can_be_read_again(tmp_path):
     packed = gzip.compress(b"\n".join(good))
     path.write_bytes(packed[:-200])
     running, failure = run_file(tmp_path, path)
-    assert "cut short" in str(failure)
+    assert "truncated" in str(failure)
     before = running.sink.bodies
     assert len(before) > 100
     path.write_bytes(packed)

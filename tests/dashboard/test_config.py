@@ -3,7 +3,7 @@
 import pytest
 
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.http.listening import Listening
+from oncebridge.http.addresses import ListenAddress
 from oncebridge.service.config import load
 
 TOKEN = "sixteen-letters!"
@@ -26,7 +26,7 @@ def loading(**flags):
 )
 def test_an_address_is_a_host_and_a_port(text, host, port):
     assert loading(dashboard=text).config.dashboard == text
-    assert Listening.read(text, "dashboard") == Listening(host, port)
+    assert ListenAddress.read(text, "dashboard") == ListenAddress(host, port)
 
 
 @pytest.mark.parametrize(

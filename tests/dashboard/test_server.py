@@ -388,7 +388,7 @@ def test_metrics_are_there_where_the_service_is_and_elsewhere_a_hint(service, se
 def test_a_port_that_is_taken_is_told_clearly(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         setup = loaded(tmp_path, dashboard=f"127.0.0.1:{taken.getsockname()[1]}")
-        with pytest.raises(ConfigError, match=r"dashboard: 127.*another program listens there"):  # noqa: SIM117
+        with pytest.raises(ConfigError, match=r"dashboard: 127.*another program uses this port"):  # noqa: SIM117
             with Alone(setup, {}).up():
                 pass
 

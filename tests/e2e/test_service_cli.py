@@ -454,7 +454,7 @@ def test_a_port_in_use_is_told(tmp_path, receiver):
             tmp_path, "--source", f"http://127.0.0.1:{port}/events", "--sink", "-"
         ) as run:
             code = run.ended()
-            assert b"another program listens there already" in run.said
+            assert b"another program uses this port already" in run.said
             assert b"Traceback" not in run.said
     assert code == 3
 

@@ -41,10 +41,10 @@ from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, EventError
 from oncebridge.events.canonical import canonical
 from oncebridge.events.event import REASONS, Unreadable, parse, read
-from oncebridge.events.framing import BadGzip, Records, TooLarge, as_line, inflate, split
+from oncebridge.events.framing import BadGzip, RecordReader, TooLarge, as_line, gunzip, split_body
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, RuleSet
-from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.auth import AuthOptions, RequestAuthenticator
 from oncebridge.http.server import Request
 from oncebridge.service import config
 
@@ -134,15 +134,15 @@ def changed_in_one_place(draw, value):
 def framings(raw, filler):
     """Give the same event as each way of sending it gives it."""
     line = as_line(raw).strip()
-    yield from split(raw)
-    yield split(b"[" + raw + b"]")[0]
-    yield split(b"[" + filler + b" , " + raw + b"\n]")[1]
-    yield split(line + b"\n" + filler, content_type="application/x-ndjson; charset=utf-8")[0]
-    yield split(inflate(gzip.compress(raw, 1), 2**21))[0]
+    yield from split_body(raw)
+    yield split_body(b"[" + raw + b"]")[0]
+    yield split_body(b"[" + filler + b" , " + raw + b"\n]")[1]
+    yield split_body(line + b"\n" + filler, content_type="application/x-ndjson; charset=utf-8")[0]
+    yield split_body(gunzip(gzip.compress(raw, 1), 2**21))[0]
     # A file is read as lines if its second line is an object in itself, so the layout goes.
     for text in (line, b"[" + filler + b",\n" + raw + b"]", filler + b"\n" + line):
-        yield list(Records(BytesIO(text)))[-1].raw
-        yield list(Records(BytesIO(gzip.compress(text, 1)), chunk=7))[-1].raw
+        yield list(RecordReader(BytesIO(text)))[-1].raw
+        yield list(RecordReader(BytesIO(gzip.compress(text, 1)), chunk=7))[-1].raw
 
 
 def test_the_same_event_has_the_same_key_however_it_is_spelt_and_sent():
@@ -225,7 +225,7 @@ def without(body, records):
 
 def test_taking_a_body_apart_leaves_nothing_out():
     def holds(body, kind):
-        records = split(body, content_type=kind)
+        records = split_body(body, content_type=kind)
         assert not without(body, records).strip(LAYOUT)
         if kind in ("", "application/json"):
             try:
@@ -244,7 +244,7 @@ def test_a_file_read_in_pieces_is_read_the_same_and_can_be_gone_on_with_anywhere
         stored = gzip.compress(body, 1) if is_packed else body
 
         def records(**how):
-            return list(Records(BytesIO(stored), **how))
+            return list(RecordReader(BytesIO(stored), **how))
 
         whole = records()
         assert records(chunk=chunk) == whole
@@ -266,18 +266,18 @@ def test_a_file_read_in_pieces_is_read_the_same_and_can_be_gone_on_with_anywhere
 def test_unpacking_gives_what_was_packed_or_says_what_is_wrong():
     def found_in(packed, limit):
         try:
-            return inflate(packed, limit)
+            return gunzip(packed, limit)
         except BadGzip:
             return None
 
     def holds(content, packed, limit):
         made = gzip.compress(content, 1)
         if len(content) <= limit:
-            assert inflate(made, limit) == content
-            assert inflate(made + made, 2 * limit) == content * 2
+            assert gunzip(made, limit) == content
+            assert gunzip(made + made, 2 * limit) == content * 2
         else:
             with pytest.raises(TooLarge):
-                inflate(made, limit)
+                gunzip(made, limit)
         with suppress(TooLarge):
             found = found_in(packed, limit)
             assert found is None or (len(found) <= limit and found == gzip.decompress(packed))
@@ -422,7 +422,7 @@ SECRETS = {
     "bearer": "plum-token-of-a-mill",
     "oauth": "shop:chalk-on-the-board",
 }
-GUARD = Guard(
+GUARD = RequestAuthenticator(
     AuthOptions(
         hmac=(Secret("cedar-secret-of-the-wood"),), **{k: (Secret(s),) for k, s in SECRETS.items()}
     ),

@@ -16,13 +16,13 @@ from oncebridge.genesys.api import (
     PERMISSION,
     REGIONS,
     Api,
+    ClientRefused,
     Exists,
     Hidden,
     Hosts,
     Missing,
-    Refused,
-    Unsaid,
-    is_plausible,
+    NoAnswer,
+    is_conversation_id,
 )
 
 CALL = "7d1e2f00-0000-4000-8000-000000000001"
@@ -36,7 +36,7 @@ async def asking(genesys, *, url="", secret=CLIENT_SECRET, seconds=5.0, rate=100
         Secret(CLIENT_ID),
         Secret(secret),
         timeout=timedelta(seconds=seconds),
-        pace=RateLimit(rate),
+        rate_limit=RateLimit(rate),
     )
     try:
         yield api
@@ -74,9 +74,9 @@ async def test_what_stands_in_an_id_stays_in_its_place_in_the_path(genesys):
     "name", ["", " ", "..", ".", "a/b", "a b", "é", "x" * 101, 7, None, [], "-a"]
 )
 def test_what_cannot_be_an_id_is_not_worth_a_look_up(name):
-    assert not is_plausible(name)
-    assert is_plausible(CALL)
-    assert is_plausible("x" * 100)
+    assert not is_conversation_id(name)
+    assert is_conversation_id(CALL)
+    assert is_conversation_id("x" * 100)
 
 
 # --- the token ----------------------------------------------------------------------------
@@ -127,14 +127,14 @@ async def test_one_401_is_forgiven_and_two_in_a_row_are_a_refusal(genesys):
         assert genesys.logins == 2
         genesys.refuses = 2
         found = await api.find(CALL)
-        assert isinstance(found, Refused)
+        assert isinstance(found, ClientRefused)
         assert "401" in found.reason
         assert await api.find(CALL) == Exists()
 
 
 async def test_what_is_asked_again_after_a_401_waits_for_another_turn(genesys):
     async with asking(genesys, rate=2) as api:
-        api._pace.take(1, asyncio.get_running_loop().time())
+        api._rate_limit.take(1, asyncio.get_running_loop().time())
         genesys.refuses = 1
         assert await api.find(CALL) == Exists()
     first, second = genesys.asked_at
@@ -144,7 +144,7 @@ async def test_what_is_asked_again_after_a_401_waits_for_another_turn(genesys):
 async def test_a_client_that_is_not_known_is_refused_and_nothing_secret_is_told(genesys):
     async with asking(genesys, secret="wr0ng") as api:
         found = await api.find(CALL)
-        assert found == Refused("the OAuth client is refused: HTTP 401 invalid_client")
+        assert found == ClientRefused("the OAuth client is refused: HTTP 401 invalid_client")
         assert await api.log_in() == found
         assert not genesys.asked
         assert "wr0ng" not in repr(vars(api))
@@ -157,11 +157,11 @@ async def test_a_client_that_is_not_known_is_refused_and_nothing_secret_is_told(
 async def test_a_login_in_trouble_is_an_outage_and_not_a_refusal(genesys):
     genesys.login_status = 503
     async with asking(genesys) as api:
-        assert await api.find(CALL) == Unsaid("the Genesys login answers HTTP 503")
+        assert await api.find(CALL) == NoAnswer("the Genesys login answers HTTP 503")
         genesys.login_status, genesys.headers = 429, {"Retry-After": "7"}
-        assert await api.find(CALL) == Unsaid("the Genesys login answers HTTP 429", 7000)
+        assert await api.find(CALL) == NoAnswer("the Genesys login answers HTTP 429", 7000)
         genesys.login_status = 200
-        assert await api.find(CALL) == Unsaid("the Genesys login gave no token")
+        assert await api.find(CALL) == NoAnswer("the Genesys login returned no token")
         genesys.login_status = 0
         assert await api.find(CALL) == Exists()
 
@@ -190,7 +190,7 @@ FOREIGN_ERRORS = [
 
 
 def foreign(status):
-    return Unsaid(f"the Genesys API answers HTTP {status}, but not as Genesys does")
+    return NoAnswer(f"the Genesys API answers HTTP {status}, but not in its own format")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_it_is_there_if_it_is_shown_and_not_if_anything_is(genesys, body):
 async def test_no_other_success_shows_a_conversation(genesys, status):
     genesys.status, genesys.body = status, b""
     async with asking(genesys) as api:
-        assert await api.find(CALL) == Unsaid(f"the Genesys API answers HTTP {status}")
+        assert await api.find(CALL) == NoAnswer(f"the Genesys API answers HTTP {status}")
 
 
 async def test_while_nothing_is_shown_the_client_lacks_a_permission_which_is_named(genesys):
@@ -216,10 +216,10 @@ async def test_while_nothing_is_shown_the_client_lacks_a_permission_which_is_nam
     async with asking(genesys) as api:
         for _ in range(2):
             found = await api.find(OTHER)
-            assert isinstance(found, Refused)
+            assert isinstance(found, ClientRefused)
             assert PERMISSION in found.reason
         assert await api.find("not-there") == Missing()
-        assert isinstance(await api.find(OTHER), Refused), "what is not there is no proof"
+        assert isinstance(await api.find(OTHER), ClientRefused), "what is not there is no proof"
 
 
 async def test_one_that_is_not_shown_while_others_are_is_hidden(genesys):
@@ -229,7 +229,9 @@ async def test_one_that_is_not_shown_while_others_are_is_hidden(genesys):
             assert await api.find(CALL) == Exists()
             assert await api.find(OTHER) == Hidden()
         genesys.revoke()
-        assert isinstance(await api.find(OTHER), Refused), "nothing was shown to the new token"
+        assert isinstance(await api.find(OTHER), ClientRefused), (
+            "nothing was shown to the new token"
+        )
         assert await api.find(CALL) == Exists()
         assert await api.find(OTHER) == Hidden()
 
@@ -240,7 +242,7 @@ async def test_a_permission_that_is_taken_away_is_noticed(genesys):
         genesys.status = 403
         for _ in range(20):
             assert await api.find(CALL) == Hidden()
-        assert isinstance(await api.find(CALL), Refused)
+        assert isinstance(await api.find(CALL), ClientRefused)
         genesys.status = 0
         assert await api.find(CALL) == Exists()
 
@@ -258,7 +260,7 @@ async def test_somebody_elses_403_is_neither(genesys):
 async def test_all_else_says_nothing_about_the_conversation(genesys, status):
     genesys.status = status
     async with asking(genesys) as api:
-        assert await api.find(CALL) == Unsaid(f"the Genesys API answers HTTP {status}")
+        assert await api.find(CALL) == NoAnswer(f"the Genesys API answers HTTP {status}")
 
 
 @pytest.mark.parametrize(
@@ -268,22 +270,22 @@ async def test_all_else_says_nothing_about_the_conversation(genesys, status):
 async def test_it_is_heard_how_long_to_stay_away(genesys, text, waits_ms):
     genesys.status, genesys.headers = 429, {"Retry-After": text}
     async with asking(genesys) as api:
-        assert await api.find(CALL) == Unsaid("the Genesys API answers HTTP 429", waits_ms)
+        assert await api.find(CALL) == NoAnswer("the Genesys API answers HTTP 429", waits_ms)
 
 
 async def test_no_answer_is_told_in_words(genesys):
     async with asking(genesys, seconds=1) as api:
         assert await api.find(CALL) == Exists()
         genesys.delay = 3
-        assert await api.find(CALL) == Unsaid("the Genesys API did not answer within 1 s")
+        assert await api.find(CALL) == NoAnswer("the Genesys API did not answer within 1 s")
         genesys.delay, genesys.hangs_up = 0, True
-        assert await api.find(CALL) == Unsaid(
+        assert await api.find(CALL) == NoAnswer(
             "the Genesys API: connection closed without an answer"
         )
         genesys.hangs_up = False
         assert await api.find(CALL) == Exists()
     async with asking(genesys, url=f"http://127.0.0.1:{free_port()}") as api:
-        assert await api.find(CALL) == Unsaid("the Genesys login: connection refused")
+        assert await api.find(CALL) == NoAnswer("the Genesys login: connection refused")
 
 
 async def test_a_long_conversation_is_there_too(genesys):
@@ -332,12 +334,12 @@ def test_an_address_is_taken_as_it_is():
         ("eu-centrl-1", "did you mean 'eu-central-1'?"),
         ("Frankfurt am Main", "is neither a Region of Genesys Cloud nor a host; allowed: "),
         ("eu-west-9", "did you mean"),
-        ("api.mypurecloud.de", "leave out what stands before 'mypurecloud.de'"),
-        ("login.usw2.pure.cloud", "leave out"),
+        ("api.mypurecloud.de", "write only 'mypurecloud.de'"),
+        ("login.usw2.pure.cloud", "write only"),
         ("-bad.example", "is neither"),
         ("a/b.example", "is neither"),
         ("mypurecloud.de:443", "is neither"),
-        ("ftp://127.0.0.1", "starts with https:// or http://"),
+        ("ftp://127.0.0.1", "start with https:// or http://"),
         ("http://genesys.example", "would send the secret unencrypted"),
         ("https://user:pass@genesys.example", "has a user or a query"),
         ("https://genesys.example/?a=b", "has a user or a query"),

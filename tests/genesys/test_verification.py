@@ -187,7 +187,7 @@ async def test_what_names_no_conversation_is_dead_if_that_is_wanted(genesys):
     async with bench(genesys, on_unnamed="dead") as made:
         assert (await made.one(None)).verdict is Verdict.DEAD
         (letter,) = await made.dead.list()
-        assert letter.message == "it names no conversation"
+        assert letter.message == "the event names no conversation"
         assert (await made.one(CALL, 2)).verdict is Verdict.DELIVERED
         assert made.verifier.counts["unnamed"] == 1
 
@@ -267,7 +267,7 @@ async def test_what_cannot_be_an_id_is_unknown_without_asking(genesys, name):
         made.now_ms = PUBLISHED_MS
         assert (await made.one(name)).verdict is Verdict.DEAD
         (letter,) = await made.dead.list()
-        assert letter.message == "what stands for its conversation is not the id of one"
+        assert letter.message == "the event has no valid conversation id"
     assert not genesys.asked
 
 
@@ -676,7 +676,7 @@ async def test_an_outage_is_not_remembered_as_an_answer(genesys):
 
 
 async def test_only_so_many_are_remembered_the_latest_used(genesys, monkeypatch):
-    monkeypatch.setattr(lookups, "_MOST", 3)
+    monkeypatch.setattr(lookups, "_MAX_REMEMBERED", 3)
     names = [f"{CALL[:-1]}{at}" for at in range(4)]
     genesys.conversations.update(names)
     async with bench(genesys) as made:
@@ -749,7 +749,7 @@ async def test_whoever_joins_a_question_that_is_not_asked_yet_is_not_told_of_an_
 async def test_closing_leaves_no_question_behind(genesys):
     made = Bench(genesys)
     sending = asyncio.create_task(made.sink.deliver([delivery()]))
-    while not made.verifier.lookups._asking:  # noqa: ASYNC110
+    while not made.verifier.lookups._pending:  # noqa: ASYNC110
         await asyncio.sleep(0)  # until it is asked for, and not begun
     await made.sink.aclose()
     await sending
@@ -875,7 +875,7 @@ async def test_shadow_mode_forwards_everything_and_counts(genesys):
 
 
 async def test_shadow_mode_keeps_nobody_waiting(genesys, monkeypatch):
-    monkeypatch.setattr(verification, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(verification, "_SHADOW_GRACE_S", 0.1)
     genesys.delay = 5
     async with bench(genesys, settings=SHADOW, lookups=Rate(4)) as made:
         began = asyncio.get_running_loop().time()
@@ -907,7 +907,7 @@ async def test_shadow_mode_does_not_hammer_an_api_in_trouble(genesys, trouble, t
 
 
 async def test_shadow_mode_looks_at_so_many_at_once_and_lets_the_rest_go(genesys, monkeypatch):
-    monkeypatch.setattr(verification, "_MOST_BESIDE", 5)
+    monkeypatch.setattr(verification, "_MAX_SHADOW_LOOKUPS", 5)
     genesys.delay = 0.5
     async with bench(genesys, settings=SHADOW) as made:
         outcomes = await made.gateway.process([raw(CALL, at) for at in range(20)])
@@ -925,12 +925,14 @@ async def test_shadow_mode_counts_to_the_end(genesys):
 
 
 async def test_the_end_of_shadow_mode_does_not_wait_for_ever(genesys, monkeypatch):
-    monkeypatch.setattr(verification, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(verification, "_SHADOW_GRACE_S", 0.1)
     genesys.delay = 5
     async with asyncio.timeout(3):
         async with bench(genesys, settings=SHADOW) as made:
             await made.one()
-        assert not made.sink._beside or all(task.cancelling() for task in made.sink._beside)
+        assert not made.sink._shadow_lookups or all(
+            task.cancelling() for task in made.sink._shadow_lookups
+        )
 
 
 # --- settings -------------------------------------------------------------------------------

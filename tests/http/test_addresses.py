@@ -7,10 +7,10 @@ from tests.http.targets import on_both_loops
 from oncebridge.http.addresses import (
     AddressRefused,
     Endpoint,
-    checked,
     is_loopback,
     is_public,
     names_loopback,
+    resolve_allowed,
 )
 
 INWARD = [
@@ -69,23 +69,23 @@ def test_no_other_way_of_writing_it_counts(host):
 @on_both_loops
 async def test_a_target_that_leads_inwards_is_refused_by_name_of_the_option(host):
     with pytest.raises(AddressRefused, match="allow_private = true"):
-        await checked(host, 443, allow_private=False)
-    assert await checked(host, 443, allow_private=True)
+        await resolve_allowed(host, 443, allow_private=False)
+    assert await resolve_allowed(host, 443, allow_private=True)
 
 
 @on_both_loops
 async def test_a_literal_address_is_given_as_it_is():
-    found = await checked("8.8.8.8", 443, allow_private=False)
+    found = await resolve_allowed("8.8.8.8", 443, allow_private=False)
     assert found == [Endpoint(socket.AF_INET, ("8.8.8.8", 443))]
-    (only,) = await checked("127.0.0.1", 8080, allow_private=False)
+    (only,) = await resolve_allowed("127.0.0.1", 8080, allow_private=False)
     assert only.address == ("127.0.0.1", 8080)
-    (only,) = await checked("::1", 8080, allow_private=False)
+    (only,) = await resolve_allowed("::1", 8080, allow_private=False)
     assert (only.family, only.address[:2]) == (socket.AF_INET6, ("::1", 8080))
 
 
 @on_both_loops
 async def test_localhost_is_this_host_and_nothing_else():
-    found = await checked("localhost", 80, allow_private=False)
+    found = await resolve_allowed("localhost", 80, allow_private=False)
     assert {endpoint.address[0] for endpoint in found} <= {"127.0.0.1", "::1"}
 
 
@@ -93,7 +93,7 @@ async def test_localhost_is_this_host_and_nothing_else():
 @on_both_loops
 async def test_what_cannot_be_a_name_is_a_name_not_found(host):
     with pytest.raises(socket.gaierror):
-        await checked(host, 80, allow_private=False)
+        await resolve_allowed(host, 80, allow_private=False)
 
 
 def resolving(monkeypatch, *addresses):
@@ -115,9 +115,9 @@ def resolving(monkeypatch, *addresses):
 
 async def test_of_several_addresses_only_the_public_ones_are_used_in_their_order(monkeypatch):
     asked = resolving(monkeypatch, "10.0.0.5", "2600::5", "127.0.0.1", "8.8.4.4", "fe80::1")
-    found = await checked("hooks.example", 443, allow_private=False)
+    found = await resolve_allowed("hooks.example", 443, allow_private=False)
     assert [endpoint.address[0] for endpoint in found] == ["2600::5", "8.8.4.4"]
-    found = await checked("hooks.example", 443, allow_private=True)
+    found = await resolve_allowed("hooks.example", 443, allow_private=True)
     assert len(found) == 5
     assert asked == ["hooks.example"] * 2
 
@@ -127,10 +127,10 @@ async def test_of_several_addresses_only_the_public_ones_are_used_in_their_order
 async def test_a_name_that_leads_inwards_is_refused(monkeypatch, host, address):
     resolving(monkeypatch, address)
     with pytest.raises(AddressRefused):
-        await checked(host, 443, allow_private=False)
+        await resolve_allowed(host, 443, allow_private=False)
 
 
 async def test_a_localhost_that_leads_elsewhere_is_refused(monkeypatch):
     resolving(monkeypatch, "8.8.8.8", "10.0.0.5")
     with pytest.raises(AddressRefused):
-        await checked("localhost", 443, allow_private=False)
+        await resolve_allowed("localhost", 443, allow_private=False)

@@ -13,7 +13,7 @@ from tests.http.live import PATH, event, live, read_answer
 
 from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError
-from oncebridge.http.auth import AuthOptions, Guard
+from oncebridge.http.auth import AuthOptions, RequestAuthenticator
 from oncebridge.http.server import Request
 from oncebridge.service import config
 
@@ -50,7 +50,7 @@ def request(*headers, body=b"", method="POST", path=PATH):
 
 
 def guard(*kinds, clock=None, **others):
-    return Guard(options(*kinds, **others), clock or Clock())
+    return RequestAuthenticator(options(*kinds, **others), clock or Clock())
 
 
 def admits(guard, *headers, body=b""):
@@ -150,11 +150,11 @@ def test_any_one_kind_will_do_where_several_are_configured():
 
 
 def test_without_any_kind_everybody_is_let_in():
-    assert admits(Guard(AuthOptions(), Clock()))
+    assert admits(RequestAuthenticator(AuthOptions(), Clock()))
 
 
 def test_a_secret_that_is_not_ascii_is_compared_as_its_bytes():
-    door = Guard(
+    door = RequestAuthenticator(
         AuthOptions(api_keys=(Secret("schlüssel-der-mühle"), Secret("k\udcff" * 9))), Clock()
     )
     for value in ("schlüssel-der-mühle".encode(), b"k\xff" * 9):
@@ -242,7 +242,7 @@ def test_a_signature_cannot_be_made_with_the_secret_of_another_kind():
 def test_a_signature_of_a_sender_is_no_token_and_a_token_no_signature():
     # One and the same secret for both: what it signs must not be mistaken for the other.
     both = (Secret("shop:chalk-on-the-board"),)
-    door = Guard(AuthOptions(oauth=both, hmac=both), Clock())
+    door = RequestAuthenticator(AuthOptions(oauth=both, hmac=both), Clock())
     ends = NOW_S + 60
     _, (_, signed) = signature("shop:chalk-on-the-board", str(ends).encode())
     assert not admits(door, bearer(f"{ends}.{signed.removeprefix('v1=')}"))
@@ -374,7 +374,7 @@ def test_a_token_ends_after_an_hour():
 def test_a_token_outlasts_a_restart_and_not_the_secret_it_was_issued_for():
     token = issue(guard("oauth"), "desk:slate-on-the-roofs")
     assert admits(guard("oauth"), bearer(token))
-    without = Guard(AuthOptions(oauth=(Secret("shop:chalk-on-the-board"),)), Clock())
+    without = RequestAuthenticator(AuthOptions(oauth=(Secret("shop:chalk-on-the-board"),)), Clock())
     assert not admits(without, bearer(token))
 
 
@@ -687,8 +687,10 @@ def test_an_empty_secret_is_refused(kind, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["basic", "oauth"])
 @pytest.mark.parametrize("pair", [":", "mill:", ":grain", "millgrain"])
 def test_a_pair_with_an_empty_half_is_refused_and_not_shown(kind, pair):
-    with pytest.raises(ConfigError, match="two parts with a colon") as caught:
-        Guard(AuthOptions(**{kind: (Secret("good:pair-of-two-parts"), Secret(pair))}), Clock())
+    with pytest.raises(ConfigError, match="two parts separated by a colon") as caught:
+        RequestAuthenticator(
+            AuthOptions(**{kind: (Secret("good:pair-of-two-parts"), Secret(pair))}), Clock()
+        )
     assert caught.value.where == f"{kind}[1]"
     assert pair == ":" or pair not in str(caught.value)
 
@@ -708,8 +710,8 @@ def test_a_pair_with_an_empty_half_is_refused_and_not_shown(kind, pair):
     ],
 )
 def test_a_secret_that_no_header_can_carry_is_refused_and_not_shown(kind, text):
-    with pytest.raises(ConfigError, match="one line without blanks around it") as caught:
-        Guard(AuthOptions(**{kind: (Secret(text),)}), Clock())
+    with pytest.raises(ConfigError, match="one line without spaces at its start or end") as caught:
+        RequestAuthenticator(AuthOptions(**{kind: (Secret(text),)}), Clock())
     assert caught.value.where == f"{kind}[0]"
     assert text not in str(caught.value)
 
@@ -754,8 +756,10 @@ def test_sixteen_characters_are_enough(kind):
 
 @pytest.mark.parametrize("name", ["", "x key", "x-key:", "schlüssel", "x\r\ny"])
 def test_what_is_no_name_of_a_header_is_refused(name):
-    with pytest.raises(ConfigError, match="is no name of a header"):
-        Guard(AuthOptions(api_keys=(Secret("k" * 16),), api_key_header=name), Clock())
+    with pytest.raises(ConfigError, match="is not a header name"):
+        RequestAuthenticator(
+            AuthOptions(api_keys=(Secret("k" * 16),), api_key_header=name), Clock()
+        )
 
 
 def test_no_secret_is_shown_in_what_is_printed():

@@ -24,8 +24,15 @@ from tests.http.targets import (
     serving,
 )
 
-from oncebridge.http.client import Answer, Client, NotSent, Unclear, _Connection, _Pool
-from oncebridge.http.target import Target
+from oncebridge.http.client import (
+    Client,
+    ClientResponse,
+    NotSent,
+    Unclear,
+    _ClientConnection,
+    _Pool,
+)
+from oncebridge.http.target import HttpTarget
 
 LONG = timedelta(hours=1)
 
@@ -58,7 +65,7 @@ async def test_a_request_is_written_just_so():
         url = f"http://us%40er:p%C3%A4ss%3A@localhost:{seen.port}/a/b;c?d=e&f=%20"
         async with client_of(url, headers=[("Content-Type", "text/x")]) as client:
             answer = await client.post(b"body", [("X-One", "1"), ("X-Two", "ä\t2")], method="PUT")
-    assert answer == Answer(200, {b"content-length": b"2"}, b"ok")
+    assert answer == ClientResponse(200, {b"content-length": b"2"}, b"ok")
     credentials = base64.b64encode("us@er:päss:".encode()).decode()
     (request,) = seen.requests
     assert request.head.decode("latin-1") == (
@@ -151,7 +158,7 @@ async def test_a_request_goes_to_the_path_it_names():
     async with met(answering(), headers=[("X-Fixed", "f")]) as (seen, client):
         answer = await client.request("DELETE", "/other%20place?a=b", b"body", [("X-One", "1")])
         await client.post(b"")
-    assert answer == Answer(200, {b"content-length": b"2"}, b"ok")
+    assert answer == ClientResponse(200, {b"content-length": b"2"}, b"ok")
     assert seen.connections == 1
     one, two = seen.requests
     assert one.head.decode() == (
@@ -225,8 +232,8 @@ async def test_a_path_that_would_change_the_request_is_refused_before_anything_i
     ],
 )
 def test_a_url_is_taken_apart(url, parts, header):
-    target = Target.parse(url)
-    assert target == Target(*parts, "")
+    target = HttpTarget.parse(url)
+    assert target == HttpTarget(*parts, "")
     assert target.host_header == header
 
 
@@ -261,7 +268,7 @@ def test_a_url_is_taken_apart(url, parts, header):
     ],
 )
 def test_a_url_that_cannot_work_is_refused_and_its_secrets_are_not_quoted(url, says):
-    for attempt in (Target.parse, Client):
+    for attempt in (HttpTarget.parse, Client):
         with pytest.raises(ValueError, match=says) as caught:
             attempt(url)
         assert "s3cret" not in str(caught.value)
@@ -269,18 +276,18 @@ def test_a_url_that_cannot_work_is_refused_and_its_secrets_are_not_quoted(url, s
 
 
 def test_a_target_is_printed_without_its_secrets():
-    target = Target.parse("https://u:s3cret@hooks.example/s3cret?t=s3cret")
-    assert repr(target) == "<Target hooks.example>"
+    target = HttpTarget.parse("https://u:s3cret@hooks.example/s3cret?t=s3cret")
+    assert repr(target) == "<HttpTarget hooks.example>"
 
 
 def test_one_of_user_and_authorization_is_enough():
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="remove one"):
         Client("http://u:p@localhost/", headers=[("authorization", "Bearer x")])
-    assert Target.parse("http://@localhost/").authorization == ""
-    assert Target.parse("http://u@localhost/").authorization == "Basic dTo="
-    assert Target.parse("http://:p@localhost/").authorization == "Basic OnA="
+    assert HttpTarget.parse("http://@localhost/").authorization == ""
+    assert HttpTarget.parse("http://u@localhost/").authorization == "Basic dTo="
+    assert HttpTarget.parse("http://:p@localhost/").authorization == "Basic OnA="
     latin = base64.b64encode(b"\xe4:\xff").decode()
-    assert Target.parse("http://%E4:%FF@localhost/").authorization == f"Basic {latin}"
+    assert HttpTarget.parse("http://%E4:%FF@localhost/").authorization == f"Basic {latin}"
 
 
 # --- answers ----------------------------------------------------------------------------------
@@ -751,7 +758,7 @@ async def test_a_connection_that_was_closed_while_the_loop_was_busy_is_not_used(
             threading.Event().wait(0.1)
             if client._pool._idle:
                 for connection in client._pool._idle:
-                    connection.rests_since -= 0.1  # uvloop's time stands still as well
+                    connection.idle_since -= 0.1  # uvloop's time stands still as well
             assert (await client.post(b"2")).status == 200
         thread.join(5)
     assert [request[-1:] for request in served] == [b"1", b"2"]
@@ -775,7 +782,7 @@ async def test_a_connection_that_was_closed_while_the_loop_was_busy_is_not_used(
     ],
 )
 def test_a_target_says_how_long_a_connection_may_rest(header, rests):
-    assert _Pool(rest_s=30, max_answer=1).rest_for(header) == rests
+    assert _Pool(idle_s=30, max_answer=1).idle_time_of(header) == rests
 
 
 @on_both_loops
@@ -785,7 +792,7 @@ async def test_a_connection_that_rested_too_long_is_not_used_and_in_the_end_clos
         await client.post(b"{}")
         assert seen.connections == 1
         for connection in client._pool._idle:
-            connection.rests_since -= 0.031
+            connection.idle_since -= 0.031
         await client.post(b"{}")
         assert seen.connections == 2
         await seen.until(lambda: seen.closed == 2)  # by the sweeper
@@ -799,12 +806,12 @@ async def test_a_target_that_wants_a_shorter_rest_gets_it():
     async with met(answering(raw, OK), idle_time=LONG) as (seen, client):
         await client.post(b"{}")
         (connection,) = client._pool._idle
-        assert connection.rest_s == 2
-        connection.rests_since -= 2
+        assert connection.idle_s == 2
+        connection.idle_since -= 2
         await client.post(b"{}")
         assert seen.connections == 2
         (connection,) = client._pool._idle
-        assert connection.rest_s == 3600
+        assert connection.idle_s == 3600
 
 
 # --- cancelling and closing -------------------------------------------------------------------
@@ -1082,8 +1089,8 @@ def ends_of(pieces):
     """Feed *pieces* to a connection with one request under way, and then its end."""
 
     async def feed():
-        pool = _Pool(rest_s=30, max_answer=50)
-        connection = _Connection(pool)
+        pool = _Pool(idle_s=30, max_answer=50)
+        connection = _ClientConnection(pool)
         connection.connection_made(Wire())
         waiter = connection.send(b"", asyncio.get_running_loop())
         for piece in pieces:
@@ -1118,7 +1125,7 @@ def test_where_an_answer_is_cut_into_pieces_does_not_matter(data):
 )
 def test_whatever_comes_back_it_is_an_answer_or_unclear(pieces):
     end = ends_of(pieces)
-    assert isinstance(end, Answer | Unclear)
-    if isinstance(end, Answer):
+    assert isinstance(end, ClientResponse | Unclear)
+    if isinstance(end, ClientResponse):
         assert b"HTTP/1." in b"".join(pieces)
         assert len(end.body) <= 50

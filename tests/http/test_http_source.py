@@ -1052,7 +1052,7 @@ def test_a_port_in_use_is_told(tmp_path, door):
         store="memory:",
         dead="memory:",
     )
-    with pytest.raises(ConfigError, match="another program listens there already"):
+    with pytest.raises(ConfigError, match="another program uses this port already"):
         other.start()
 
 

@@ -32,7 +32,7 @@ from tests.http.test_auth import Clock
 
 from oncebridge.errors import ConfigError
 from oncebridge.http import jwt as tokens
-from oncebridge.http.jwt import JwtOptions, Verifier
+from oncebridge.http.jwt import JwtOptions, TokenVerifier
 from oncebridge.service import config
 
 ISSUER = "https://login.example.com/eu"
@@ -241,7 +241,7 @@ def verifier(provider):
     """Give a verifier with the keys of the provider, which needs no loop any more."""
 
     async def fetched():
-        made = Verifier(
+        made = TokenVerifier(
             [JwtOptions(issuer=ISSUER, jwks=provider.url, audience=(AUDIENCE,), ca_file=CA)],
             Clock(),
         )
@@ -286,9 +286,9 @@ def test_whatever_arrives_it_is_refused_and_nothing_is_raised(verifier, token):
 def test_a_token_is_verified_once_and_refused_when_it_expires(provider, verifier, monkeypatch):
     clock = verifier._clock
     verified = []
-    verify = tokens._Key.verifies
+    verify = tokens._PublicKey.verifies
     monkeypatch.setattr(
-        tokens._Key, "verifies", lambda key, token: verified.append(1) or verify(key, token)
+        tokens._PublicKey, "verifies", lambda key, token: verified.append(1) or verify(key, token)
     )
     token = sign(PRIMARY, kid="primary", sub="once").encode()
     assert [verifier.judge(token) for _ in range(5)] == [None] * 5
@@ -315,8 +315,8 @@ def test_the_tokens_that_are_remembered_have_a_limit(verifier, monkeypatch):
 def judged(token, *keys, **options):
     """Judge *token* with the set of *keys*, as it is read from an answer."""
     usual = {"issuer": ISSUER, "jwks": "https://login.example.com/keys", "audience": (AUDIENCE,)}
-    verifier = Verifier([JwtOptions(**{**usual, **options})], Clock())
-    answer = tokens.Answer(200, {}, json.dumps({"keys": keys}).encode())
+    verifier = TokenVerifier([JwtOptions(**{**usual, **options})], Clock())
+    answer = tokens.ClientResponse(200, {}, json.dumps({"keys": keys}).encode())
     (only,) = verifier._providers
     only._keys, only._fetched = only._read_set(answer), 1
     refused = verifier.judge(token.encode())
@@ -450,7 +450,7 @@ async def asking(provider):
     """Give a verifier, what moves its clock, and what fetches its keys once."""
     clock = Clock()
     options = JwtOptions(issuer=ISSUER, jwks=provider.url, audience=(AUDIENCE,))
-    made = Verifier([options], clock)
+    made = TokenVerifier([options], clock)
     (only,) = made._providers
     client = only._client()
     try:
@@ -711,7 +711,7 @@ def test_each_of_several_providers_vouches_for_its_own_tokens_only(tmp_path):
         assert [one.audience for one in source.jwt] == [("api://events", "api://old"), (AUDIENCE,)]
 
         async def judged():
-            made = Verifier(source.jwt, Clock())
+            made = TokenVerifier(source.jwt, Clock())
             made.open()
             async with asyncio.timeout(10):
                 while made.warnings():  # noqa: ASYNC110 - the providers are in other threads
@@ -791,7 +791,7 @@ def test_a_list_from_the_environment_has_commas():
         ({"jwks": None}, "source.jwt.jwks: is missing"),
         ({"jwks": "http://login.example.com/keys"}, "source.jwt.jwks: .*use https://"),
         ({"jwks": "https://mill:grain@login.example.com/keys"}, "source.jwt.jwks: .* has a user"),
-        ({"jwks": "login.example.com/keys"}, "source.jwt.jwks: a URL here starts with https://"),
+        ({"jwks": "login.example.com/keys"}, "source.jwt.jwks: the URL must start with https://"),
         ({"audience": None}, "source.jwt.audience: is missing: tokens for other services"),
         ({"algorithms": "HS256"}, "must be one of RS256"),
         ({"algorithms": "none"}, "must be one of RS256"),

@@ -23,7 +23,7 @@ from oncebridge.base.secrets import Secret
 from oncebridge.genesys.verification import Verifier
 from oncebridge.http.client import Client, NotSent
 from oncebridge.http.proxy import proxy_for
-from oncebridge.http.target import Target
+from oncebridge.http.target import HttpTarget
 from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions
 
@@ -91,7 +91,7 @@ GENESYS = GenesysOptions(
 )
 def test_the_environment_names_the_proxy(proxies_of, url, proxies, expected):
     proxies_of(**proxies)
-    proxy = proxy_for(Target.parse(url))
+    proxy = proxy_for(HttpTarget.parse(url))
     assert (proxy and proxy.authority) == expected
 
 
@@ -122,7 +122,7 @@ def test_the_environment_names_the_proxy(proxies_of, url, proxies, expected):
 )
 def test_some_targets_are_reached_directly(proxies_of, host, no_proxy, is_direct):
     proxies_of(HTTPS_PROXY=HERE, NO_PROXY=no_proxy)
-    assert (proxy_for(Target.parse(f"https://{host}/")) is None) == is_direct
+    assert (proxy_for(HttpTarget.parse(f"https://{host}/")) is None) == is_direct
 
 
 @pytest.mark.parametrize(
@@ -315,12 +315,12 @@ async def test_a_proxy_that_dies_with_a_request_under_way(start_proxy, proxies_o
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\n\r\nno", "HTTP 403 to CONNECT"),
         (b"HTTP/1.0 503 Busy\r\n\r\n", "HTTP 503 to CONNECT"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://login.example\r\n\r\n", "HTTP 302 to CONNECT"),
-        (b"HTTP/1.1 200 OK\r\n", "no whole answer to CONNECT"),
-        (b"", "no whole answer to CONNECT"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, "no whole answer to CONNECT"),
+        (b"HTTP/1.1 200 OK\r\n", "no complete response to CONNECT"),
+        (b"", "no complete response to CONNECT"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, "no complete response to CONNECT"),
         (
             b"HTTP/1.1 200 OK\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
-            "it sent more than an answer to CONNECT",
+            "it sent data after its response to CONNECT",
         ),
         (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", "it does not speak HTTP"),
     ],

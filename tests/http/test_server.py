@@ -22,12 +22,12 @@ from tests.size import examples
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.server import (
-    Bounds,
     Request,
     Response,
     Server,
+    ServerLimits,
     _check_strictness,
-    _counted_as,
+    _peer_group,
 )
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -75,8 +75,8 @@ def echo(request):
 
 @asynccontextmanager
 async def serving(handler=None, **settings):
-    bounds = Bounds(
-        **{name: settings.pop(name) for name in Bounds.__struct_fields__ if name in settings}
+    bounds = ServerLimits(
+        **{name: settings.pop(name) for name in ServerLimits.__struct_fields__ if name in settings}
     )
     server = Server(handler or Desk(), host="127.0.0.1", port=0, bounds=bounds, **settings)
     await server.open()
@@ -580,7 +580,7 @@ async def test_a_client_that_only_stops_sending_still_gets_its_answers():
         writer.write(post(b"1") + post(b"2"))
         _, answer = await desk.next()
         writer.write_eof()
-        await settled(lambda: next(iter(server._served))._ended)
+        await settled(lambda: next(iter(server._served))._client_done)
         answer(Response(200, b"one"))
         _, answer = await desk.next()
         answer(Response(200, b"two"))
@@ -1171,7 +1171,7 @@ async def test_an_address_that_is_busy_on_all_its_connections_keeps_nobody_else_
     ],
 )
 def test_connections_are_counted_by_address_and_by_network_in_ipv6(one, other, is_same):
-    assert (_counted_as(one) == _counted_as(other)) is is_same
+    assert (_peer_group(one) == _peer_group(other)) is is_same
 
 
 @on_both_loops
@@ -1197,13 +1197,13 @@ async def test_a_spare_path_is_answered_when_every_connection_is_busy():
 
 
 @on_both_loops
-async def test_who_is_turned_away_and_stays_is_cut_off():
+async def test_who_is_rejected_and_stays_is_cut_off():
     async with serving(max_connections=0) as server, contextlib.AsyncExitStack() as stack:
         for _ in range(300):
             reader, _ = await stack.enter_async_context(connected(server))
             assert (await read_some(reader)).startswith(b"HTTP/1.1 503")
-            assert len(server._turned_away) <= 256
-        await settled(lambda: not server._turned_away)
+            assert len(server._rejected) <= 256
+        await settled(lambda: not server._rejected)
 
 
 async def read_some(reader):
@@ -1265,8 +1265,8 @@ async def test_a_port_in_use_is_a_setting_to_change():
     ("host", "port", "advice"),
     [
         ("192.0.2.1", 0, "not an address of this machine"),
-        ("no-such-host.invalid", 0, "stands for no address"),
-        ("x" * 300, 0, "stands for no address"),
+        ("no-such-host.invalid", 0, "the host name was not found"),
+        ("x" * 300, 0, "the host name was not found"),
         ("127.0.0.1", 70_000, "from 0 to 65535"),
         ("127.0.0.1", -1, "from 0 to 65535"),
     ],
@@ -1481,7 +1481,7 @@ async def test_connections_without_a_handshake_are_counted_too():
     ):
         pairs = [await stack.enter_async_context(connected(server)) for _ in range(270)]
         await settled(lambda: sum(reader.at_eof() for reader, _ in pairs) == 13)
-        assert len(server._greeting) == 257
+        assert len(server._handshakes) == 257
 
 
 @on_both_loops
@@ -1512,11 +1512,11 @@ async def test_handshakes_that_are_never_finished_keep_nobody_out():
 @on_both_loops
 async def test_a_stop_ends_handshakes():
     async with serving(tls=server_tls()) as server, connected(server) as (reader, _):
-        await settled(lambda: server._greeting)
+        await settled(lambda: server._handshakes)
         async with asyncio.timeout(2):
             await server.aclose()
         assert await read_some(reader) == b""
-        assert not server._greeting
+        assert not server._handshakes
 
 
 # --- what it costs in memory ------------------------------------------------------------

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tests.http.targets import OK, TLS, refusing_port, server_tls, serving
 
 from oncebridge.aws.account import Account
-from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
-from oncebridge.aws.signing import Identity, Request, Signer, encoded_path, encoded_query
+from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
+from oncebridge.aws.signing import AwsCredentials, AwsRequest, Signer, encoded_path, encoded_query
 from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError
 
-TABLE = Example("dynamodb", "describe_table", {"TableName": "records"})
-BUCKET = Example("s3", "head_bucket", {"Bucket": "records"})
+TABLE = SampleCall("dynamodb", "describe_table", {"TableName": "records"})
+BUCKET = SampleCall("s3", "head_bucket", {"Bucket": "records"})
 NOW_MS = 1_767_225_599_000  # a second before 2026 begins
 
 
@@ -82,9 +82,9 @@ def _theirs(auth, identity, host, request, now_ms):
 def test_a_request_to_s3_is_signed_as_botocore_signs_it(
     *, method, path, query, headers, body, token, later_s
 ):
-    identity = Identity("AKIA", "secret/+", token)
+    identity = AwsCredentials("AKIA", "secret/+", token)
     now_ms = NOW_MS + later_s * 1000
-    request = Request(
+    request = AwsRequest(
         method,
         encoded_path(f"/bucket/{path}"),
         encoded_query(query.items()),
@@ -100,22 +100,22 @@ def test_a_request_to_s3_is_signed_as_botocore_signs_it(
 
 @given(body=st.binary(max_size=1000), token=st.sampled_from(["", "a/session+token=="]))
 def test_a_call_is_signed_as_botocore_signs_it(body, token):
-    identity = Identity("AKIA", "secret/+", token)
+    identity = AwsCredentials("AKIA", "secret/+", token)
     headers = [
         ("content-type", "application/x-amz-json-1.0"),
         ("x-amz-target", "DynamoDB_20120810.DescribeTable"),
     ]
-    request = Request("POST", "/", "", headers, body)
+    request = AwsRequest("POST", "/", "", headers, body)
     host = "localhost:8000"
     theirs = _theirs(SigV4Auth, identity, host, request, NOW_MS)
     ours = Signer("dynamodb", "eu-west-1").sign(request, host, identity, NOW_MS)
     assert dict(ours)["authorization"] == theirs
 
 
-def test_one_signer_goes_on_into_another_day_and_with_another_identity():
+def test_one_signer_goes_on_into_another_day_and_with_anrenewed_credentials():
     signer = Signer("s3", "eu-west-1")
-    request = Request("GET", "/", "", (), b"")
-    one, two = Identity("A1", "s1"), Identity("A2", "s2")
+    request = AwsRequest("GET", "/", "", (), b"")
+    one, two = AwsCredentials("A1", "s1"), AwsCredentials("A2", "s2")
     for identity, now_ms in ((one, NOW_MS), (one, NOW_MS + 1000), (two, NOW_MS + 1000)):
         fresh = Signer("s3", "eu-west-1").sign(request, "h", identity, now_ms)
         assert signer.sign(request, "h", identity, now_ms) == fresh
@@ -127,8 +127,8 @@ def test_one_signer_goes_on_into_another_day_and_with_another_identity():
 
 
 def test_an_identity_does_not_print_its_secrets():
-    shown = repr(Identity("AKIAINVENTED", "the-secret", "the-token"))
-    assert shown == "<Identity AKIA…>"
+    shown = repr(AwsCredentials("AKIAINVENTED", "the-secret", "the-token"))
+    assert shown == "<AwsCredentials AKIA…>"
 
 
 # --- where calls go ---------------------------------------------------------------------------
@@ -203,7 +203,7 @@ async def test_calls_go_where_the_sdk_would_send_them(
     )
     for name, value in env.items():
         somebody.setenv(name, value)
-    place = await Account(example).place()
+    place = await Account(example).service_endpoint()
     assert (place.url, place.region, place.signing_region) == (url, region, region)
     assert place.signing_name == example.service
 
@@ -211,7 +211,7 @@ async def test_calls_go_where_the_sdk_would_send_them(
 async def test_what_is_given_stands_above_the_environment(somebody):
     somebody.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
     account = Account(TABLE, region="eu-north-1", endpoint="http://localhost:2")
-    place = await account.place()
+    place = await account.service_endpoint()
     assert (place.url, place.region) == ("http://localhost:2/", "eu-north-1")
     assert (place.target_prefix, place.json_version) == ("DynamoDB_20120810", "1.0")
 
@@ -250,9 +250,9 @@ async def test_what_is_missing_is_said_to_a_human(somebody, env, message):
 
 
 async def test_a_bucket_that_is_signed_for_in_another_way_is_refused(somebody):
-    bucket = Example("s3", "head_bucket", {"Bucket": "records--use1-az4--x-s3"})
+    bucket = SampleCall("s3", "head_bucket", {"Bucket": "records--use1-az4--x-s3"})
     with pytest.raises(ConfigError, match="v4-s3express are not supported"):
-        await Account(bucket).place()
+        await Account(bucket).service_endpoint()
 
 
 # --- credentials ------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ async def test_a_web_identity_becomes_a_role(nobody, tmp_path, ministack):
     nobody.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/invented")
     nobody.setenv("AWS_REGION", "us-east-1")
     nobody.setenv("AWS_ENDPOINT_URL_STS", ministack.endpoint)
-    identity = await Account(TABLE).identity()
+    identity = await Account(TABLE).credentials()
     assert identity.access_key.startswith("ASIA")
     assert identity.token
 
@@ -327,38 +327,38 @@ async def test_a_profile_assumes_its_role(somebody, tmp_path, ministack):
         "role_arn = arn:aws:iam::123456789012:role/invented\n"
     )
     somebody.setenv("AWS_ENDPOINT_URL_STS", ministack.endpoint)
-    identity = await Account(TABLE, profile="worker").identity()
+    identity = await Account(TABLE, profile="worker").credentials()
     assert identity.access_key.startswith("ASIA")
     assert identity.token
 
 
 async def test_credentials_that_last_are_asked_for_once(container):
     account = Account(TABLE)
-    found = await asyncio.gather(*[account.identity() for _ in range(20)])
+    found = await asyncio.gather(*[account.credentials() for _ in range(20)])
     assert {identity.token for identity in found} == {"token1"}
-    account._looked_at = -1e9
-    assert await account.identity() is found[0]
+    account._checked_at = -1e9
+    assert await account.credentials() is found[0]
     assert container.asked == 1
 
 
 async def test_credentials_that_end_soon_are_used_while_new_ones_are_fetched(container):
     container.lasts = timedelta(minutes=5)
     account = Account(TABLE)
-    first = await account.identity()
+    first = await account.credentials()
     container.lasts = timedelta(hours=1)
-    account._looked_at = -1e9
-    assert await account.identity() is first
+    account._checked_at = -1e9
+    assert await account.credentials() is first
     await asyncio.wait([account._fetching])
-    assert (await account.identity()).token == f"token{container.asked}" != first.token
+    assert (await account.credentials()).token == f"token{container.asked}" != first.token
 
 
 async def test_credentials_that_have_ended_are_not_used(container):
     container.lasts = timedelta(seconds=5)
     account = Account(TABLE)
-    ended = await account.identity()
+    ended = await account.credentials()
     container.lasts = timedelta(hours=1)
-    account._looked_at = -1e9
-    found = await asyncio.gather(*[account.identity() for _ in range(5)])
+    account._checked_at = -1e9
+    found = await asyncio.gather(*[account.credentials() for _ in range(5)])
     assert {identity.token for identity in found} == {f"token{container.asked}"}
     assert ended not in found
 
@@ -366,25 +366,25 @@ async def test_credentials_that_have_ended_are_not_used(container):
 async def test_where_no_new_credentials_come_the_old_ones_serve_as_long_as_they_last(container):
     container.lasts = timedelta(minutes=5)
     account = Account(TABLE)
-    first = await account.identity()
+    first = await account.credentials()
     container.status = 500
-    account._looked_at = -1e9
-    assert await account.identity() is first
+    account._checked_at = -1e9
+    assert await account.credentials() is first
     await asyncio.wait([account._fetching])
-    account._looked_at = -1e9
-    assert await account.identity() is first
+    account._checked_at = -1e9
+    assert await account.credentials() is first
     await asyncio.wait([account._fetching])
 
 
 async def test_credentials_that_cannot_be_fetched_now_are_no_mistake_of_a_human(container):
     container.status = 500
-    with pytest.raises(NotSent, match="no AWS credentials now"):
-        await Account(TABLE).identity()
+    with pytest.raises(NotSent, match="no AWS credentials at the moment"):
+        await Account(TABLE).credentials()
 
 
 async def test_one_who_gives_up_waiting_for_credentials_leaves_the_others_waiting(container):
     account = Account(TABLE)
-    one, two = (asyncio.ensure_future(account.identity()) for _ in range(2))
+    one, two = (asyncio.ensure_future(account.credentials()) for _ in range(2))
     await asyncio.sleep(0)
     one.cancel()
     assert (await two).token == "token1"
@@ -393,8 +393,8 @@ async def test_one_who_gives_up_waiting_for_credentials_leaves_the_others_waitin
 
 async def test_the_place_and_the_identity_ask_for_credentials_once(container):
     account = Account(TABLE)
-    await account.place()
-    await account.identity()
+    await account.service_endpoint()
+    await account.credentials()
     assert container.asked == 1
 
 

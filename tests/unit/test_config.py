@@ -560,10 +560,10 @@ def test_different_entities_in_one_rule_are_told_with_its_place():
         quiet = { entity = "detail.%s", state = "detail.s", for = "1s" }
         """
     (line,) = mistakes(rule % "c")
-    assert line.startswith("rules[0]: names different entities")
+    assert line.startswith("rules[0]: has different entities")
     assert loading(rule % "b")
     (line,) = mistakes('order = "entity"\n' + rule % "b")
-    assert line.startswith("rules[0]: names different entities")
+    assert line.startswith("rules[0]: has different entities")
 
 
 def test_a_mistake_of_the_environment_or_a_flag_is_named_by_it():

@@ -200,7 +200,7 @@ async def test_a_directory_that_may_not_be_written_is_said_so(tmp_path):
     tmp_path.chmod(0o500)
     try:
         with somebody_else():
-            assert "may not be written" in await refusal(tmp_path / "out.ndjson")
+            assert "is not writable" in await refusal(tmp_path / "out.ndjson")
     finally:
         tmp_path.chmod(0o700)
 
@@ -232,7 +232,7 @@ async def test_a_line_that_was_cut_off_is_finished_or_removed(path, before, torn
 async def test_a_file_of_others_is_not_damaged(path):
     text = b"Dear diary,\nlast night"
     path.write_bytes(text)
-    assert "name another path" in await refusal(path)
+    assert "choose another path" in await refusal(path)
     assert path.read_bytes() == text
 
 
@@ -241,7 +241,7 @@ async def test_a_file_without_any_line_is_not_searched_for_ever(path, monkeypatc
     with path.open("wb") as file:
         file.write(b"{")
         file.truncate(10_000_000)
-    assert "name another path" in await refusal(path)
+    assert "choose another path" in await refusal(path)
 
 
 async def test_what_another_writer_left_half_done_is_removed_before_the_next_batch(path):
@@ -380,7 +380,7 @@ async def test_a_right_that_is_lost_later_closes_the_door(tmp_path):
         finally:
             tmp_path.chmod(0o700)
         assert isinstance(answer, Closed)
-        assert "may not be written" in answer.reason
+        assert "is not writable" in answer.reason
 
 
 @pytest.mark.parametrize("how", ["renamed", "removed", "replaced"])

@@ -534,7 +534,7 @@ def test_a_bad_expression_is_refused_with_its_place(expression):
 
 
 def test_a_name_with_a_hyphen_gets_a_hint():
-    with pytest.raises(ConfigError, match="double quotes"):
+    with pytest.raises(ConfigError, match="quote a name"):
         FieldsKey(["detail-type"])
 
 

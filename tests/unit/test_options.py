@@ -22,12 +22,12 @@ from oncebridge.base.options import (
     Text,
     bounds,
     convert,
+    describe_type,
     did_you_mean,
-    form,
+    format_setting,
     read,
     schema,
     settings_of,
-    written,
 )
 from oncebridge.base.secrets import Address, Secret
 from oncebridge.errors import ConfigError, ConfigErrors
@@ -343,7 +343,7 @@ def test_a_size_is_a_number_and_a_unit(number, unit, blank):
 
 @given(st.integers(0, 2**63).map(Size))
 def test_a_size_reads_back_as_it_is_written(size):
-    text = written(size)
+    text = format_setting(size)
     if len(text) <= 12:
         assert value_of(Size, text) == size
 
@@ -366,13 +366,13 @@ def test_a_rate_is_a_number_and_a_unit_and_reads_back(number, unit):
     rate = value_of(Rate, f"{number:f}/{unit[0]}")
     assert rate == pytest.approx(float(number) / unit[1])
     assert rate > 0
-    assert value_of(Rate, written(rate)) == pytest.approx(rate, rel=1e-9)
+    assert value_of(Rate, format_setting(rate)) == pytest.approx(rate, rel=1e-9)
 
 
 @pytest.mark.parametrize("text", ["100/s", "3000/m", "5000/h", "0.5/s", "1000000/s", "1/h"])
 def test_a_rate_reads_back_exactly(text):
     rate = value_of(Rate, text)
-    assert value_of(Rate, written(rate)) == rate
+    assert value_of(Rate, format_setting(rate)) == rate
 
 
 @given(WORDS)
@@ -390,7 +390,7 @@ def test_what_is_no_rate_is_refused(text):
     | st.integers(1, 3650 * 86_400_000).map(lambda ms: timedelta(milliseconds=ms))
 )
 def test_a_duration_reads_back_as_it_is_written(duration):
-    assert value_of(timedelta, written(duration)) == duration
+    assert value_of(timedelta, format_setting(duration)) == duration
 
 
 @given(WORDS)
@@ -438,7 +438,7 @@ def test_everything_declared_has_a_sentence(kind):
         where = f"{kind.__name__}.{setting.name}"
         assert re.fullmatch(r'["A-Z].*[.]', setting.doc.text, re.DOTALL), where
         assert re.fullmatch(r"[a-z][a-z_]*", setting.name), where
-        assert form(setting.kind), where
+        assert describe_type(setting.kind), where
 
 
 @pytest.mark.parametrize("kind", DECLARED.values(), ids=DECLARED)
@@ -449,7 +449,7 @@ def test_every_default_is_one_that_could_be_written(kind):
         if isinstance(setting.default, Struct):
             assert settings_of(type(setting.default))  # and looked at by itself
             continue
-        text = written(setting.default)
+        text = format_setting(setting.default)
         value = tomllib.loads(f"x = {quoted(setting, text)}")["x"]
         problems = Problems()
         again = convert(value, setting.kind, setting.doc, setting.name, problems)
@@ -553,7 +553,7 @@ def test_a_factory_is_a_default_as_well():
     ],
 )
 def test_a_value_is_written_as_the_configuration_would(value, text):
-    assert written(value) == text
+    assert format_setting(value) == text
 
 
 # --- describing -----------------------------------------------------------------------------

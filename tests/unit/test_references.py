@@ -22,7 +22,7 @@ from tests.servers.process import free_port
 
 from oncebridge.aws import references
 from oncebridge.aws.references import NotNow
-from oncebridge.base.secrets import asked_once, resolve
+from oncebridge.base.secrets import cache_aws_lookups, resolve
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
 from oncebridge.service.addresses import SinkPlace
 from oncebridge.service.config import load
@@ -119,7 +119,7 @@ def test_the_end_of_a_line_is_left_out_as_of_a_file(aws):
 
 def test_each_thing_is_asked_for_once_while_a_configuration_is_read(aws):
     aws.gives(json.dumps({"user": "me", "token": CANARY}))
-    with asked_once():
+    with cache_aws_lookups():
         assert resolve("secretsmanager:crm#user", WHERE) == "me"
         assert resolve("secretsmanager:crm#token", WHERE) == CANARY
         aws.refuses(400, "AccessDeniedException")
@@ -148,7 +148,7 @@ def test_the_region_of_an_arn_is_asked(aws, monkeypatch):
     [
         ("ssm:/a/b", (400, "ParameterNotFound"), "there is no such parameter in us-east-1"),
         ("ssm:b:9", (400, "ParameterVersionNotFound"), "there is no such version of it in us-"),
-        ("ssm:b", (400, "ValidationException"), "ssm in us-east-1 says ValidationException"),
+        ("ssm:b", (400, "ValidationException"), "ssm in us-east-1 returned ValidationException"),
         (
             "ssm:/a/b:3",
             (400, "AccessDeniedException", "User is not authorized to perform: ssm:GetParameter"),
@@ -159,7 +159,7 @@ def test_the_region_of_an_arn_is_asked(aws, monkeypatch):
             (400, "AccessDeniedException", "not authorized to perform: kms:Decrypt on resource"),
             "its key cannot be used (AccessDeniedException); allow kms:Decrypt",
         ),
-        ("ssm:b", (400, "InvalidKeyId"), "allow kms:Decrypt on the key"),
+        ("ssm:b", (400, "InvalidKeyId"), "allow kms:Decrypt on its KMS key"),
         ("secretsmanager:a/b", (400, "ResourceNotFoundException"), "there is no such secret in"),
         (
             "secretsmanager:a/b#c",
@@ -177,8 +177,8 @@ def test_the_region_of_an_arn_is_asked(aws, monkeypatch):
             "allow kms:Decrypt",
         ),
         ("secretsmanager:b", (400, "DecryptionFailure"), "its key cannot be used"),
-        ("secretsmanager:b", (400, "InvalidRequestException"), "says InvalidRequestException"),
-        ("ssm:b", (400, "UnrecognizedClientException"), "says UnrecognizedClientException"),
+        ("secretsmanager:b", (400, "InvalidRequestException"), "returned InvalidRequestException"),
+        ("ssm:b", (400, "UnrecognizedClientException"), "returned UnrecognizedClientException"),
     ],
 )
 def test_a_no_is_told_with_what_to_do(aws, text, said, told):
@@ -245,9 +245,9 @@ def test_half_a_reference_is_told(aws, text):
 @pytest.mark.parametrize(
     ("kept", "told"),
     [
-        (CANARY, "the secret is no JSON object"),
-        (f'["{CANARY}"]', "the secret is no JSON object"),
-        ("[" * 50_000, "the secret is no JSON object"),
+        (CANARY, "the secret is not a JSON object"),
+        (f'["{CANARY}"]', "the secret is not a JSON object"),
+        ("[" * 50_000, "the secret is not a JSON object"),
         (f'{{"other": "{CANARY}", "{CANARY}": "x"}}', "the secret has no field 'token'"),
         (f'{{"token": ["{CANARY}"]}}', "the field must be a text"),
         ('{"token": ""}', "the field must be a text"),
@@ -264,7 +264,7 @@ def test_what_is_empty_or_no_text_is_told(aws):
     aws.gives("")
     assert refused("ssm:b").endswith("it is empty")
     aws.answer = {"SecretBinary": "YzRuNHJ5LTVoaA=="}
-    assert refused("secretsmanager:b").endswith("it holds bytes, and must hold a text")
+    assert refused("secretsmanager:b").endswith("its value is binary; store it as text")
 
 
 # --- where it is kept out of --------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_nothing_is_logged_even_where_everything_is(aws, caplog):
 
 def test_no_connection_is_left_open(aws):
     aws.gives(CANARY)
-    with asked_once():
+    with cache_aws_lookups():
         resolve("ssm:a", WHERE)
         resolve("secretsmanager:a", WHERE)
     gc.collect()  # a warning about a socket would be an error here

@@ -7,7 +7,7 @@ from tests.cli.worlds import event, raw, setup_of
 
 from oncebridge import Verdict
 from oncebridge.check import cases
-from oncebridge.events.framing import Record
+from oncebridge.events.framing import RawRecord
 from oncebridge.operate.explain.finding import explain
 from oncebridge.operate.explain.words import summary
 from oncebridge.service.service import make_router
@@ -92,7 +92,7 @@ async def test_a_sender_that_is_not_allowed_is_discarded_on_no_route_too(tmp_pat
 
 
 async def explained(setup, *events):
-    records = [Record(raw(one), at, at, at) for at, one in enumerate(events, 1)]
+    records = [RawRecord(raw(one), at, at, at) for at, one in enumerate(events, 1)]
     return [told async for told in explain(records, setup, MemoryStore())]
 
 

@@ -29,8 +29,8 @@ from oncebridge import Gateway, Limits, SinkRejected, Yes, parse
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine.router import RouteEntry, Router
-from oncebridge.events.event import Event, Unreadable, carry, read
-from oncebridge.events.trace_context import Carried, read_traceparent, read_xray, xray_of
+from oncebridge.events.event import Event, Unreadable, read, set_context
+from oncebridge.events.trace_context import BytesWithContext, read_traceparent, read_xray, xray_of
 from oncebridge.observe import telemetry
 from oncebridge.observe.telemetry import Wish
 from oncebridge.observe.telemetry.spans import Spans
@@ -144,7 +144,7 @@ def test_nothing_raises(text):
 
 def test_what_is_read_has_the_very_bytes_and_the_context():
     text = raw(1)
-    event = read(Carried.of(text, PARENT))
+    event = read(BytesWithContext.of(text, PARENT))
     assert isinstance(event, Event)
     assert event.raw is text
     assert event.context == PARENT
@@ -153,16 +153,16 @@ def test_what_is_read_has_the_very_bytes_and_the_context():
 
 def test_so_has_what_cannot_be_read():
     text = b"no event"
-    found = read(Carried.of(text, PARENT))
+    found = read(BytesWithContext.of(text, PARENT))
     assert isinstance(found, Unreadable)
     assert found.raw is text
     assert found.context == PARENT
-    assert read(Carried.of(raw(1), PARENT), limits=Limits(max_bytes=2)).context == PARENT
+    assert read(BytesWithContext.of(raw(1), PARENT), limits=Limits(max_bytes=2)).context == PARENT
 
 
 def test_a_context_changes_nothing_else():
     text = raw(1, {"n": 1, "traceparent": PARENT})
-    one, other = read(text), read(Carried.of(text, PARENT))
+    one, other = read(text), read(BytesWithContext.of(text, PARENT))
     assert one.canonical == other.canonical
     assert one.envelope == other.envelope
     # What is sent on has to be plain bytes: msgspec takes no others.
@@ -221,7 +221,7 @@ def test_an_arrival_is_a_span_and_its_delivery_another():
         traced = Traced()
         text = raw(1)
         for _ in range(2):
-            await traced.gateway.process([Carried.of(text, PARENT)])
+            await traced.gateway.process([BytesWithContext.of(text, PARENT)])
         return traced, text
 
     traced, text = asyncio.run(work())
@@ -267,7 +267,7 @@ async def test_a_context_in_the_event_counts(text):
 async def test_what_came_beside_the_event_counts_more():
     traced = Traced()
     inside = raw(1, traceparent=f"00-{'1' * 32}-{SPAN}-01")
-    await traced.gateway.process([Carried.of(inside, PARENT)])
+    await traced.gateway.process([BytesWithContext.of(inside, PARENT)])
     (span,) = traced.spans("oncebridge process")
     assert f"{span.context.trace_id:032x}" == TRACE
 
@@ -316,7 +316,7 @@ async def test_what_is_not_sampled_makes_no_span_and_says_so():
     traced = Traced(sampler=ParentBased(ALWAYS_OFF))
     unsampled = f"00-{TRACE}-{SPAN}-00"
     await traced.gateway.process(
-        [Carried.of(raw(1), unsampled), raw(2), Carried.of(raw(3), PARENT)]
+        [BytesWithContext.of(raw(1), unsampled), raw(2), BytesWithContext.of(raw(3), PARENT)]
     )
     one, two, three = sorted(traced.sent, key=lambda text: (text.endswith("01"), TRACE not in text))
     assert one.startswith(f"00-{TRACE}-")
@@ -374,7 +374,7 @@ async def test_every_route_has_spans_of_its_own():
     kept = [Traced(), Traced()]
     kept[1].gateway.route = "audit"
     router = Router([RouteEntry(traced.gateway) for traced in kept])
-    await router.process([Carried.of(raw(1), PARENT)])
+    await router.process([BytesWithContext.of(raw(1), PARENT)])
     for traced, route in zip(kept, ("crm", "audit"), strict=True):
         (span,) = traced.spans("oncebridge process")
         assert span.attributes["oncebridge.route"] == route
@@ -672,7 +672,7 @@ async def test_a_gateway_from_a_file_takes_hooks_and_a_tracer(tmp_path):
     )
     async with gateway:
         event = parse(raw(1))
-        carry(event, PARENT)
+        set_context(event, PARENT)
         await gateway.process([event], within=timedelta(seconds=20))
     assert [decision.outcome.verdict for decision in decided] == ["delivered"]
     assert {(trip.place, trip.call) for trip in trips} >= {("store", "claim"), ("sink", "deliver")}

@@ -6,7 +6,7 @@ from typing import Final
 
 from oncebridge.audit import text as words
 from oncebridge.audit.report import Gaps
-from oncebridge.base.formatting import DAY, HOUR, MINUTE, SECOND, elapsed
+from oncebridge.base.formatting import DAY, HOUR, MINUTE, SECOND, format_elapsed
 from oncebridge.observe.charts import LEFT, RIGHT, WIDE, Chart, Frame, Log, coord, label, path
 
 _MARKS: Final = (
@@ -32,7 +32,7 @@ def gaps(found: Gaps, window_ms: int, width: int, chart: Chart, *, height: int =
     lowest = bins[first - 1][0] if first else max(bins[0][0] / 10, 1)
     marks = [*words.WINDOWS]
     if all(window_ms != known for known, _ in marks):
-        marks.append((window_ms, elapsed(window_ms)))
+        marks.append((window_ms, format_elapsed(window_ms)))
     last = max((bound for bound, count in bins if count), default=bins[-1][0])
     highest = max(last, *(mark for mark, _ in marks)) * 1.6
     scale = Log(min(lowest, SECOND), highest, LEFT, width - RIGHT)

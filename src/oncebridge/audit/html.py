@@ -77,7 +77,11 @@ def _header(report: Report) -> Iterator[str]:
             ("arrivals", f"{report.events:,}", ""),
             ("different events", f"{report.logical:,}", ""),
             ("repeats", f"{found:,}", "hot" if found else ""),
-            ("share of repeats", figures.share(found, report.events), "hot" if found else ""),
+            (
+                "share of repeats",
+                figures.format_share(found, report.events),
+                "hot" if found else "",
+            ),
         ]
         yield '<dl class="tiles">'
         for name, value, kind in tiles:
@@ -136,7 +140,10 @@ def _over_time(report: Report) -> Iterator[str]:
         yield f'<li><i class="v-{verdict.value}"></i>{_e(name)}: {count}</li>'
     yield "</ul></figure>"
     rows = [
-        [figures.instant(moment.begins_ms), *(f"{moment.verdicts.get(v, 0):,}" for v in shown)]
+        [
+            figures.format_instant(moment.begins_ms),
+            *(f"{moment.verdicts.get(v, 0):,}" for v in shown),
+        ]
         for moment in report.over_time
     ]
     yield from _numbers("Arrivals over time", ["from (UTC)", *(v.value for v in shown)], rows)
@@ -154,7 +161,7 @@ def _causes(report: Report) -> Iterator[str]:
 
 
 def _cause(found: CauseFound, whole: int) -> Iterator[str]:
-    counted = f"{found.count:,} ({figures.share(found.count, whole)})"
+    counted = f"{found.count:,} ({figures.format_share(found.count, whole)})"
     yield f'<li><div class="head"><h3>{_e(found.cause.value)}</h3>'
     yield f"<span>{_e(counted)}</span></div>{charts.share_bar(found.count, whole, 'gap')}"
     told = MEANINGS[found.cause]
@@ -173,8 +180,8 @@ def _gaps(report: Report) -> Iterator[str]:
     if gaps is None or not gaps.histogram:
         return
     told = (
-        f"Half came within {figures.elapsed(gaps.p50_ms)}, 90 % within {figures.elapsed(gaps.p90_ms)}, "
-        f"99 % within {figures.elapsed(gaps.p99_ms)}, the last after {figures.elapsed(gaps.max_ms)}."
+        f"Half came within {figures.format_elapsed(gaps.p50_ms)}, 90 % within {figures.format_elapsed(gaps.p90_ms)}, "
+        f"99 % within {figures.format_elapsed(gaps.p99_ms)}, the last after {figures.format_elapsed(gaps.max_ms)}."
     )
     sentences = [told, *words.about_windows(report)]
     chart = Chart("gaps", "How long after the first arrival the others came", " ".join(sentences))
@@ -185,7 +192,9 @@ def _gaps(report: Report) -> Iterator[str]:
     )
     yield '<figcaption class="quiet">The scale of time is logarithmic.'
     yield "</figcaption></figure>"
-    rows = [[f"up to {figures.elapsed(bound)}", f"{count:,}"] for bound, count in gaps.histogram]
+    rows = [
+        [f"up to {figures.format_elapsed(bound)}", f"{count:,}"] for bound, count in gaps.histogram
+    ]
     yield from _numbers("Gaps", ["gap", "repeats"], rows)
     yield "</section>"
 
@@ -226,7 +235,7 @@ def _noisiest(report: Report) -> Iterator[str]:
                 _e(tally.name or "(none)"),
                 f"{tally.arrivals:,}",
                 f"{tally.repeats:,}",
-                _e(figures.share(tally.repeats, tally.arrivals)),
+                _e(figures.format_share(tally.repeats, tally.arrivals)),
             ]
             for tally in tallies[:_ROWS]
         ]
@@ -253,16 +262,16 @@ def _suspicions(report: Report) -> Iterator[str]:
 def _unreadable(report: Report) -> Iterator[str]:
     if not report.unreadable:
         return
-    counted = figures.many(sum(report.unreadable.values()), "record")
+    counted = figures.format_count(sum(report.unreadable.values()), "record")
     yield f'<section id="unreadable"><h2>Unreadable: {counted}</h2>'
     rows = [
         [_e(reason), _e(REASONS.get(reason, "")), f"{count:,}"]
         for reason, count in report.unreadable.items()
     ]
     yield _table("", ["reason", "what it means", "records"], rows, numbers={2})
-    places = [figures.spelt(place) for place in report.unreadable_places]
+    places = [figures.printable(place) for place in report.unreadable_places]
     if places:
-        yield f'<p class="quiet">At {escape(figures.listed(places, most=10))}</p>'
+        yield f'<p class="quiet">At {escape(figures.format_list(places, most=10))}</p>'
     yield "</section>"
 
 
@@ -284,7 +293,9 @@ def _trial(trial: Trial) -> Iterator[str]:
 
 
 def _difference(one: Difference) -> list[str]:
-    rules = dict.fromkeys([figures.spelt(one.rule_before, 40), figures.spelt(one.rule_after, 40)])
+    rules = dict.fromkeys(
+        [figures.printable(one.rule_before, 40), figures.printable(one.rule_after, 40)]
+    )
     passing = words.about_passing(one)
     return [
         f"<code>{_e(one.place, 80)}</code>",
@@ -312,7 +323,7 @@ def _suggestion(suggestion: Suggestion) -> Iterator[str]:
 
 def _e(text: object, longest: int = 160) -> str:
     """Escape, spell out and cut what may be out of an event; no-break spaces are ours."""
-    parts = [figures.spelt(part, longest) for part in str(text).split(figures.NB)]
+    parts = [figures.printable(part, longest) for part in str(text).split(figures.NB)]
     return escape(figures.NB.join(parts))
 
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.errors import ConfigError
-from oncebridge.events.framing import BadGzip, Record, Records
+from oncebridge.events.framing import BadGzip, RawRecord, RecordReader
 
 _STDIN: Final = "-"
 _BLOCK: Final = 2 << 20
@@ -248,8 +248,8 @@ def _batches(number: int, source: BinaryIO, block: int) -> Iterator[Piece | Dama
         yield Damage(number, line)
 
 
-def _taken(source: BinaryIO, block: int) -> Iterator[list[Record]]:
-    records = Records(source, max_record=MOST_RECORD)
+def _taken(source: BinaryIO, block: int) -> Iterator[list[RawRecord]]:
+    records = RecordReader(source, max_record=MOST_RECORD)
     first = records.read(1, 1)
     if first and first[0].too_long and source.seekable() and _DUMP.match(first[0].raw):
         yield from _in_dump(source, block)
@@ -259,7 +259,7 @@ def _taken(source: BinaryIO, block: int) -> Iterator[list[Record]]:
         yield taken
 
 
-def _in_dump(source: BinaryIO, block: int) -> Iterator[list[Record]]:
+def _in_dump(source: BinaryIO, block: int) -> Iterator[list[RawRecord]]:
     """Take what one object holds that is itself too large to be taken whole."""
     source.seek(0)
     is_packed = source.read(len(_GZIP)) == _GZIP
@@ -270,19 +270,19 @@ def _in_dump(source: BinaryIO, block: int) -> Iterator[list[Record]]:
     assert begins is not None  # noqa: S101 - the caller looked
     unpacked.seek(begins.end())
     skipped = head.count(b"\n", 0, begins.end())
-    records = Records(cast("BinaryIO", unpacked), line=1 + skipped, max_record=MOST_RECORD)
+    records = RecordReader(cast("BinaryIO", unpacked), line=1 + skipped, max_record=MOST_RECORD)
     while taken := records.read(_MOST_IN_BATCH, block):
         yield [one for record in taken for one in _untrailed(record)]
 
 
-def _untrailed(record: Record) -> Iterator[Record]:
+def _untrailed(record: RawRecord) -> Iterator[RawRecord]:
     """Take away what stands behind the array: the rest of its object. Others may follow."""
     if record.raw.startswith(b"{"):
         yield record
         return
     begins = _past(_TRAILER, record.raw)
     line = record.line + record.raw.count(b"\n", 0, begins)
-    for one in Records(BytesIO(record.raw[begins:]), line=line):
+    for one in RecordReader(BytesIO(record.raw[begins:]), line=line):
         yield replace(one, too_long=one.too_long or record.too_long)
 
 
@@ -291,7 +291,7 @@ def _past(pattern: re.Pattern[bytes], text: bytes) -> int:
     return found.end() if found else 0
 
 
-def _batch(records: Sequence[Record]) -> Batch:
+def _batch(records: Sequence[RawRecord]) -> Batch:
     return Batch(
         [record.line - 1 for record in records],
         [record.raw for record in records],

@@ -123,11 +123,13 @@ def _preset(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
 def _window(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
     window = _window_for(report)
     text = format_duration(window)
-    longest = f"the longest gap is {figures.elapsed(report.gaps.max_ms)}" if report.gaps else ""
+    longest = (
+        f"the longest gap is {figures.format_elapsed(report.gaps.max_ms)}" if report.gaps else ""
+    )
     if window > DEFAULT_WINDOW:
         why = (
             f"{longest}, and the window it was found with is "
-            f"{figures.elapsed(report.window_ms)}; what comes later than that counts as new."
+            f"{figures.format_elapsed(report.window_ms)}; what comes later than that counts as new."
         )
     elif is_genesys:
         why = "Genesys sends again for four days, and EventBridge for one more."
@@ -159,7 +161,7 @@ def _own_rules(report: Report, draft: _Draft) -> None:
     for name in ("default", "allow", *_OF_PRESET, *own):
         draft.name(name)
     if own:
-        told = figures.listed([figures.spelt(name, 40) for name in own])
+        told = figures.format_list([figures.printable(name, 40) for name in own])
         draft.say(f"Your own rules ({told}) are not repeated here: keep them, before these.")
         draft.tables += ["", *_prose(f"Your own rules belong here: {told}.")]
 
@@ -179,7 +181,9 @@ def _studied(report: Report, draft: _Draft) -> None:
         _rule_for(group, draft)
     if len(proposals) > _MOST_RULES:
         more = len(proposals) - _MOST_RULES
-        draft.say(f"{figures.many(more, 'more kind')} of events could have a rule of their own.")
+        draft.say(
+            f"{figures.format_count(more, 'more kind')} of events could have a rule of their own."
+        )
     for group in grouped.values():
         if group[0].identifying is None:
             _no_rule_for(group, draft)
@@ -188,17 +192,17 @@ def _studied(report: Report, draft: _Draft) -> None:
 def _rule_for(group: Sequence[FieldStudy], draft: _Draft) -> None:
     first = group[0]
     assert first.identifying is not None  # noqa: S101 - or there is no rule
-    identifying = figures.spelt(first.identifying)
+    identifying = figures.printable(first.identifying)
     merged = sum(study.would_merge for study in group)
     why = (
         f"{identifying} tells events apart; the same with other content is a conflict, and passes."
     )
     keys = [f"key = {_array([first.identifying])}", "check = true"]
     if first.volatile:
-        ignored = figures.listed([figures.spelt(path) for path in first.volatile])
+        ignored = figures.format_list([figures.printable(path) for path in first.volatile])
         why += f" In {ignored} copies of one event may differ."
         keys.append(f"ignore = {_array(first.volatile)}")
-    of_whom = figures.spelt(first.source, 60) or "no source"
+    of_whom = figures.printable(first.source, 60) or "no source"
     found = f" ({merged:,} in a sample of {sum(s.sampled for s in group):,} are repeats by it)"
     draft.say(f"A rule for {of_whom}: {why}{found if merged else ''}")
     entity = [f"entity = {_string(first.entity)}"] if first.entity else []
@@ -217,8 +221,8 @@ def _no_rule_for(group: Sequence[FieldStudy], draft: _Draft) -> None:
     first = group[0]
     if not first.volatile:
         return
-    of_whom = figures.spelt(first.source, 60) or "no source"
-    ignored = figures.listed([figures.spelt(path) for path in first.volatile])
+    of_whom = figures.printable(first.source, 60) or "no source"
+    ignored = figures.format_list([figures.printable(path) for path in first.volatile])
     draft.say(
         f"{of_whom}: events differ in {ignored} alone, and no field says whether they are one. "
         "They stay apart unless you switch its rule on."
@@ -259,7 +263,7 @@ def _loads(study: FieldStudy) -> bool:
 
 def _rule_name(study: FieldStudy, *, alone: bool) -> str:
     stem = _rule_stem(study.source)
-    return f"{stem} {figures.spelt(study.detail_type, 60)}".strip() if alone else stem
+    return f"{stem} {figures.printable(study.detail_type, 60)}".strip() if alone else stem
 
 
 # --- what a person may switch on ----------------------------------------------------------
@@ -267,7 +271,7 @@ def _rule_name(study: FieldStudy, *, alone: bool) -> str:
 
 def _suspected(report: Report, found: Suspicion, draft: _Draft) -> None:
     title, meaning = words.suspicion(found)
-    told = f"{figures.many(found.count, 'arrival')} ({title}): {meaning}."
+    told = f"{figures.format_count(found.count, 'arrival')} ({title}): {meaning}."
     match found.kind:
         case "double-emission":
             noise = (
@@ -373,7 +377,7 @@ def _shape_elsewhere(report: Report, source: str) -> _Shape | None:
 
 
 def _rule_stem(source: str) -> str:
-    return figures.spelt(re.split(r"[/.]", source)[-1] or source, 40)
+    return figures.printable(re.split(r"[/.]", source)[-1] or source, 40)
 
 
 # --- notes --------------------------------------------------------------------------------
@@ -383,7 +387,7 @@ def _replays(report: Report, draft: _Draft) -> None:
     count = _count(report, Cause.REPLAY)
     if count:
         draft.say(
-            f"{figures.many(count, 'arrival')} came out of an archive and count as repeats. To process "
+            f"{figures.format_count(count, 'arrival')} came out of an archive and count as repeats. To process "
             'a replay anew, give its rule on_replay = "separate": once for each replay.'
         )
 
@@ -444,7 +448,7 @@ def _laid_out(name: str, items: Sequence[str]) -> list[str]:
 def _prose(text: str) -> Iterator[str]:
     """Make comments of a sentence, none too wide."""
     line = "#"
-    for word in figures.spelt(text.replace(figures.NB, " "), 2000).split(" "):
+    for word in figures.printable(text.replace(figures.NB, " "), 2000).split(" "):
         if len(line) + len(word) >= _NARROW and line != "#":
             yield line
             line = "#"

@@ -95,7 +95,7 @@ class _Page:
 
     def _cause(self, found: CauseFound, whole: int) -> None:
         line = Text(f"{found.cause.value:<19}", "bold yellow")
-        line.append(f"{found.count:>9,}  {figures.share(found.count, whole):>5}  ")
+        line.append(f"{found.count:>9,}  {figures.format_share(found.count, whole):>5}  ")
         line.append_text(_bar(found.count, whole))
         self._say(line, indent=2)
         told = MEANINGS[found.cause]
@@ -113,13 +113,13 @@ class _Page:
         rows = words.buckets(gaps)
         most = max((number for _, number in rows), default=0)
         for name, number in rows:
-            line = Text(f"{name:<19}{number:>9,}  {figures.share(number, gaps.count):>5}  ")
+            line = Text(f"{name:<19}{number:>9,}  {figures.format_share(number, gaps.count):>5}  ")
             self._say(line.append_text(_bar(number, most, style="blue")), indent=2)
         self._say(
             Text(
-                f"Half came within {figures.elapsed(gaps.p50_ms)}, 90 % within "
-                f"{figures.elapsed(gaps.p90_ms)}, 99 % within {figures.elapsed(gaps.p99_ms)}, the last "
-                f"after {figures.elapsed(gaps.max_ms)}."
+                f"Half came within {figures.format_elapsed(gaps.p50_ms)}, 90 % within "
+                f"{figures.format_elapsed(gaps.p90_ms)}, 99 % within {figures.format_elapsed(gaps.p99_ms)}, the last "
+                f"after {figures.format_elapsed(gaps.max_ms)}."
             ),
             indent=2,
         )
@@ -145,14 +145,14 @@ class _Page:
                 tally.name or "(none)",
                 f"{tally.arrivals:,}",
                 f"{tally.repeats:,}",
-                figures.share(tally.repeats, tally.arrivals),
+                figures.format_share(tally.repeats, tally.arrivals),
             )
             for tally in tallies[:_ROWS]
         ]
         room = self._console.width - 2 - 2 * 11 - 8
-        widest = max(len(figures.clipped(name, room)) for name, *_ in rows)
+        widest = max(len(figures.shorten(name, room)) for name, *_ in rows)
         for at, (name, *numbers) in enumerate(rows):
-            shown = f"{figures.clipped(name, room):<{widest}}"
+            shown = f"{figures.shorten(name, room):<{widest}}"
             arrivals, repeated, part = numbers
             line = f"{shown}{arrivals:>11}{repeated:>11}{part:>8}"
             self._say(Text(line, "" if at else "dim"), indent=2)
@@ -162,10 +162,10 @@ class _Page:
             return
         self._head("What a simple key would have done, on this very recording")
         for key in self._report.naive:
-            line = Text(f"{figures.spelt(key.title)}: ", "bold")
+            line = Text(f"{figures.printable(key.title)}: ", "bold")
             line.append(words.about_naive(key), "red" if key.lost else "")
             if (key.lost or key.let_through) and key.examples:
-                line.append(f" (for example {figures.spelt(key.examples[0].place)})", "dim")
+                line.append(f" (for example {figures.printable(key.examples[0].place)})", "dim")
             self._say(line, indent=2)
 
     def _suspicions(self) -> None:
@@ -184,13 +184,13 @@ class _Page:
         report = self._report
         if not report.unreadable:
             return
-        self._head(f"Unreadable: {figures.many(sum(report.unreadable.values()), 'record')}")
+        self._head(f"Unreadable: {figures.format_count(sum(report.unreadable.values()), 'record')}")
         for reason, count in report.unreadable.items():
-            line = Text(f"{count:,} ").append(figures.spelt(reason), "red")
+            line = Text(f"{count:,} ").append(figures.printable(reason), "red")
             self._say(line.append(f"  {REASONS.get(reason, '')}"), indent=2)
-        places = [figures.spelt(place) for place in report.unreadable_places]
+        places = [figures.printable(place) for place in report.unreadable_places]
         if places:
-            self._say(Text(f"at {figures.listed(places)}", "dim"), indent=2)
+            self._say(Text(f"at {figures.format_list(places)}", "dim"), indent=2)
 
     def _trial(self, trial: Trial) -> None:
         self._head("The candidate rules")
@@ -207,17 +207,17 @@ class _Page:
             self._say(Text(more, "dim"), indent=2)
 
     def _difference(self, one: Difference) -> None:
-        line = Text(f"{figures.spelt(one.place)}  ", "bold").append_text(
+        line = Text(f"{figures.printable(one.place)}  ", "bold").append_text(
             _change(one.before, one.after)
         )
         if passing := words.about_passing(one):
             line.append(f", {passing}")
-        self._say(line.append(f"  {figures.spelt(one.detail_type, 60)}"), indent=2)
+        self._say(line.append(f"  {figures.printable(one.detail_type, 60)}"), indent=2)
         rules = dict.fromkeys(
-            [figures.spelt(one.rule_before, 40), figures.spelt(one.rule_after, 40)]
+            [figures.printable(one.rule_before, 40), figures.printable(one.rule_after, 40)]
         )
-        told = [figures.spelt(one.id, 40), f"rule {', then '.join(rules)}"]
-        told += [f"same as {figures.spelt(one.same_as)}"] if one.same_as else []
+        told = [figures.printable(one.id, 40), f"rule {', then '.join(rules)}"]
+        told += [f"same as {figures.printable(one.same_as)}"] if one.same_as else []
         self._say(Text("; ".join(filter(None, told)), "dim"), indent=4)
 
     def _suggestion(self, suggestion: Suggestion) -> None:

@@ -14,12 +14,12 @@ from oncebridge.base.formatting import (
     MINUTE,
     NB,
     SECOND,
-    elapsed,
-    instant,
-    many,
-    share,
-    size,
-    spelt,
+    format_count,
+    format_elapsed,
+    format_instant,
+    format_share,
+    format_size,
+    printable,
 )
 from oncebridge.engine.causes import Cause
 
@@ -71,15 +71,15 @@ def headline(report: Report) -> str:
     """Say it all in one sentence."""
     if not report.events:
         return "There is no event in it."
-    arrivals = f"{many(report.events, 'arrival')} {'is' if report.events == 1 else 'are'}"
+    arrivals = f"{format_count(report.events, 'arrival')} {'is' if report.events == 1 else 'are'}"
     found = repeats(report)
     if not found:
-        return (
-            f"{arrivals} {many(report.logical, 'event')}; none is a repeat{_late(report, 'came')}."
-        )
-    counted = many(found, "arrival is a repeat", "arrivals are repeats")
-    told = f"{counted} ({share(found, report.events)})"
-    return f"{arrivals} {many(report.logical, 'event')}; {told}{_late(report, 'more came')}."
+        return f"{arrivals} {format_count(report.logical, 'event')}; none is a repeat{_late(report, 'came')}."
+    counted = format_count(found, "arrival is a repeat", "arrivals are repeats")
+    told = f"{counted} ({format_share(found, report.events)})"
+    return (
+        f"{arrivals} {format_count(report.logical, 'event')}; {told}{_late(report, 'more came')}."
+    )
 
 
 def _late(report: Report, came: str) -> str:
@@ -91,10 +91,10 @@ def _late(report: Report, came: str) -> str:
 
 def whence(report: Report) -> str:
     """Return what was read, and of when it is."""
-    told = f"{many(report.files, 'file')}, {size(report.size)}"
+    told = f"{format_count(report.files, 'file')}, {format_size(report.size)}"
     if report.first_ms is not None and report.last_ms is not None:
-        first = instant(report.first_ms, with_seconds=False)
-        last = instant(report.last_ms, with_seconds=False)
+        first = format_instant(report.first_ms, with_seconds=False)
+        last = format_instant(report.last_ms, with_seconds=False)
         told += f", {first} to {last} UTC" if first != last else f", {first} UTC"
     return told
 
@@ -117,8 +117,8 @@ def about_clock(report: Report) -> str:
 def span_of(gaps: Gaps) -> str:
     """Return how gaps lie in one line."""
     if gaps.count == 1:
-        return f"after {elapsed(gaps.max_ms)}"
-    return f"half within {elapsed(gaps.p50_ms)}, the longest {elapsed(gaps.max_ms)}"
+        return f"after {format_elapsed(gaps.max_ms)}"
+    return f"half within {format_elapsed(gaps.p50_ms)}, the longest {format_elapsed(gaps.max_ms)}"
 
 
 def missed(gaps: Gaps, window_ms: int) -> int:
@@ -139,13 +139,15 @@ def about_windows(report: Report) -> list[str]:
         if not late:
             told.append(f"A window of {name} would have been long enough for all of them.")
             break
-        told.append(f"A window of {name} would have missed {many(late, 'repeat')}.")
+        told.append(f"A window of {name} would have missed {format_count(late, 'repeat')}.")
     long_ms = (report.last_ms or 0) - (report.first_ms or 0)
     if 0 < long_ms < report.window_ms:
-        told.append(f"The recording is {elapsed(long_ms)} long, so no longer gap can be in it.")
+        told.append(
+            f"The recording is {format_elapsed(long_ms)} long, so no longer gap can be in it."
+        )
     if gaps.max_ms * 3 >= report.window_ms * 2:
         told.append(
-            f"The longest gap comes near the window of {elapsed(report.window_ms)}, and what came "
+            f"The longest gap comes near the window of {format_elapsed(report.window_ms)}, and what came "
             "later counts as new: try a longer one, such as --window 30d."
         )
     return told
@@ -166,20 +168,20 @@ def about_naive(key: NaiveKey) -> str:
     """Say what a simple key would have done."""
     if key.lost and key.let_through:
         return (
-            f"would have lost {many(key.lost, 'event')} and let "
-            f"{many(key.let_through, 'repeat')} through"
+            f"would have lost {format_count(key.lost, 'event')} and let "
+            f"{format_count(key.let_through, 'repeat')} through"
         )
     if key.lost:
-        return f"would have lost {many(key.lost, 'event')}"
+        return f"would have lost {format_count(key.lost, 'event')}"
     if key.let_through:
-        return f"would have let {many(key.let_through, 'repeat')} through"
+        return f"would have let {format_count(key.let_through, 'repeat')} through"
     return "would have been right, on this recording"
 
 
 def example(one: Example, how: str = "repeats") -> str:
     """Say where an example is, and which one it repeats or follows."""
-    told = spelt(one.place)
-    return f"{told} {how} {spelt(one.first_place)}" if one.first_place else told
+    told = printable(one.place)
+    return f"{told} {how} {printable(one.first_place)}" if one.first_place else told
 
 
 def suspicion(found: Suspicion) -> tuple[str, str]:
@@ -191,7 +193,7 @@ def about_trial(trial: Trial) -> list[str]:
     """Say what candidate rules would do otherwise."""
     if not trial.changed:
         return ["The candidate would do the same with every arrival."]
-    told = [f"The candidate would do otherwise with {many(trial.changed, 'arrival')}."]
+    told = [f"The candidate would do otherwise with {format_count(trial.changed, 'arrival')}."]
     if trial.more:
         told.append(f"It would pass on {trial.more:,} more.")
     if trial.fewer:

@@ -26,7 +26,7 @@ from msgspec import Raw
 
 from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import Event, Limits, Unreadable, read
-from oncebridge.events.timestamps import instant, moment
+from oncebridge.events.timestamps import parse_instant, parse_timestamp
 
 Opened = tuple[Event | Unreadable, int | None]
 """What was found, and when it arrived, where that was recorded."""
@@ -94,7 +94,7 @@ class Opener:
         if at < 0 or not layers or not (begins or at_ms):
             yield self.read(raw), at_ms
             return
-        its_ms = instant(begins[1].decode()) if begins else None
+        its_ms = parse_instant(begins[1].decode()) if begins else None
         yield from self._open(raw[at:], at_ms or its_ms, layers - 1)
 
     def _read(self, raw: bytes, /, *, bare: bool | None = None) -> Event | Unreadable:
@@ -125,7 +125,7 @@ def _logged(members: _Members) -> Iterator[tuple[bytes, int | None]]:
         if message is None or timestamp is None or not members.keys() <= _LOGGED:
             continue
         text = _text(message)
-        yield bytes(message) if text is None else text.encode(), moment(_scalar(timestamp))
+        yield bytes(message) if text is None else text.encode(), parse_timestamp(_scalar(timestamp))
 
 
 def _arrival(raw: bytes) -> int | None:
@@ -134,16 +134,16 @@ def _arrival(raw: bytes) -> int | None:
     for name in ("attributes", "Attributes"):
         sent = _scalar(_members(members.get(name)).get("SentTimestamp"))
         if sent is not None:
-            return moment(sent)
+            return parse_timestamp(sent)
     for record in (_members(members.get("kinesis")), members):
         for name in ("approximateArrivalTimestamp", "ApproximateArrivalTimestamp"):
             if name in record:
-                return moment(_scalar(record[name]))
+                return parse_timestamp(_scalar(record[name]))
     for record in (_members(members.get("Sns")), members):
         if "Message" in record and "Timestamp" in record:
-            return moment(_scalar(record["Timestamp"]))
+            return parse_timestamp(_scalar(record["Timestamp"]))
     if "requestPayload" in members or "requestContext" in members:
-        return moment(_scalar(members.get("timestamp")))
+        return parse_timestamp(_scalar(members.get("timestamp")))
     return None
 
 

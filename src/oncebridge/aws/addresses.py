@@ -1,4 +1,4 @@
-"""Addresses of what AWS knows by a name: a table, a queue, a stream, a bus."""
+"""Addresses of AWS resources with a name: a table, a queue, a stream, a bus."""
 
 from urllib.parse import parse_qsl, urlsplit
 
@@ -7,10 +7,10 @@ from oncebridge.errors import ConfigError
 
 def name_and_region(rest: str, region: str | None) -> tuple[str, str | None] | None:
     """
-    Read `//NAME` or `//NAME?region=REGION`, what an address has behind its scheme.
+    Return the name and the Region of `//NAME` or `//NAME?region=REGION`.
 
-    Gives the name, and the Region that it or the option *region* says; None where it is
-    something else.
+    This is an address without its scheme. The Region comes from it or from the option
+    *region*. Return None if it is another kind of address.
     """
     try:
         parts = urlsplit(rest)
@@ -23,5 +23,5 @@ def name_and_region(rest: str, region: str | None) -> tuple[str, str | None] | N
     if query or parts.path.strip("/") or parts.fragment:
         return None
     if own is not None and region not in (None, own):
-        raise ConfigError("region", f"the address says {own}")
+        raise ConfigError("region", f"is {region}, but the address has {own}; remove one of them")
     return parts.netloc, own or region

@@ -1,16 +1,16 @@
 """
 A thin client for one use of one AWS service.
 
-Where requests go and whose they are is botocore's to say (`oncebridge.aws.account`); they
-are signed here and go over our own connections. A call ends in one of these ways:
+botocore finds the endpoint and the credentials (`oncebridge.aws.account`); requests are signed
+here and sent over our own connections. A call ends in one of these ways:
 
-- what the service answered;
-- `AwsError`: the service said no, and why;
-- `NotSent`: nothing of the request can have reached it;
-- `Unclear`: it was sent, and no whole answer came in time.
+- the response of the service;
+- `AwsError`: the service returned an error;
+- `NotSent`: no part of the request can have reached the service;
+- `Unclear`: it was sent, and no complete response arrived in time.
 
-Nothing is repeated, but for one case: credentials that are refused because they ended are
-looked for again, and the refused request is sent once more with the new ones.
+Nothing is retried, with one exception: if the credentials have expired, new ones are searched
+for, and the refused request is sent once more with them.
 """
 
 import asyncio
@@ -22,25 +22,32 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from oncebridge.aws.account import Account, Example, Place
-from oncebridge.aws.signing import Identity, Pairs, Request, Signer, encoded_path, encoded_query
+from oncebridge.aws.account import Account, SampleCall, ServiceEndpoint
+from oncebridge.aws.signing import (
+    AwsCredentials,
+    AwsRequest,
+    Pairs,
+    Signer,
+    encoded_path,
+    encoded_query,
+)
 from oncebridge.aws.skewed_clock import SkewedClock
 from oncebridge.aws.xml import first_texts
 from oncebridge.errors import OncebridgeError
-from oncebridge.http.client import Answer, Client, NotSent, Unclear
+from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear
 
-__all__ = ["Answer", "AwsClient", "AwsError", "Example", "NotSent", "Unclear"]
+__all__ = ["AwsClient", "AwsError", "ClientResponse", "NotSent", "SampleCall", "Unclear"]
 
-_MOST_ANSWER: Final = 20 << 20  # DynamoDB gives up to 16 MB at once
-_MOST_TOLD: Final = 300
+_MAX_RESPONSE: Final = 20 << 20  # DynamoDB returns up to 16 MB at once
+_MAX_MESSAGE: Final = 300
 
-_ENDED = frozenset(
+_EXPIRED = frozenset(
     {
         *("ExpiredToken", "ExpiredTokenException", "InvalidToken"),
         *("InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException"),
     }
 )
-"""The service does not know these credentials, or not any more: nothing was done."""
+"""The service does not accept these credentials (any more): nothing was done."""
 _THROTTLED = frozenset(
     {
         "BandwidthLimitExceeded",
@@ -61,7 +68,7 @@ _THROTTLED = frozenset(
 )
 _DENIED = frozenset({"accessdenied", "authorizationerror", "notauthorized"})
 _MISSING = frozenset({"nonexistentqueue", "notfound", "queuedoesnotexist", "resourcenotfound"})
-_PASSING = frozenset(
+_TRANSIENT = frozenset(
     {
         "ConditionalRequestConflict",
         "InternalError",
@@ -80,10 +87,10 @@ _PASSING = frozenset(
 
 class AwsError(OncebridgeError):
     """
-    The service said no.
+    The service returned an error.
 
-    *code* is its word for why, *retryable* whether the same request may succeed later, and
-    *body* its whole answer.
+    *code* is the error code of the service, *retryable* is True if the same request may succeed
+    later, and *body* is the complete response.
     """
 
     def __init__(self, status: int, code: str, message: str, body: bytes = b"") -> None:
@@ -99,7 +106,7 @@ class AwsError(OncebridgeError):
             self.status >= 500
             or self.status == 429
             or self.code in _THROTTLED
-            or self.code in _PASSING
+            or self.code in _TRANSIENT
         )
 
     @property
@@ -136,15 +143,14 @@ class AwsClient:
     """
     Call the service of *example*, at most *connections* times at once.
 
-    *timeout* bounds a call, from waiting for a free connection to the last byte of the
-    answer; *connect_timeout* bounds the connecting within it. *region*, *endpoint* and
-    *profile* stand above what the environment says. A client belongs to the loop it is
-    used in.
+    *timeout* limits a call, from waiting for a free connection to the last byte of the
+    response; *connect_timeout* limits the connecting within it. *region*, *endpoint* and
+    *profile* override the environment. A client belongs to the loop it is used in.
     """
 
     def __init__(
         self,
-        example: Example,
+        example: SampleCall,
         *,
         region: str | None = None,
         endpoint: str | None = None,
@@ -159,7 +165,7 @@ class AwsClient:
         self._timeout_s = timeout.total_seconds()
         self._connect_timeout = connect_timeout
         self._free = asyncio.Semaphore(connections)
-        self._place: Place | None = None
+        self._service: ServiceEndpoint | None = None
         self._http: Client
         self._has_http = False
         self._signer: Signer
@@ -167,46 +173,48 @@ class AwsClient:
         self._base = ""
         self._opening = asyncio.Lock()
 
-    async def open(self) -> Place:
-        """Find out where calls go, and who we are; safe to repeat."""
+    async def open(self) -> ServiceEndpoint:
+        """Find the endpoint and the credentials; may be called again."""
         async with self._opening:
-            if self._place is None:
-                place = await self._account.place()
+            if self._service is None:
+                service = await self._account.service_endpoint()
                 if not self._has_http:
-                    self._use(place)  # first: no credentials are found through an unusable proxy
-                await self._account.identity()
-                self._place = place
-        assert self._place is not None  # noqa: S101 - set just now
-        return self._place
+                    self._connect_to(
+                        service
+                    )  # first: no credentials are found through an unusable proxy
+                await self._account.credentials()
+                self._service = service
+        assert self._service is not None  # noqa: S101 - set just now
+        return self._service
 
-    def _use(self, place: Place) -> None:
+    def _connect_to(self, service: ServiceEndpoint) -> None:
         self._http = Client(
-            place.url,
+            service.url,
             headers=[("User-Agent", "oncebridge"), ("Accept-Encoding", "identity")],
             connect_timeout=self._connect_timeout,
-            # Endpoints close connections that rest for about 20 s.
+            # Endpoints close connections that are idle for about 20 s.
             idle_time=timedelta(seconds=15),
-            max_answer=_MOST_ANSWER,
+            max_answer=_MAX_RESPONSE,
             allow_private=True,  # endpoints inside of a VPC are
-            tls=place.tls(),
+            tls=service.tls(),
         )
-        self._signer = Signer(place.signing_name, place.signing_region)
+        self._signer = Signer(service.signing_name, service.signing_region)
         self._host = self._http.target.host_header
-        self._base = urlsplit(place.url).path.rstrip("/")
+        self._base = urlsplit(service.url).path.rstrip("/")
         self._has_http = True
 
     async def call(self, operation: str, body: bytes, *, within: timedelta | None = None) -> bytes:
         """
         Call an operation of a service that speaks JSON, with *body* as its input.
 
-        *within* is for one that takes longer than others, such as a long poll.
+        *within* replaces the timeout, for a slow operation such as a long poll.
         """
-        place = self._place or await self.open()
+        service = self._service or await self.open()
         headers = (
-            ("content-type", f"application/x-amz-json-{place.json_version}"),
-            ("x-amz-target", f"{place.target_prefix}.{operation}"),
+            ("content-type", f"application/x-amz-json-{service.json_version}"),
+            ("x-amz-target", f"{service.target_prefix}.{operation}"),
         )
-        request = Request("POST", f"{self._base}/", "", headers, body)
+        request = AwsRequest("POST", f"{self._base}/", "", headers, body)
         timeout_s = self._timeout_s if within is None else within.total_seconds()
         return (await self._send(request, timeout_s)).body
 
@@ -218,42 +226,42 @@ class AwsClient:
         query: Pairs = (),
         headers: Sequence[tuple[str, str]] = (),
         body: bytes = b"",
-    ) -> Answer:
+    ) -> ClientResponse:
         """
         Send a request to a service that speaks REST, such as S3.
 
-        *path* (with its slash) and *query* are not encoded yet, and go below the URL that the
-        example has: for S3, that of the bucket. The names of *headers* are in lower case. An answer of 300
-        and above raises `AwsError`.
+        *path* (with its slash) and *query* are not encoded yet, and are relative to the URL of
+        the example: for S3, that of the bucket. The names of *headers* are in lower case. Raise
+        `AwsError` for a status of 300 and above.
         """
-        if self._place is None:
+        if self._service is None:
             await self.open()
         where = self._base + encoded_path(path) or "/"
-        request = Request(method, where, encoded_query(query), headers, body)
+        request = AwsRequest(method, where, encoded_query(query), headers, body)
         return await self._send(request, self._timeout_s)
 
     async def aclose(self) -> None:
-        """Close all connections; calls under way end as `Unclear`. Safe to repeat."""
-        if self._place is not None:
+        """Close all connections; calls in progress end as `Unclear`. May be called again."""
+        if self._service is not None:
             await self._http.aclose()
         self._account.close()
 
     # --- a call --------------------------------------------------------------------------
 
-    async def _send(self, request: Request, timeout_s: float) -> Answer:
+    async def _send(self, request: AwsRequest, timeout_s: float) -> ClientResponse:
         sent = False
         try:
             async with asyncio.timeout(timeout_s), self._free:
-                identity = await self._account.identity()
+                credentials = await self._account.credentials()
                 sent = True
-                answer = await self._signed(request, identity)
+                answer = await self._signed(request, credentials)
                 if answer.status < 300:
                     return answer
                 error = _error(answer)
-                if error.code not in _ENDED:
+                if error.code not in _EXPIRED:
                     raise error
-                another = await self._account.other_identity(identity)
-                if another == identity:
+                another = await self._account.renewed_credentials(credentials)
+                if another == credentials:
                     raise error
                 answer = await self._signed(request, another)
         except TimeoutError:
@@ -264,10 +272,10 @@ class AwsClient:
             raise _error(answer)
         return answer
 
-    async def _signed(self, request: Request, identity: Identity) -> Answer:
+    async def _signed(self, request: AwsRequest, credentials: AwsCredentials) -> ClientResponse:
         clock = self.clock
         asked_ms = clock.local()
-        headers = self._signer.sign(request, self._host, identity, asked_ms + clock.offset_ms)
+        headers = self._signer.sign(request, self._host, credentials, asked_ms + clock.offset_ms)
         where = f"{request.path}?{request.query}" if request.query else request.path
         answer = await self._http.request(request.method, where, request.body, headers)
         date = answer.headers.get(b"date")
@@ -276,13 +284,13 @@ class AwsClient:
         return answer
 
 
-def _error(answer: Answer) -> AwsError:
+def _error(answer: ClientResponse) -> AwsError:
     is_xml = answer.body[:1] == b"<"
     code, message = first_texts(answer.body, "Code", "Message") if is_xml else _json(answer.body)
     named = answer.headers.get(b"x-amzn-errortype", b"").decode("latin-1")
-    # The name may follow a namespace and a #, or stand before a colon and an address.
+    # The name may follow a namespace and a #, and may be followed by a colon and an address.
     code = (code or named).rpartition("#")[2].partition(":")[0] or f"HTTP {answer.status}"
-    return AwsError(answer.status, code, message[:_MOST_TOLD], answer.body)
+    return AwsError(answer.status, code, message[:_MAX_MESSAGE], answer.body)
 
 
 def _json(body: bytes) -> tuple[str, str]:

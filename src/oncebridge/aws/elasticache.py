@@ -1,27 +1,27 @@
 """
-Tokens by which ElastiCache knows who connects, in place of a password.
+IAM tokens for logging in to ElastiCache without a password.
 
-A token is a signed URL that is never opened, valid for 15 minutes. It is signed anew for each
-connection, which costs no call. ElastiCache ends a connection 12 hours after its last login.
+A token is a signed URL that is never requested, valid for 15 minutes. A new one is signed for
+each connection, which needs no call. ElastiCache ends a connection 12 hours after its last login.
 """
 
 import re
 from datetime import timedelta
 from typing import Final
 
-from oncebridge.aws.account import Account, Example
-from oncebridge.aws.signing import Identity, Signer
+from oncebridge.aws.account import Account, SampleCall
+from oncebridge.aws.signing import AwsCredentials, Signer
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.errors import ConfigError
 
 LOGIN_EVERY: Final = timedelta(hours=6)
-"""Half of what ElastiCache allows, so that there is time to try again."""
+"""Half of what ElastiCache allows, so that there is time for retries."""
 _VALID_S: Final = 900
 _CACHE: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}")
 
 
 class IamCredentials:
-    """Log in as *user* at the cache named *cache*, with the AWS credentials found here."""
+    """Logs in as *user* at the cache named *cache*, with the AWS credentials of this host."""
 
     def __init__(
         self,
@@ -43,29 +43,29 @@ class IamCredentials:
         self._asked = [("Action", "connect"), ("User", user)]
         self._asked += [("ResourceType", "ServerlessCache")] if serverless else []
         self._clock = clock
-        self._account = Account(Example("elasticache", "describe_users", {}), region=region)
-        self._identity: Identity | None = None
+        self._account = Account(SampleCall("elasticache", "describe_users", {}), region=region)
+        self._credentials: AwsCredentials | None = None
         self._signer: Signer | None = None
 
     async def login(self) -> tuple[str, str]:
         """Return the user and a new token."""
-        return await self._signed_by(await self._account.identity())
+        return await self._signed_by(await self._account.credentials())
 
     async def login_again(self) -> tuple[str, str]:
-        """Return the same, by credentials that are looked for anew: the last were refused."""
-        if self._identity is None:
+        """Return the user and a token of newly found credentials: the last were refused."""
+        if self._credentials is None:
             return await self.login()
-        return await self._signed_by(await self._account.other_identity(self._identity))
+        return await self._signed_by(await self._account.renewed_credentials(self._credentials))
 
-    async def _signed_by(self, identity: Identity) -> tuple[str, str]:
+    async def _signed_by(self, credentials: AwsCredentials) -> tuple[str, str]:
         if self._signer is None:
             self._signer = Signer("elasticache", await self._account.region())
-        self._identity = identity
+        self._credentials = credentials
         token = self._signer.presigned(
-            self._cache, self._asked, identity, self._clock(), valid_s=_VALID_S
+            self._cache, self._asked, credentials, self._clock(), valid_s=_VALID_S
         )
         return self._user, token
 
     def close(self) -> None:
-        """Wait for no credentials any more."""
+        """Cancel the search for credentials."""
         self._account.close()

@@ -1,4 +1,4 @@
-"""What can be set about everything that calls AWS."""
+"""Settings that all users of AWS have."""
 
 from datetime import timedelta
 from typing import Annotated
@@ -9,10 +9,11 @@ from oncebridge.base.options import Doc
 
 
 class AwsOptions(Struct, frozen=True, kw_only=True):
-    """Where calls go, and how long they may take."""
+    """The endpoint of calls, and their timeouts."""
 
     region: Annotated[
-        str | None, Doc("The AWS Region; otherwise as the AWS configuration says.", "eu-west-1")
+        str | None,
+        Doc("The AWS Region; the default is that of the AWS configuration.", "eu-west-1"),
     ] = None
     profile: Annotated[
         str | None, Doc("The profile of the AWS configuration to use.", "production")
@@ -21,7 +22,7 @@ class AwsOptions(Struct, frozen=True, kw_only=True):
         str | None,
         Doc("Another URL to call, for a VPC endpoint or another server.", "http://localhost:8000"),
     ] = None
-    timeout: Annotated[timedelta, Doc("How long to wait for an answer.", "5s", at_least=0.001)] = (
+    timeout: Annotated[timedelta, Doc("How long to wait for a response.", "5s", at_least=0.001)] = (
         timedelta(seconds=5)
     )
     connect_timeout: Annotated[
@@ -30,7 +31,7 @@ class AwsOptions(Struct, frozen=True, kw_only=True):
 
 
 class AwsStoreOptions(AwsOptions, frozen=True, kw_only=True):
-    """The same for a store, which has to know what time it is there."""
+    """The same for a store, which also needs the time at AWS."""
 
     max_skew: Annotated[
         timedelta,
@@ -38,6 +39,6 @@ class AwsStoreOptions(AwsOptions, frozen=True, kw_only=True):
             "By how much this host's clock may differ from AWS's. A claim is taken over only this "
             "long after its end.",
             "2s",
-            at_least=2,  # the dates of two answers may differ by that much
+            at_least=2,  # the dates of two responses may differ by that much
         ),
     ] = timedelta(seconds=2)

@@ -1,12 +1,12 @@
 """
-A queue of Amazon SQS, named by its name, its URL or its ARN.
+A queue of Amazon SQS, addressed by its name, its URL or its ARN.
 
-Its URL is found out once, and stands in the body of every call. Calls go to the endpoint of the
+Its URL is looked up once, and sent in the body of every call. Calls go to the endpoint of the
 AWS configuration, never to the host of that URL.
 
-A call takes ten entries at most, and one that succeeds may still have failed for some of them:
-each entry has an answer of its own. Nothing is sent twice here; a call ends as
-`oncebridge.aws.client` says, in `AwsError`, `NotSent` or `Unclear` where it has no answer.
+A call has at most ten entries, and some of them may fail although the call succeeds: each entry
+has a result of its own. Nothing is sent twice here; a call that fails raises `AwsError`,
+`NotSent` or `Unclear`, as `oncebridge.aws.client` describes.
 """
 
 import re
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.addresses import name_and_region
-from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
+from oncebridge.aws.client import AwsClient, AwsError, SampleCall, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
 
@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 MOST_ENTRIES: Final = 10
 MOST_BYTES: Final = 1_048_576
 """Of a message, and of all messages of a call together; attributes count."""
-NO_ANSWER = (AwsError, NotSent, Unclear)
-"""How a call can fail as a whole."""
 
 _CONNECTIONS: Final = 32
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}|[A-Za-z0-9_-]{1,75}\.fifo")
@@ -41,15 +39,15 @@ _HOST = re.compile(
     r"|(?P<older>[a-z0-9-]+)\.queue\.amazonaws\.com"
 )
 _REFUSED = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What a message cannot hold."""
+"""Characters that a message cannot contain."""
 
 
 class QueueAddress(Struct, frozen=True):
-    """Which queue is meant."""
+    """The address of a queue."""
 
     name: str
     url: str = ""
-    """Empty where it has to be asked for."""
+    """Empty if it has to be looked up."""
     account: str = ""
     region: str | None = None
 
@@ -59,12 +57,12 @@ class QueueAddress(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `sqs://NAME`, `sqs://NAME?region=REGION`, `sqs:https://…/ACCOUNT/NAME` or `sqs:ARN`."""
+        """Parse `sqs://NAME`, `sqs://NAME?region=REGION`, `sqs:https://…/ACCOUNT/NAME`, `sqs:ARN`."""
         found = cls._parse(text.removeprefix("sqs:")) if text.startswith("sqs:") else None
         if found is None or not _NAME.fullmatch(found.name):
             raise ConfigError(
                 "",
-                f"{text!r}: a queue is sqs://NAME, sqs: and its URL "
+                f"{text!r}: is not a queue; write sqs://NAME, sqs: and its URL "
                 "(https://sqs.REGION.amazonaws.com/ACCOUNT/NAME), or sqs: and its ARN",
             )
         return found
@@ -89,7 +87,7 @@ class QueueAddress(Struct, frozen=True):
 
 
 class TextAttribute(Struct, frozen=True, gc=False, rename="pascal", omit_defaults=True):
-    """An attribute of a message; others than texts are read as empty."""
+    """An attribute of a message; one that is not text is read as empty."""
 
     data_type: str
     string_value: str = ""
@@ -101,19 +99,19 @@ class TextAttribute(Struct, frozen=True, gc=False, rename="pascal", omit_default
 
 
 class Message(Struct, frozen=True, gc=False, rename="pascal"):
-    """A message that was received."""
+    """A received message."""
 
     message_id: str
     receipt_handle: str
     body: str = ""
     attributes: dict[str, str] = {}
-    """What SQS says of it, where asked."""
+    """The requested attributes set by SQS."""
     message_attributes: dict[str, TextAttribute] = {}
-    """What the sender says of it, where asked."""
+    """The requested attributes set by the sender."""
 
 
 class Outgoing(Struct, frozen=True, gc=False, rename="pascal", omit_defaults=True):
-    """A message to send; *id* tells it from the others of a call."""
+    """A message to send; *id* is unique within a call."""
 
     id: str
     message_body: str
@@ -131,48 +129,48 @@ class Failure(Struct, frozen=True, gc=False, rename="pascal"):
     sender_fault: bool = False
 
     @property
-    def passes(self) -> bool:
-        """Return whether the same entry may succeed later."""
+    def is_transient(self) -> bool:
+        """True if the same entry may succeed later."""
         return not self.sender_fault or AwsError(400, self.code, "").retryable
 
 
 class QueueSettings(Struct, frozen=True):
-    """What is set at the queue."""
+    """The attributes of a queue."""
 
     retention: timedelta
     max_receives: int | None
-    """After so many, SQS moves a message to its own dead-letter queue; None: never."""
+    """After so many receives, SQS moves a message to its dead-letter queue; None for never."""
     max_bytes: int
-    """How large a message may be."""
+    """The maximum size of a message."""
 
 
-class _Handled(Struct, frozen=True, gc=False, rename="pascal", omit_defaults=True):
-    """An entry about a message that was received."""
+class _MessageHandle(Struct, frozen=True, gc=False, rename="pascal", omit_defaults=True):
+    """An entry about a received message."""
 
     id: str
     receipt_handle: str
     visibility_timeout: int | None = None
 
 
-class _Located(Struct, rename="pascal"):
+class _UrlReply(Struct, rename="pascal"):
     queue_url: str
 
 
-class _Received(Struct, rename="pascal"):
+class _ReceiveReply(Struct, rename="pascal"):
     messages: list[Message] | None = None
-    """None or absent where there are none."""
+    """None or absent if there are none."""
 
 
-class _Done(Struct, gc=False, rename="pascal"):
+class _DoneEntry(Struct, gc=False, rename="pascal"):
     id: str
 
 
-class _Batched(Struct, rename="pascal"):
-    successful: list[_Done] | None = None
+class _BatchReply(Struct, rename="pascal"):
+    successful: list[_DoneEntry] | None = None
     failed: list[Failure] | None = None
 
 
-class _Described(Struct, rename="pascal"):
+class _AttributesReply(Struct, rename="pascal"):
     attributes: dict[str, str] | None = None
 
 
@@ -181,29 +179,33 @@ class _Redrive(Struct, rename="camel"):
 
 
 _encode = msgspec.json.Encoder().encode
-_located = msgspec.json.Decoder(_Located).decode
-_received = msgspec.json.Decoder(_Received).decode
-_batched = msgspec.json.Decoder(_Batched).decode
-_described = msgspec.json.Decoder(_Described).decode
+_decode_url = msgspec.json.Decoder(_UrlReply).decode
+_decode_messages = msgspec.json.Decoder(_ReceiveReply).decode
+_decode_batch = msgspec.json.Decoder(_BatchReply).decode
+_decode_attributes = msgspec.json.Decoder(_AttributesReply).decode
 
 
-class Queue:
+class SqsQueue:
     """
     The queue at *address*.
 
-    *polls* is how many receives may wait at once; other calls never wait behind them.
+    *polls* is the number of concurrent receives; other calls never wait for them.
     """
 
     def __init__(self, address: QueueAddress, options: AwsOptions, *, polls: int = 1) -> None:
         if address.region is not None and options.region not in (None, address.region):
-            raise ConfigError("region", f"the address of the queue says {address.region}")
+            raise ConfigError(
+                "region",
+                f"is {options.region}, but the address of the queue has {address.region}; remove "
+                "one of them",
+            )
         self.name = address.name
         self.is_fifo = address.is_fifo
         self._address = address
         self._url = address.url
         self._timeout = options.timeout
         self._client = AwsClient(
-            Example("sqs", "get_queue_url", {"QueueName": address.name}),
+            SampleCall("sqs", "get_queue_url", {"QueueName": address.name}),
             region=address.region or options.region,
             endpoint=options.endpoint,
             profile=options.profile,
@@ -214,9 +216,9 @@ class Queue:
 
     async def open(self) -> None:
         """
-        Find the queue; safe to repeat, and done by the first call otherwise.
+        Look up the URL of the queue; otherwise the first call does it. May be called again.
 
-        What a human must put right raises `ConfigError`.
+        Raise `ConfigError` if the configuration has to be fixed.
         """
         await self._client.open()
         if not self._url:
@@ -228,7 +230,7 @@ class Queue:
                 raise ConfigError("", advice(error, "GetQueueUrl", self.name)) from None
 
     async def aclose(self) -> None:
-        """Close all connections; safe to repeat."""
+        """Close all connections; may be called again."""
         await self._client.aclose()
 
     async def receive(
@@ -241,9 +243,9 @@ class Queue:
         attributes: Sequence[str] = (),
     ) -> list[Message]:
         """
-        Take up to *most* messages, waiting *wait_s* for the first one.
+        Receive up to *most* messages, waiting up to *wait_s* for the first one.
 
-        *system* and *attributes* name what to tell of them, by SQS and by their sender.
+        *system* and *attributes* are the requested attributes of SQS and of the sender.
         """
         asked: dict[str, Any] = {
             "MaxNumberOfMessages": most,
@@ -255,26 +257,26 @@ class Queue:
         if attributes:
             asked["MessageAttributeNames"] = attributes
         within = self._timeout + timedelta(seconds=wait_s)
-        return (await self._call("ReceiveMessage", _received, asked, within)).messages or []
+        return (await self._call("ReceiveMessage", _decode_messages, asked, within)).messages or []
 
     async def delete(self, handles: Sequence[str]) -> list[Failure | None]:
-        """Delete up to ten messages; None for each that is gone."""
-        entries = [_Handled(str(at), handle) for at, handle in enumerate(handles)]
+        """Delete up to ten messages; return None for each that was deleted."""
+        entries = [_MessageHandle(str(at), handle) for at, handle in enumerate(handles)]
         return await self._batch("DeleteMessageBatch", entries)
 
     async def change_visibility(self, changes: Sequence[tuple[str, int]]) -> list[Failure | None]:
-        """Hide up to ten messages for so many seconds from now on; None for each that is."""
-        entries = [_Handled(str(at), *change) for at, change in enumerate(changes)]
+        """Hide up to ten messages for so many seconds from now; return None for each success."""
+        entries = [_MessageHandle(str(at), *change) for at, change in enumerate(changes)]
         return await self._batch("ChangeMessageVisibilityBatch", entries)
 
     async def send(self, messages: Sequence[Outgoing]) -> list[Failure | None]:
-        """Send up to ten messages of `MOST_BYTES` together; None for each that was taken."""
+        """Send up to ten messages of `MOST_BYTES` in total; return None for each that was accepted."""
         return await self._batch("SendMessageBatch", messages)
 
     async def settings(self) -> QueueSettings:
-        """Read what is set at the queue."""
+        """Return the attributes of the queue."""
         asked = {"AttributeNames": ["All"]}
-        found = (await self._call("GetQueueAttributes", _described, asked)).attributes or {}
+        found = (await self._call("GetQueueAttributes", _decode_attributes, asked)).attributes or {}
         return QueueSettings(
             timedelta(seconds=int(found.get("MessageRetentionPeriod", 0))),
             _max_receives(found.get("RedrivePolicy", "")),
@@ -288,12 +290,12 @@ class Queue:
         if self._address.account:
             asked["QueueOwnerAWSAccountId"] = self._address.account
         answer = await self._client.call("GetQueueUrl", _encode(asked))
-        self._url = _read(_located, answer).queue_url
+        self._url = _read(_decode_url, answer).queue_url
 
     async def _batch(
-        self, operation: str, entries: Sequence[_Handled | Outgoing]
+        self, operation: str, entries: Sequence[_MessageHandle | Outgoing]
     ) -> list[Failure | None]:
-        answer = await self._call(operation, _batched, {"Entries": entries})
+        answer = await self._call(operation, _decode_batch, {"Entries": entries})
         done = {one.id for one in answer.successful or ()}
         failed = {one.id: one for one in answer.failed or ()}
         return [
@@ -315,11 +317,10 @@ class Queue:
 
 
 def advice(error: AwsError, action: str, queue: str) -> str:
-    """Say what to do where SQS said no to *action*, for good."""
+    """Return what to do about an error of SQS that a retry does not fix."""
     if error.is_missing:
         return (
-            f"there is no SQS queue {queue} in this Region and account; create it, or name it by "
-            "its ARN"
+            f"there is no SQS queue {queue} in this Region and account; create it, or use its ARN"
         )
     if error.is_denied:
         return f"AWS denies sqs:{action} on the queue {queue}; allow it: {error.message or error}"
@@ -327,13 +328,13 @@ def advice(error: AwsError, action: str, queue: str) -> str:
 
 
 def refused_character(text: str) -> str:
-    """Name the first character of *text* that a message cannot hold; empty if there is none."""
+    """Return the first character of *text* that a message cannot contain; empty if there is none."""
     found = _REFUSED.search(text)
     return f"U+{ord(found[0]):04X}" if found else ""
 
 
 def size_of(body: bytes, attributes: dict[str, TextAttribute]) -> int:
-    """Count what a message takes of `MOST_BYTES`."""
+    """Return the size of a message as it counts for `MOST_BYTES`."""
     return len(body) + sum(
         [
             len(name) + len(one.data_type) + len(one.string_value.encode())
@@ -353,4 +354,4 @@ def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Unclear("the answer of SQS cannot be read") from None
+        raise Unclear("the response of SQS cannot be read") from None

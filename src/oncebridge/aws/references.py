@@ -1,12 +1,12 @@
 """
-Settings that are kept at AWS: `ssm:NAME` and `secretsmanager:NAME[#field]`.
+Look up settings that are stored at AWS: `ssm:NAME` and `secretsmanager:NAME[#field]`.
 
 They are looked up when the configuration is read, and not again. botocore is imported only
-then, and finds credentials, Region and endpoint as everywhere else on AWS.
+then, and finds credentials, Region and endpoint in its usual way.
 
-What a human must put right is a `ConfigError` with the setting, the reference and what is
-missing; what may be better in a moment is `NotNow`. Neither ever holds a value, and nor does
-what botocore writes to the log meanwhile.
+Raise `ConfigError`, with the setting and the reference, if the configuration has to be fixed,
+and `NotNow` if a retry may succeed. Neither ever contains a value, and neither does the log of
+botocore during the lookup.
 """
 
 import logging
@@ -23,28 +23,28 @@ from oncebridge.errors import ConfigError, OncebridgeError
 _CONNECT_S: Final = 2
 _READ_S: Final = 5
 _ATTEMPTS: Final = 2
-"""A function has ten seconds to start."""
+"""Few, because a Lambda function has ten seconds to start."""
 
 _UNKNOWN = frozenset({"ParameterNotFound", "ParameterVersionNotFound", "ResourceNotFoundException"})
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException"})
-_KEY = frozenset({"DecryptionFailure", "InvalidKeyId", "KMSAccessDeniedException"})
+_KEY_ERRORS = frozenset({"DecryptionFailure", "InvalidKeyId", "KMSAccessDeniedException"})
 _BUSY = frozenset({"ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded"})
 
 Memory = MutableMapping[tuple[str, ...], Any]
-"""What was asked for so far: clients, values, and why there is none."""
+"""A cache of clients, values and failures."""
 
 
 class NotNow(OncebridgeError):
-    """A reference could not be looked up, for a reason that may pass: start again."""
+    """A reference could not be looked up for a temporary reason: start again later."""
 
 
-class _Kind(Struct, frozen=True):
-    """One service that keeps settings."""
+class _ReferenceKind(Struct, frozen=True):
+    """One service that stores settings."""
 
     service: str
     what: str
     action: str
-    """What has to be allowed."""
+    """The IAM action that has to be allowed."""
     read: Callable[[Any, str], Any]
 
 
@@ -57,8 +57,10 @@ def _secret(client: Any, name: str) -> Any:
 
 
 _KINDS: Final = {
-    "ssm": _Kind("ssm", "parameter", "ssm:GetParameter", _parameter),
-    "secretsmanager": _Kind("secretsmanager", "secret", "secretsmanager:GetSecretValue", _secret),
+    "ssm": _ReferenceKind("ssm", "parameter", "ssm:GetParameter", _parameter),
+    "secretsmanager": _ReferenceKind(
+        "secretsmanager", "secret", "secretsmanager:GetSecretValue", _secret
+    ),
 }
 
 
@@ -66,8 +68,8 @@ def look_up(text: str, where: str, memory: Memory) -> str:
     """
     Return the value that *text* refers to.
 
-    Calls with the same *memory* ask for each parameter or secret once; *where* names the
-    setting.
+    Calls with the same *memory* look up each parameter or secret once; *where* is the
+    setting, for errors.
     """
     scheme, _, rest = text.partition(":")
     name, _, field = rest.partition("#") if scheme == "secretsmanager" else (rest, "", "")
@@ -75,20 +77,22 @@ def look_up(text: str, where: str, memory: Memory) -> str:
     if not name or text.endswith("#"):
         form = "ssm:NAME" if scheme == "ssm" else "secretsmanager:NAME or secretsmanager:NAME#field"
         raise ConfigError(where, f"{text!r} is incomplete; write {form}")
-    value = _remembered(kind, name, memory)
-    if isinstance(value, _Failure):
-        raise value.told(text, where)
+    value = _look_up_once(kind, name, memory)
+    if isinstance(value, _LookupFailure):
+        raise value.as_error(text, where)
     return _member(value, field, text, where) if field else value
 
 
 def _member(value: str, field: str, text: str, where: str) -> str:
-    """Take one field out of a secret; names and values of the others are not told."""
+    """Return one field of a secret; errors do not contain other names or values."""
     try:
         table = msgspec.json.decode(value)
     except (msgspec.DecodeError, ValueError, RecursionError):
         table = None
     if not isinstance(table, dict):
-        raise ConfigError(where, f"{text!r}: the secret is no JSON object, so it has no fields")
+        raise ConfigError(
+            where, f"{text!r}: the secret is not a JSON object; remove the # and the field"
+        )
     if field not in table:
         raise ConfigError(where, f"{text!r}: the secret has no field {field!r}")
     found = table[field]
@@ -99,36 +103,36 @@ def _member(value: str, field: str, text: str, where: str) -> str:
     return found
 
 
-# --- asking -----------------------------------------------------------------------------
+# --- looking up -------------------------------------------------------------------------
 
 
-class _Failure(Struct, frozen=True):
-    """Why there is no value; told for each setting that wanted it."""
+class _LookupFailure(Struct, frozen=True):
+    """Why there is no value; reported for each setting that refers to it."""
 
     why: str
-    passes: bool = False
+    is_transient: bool = False
 
-    def told(self, text: str, where: str) -> OncebridgeError:
+    def as_error(self, text: str, where: str) -> OncebridgeError:
         message = f"{text!r} cannot be read: {self.why}"
-        if self.passes:
+        if self.is_transient:
             return NotNow(f"{where}: {message}" if where else message)
         return ConfigError(where, message)
 
 
-def _remembered(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
+def _look_up_once(kind: _ReferenceKind, name: str, memory: Memory) -> "str | _LookupFailure":
     at = (kind.service, name)
     if at not in memory:
-        with _quiet():
-            memory[at] = _ask(kind, name, memory)
-    found: str | _Failure = memory[at]
+        with _without_parser_log():
+            memory[at] = _look_up_at_aws(kind, name, memory)
+    found: str | _LookupFailure = memory[at]
     return found
 
 
-def _ask(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
+def _look_up_at_aws(kind: _ReferenceKind, name: str, memory: Memory) -> "str | _LookupFailure":
     try:
         from botocore import exceptions as botocore  # type: ignore[import-untyped] # noqa: PLC0415
     except ImportError:
-        return _Failure("it needs a package that is not installed; pip install botocore")
+        return _LookupFailure("it needs a package that is not installed; pip install botocore")
     client = None
     try:
         client = _client(kind.service, _region_of(name), memory)
@@ -136,14 +140,14 @@ def _ask(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
     except botocore.ClientError as error:
         return _refused(error.response, kind, name, client)
     except botocore.NoCredentialsError:
-        return _Failure(
+        return _LookupFailure(
             "no AWS credentials were found; set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or give this host, container or function a role"
         )
     except botocore.NoRegionError:
-        return _Failure("no AWS Region is set; set AWS_REGION, or write the whole ARN")
+        return _LookupFailure("no AWS Region is set; set AWS_REGION, or write the whole ARN")
     except botocore.ParamValidationError:
-        return _Failure(f"that is not the name of a {kind.what}")
+        return _LookupFailure(f"that is not the name of a {kind.what}")
     except (
         botocore.ConfigNotFound,
         botocore.ConfigParseError,
@@ -152,20 +156,24 @@ def _ask(kind: _Kind, name: str, memory: Memory) -> "str | _Failure":
         botocore.PartialCredentialsError,
         botocore.ProfileNotFound,
         botocore.UnknownServiceError,
-        ValueError,  # an endpoint that is no URL
+        ValueError,  # an endpoint that is not a URL
     ) as error:
-        return _Failure(f"the AWS configuration cannot be used ({type(error).__name__}: {error})")
+        return _LookupFailure(
+            f"the AWS configuration cannot be used ({type(error).__name__}: {error})"
+        )
     except botocore.BotoCoreError as error:
-        # Its text may quote what a metadata service or a credential process said.
-        return _Failure(f"{kind.service} cannot be reached ({type(error).__name__})", passes=True)
+        # Its text may quote the output of a metadata service or a credential process.
+        return _LookupFailure(
+            f"{kind.service} cannot be reached ({type(error).__name__})", is_transient=True
+        )
     if not isinstance(value, str):
-        return _Failure("it holds bytes, and must hold a text")
-    # Who stores a file, stores the end of its line too.
-    return value.strip("\r\n") or _Failure("it is empty")
+        return _LookupFailure("its value is binary; store it as text")
+    # A value that was stored from a file often ends with a line break.
+    return value.strip("\r\n") or _LookupFailure("it is empty")
 
 
 def _client(service: str, region: str | None, memory: Memory) -> Any:
-    """Make the client for a service and Region, or give the one that is there."""
+    """Return the client for a service and Region, cached in *memory*."""
     import botocore.session  # type: ignore[import-untyped] # noqa: PLC0415
     from botocore.config import Config  # type: ignore[import-untyped] # noqa: PLC0415
 
@@ -174,7 +182,7 @@ def _client(service: str, region: str | None, memory: Memory) -> Any:
         if ("session",) not in memory:
             memory["session",] = botocore.session.Session()
         session = memory["session",]
-        # botocore knows the older name only; what runs on AWS, and the other SDKs, set this one
+        # botocore reads only the older variable; Lambda, ECS and the other SDKs set AWS_REGION.
         region = region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
         patience = Config(
             connect_timeout=_CONNECT_S,
@@ -187,31 +195,33 @@ def _client(service: str, region: str | None, memory: Memory) -> Any:
 
 
 def _region_of(name: str) -> str | None:
-    """Take the Region from an ARN: a parameter or secret is known in its own only."""
+    """Return the Region of an ARN, where the parameter or secret has to be looked up."""
     parts = name.split(":")
     return parts[3] or None if parts[0] == "arn" and len(parts) > 5 else None
 
 
-def _refused(response: Any, kind: _Kind, name: str, client: Any) -> _Failure:
-    """Say what AWS's no comes from; its own words are read, and not repeated."""
+def _refused(response: Any, kind: _ReferenceKind, name: str, client: Any) -> _LookupFailure:
+    """Return the reason for an error of AWS, without its message."""
     error = response.get("Error", {})
     code, message = str(error.get("Code", "")), str(error.get("Message", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     region = client.meta.region_name
     if code in _UNKNOWN:
         which = "version of it" if "Version" in code or "staging" in message else kind.what
-        return _Failure(f"there is no such {which} in {region}")
-    if code in _KEY or (code in _DENIED and "kms" in message.lower()):
-        return _Failure(f"its key cannot be used ({code}); allow kms:Decrypt on the key it has")
+        return _LookupFailure(f"there is no such {which} in {region}")
+    if code in _KEY_ERRORS or (code in _DENIED and "kms" in message.lower()):
+        return _LookupFailure(f"its key cannot be used ({code}); allow kms:Decrypt on its KMS key")
     if code in _DENIED:
-        return _Failure(f"access is denied; allow {kind.action} on {_arn(name, client)}")
+        return _LookupFailure(f"access is denied; allow {kind.action} on {_arn(name, client)}")
     if code in _BUSY or status >= 500 or status == 429:
-        return _Failure(f"{kind.service} cannot answer now ({code or status})", passes=True)
-    return _Failure(f"{kind.service} in {region} says {code or status}")
+        return _LookupFailure(
+            f"{kind.service} cannot answer now ({code or status})", is_transient=True
+        )
+    return _LookupFailure(f"{kind.service} in {region} returned {code or status}")
 
 
 def _arn(name: str, client: Any) -> str:
-    """Write what a policy has to name."""
+    """Return the ARN for an IAM policy."""
     if name.startswith("arn:"):
         return name
     service = client.meta.service_model.service_name
@@ -223,8 +233,8 @@ def _arn(name: str, client: Any) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what AWS answers out of the log: at the level DEBUG botocore writes it whole."""
+def _without_parser_log() -> Iterator[None]:
+    """Keep responses of AWS out of the log: at the level DEBUG botocore logs them completely."""
     log = logging.getLogger("botocore.parsers")
 
     def nothing(_: logging.LogRecord) -> bool:

@@ -1,9 +1,9 @@
 """
-Answers in XML, as S3 and SNS give them, read by the parser of the standard library.
+Parse the XML responses of S3 and SNS with the standard library.
 
-An answer may come from somebody else: a proxy, a login page, a server that is not AWS. What is
-not the document that was asked for raises `Unclear`. A document type is refused before anything
-of it is read, and with it every entity that could expand or point elsewhere.
+A response may come from another server: a proxy, a login page, a server that is not AWS. Raise
+`Unclear` if it is not the expected document. A document type is refused before its content is
+read, and with it every entity that could expand or refer to another file.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 from oncebridge.http.client import Unclear
 
 MOST_BYTES: Final = 8 << 20
-"""The largest answer is a list of 1000 names of up to 1024 bytes, percent-encoded."""
+"""The largest response is a list of 1000 names of up to 1024 bytes, percent-encoded."""
 
 
 class _Builder(ET.TreeBuilder):
@@ -22,18 +22,18 @@ class _Builder(ET.TreeBuilder):
 
 def document(body: bytes, root: str) -> ET.Element:
     """
-    Return the element *root* that *body* consists of.
+    Return the root element of *body*, which must be *root*.
 
-    Look inside by `{*}NAME`: some servers leave out the namespace.
+    Search in it with `{*}NAME`: some servers leave out the namespace.
     """
     found = _parsed(body)
     if found is None or _local(found) != root:
-        raise Unclear(f"the answer is not the {root} that was asked for; is a proxy in between?")
+        raise Unclear(f"the response is not a {root}; check for a proxy in between")
     return found
 
 
 def first_texts(body: bytes, *names: str) -> tuple[str, ...]:
-    """Return the text of the first element of each name; empty where there is none, or no XML."""
+    """Return the text of the first element of each name; empty if there is none."""
     found = _parsed(body)
     if found is None:
         return ("",) * len(names)
@@ -45,7 +45,7 @@ def _parsed(body: bytes) -> ET.Element | None:
         return None
     try:
         return ET.fromstring(body, ET.XMLParser(target=_Builder()))  # noqa: S314 - no entities
-    except (ET.ParseError, LookupError, ValueError):  # the others: an encoding nobody knows
+    except (ET.ParseError, LookupError, ValueError):  # the others: an unknown encoding
         return None
 
 

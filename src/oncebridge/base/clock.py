@@ -1,13 +1,14 @@
 """
-Where time and chance come in.
+The sources of time and randomness.
 
-Everything else is handed a `Clock` or `Dice`, so that a test can move time and a
-simulation can replay a run from its seed. Durations are measured with the running
-loop's `time()`; only what is written down (when an event arrived, when a record
-ends) is wall-clock time.
+Other modules get a `Clock` or `Dice` as an argument, so that a test can move time and a
+simulation can replay a run from its seed. Durations are measured with the running loop's
+`time()`; only stored times (when an event arrived, when a record expires) are wall-clock
+time.
 """
 
-import os  # the one module that may ask the machine
+import asyncio
+import os  # no other module reads the system's time or randomness
 import random
 import time
 from collections.abc import Callable
@@ -19,15 +20,15 @@ Clock = Callable[[], int]
 
 
 def system_clock() -> int:
-    """Tell this host's time in milliseconds since 1970."""
+    """Return this host's time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def steady_clock() -> Clock:
     """
-    Make a clock that starts at this host's time and then counts on, whatever its clock is set to.
+    Return a clock that starts at this host's time and ignores later changes of it.
 
-    Time that a virtual machine sleeps through counts too, where the system can tell.
+    Time during which a virtual machine is suspended counts too, where the system reports it.
     """
     started_ms = system_clock()
     ticks = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -36,23 +37,23 @@ def steady_clock() -> Clock:
 
 
 class Dice(Protocol):
-    """What the gateway draws: tokens that never repeat, and jitter."""
+    """A source of randomness: unique tokens, and jitter."""
 
     def tokens(self, count: int) -> list[bytes]:
-        """Draw *count* tokens of 128 random bits, each unlike any other ever drawn."""
+        """Return *count* tokens of 128 random bits, each different from all others ever drawn."""
         ...
 
     def fraction(self) -> float:
-        """Draw a number from 0 up to, not including, 1."""
+        """Return a number from 0 up to, not including, 1."""
         ...
 
 
 class SystemDice:
     """
-    Draw from the operating system.
+    Randomness of the operating system.
 
-    Tokens are drawn per batch and never kept for later: a buffer would hand the same
-    tokens to both sides of a fork.
+    Tokens are drawn per batch and never kept for later: after a fork, both processes would
+    use the same buffered tokens.
     """
 
     def tokens(self, count: int) -> list[bytes]:
@@ -64,5 +65,15 @@ class SystemDice:
 
 
 def ms(duration: timedelta) -> int:
-    """Count the whole milliseconds of *duration*."""
+    """Return the whole milliseconds of *duration*."""
     return duration // timedelta(milliseconds=1)
+
+
+async def wait_until_set(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for *event*, at most *seconds*; True if it was set in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

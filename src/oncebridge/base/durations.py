@@ -17,7 +17,7 @@ _LONGEST = timedelta(days=3650)
 
 
 def parse_duration(text: object, where: str) -> timedelta:
-    """Read a duration such as `30s`; *where* names the setting in the error."""
+    """Return *text*, such as `30s`, as a duration; *where* is the setting, for the error."""
     if isinstance(text, timedelta):
         found = text
     elif isinstance(text, str) and (form := _FORM.fullmatch(text.strip())):
@@ -35,7 +35,7 @@ def parse_duration(text: object, where: str) -> timedelta:
 
 
 def format_duration(duration: timedelta) -> str:
-    """Write a duration in the largest unit that divides it."""
+    """Return a duration as text, in the largest unit that divides it."""
     for unit, length in reversed(_UNITS.items()):
         if duration >= length and not duration % length:
             return f"{duration // length}{unit}"

@@ -1,8 +1,8 @@
 """
-How numbers, times and names are told, on a terminal as on a page.
+Format numbers, times and names for terminals and web pages.
 
-What came out of an event is spelt out, so that neither a terminal nor a reader is led astray by
-it, and cut where it is longer than anybody reads.
+Text from an event is made printable, because control characters could mislead a terminal or a
+reader, and is cut if it is too long.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ NB: Final = "\N{NO-BREAK SPACE}"
 _LONGEST: Final = 120
 
 
-def many(number: int, what: str, several: str = "") -> str:
-    """Count something: `1 event`, `2 events`."""
+def format_count(number: int, what: str, several: str = "") -> str:
+    """Return a number with its noun: `1 event`, `2 events`."""
     return f"{number:,} {what if number == 1 else several or f'{what}s'}"
 
 
-def share(part: int, whole: int) -> str:
-    """Tell a share; none and all are said only where they are so."""
+def format_share(part: int, whole: int) -> str:
+    """Return a share in percent; `0 %` and `100 %` only where they are exact."""
     if not whole:
         return f"0{NB}%"
     percent = 100 * part / whole
@@ -31,8 +31,8 @@ def share(part: int, whole: int) -> str:
     return f">99{NB}%" if 99 < percent < 100 else f"{percent:.0f}{NB}%"
 
 
-def elapsed(ms: int) -> str:
-    """Tell a time as people do, in its two largest units."""
+def format_elapsed(ms: int) -> str:
+    """Return a length of time in its two largest units."""
     if ms < SECOND:
         return f"{max(ms, 0)}{NB}ms"
     if ms < 10 * SECOND and ms % SECOND:
@@ -40,25 +40,25 @@ def elapsed(ms: int) -> str:
     units = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (SECOND, "s"))
     at = next(at for at, (length, _) in enumerate(units) if ms >= length)
     length, name = units[at]
-    told = f"{ms // length}{NB}{name}"
+    text = f"{ms // length}{NB}{name}"
     if at + 1 < len(units) and ms // length < 10:
         below, smaller = units[at + 1]
         rest = ms % length // below
-        told += f" {rest}{NB}{smaller}" if rest else ""
-    return told
+        text += f" {rest}{NB}{smaller}" if rest else ""
+    return text
 
 
-def instant(ms: int, *, with_seconds: bool = True) -> str:
-    """Tell a moment, in UTC."""
+def format_instant(ms: int, *, with_seconds: bool = True) -> str:
+    """Return a point in time, in UTC."""
     try:
         found = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"  # beyond any calendar
+        return f"{ms} ms"  # outside of the range of dates
     return f"{found:%Y-%m-%d %H:%M:%S}" if with_seconds else f"{found:%Y-%m-%d %H:%M}"
 
 
-def size(length: int) -> str:
-    """Return how many bytes, roughly."""
+def format_size(length: int) -> str:
+    """Return a number of bytes, rounded."""
     value, unit = float(length), "bytes"
     for unit in ("bytes", "KB", "MB", "GB", "TB"):
         if value < 1000 or unit == "TB":
@@ -67,22 +67,22 @@ def size(length: int) -> str:
     return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def spelt(text: object, longest: int = _LONGEST) -> str:
-    """Spell out what is not printable, and cut what is too long to be read."""
-    told = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: longest + 1])
-    return told if len(told) <= longest else f"{told[: longest - 1]}…"
+def printable(text: object, longest: int = _LONGEST) -> str:
+    """Escape characters that are not printable, and cut the text after *longest* characters."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text)[: longest + 1])
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def clipped(text: object, width: int) -> str:
-    """Cut a name in the middle: its end often tells it from others."""
-    told = spelt(text, 400)
-    if len(told) <= width:
-        return told
+def shorten(text: object, width: int) -> str:
+    """Shorten a name in the middle: names often differ at the end."""
+    shown = printable(text, 400)
+    if len(shown) <= width:
+        return shown
     tail = max((width - 1) // 3, 0)
-    return f"{told[: width - 1 - tail]}…{told[len(told) - tail :]}"
+    return f"{shown[: width - 1 - tail]}…{shown[len(shown) - tail :]}"
 
 
-def listed(items: Sequence[str], *, most: int = 5) -> str:
-    """List some, and how many more there are."""
+def format_list(items: Sequence[str], *, most: int = 5) -> str:
+    """Return the first *most* items, and the number of the others."""
     shown = ", ".join(items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown

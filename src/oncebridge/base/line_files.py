@@ -1,10 +1,9 @@
 """
 Files of lines that several processes append to, and the thread that writes them.
 
-Whoever writes takes the file's lock (`flock`), and looks first whether the name still means
-the same file, as it may have been rotated, and whether the last line is whole, as a writer
-may have been killed in the middle of it. The file sink and the dead letters in a file are
-both made of this.
+A writer takes the file's lock (`flock`). It then checks that the path still names the same
+file, which may have been rotated, and that the last line is complete, because another writer
+may have been killed while writing it. The file sink and the file dead letters use this.
 """
 
 import asyncio
@@ -35,20 +34,20 @@ _LONGEST_LINE: Final = 64 * 1024 * 1024
 _read_any = msgspec.json.Decoder(Raw).decode
 
 
-def path_of(url: str) -> str:
-    """Take the path out of `file:PATH` or `file:///PATH`, as it is written there."""
+def file_path(url: str) -> str:
+    """Return the path of a `file:PATH` or `file:///PATH` address, unchanged."""
     kind, _, path = url.partition(":")
     if path.startswith("//"):
         path = path.removeprefix("//")
         if not path.startswith("/"):
-            raise ConfigError("", f"{url!r}: names a host; a file is file:PATH or file:///PATH")
+            raise ConfigError("", f"{url!r}: names a host; write file:PATH or file:///PATH")
     if kind != "file" or not path or "\0" in path:
-        raise ConfigError("", f"{url!r}: a file is file:PATH or file:///PATH")
+        raise ConfigError("", f"{url!r}: is not a file; write file:PATH or file:///PATH")
     return path
 
 
 class WriterThread:
-    """One thread for writes that may block, in the order they were asked for."""
+    """One thread for writes that may block; they run in the order of their calls."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -56,11 +55,11 @@ class WriterThread:
 
     @property
     def is_busy(self) -> bool:
-        """True also while a write goes on that nobody waits for any more."""
+        """True while a write is running, also one whose caller was cancelled."""
         return any(not call.done() for call in self._calls)
 
     async def run(self, work: Callable[[threading.Event], _T]) -> _T:
-        """Do *work*; the event it gets is set when it is not waited for any more."""
+        """Return the result of *work*; the event passed to it is set if the caller is cancelled."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="oncebridge-writer")
         stop = threading.Event()
@@ -75,7 +74,7 @@ class WriterThread:
             raise
 
     async def aclose(self, close: Callable[[], None]) -> None:
-        """Let *close* be the last thing that is done; it is not waited for behind a stuck write."""
+        """Run *close* after all writes; do not wait for it if a write is still running."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
@@ -88,14 +87,14 @@ class WriterThread:
 
 
 class HalfWritten(OSError):
-    """A write failed half-way, and what was written could not be taken back."""
+    """A write failed part-way, and the written part could not be removed."""
 
 
 class LineFile:
     """
-    A file of lines at *path* that several processes append to. Everything here blocks.
+    A file of lines at *path* that several processes append to. All methods block.
 
-    All errors are of the type `OSError`; `explained` puts them into words.
+    They raise `OSError`; `explain_os_error` returns a message for one.
     """
 
     def __init__(self, path: Path, *, mode: int, fsync: bool = True) -> None:
@@ -107,10 +106,10 @@ class LineFile:
     @contextmanager
     def locked(self, stop: threading.Event) -> Iterator[int]:
         """
-        Hold the file alone, with whole lines in it, and give its size.
+        Lock the file, complete or remove an unfinished last line, and yield the size.
 
-        It is created if need be. Waiting for others is given up after some seconds, and
-        when *stop* is set.
+        The file is created if it does not exist. Waiting for the lock ends with an error after
+        some seconds, and when *stop* is set.
         """
         try:
             while True:
@@ -120,7 +119,7 @@ class LineFile:
                 if self._is_current():
                     break
                 self.close()  # while we waited it was renamed or removed
-            _mend(self._fd)
+            _repair_last_line(self._fd)
             yield os.fstat(self._fd).st_size
         except OSError:
             self.close()
@@ -152,7 +151,7 @@ class LineFile:
         return os.pread(self._fd, size - begin, begin).rstrip(b"\n")
 
     def close(self) -> None:
-        """Let go of the file and of its lock; safe to repeat."""
+        """Close the file and release its lock; may be called again."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -185,8 +184,8 @@ def _lock(fd: int, stop: threading.Event) -> None:
     raise BlockingIOError(errno.EAGAIN, "another process keeps it locked")
 
 
-def _mend(fd: int) -> None:
-    """Finish or remove a last line that has no end: who wrote it was stopped in the middle."""
+def _repair_last_line(fd: int) -> None:
+    """Complete or remove a last line without a line end: its writer was killed."""
     size = os.fstat(fd).st_size
     if not size or os.pread(fd, 1, size - 1) == b"\n":
         return
@@ -198,16 +197,16 @@ def _mend(fd: int) -> None:
         os.ftruncate(fd, begin)
     else:
         raise OSError(
-            errno.EINVAL, "it has a last line that is no JSON and has no end; name another path"
+            errno.EINVAL, "its last line is not JSON and has no line end; choose another path"
         )
 
 
 def _line_start(fd: int, end: int) -> int:
-    """Find the beginning of the line that goes on to the offset *end*."""
+    """Return the offset at which the line that ends at *end* begins."""
     at = end
     while at > 0:
         if end - at > _LONGEST_LINE:
-            raise OSError(errno.EINVAL, "it does not look like lines of JSON; name another path")
+            raise OSError(errno.EINVAL, "it is not a file of JSON lines; choose another path")
         block = min(_BLOCK, at)
         found = os.pread(fd, block, at - block).rfind(b"\n")
         if found >= 0:

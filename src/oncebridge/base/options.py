@@ -1,13 +1,13 @@
 """
-A setting is declared once, and everything else follows from it.
+Settings, each declared once.
 
-A record of settings is a frozen Struct whose fields read
+A group of settings is a frozen Struct with fields such as
 
     lease: Annotated[timedelta, Doc("How long a claim lasts.", example="30s")] = timedelta(seconds=30)
 
-From that come the reading of a configuration (with every mistake at once, not the first
-only), the JSON Schema, the reference page, the flags of the command line and the names in
-the environment. Nothing here knows which settings there are.
+From this are made: the reader of the configuration (which reports all errors together), the
+JSON Schema, the reference page, the command-line flags and the environment variables. This
+module does not know which settings exist.
 """
 
 import json
@@ -43,7 +43,7 @@ S = TypeVar("S", bound=Struct)
 
 
 class Doc(Struct, frozen=True):
-    """What a setting is for, in one sentence, and how one writes it."""
+    """The description of a setting in one sentence, an example, and its limits."""
 
     text: str
     example: str = ""
@@ -51,7 +51,7 @@ class Doc(Struct, frozen=True):
     """For a duration: seconds."""
     at_most: float | None = None
     or_one: bool = False
-    """For a list: a single value stands for a list of one."""
+    """For a list: a single value is accepted as a list of one."""
 
 
 class Size(int):
@@ -63,7 +63,7 @@ class Rate(float):
 
 
 class Text(str):
-    """A value that came as text, from the environment or a flag; *origin* names it."""
+    """A value from the environment or a flag, always text; *origin* is the variable or flag."""
 
     __slots__ = ("origin",)
     origin: str
@@ -76,7 +76,7 @@ class Text(str):
 
 
 class Setting(Struct, frozen=True):
-    """One declaration, taken apart."""
+    """The declaration of one setting."""
 
     name: str
     kind: Any
@@ -88,15 +88,15 @@ class Setting(Struct, frozen=True):
 @runtime_checkable
 class Readable(Protocol):
     """
-    A type that reads itself, for what is more than a plain value.
+    A type with a reader of its own, for settings that are more than a plain value.
 
-    Where it says `is_secret`, what was written for it is never quoted. A text that must not be
-    printed as it is has the form for printing as `shown`.
+    If it has `is_secret`, its value is never quoted. A text that must not be printed unchanged
+    has the printable form as `shown`.
     """
 
     @classmethod
     def read_option(cls, value: Any, where: str, problems: "Problems") -> Any:
-        """Return the value; put mistakes among *problems*, or raise one as `ConfigError`."""
+        """Return the value; add errors to *problems*, or raise `ConfigError` for one."""
         ...
 
     @classmethod
@@ -104,13 +104,13 @@ class Readable(Protocol):
 
     @classmethod
     def option_form(cls) -> str:
-        """Say in a word or two what one writes."""
+        """Return a few words for the accepted form."""
         ...
 
 
 @cache
 def settings_of(kind: type[Struct]) -> tuple[Setting, ...]:
-    """List the declarations of a record: its own first, then those it inherits."""
+    """Return the settings of *kind*: its own first, then the inherited ones."""
     hints = get_type_hints(kind, include_extras=True)
     inherited = {name for base in kind.__mro__[1:] for name in getattr(base, "__annotations__", ())}
     found = []
@@ -128,11 +128,11 @@ def settings_of(kind: type[Struct]) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-# --- mistakes ---------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------
 
 
 class Problems:
-    """Every mistake found so far; *file* is where the configuration stands."""
+    """Collects the errors of one configuration; *file* is the file it was read from."""
 
     def __init__(self, file: str = "") -> None:
         self.found: list[ConfigError] = []
@@ -143,7 +143,7 @@ class Problems:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Keep a mistake that is raised inside, and go on."""
+        """Collect a `ConfigError` that is raised inside, and continue after the block."""
         try:
             yield
         except ConfigErrors as errors:
@@ -152,7 +152,7 @@ class Problems:
             self.found.append(error)
 
     def check(self) -> None:
-        """Raise all there is, if there is any; what several routes share, once."""
+        """Raise all collected errors, if there are any; equal ones once."""
         found = list({str(problem): problem for problem in self.found}.values())
         if len(found) == 1 and not self._file:
             raise found[0]
@@ -161,7 +161,7 @@ class Problems:
 
 
 def did_you_mean(name: str, allowed: Sequence[str]) -> str:
-    """Suggest the name that was probably meant, or list what is allowed."""
+    """Return a suggestion for a misspelt *name*, or the list of allowed names."""
     close = get_close_matches(name, allowed, 1)
     if close:
         return f"did you mean {close[0]!r}?"
@@ -172,7 +172,7 @@ def did_you_mean(name: str, allowed: Sequence[str]) -> str:
 
 
 def read(kind: type[S], table: Any, where: str, problems: Problems) -> S | None:
-    """Read *table* into a record; None when something in it is wrong."""
+    """Return *table* as a *kind*; None if it has errors, which are added to *problems*."""
     if not isinstance(table, Mapping):
         names = ", ".join(setting.name for setting in settings_of(kind))
         problems.add(where, f"must be a table with {names}")
@@ -186,9 +186,9 @@ def read_values(
     kind: type[Struct], table: Mapping[str, Any], where: str, problems: Problems
 ) -> tuple[dict[str, Any], set[str]]:
     """
-    Read what can be read of *table*: the values by field, and the names that are wrong.
+    Return the valid values of *table* by field, and the names of the fields with errors.
 
-    Of a list, the items that are wrong are None.
+    In a list, items with errors are None.
     """
     settings = settings_of(kind)
     known = [setting.name for setting in settings]
@@ -214,7 +214,7 @@ def read_values(
 
 
 def convert(value: Any, kind: Any, doc: Doc, where: str, problems: Problems) -> Any:
-    """Turn what was written into a value of *kind*, or raise `ConfigError`."""
+    """Return *value* as a value of *kind*, or raise `ConfigError`."""
     where = origin(value, where)
     outer = get_origin(kind)
     if kind is Any:
@@ -249,7 +249,7 @@ def _one_of(value: Any, kinds: Sequence[Any], doc: Doc, where: str, problems: Pr
         return read if len(problems.found) == found else None
     if len(kinds) == 1:
         raise errors[0]
-    forms = " or ".join(form(kind) for kind in kinds)
+    forms = " or ".join(describe_type(kind) for kind in kinds)
     hint = "".join(_HINT.findall(" ".join(one.message for one in errors))[:1])
     raise ConfigError(where, f"{_found(value, kinds)}must be {forms}{_for_example(doc)}{hint}")
 
@@ -274,11 +274,13 @@ def _items(value: Any, kind: Any, doc: Doc, where: str, problems: Problems) -> A
         return tuple(read) if get_origin(kind) is tuple else read
     if isinstance(value, Text):
         parts = [part.strip() for part in value.split(",")]
-        # An empty variable is a mistake: it would turn off what the list is for.
+        # An empty variable is an error: an empty list would turn the setting off.
         value = [Text.of(part, value.origin) for part in parts if part] or None
     if not isinstance(value, list | tuple):
         shown = "" if value is None else _found(value, (inner,))
-        raise ConfigError(where, f"{shown}must be a list of {form(inner)}{_for_example(doc)}")
+        raise ConfigError(
+            where, f"{shown}must be a list of {describe_type(inner)}{_for_example(doc)}"
+        )
     read = []
     for at, item in enumerate(value):
         read.append(None)
@@ -374,14 +376,16 @@ _READERS: dict[Any, Callable[[Any, str], Any]] = {
 def _within(value: Any, doc: Doc, where: str) -> Any:
     least, most = bounds(type(value), doc)
     if least is not None and value < least:
-        raise ConfigError(where, f"{written(value)}: must be at least {written(least)}")
+        raise ConfigError(
+            where, f"{format_setting(value)}: must be at least {format_setting(least)}"
+        )
     if most is not None and value > most:
-        raise ConfigError(where, f"{written(value)}: must be at most {written(most)}")
+        raise ConfigError(where, f"{format_setting(value)}: must be at most {format_setting(most)}")
     return value
 
 
 def bounds(kind: Any, doc: Doc) -> tuple[Any, Any]:
-    """Return the least and the most that a setting of *kind* may be, where there is such."""
+    """Return the minimum and the maximum of a setting of *kind*; None where there is none."""
     kinds = (kind, *get_args(kind))
 
     def of_kind(bound: Any) -> Any:
@@ -397,7 +401,7 @@ def _under(where: str, name: str) -> str:
 
 
 def origin(value: Any, where: str) -> str:
-    """Name the variable or flag that *value* came from; else it stands at *where*."""
+    """Return the variable or flag that *value* came from, or *where*."""
     return value.origin if isinstance(value, Text) else where
 
 
@@ -406,7 +410,7 @@ def _for_example(doc: Doc) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Quote what was found, in short."""
+    """Return *value* as text for an error message, at most 60 characters."""
     if isinstance(value, Mapping):
         return "a table"
     try:
@@ -417,7 +421,7 @@ def _shown(value: Any) -> str:
 
 
 def _found(value: Any, kinds: Sequence[Any]) -> str:
-    """Quote what was found where one of *kinds* belongs, unless that may be a secret."""
+    """Return *value* as text for an error message; empty if one of *kinds* is a secret."""
     return "" if any(map(_is_secret, kinds)) else f"{_shown(value)}: "
 
 
@@ -428,8 +432,8 @@ def _is_secret(kind: Any) -> bool:
 # --- writing ----------------------------------------------------------------------------
 
 
-def written(value: Any) -> str:
-    """Write a value as the configuration would, and nothing that is secret."""
+def format_setting(value: Any) -> str:
+    """Return a value as the configuration file writes it, with secrets masked."""
     match value:
         case None:
             return ""
@@ -444,7 +448,7 @@ def written(value: Any) -> str:
         case str():
             return json.dumps(getattr(value, "shown", value), ensure_ascii=False)
         case list() | tuple():
-            return f"[{', '.join(written(item) for item in value)}]"
+            return f"[{', '.join(format_setting(item) for item in value)}]"
         case dict():
             return "{}" if not value else "{…}"
         case _:
@@ -478,17 +482,17 @@ _FORMS: dict[Any, tuple[str, dict[str, Any]]] = {
 }
 
 
-def form(kind: Any) -> str:
-    """Say in a few words what one writes for *kind*."""
+def describe_type(kind: Any) -> str:
+    """Return a few words for the accepted form of *kind*."""
     outer = get_origin(kind)
     if outer is Annotated:
-        return form(get_args(kind)[0])
+        return describe_type(get_args(kind)[0])
     if outer in (Union, types.UnionType):
-        return " or ".join(form(one) for one in get_args(kind) if one is not type(None))
+        return " or ".join(describe_type(one) for one in get_args(kind) if one is not type(None))
     if outer is Literal:
         return ", ".join(f'"{one}"' for one in get_args(kind))
     if outer in (list, tuple):
-        return f"list of {form(get_args(kind)[0])}"
+        return f"list of {describe_type(get_args(kind)[0])}"
     if outer is dict:
         return "table"
     if isinstance(kind, type) and issubclass(kind, Readable):
@@ -499,7 +503,7 @@ def form(kind: Any) -> str:
 
 
 def schema(kind: Any, doc: Doc | None = None) -> dict[str, Any]:
-    """Describe *kind* as JSON Schema."""
+    """Return the JSON Schema of *kind*."""
     outer = get_origin(kind)
     if outer is Annotated:
         return schema(get_args(kind)[0], doc)
@@ -544,9 +548,9 @@ def _table_schema(kind: type[Struct]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a default as JSON would hold it; None where it is better left unsaid."""
+    """Return a default as a JSON value; None if the schema should not show it."""
     if isinstance(value, timedelta | Size | Rate):
-        return written(value)
+        return format_setting(value)
     if isinstance(value, bool | int | float | str):
         return value
     return [_plain(item) for item in value] if isinstance(value, list | tuple) and value else None

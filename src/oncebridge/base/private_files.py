@@ -1,7 +1,7 @@
 """
-Create files that can hold events: for their owner only, and never through a symbolic link.
+Create files that may hold events: readable by their owner only, never through a symbolic link.
 
-A file that exists keeps its mode and its owner: an operator may have chosen them.
+An existing file keeps its mode and owner: the operator may have chosen them.
 """
 
 import errno
@@ -23,7 +23,7 @@ def create_private(path: Path, flags: int = os.O_RDWR, *, mode: int = 0o600) -> 
         if path.is_symlink() and not path.exists():
             raise OSError(
                 errno.ELOOP,
-                "it is a symbolic link to a file that does not exist; create that file, or name "
+                "it is a symbolic link to a file that does not exist; create that file, or choose "
                 "another path",
             ) from None
         raise
@@ -42,7 +42,7 @@ def open_private(path: Path, flags: int, *, mode: int = 0o600) -> tuple[int, boo
 
 
 def sync_directory(path: Path) -> None:
-    """Make names that were added or changed in the directory *path* last."""
+    """Flush the directory *path*, so that new and renamed files in it survive a crash."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -50,12 +50,12 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def explained(error: OSError) -> str:
-    """Return what is wrong, and what to do about it where that is known."""
+def explain_os_error(error: OSError) -> str:
+    """Return what is wrong, and how to fix it where that is known."""
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
-            return "the directory does not exist; create it, or name another path"
+            return "the directory does not exist; create it, or choose another path"
         case errno.EACCES | errno.EPERM | errno.EROFS:
-            return f"may not be written ({error.strerror}); the directory must be writable too"
+            return f"is not writable ({error.strerror}); the directory must be writable too"
         case _:
             return error.strerror or type(error).__name__

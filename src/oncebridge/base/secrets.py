@@ -1,8 +1,8 @@
 """
-What must never be printed: secrets, and addresses that may hold one.
+Secrets, and addresses that may contain one: they must never be printed.
 
-Neither needs to stand in the configuration: it can refer to the environment, to a file, and to
-what is kept at AWS. This is the one place that knows how such a reference is written.
+Neither has to be in the configuration: it can refer to an environment variable, a file, an SSM
+parameter or a secret of Secrets Manager. This module resolves these references.
 """
 
 import os
@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Final
 from oncebridge.errors import ConfigError
 
 REFERENCES: Final = "env:NAME, file:PATH, ssm:NAME or secretsmanager:NAME"
-"""How one writes where a secret is kept."""
+"""The forms of a reference to a secret."""
 ADDRESS_REFERENCE: Final = "^(env|ssm|secretsmanager):."
 """The same for an address, as a pattern."""
 SHORTEST: Final = 16
-"""How many characters a secret has at least that clients have to show."""
+"""The minimum length of a secret that clients have to send."""
 _AT_AWS: Final = ("ssm:", "secretsmanager:")
 _asked: ContextVar[dict[tuple[str, ...], Any]] = ContextVar("asked")
 
@@ -40,7 +40,7 @@ _QUERY_SECRET = re.compile(
 
 
 class Secret:
-    """A text that is shown to nobody: every way of printing it gives `***`."""
+    """A text that is never shown: its `repr` and `str` are `***`."""
 
     __slots__ = ("_text",)
     is_secret: ClassVar = True
@@ -65,7 +65,7 @@ class Secret:
         return f"secret: {REFERENCES}"
 
     def reveal(self) -> str:
-        """Return the text itself, for the one who has to send or compare it."""
+        """Return the text itself, for sending or comparing it."""
         return self._text
 
     def __eq__(self, other: object) -> bool:
@@ -78,28 +78,28 @@ class Secret:
         return _HIDDEN
 
 
-def weakness(text: str, *, in_header: bool) -> str | None:
+def find_weakness(text: str, *, in_header: bool) -> str | None:
     """
-    Return why clients must not be let in by the secret *text*; None if they may be.
+    Return why the secret *text* is not safe for authenticating clients; None if it is.
 
-    *in_header* says that it is sent in a header as it is.
+    *in_header* is True if clients send it unchanged in a header.
     """
     if len(text.strip()) < SHORTEST:
-        return f"has to have at least {SHORTEST} characters; make one with: openssl rand -hex 24"
+        return f"must have at least {SHORTEST} characters; create one with: openssl rand -hex 24"
     if in_header and not _HEADER_VALUE.fullmatch(text):
-        return "must be one line without blanks around it"
+        return "must be one line without spaces at its start or end"
     return None
 
 
 class Address(str):
-    """An address as it was configured; its `repr` is for printing, see `masked`."""
+    """An address as it was configured; its `repr` is masked, see `mask_address`."""
 
     __slots__ = ()
 
     @property
     def shown(self) -> str:
         """The address as it may be printed."""
-        return masked(self)
+        return mask_address(self)
 
     def __repr__(self) -> str:
         return repr(self.shown)
@@ -107,38 +107,38 @@ class Address(str):
 
 def resolve(text: str, where: str) -> str:
     """
-    Look up a reference; any other text stands for itself.
+    Return what a reference refers to; any other text is returned unchanged.
 
-    What is found is taken as it is, even if it looks like a reference.
+    The result is not resolved again, even if it looks like a reference.
     """
     kind, _, name = text.partition(":")
     if kind == "env":
         return _variable(name, text, where)
     if kind == "file":
         return _content(name, text, where)
-    return at_aws(text, where) if is_at_aws(text) else text
+    return resolve_at_aws(text, where) if is_at_aws(text) else text
 
 
 def resolve_address(text: str, where: str) -> str:
-    """Look up a reference to an address; `file:PATH` is an address itself."""
+    """Return the address that a reference refers to; `file:PATH` is an address itself."""
     return text if text.startswith("file:") else resolve(text, where)
 
 
 def is_at_aws(text: str) -> bool:
-    """Return whether *text* refers to a parameter of SSM or a secret of Secrets Manager."""
+    """Return True if *text* refers to a parameter of SSM or a secret of Secrets Manager."""
     return text.startswith(_AT_AWS)
 
 
-def at_aws(text: str, where: str) -> str:
-    """Look up what is kept at AWS."""
+def resolve_at_aws(text: str, where: str) -> str:
+    """Return the parameter or secret that *text* refers to."""
     (found,) = entry_points(group="oncebridge.secrets", name=text.partition(":")[0])
     read: str = found.load()(text, where, _asked.get({}))
     return read
 
 
 @contextmanager
-def asked_once() -> Iterator[None]:
-    """Ask AWS for each thing once inside, so that all settings see the same answer."""
+def cache_aws_lookups() -> Iterator[None]:
+    """Look each reference up at AWS only once inside, so that all settings get the same value."""
     token = _asked.set({})
     try:
         yield
@@ -149,7 +149,7 @@ def asked_once() -> Iterator[None]:
 def _variable(name: str, text: str, where: str) -> str:
     found = os.environ.get(name)
     if not found:
-        raise ConfigError(where, f"the environment has no {name}, which {text!r} asks for")
+        raise ConfigError(where, f"{text!r}: the environment variable {name} is not set")
     return found
 
 
@@ -167,14 +167,14 @@ def _content(path: str, text: str, where: str) -> str:
     return found
 
 
-def masked(url: str) -> str:
+def mask_address(url: str) -> str:
     """
-    Return an address as it may be printed, logged and counted.
+    Return an address in the form that may be printed, logged and counted.
 
-    Of http and https, whose path often is the secret (a webhook), it is the scheme, the host and
-    a short hash of the path and the query, which tells two of them apart. Of all other addresses
-    it is what they name (a file, a queue, a database) without user, password and query parameters
-    with the name of a secret.
+    For http and https, whose path is often the secret (a webhook), that is the scheme, the host and
+    a short hash of the path and the query, so that two targets can be told apart. All other
+    addresses (a file, a queue, a database) lose user, password and query parameters that are named
+    like a secret.
     """
     if web := _WEB.match(url):
         return _masked_web(*web.groups())
@@ -187,7 +187,7 @@ def masked(url: str) -> str:
 
 
 def has_credentials(url: str) -> bool:
-    """Return whether *url* holds a user, a password or a query parameter named like a secret."""
+    """Return True if *url* has a user, a password or a query parameter named like a secret."""
     return bool(_credentials(url))
 
 

@@ -32,7 +32,7 @@ from oncebridge.errors import ConfigError
 from oncebridge.events.canonical import decode_canonical
 from oncebridge.events.differences import differences
 from oncebridge.events.event import Event, Unreadable
-from oncebridge.events.framing import BadGzip, Records
+from oncebridge.events.framing import BadGzip, RecordReader
 from oncebridge.events.key import scoped_source
 from oncebridge.events.rules import RuleSet
 from oncebridge.operate.identity import Identities, Identity, Known
@@ -274,7 +274,9 @@ class _Samples:
         if name not in self._read:
             try:
                 with (self._folder / name).open("rb") as file:
-                    self._read[name] = [self._identities.read(record) for record in Records(file)]
+                    self._read[name] = [
+                        self._identities.read(record) for record in RecordReader(file)
+                    ]
             except OSError as error:
                 raise ConfigError(where, f"{name!r} cannot be read: {error.strerror}") from None
             except BadGzip as error:

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from oncebridge.aws.templates.needs import Resource, needed
-from oncebridge.base.line_files import path_of
+from oncebridge.base.line_files import file_path
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.settings import is_service
 from oncebridge.service.addresses import Place, scheme_of
@@ -36,9 +36,9 @@ def check_places(setup: Setup, checkup: Checkup) -> None:
 def _check_http_sink(route: Route, checkup: Checkup) -> None:
     from oncebridge.check.proxies import check_proxy  # noqa: PLC0415 - for those who have one
     from oncebridge.http.addresses import names_loopback  # noqa: PLC0415
-    from oncebridge.http.target import Target  # noqa: PLC0415
+    from oncebridge.http.target import HttpTarget  # noqa: PLC0415
 
-    check_proxy(Target.parse(route.sink.url), checkup)
+    check_proxy(HttpTarget.parse(route.sink.url), checkup)
     subject = f"sink {route.sink}"
     parts = urlsplit(route.sink.url)
     is_plain = parts.scheme.lower() == "http" and not names_loopback(parts.hostname or "")
@@ -113,7 +113,7 @@ def _is_same(one: Place, other: Place) -> bool:
     if scheme in _MANY_WORKERS:
         return _is_same_on_aws(one, other)
     if scheme == "file":
-        return Path(path_of(one.url)).absolute() == Path(path_of(other.url)).absolute()
+        return Path(file_path(one.url)).absolute() == Path(file_path(other.url)).absolute()
     return one.url == other.url
 
 
@@ -236,7 +236,7 @@ def other_files(setup: Setup) -> Iterator[tuple[str, Path]]:
             case "sqlite":
                 yield name, Path(place.url.partition(":")[2]).absolute()
             case "file":
-                yield name, Path(path_of(place.url)).absolute()
+                yield name, Path(file_path(place.url)).absolute()
 
 
 def _check_hosts(setup: Setup, checkup: Checkup) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.base.line_files import path_of
+from oncebridge.base.line_files import file_path
 from oncebridge.check.finding import Checkup, Severity, in_shell
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.config import Setup
@@ -57,12 +57,12 @@ def kept(setup: Setup) -> Iterator[Kept]:
         file = config.dead.opened.file
         yield Kept("dead letters", file.path, holds_events=True, file=file)
     elif scheme_of(config.dead.url) == "file":
-        yield Kept("dead letters", Path(path_of(config.dead.url)), holds_events=True)
+        yield Kept("dead letters", Path(file_path(config.dead.url)), holds_events=True)
     if config.spool is not None:
         yield Kept("spool", Path(config.spool), holds_events=True, file=Spool(config.spool).file)
     for route in setup.routes:
         if scheme_of(route.sink.url) == "file":
-            yield Kept("sink", Path(path_of(route.sink.url)), holds_events=True)
+            yield Kept("sink", Path(file_path(route.sink.url)), holds_events=True)
 
 
 def check_files(

@@ -3,10 +3,10 @@
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.errors import ConfigError
 from oncebridge.http.proxy import proxy_for
-from oncebridge.http.target import Target
+from oncebridge.http.target import HttpTarget
 
 
-def check_proxy(target: Target, checkup: Checkup) -> None:
+def check_proxy(target: HttpTarget, checkup: Checkup) -> None:
     """Report the proxy for *target*, if there is one."""
     subject = f"target {target.host_header}"
     try:

@@ -17,7 +17,7 @@ import jmespath
 from msgspec import Struct
 
 from oncebridge.base.durations import format_duration
-from oncebridge.base.options import written
+from oncebridge.base.options import format_setting
 from oncebridge.check.finding import Checkup, Finding, Severity
 from oncebridge.events.key import ContentKey, FieldsKey, IdKey
 from oncebridge.events.pattern import Pattern
@@ -129,7 +129,7 @@ def _lint_fields(
     paths = [path for expression in expressions for path in paths_of(expression)]
     if not paths:
         return
-    shown = f"key = {written(list(expressions))}"
+    shown = f"key = {format_setting(list(expressions))}"
     if all(map(_is_time, paths)):
         checkup.find(
             "key-time",
@@ -163,7 +163,7 @@ def _coarse(subject: str, shown: str, paths: Sequence[Path], checkup: Checkup) -
         "right only where there is never more than one such event.",
         fix="Name the event's own id, or what tells one change from the next, such as the "
         f"following; or leave the key out, and the content counts.\nkey = "
-        f"{written([*others, 'detail.eventTime'])}",
+        f"{format_setting([*others, 'detail.eventTime'])}",
     )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from oncebridge.base.formatting import instant
+from oncebridge.base.formatting import format_instant
 from oncebridge.check.files import has_write_ahead_log
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.errors import ConfigError, StoreError
@@ -35,7 +35,7 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
             "records-lost",
             Severity.WARNING,
             "store",
-            seen=f"a worker noticed at {instant(lost_ms)} UTC that the store had lost its records",
+            seen=f"a worker noticed at {format_instant(lost_ms)} UTC that the store had lost its records",
             why="The store was wiped, or replaced by an empty one. Events that were delivered "
             "before may be delivered once more.",
             fix="Find out who or what emptied it (FLUSHALL, a restart without persistence, "

@@ -27,7 +27,7 @@ from rich.progress import (
 from oncebridge.audit.report import Difference, Report
 from oncebridge.audit.suggest import Suggestion, suggest
 from oncebridge.base.durations import format_duration, parse_duration
-from oncebridge.base.formatting import listed
+from oncebridge.base.formatting import format_list
 from oncebridge.base.options import Text, did_you_mean
 from oncebridge.cli.command import command, note
 from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop
@@ -268,7 +268,7 @@ def _audit(
 
 
 def _note_skipped(names: Sequence[str]) -> None:
-    note(f"{listed(names)}: there already by another name, or twice; read once")
+    note(f"{format_list(names)}: there already by another name, or twice; read once")
 
 
 @contextmanager

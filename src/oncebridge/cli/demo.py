@@ -43,7 +43,7 @@ from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.genesys.simulator import LOOK_ALIKES, START_MS, Label, Simulated, simulate
-from oncebridge.http.client import Answer, Client
+from oncebridge.http.client import Client, ClientResponse
 from oncebridge.http.server import Request, Response, Server
 from oncebridge.service import config, logs
 from oncebridge.service.service import Service
@@ -389,7 +389,7 @@ class _Sender:
         if told.again_s:
             self._send_again(arrival, told.again_s)
 
-    def _understand(self, answer: Answer) -> _Told:
+    def _understand(self, answer: ClientResponse) -> _Told:
         if answer.status not in (200, 503):
             raise OncebridgeError(f"the demo's own source answered {answer.status}")
         said = msgspec.json.decode(answer.body)

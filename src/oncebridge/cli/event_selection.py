@@ -14,7 +14,7 @@ from oncebridge.cli.command import note, open_file, opened, printable
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.events.event import Event, Unreadable
-from oncebridge.events.framing import Records
+from oncebridge.events.framing import RecordReader
 from oncebridge.operate.explain.judgement import contents
 from oncebridge.operate.identity import Identities, Identity
 from oncebridge.operate.lookup import (
@@ -89,7 +89,7 @@ class Finder:
     def in_file(self, name: str) -> Iterator[Found]:
         """Read the events of a file, however they are wrapped."""
         with open_file(name) as file:
-            for record in Records(file):
+            for record in RecordReader(file):
                 for event in events_in(record, self._settings):
                     yield Found(f"{name}, line {record.line}", record.line, event)
 

@@ -35,8 +35,8 @@ from oncebridge.cli.setup import NEEDS_YOU, run_loop
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import MEANINGS, Cause
-from oncebridge.events.differences import Change
-from oncebridge.events.framing import BadGzip, Record, Records
+from oncebridge.events.differences import FieldChange
+from oncebridge.events.framing import BadGzip, RawRecord, RecordReader
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation, dumps, window
 from oncebridge.operate.explain.finding import Wanted, explain_key
 from oncebridge.operate.explain.finding import explain as explain_records
@@ -126,7 +126,7 @@ class _Teller:
     async def file(self, name: str) -> int:
         """Explain the events of a file, each beside the earlier ones."""
         with open_file(name) as file:
-            unreadable = await self._records(Records(file))
+            unreadable = await self._records(RecordReader(file))
         if not self._told:
             note("there is no event in it")
         return NEEDS_YOU if unreadable or not self._told else 0
@@ -136,7 +136,7 @@ class _Teller:
         if self._asked.recording is not None:
             with open_file(self._asked.recording) as file:
                 await self._records(
-                    _counted(Records(file)),
+                    _counted(RecordReader(file)),
                     wanted=lambda event, ways: (
                         event.id == named.text
                         if named.kind == "id"
@@ -150,7 +150,7 @@ class _Teller:
         if named.kind == "key":
             return await self._key(named.key)
         for letter in await self._finder.letters.with_id(named.text):
-            await self._records([Record(letter.raw, letter.number, 0, 0)], letter=letter)
+            await self._records([RawRecord(letter.raw, letter.number, 0, 0)], letter=letter)
         return 0 if self._told else await self._by_scan(named)
 
     async def _by_scan(self, named: Named) -> int:
@@ -169,7 +169,7 @@ class _Teller:
 
     async def _records(
         self,
-        records: Iterable[Record],
+        records: Iterable[RawRecord],
         *,
         wanted: Wanted | None = None,
         letter: DeadLetter | None = None,
@@ -221,15 +221,15 @@ class _Teller:
 
 
 @contextmanager
-def _recording(name: str | None) -> Iterator[Iterable[Record]]:
+def _recording(name: str | None) -> Iterator[Iterable[RawRecord]]:
     if name is None:
         yield ()
         return
     with open_file(name) as file:
-        yield _counted(Records(file))
+        yield _counted(RecordReader(file))
 
 
-def _counted(records: Iterable[Record]) -> Iterator[Record]:
+def _counted(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
     """Show how far a large file was read."""
     with counting("read") as tell:
         for number, record in enumerate(records, 1):
@@ -319,7 +319,7 @@ def _print_changes(console: Console, told: Explanation) -> None:
         console.print(field("", f"  and {more} more"))
 
 
-def _change(change: Change) -> str:
+def _change(change: FieldChange) -> str:
     if not change.shown:
         return change.path
     return f"{change.path}: {_value(change.was)} → {_value(change.is_)}"

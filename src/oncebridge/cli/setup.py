@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import Struct
 
-from oncebridge.base.options import Setting, form, settings_of, written
+from oncebridge.base.options import Setting, describe_type, format_setting, settings_of
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
 from oncebridge.service import logs
 from oncebridge.service.config import DEFAULT_FILE, Config, Setup, load
@@ -85,13 +85,19 @@ def _is_flag(setting: Setting) -> bool:
 
 
 def _metavar(setting: Setting) -> str:
-    if "address" in form(setting.kind):
+    if "address" in describe_type(setting.kind):
         return "ADDRESS"
-    return form(setting.kind).replace('"', "").replace(", ", "|").upper().replace(" ", "-")[:24]
+    return (
+        describe_type(setting.kind)
+        .replace('"', "")
+        .replace(", ", "|")
+        .upper()
+        .replace(" ", "-")[:24]
+    )
 
 
 def _help(setting: Setting) -> str:
-    shown = written(setting.default)
+    shown = format_setting(setting.default)
     return f"{setting.doc.text} [{shown}]" if shown else setting.doc.text
 
 

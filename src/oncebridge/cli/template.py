@@ -22,7 +22,7 @@ from oncebridge.aws.templates.policies import Format as PolicyFormat
 from oncebridge.aws.templates.rendering import Format
 from oncebridge.base.durations import parse_duration
 from oncebridge.base.options import Text, did_you_mean
-from oncebridge.base.secrets import is_at_aws, masked
+from oncebridge.base.secrets import is_at_aws, mask_address
 from oncebridge.cli.command import examples
 from oncebridge.cli.setup import told
 from oncebridge.errors import ConfigError
@@ -276,7 +276,7 @@ def _named(store: str) -> str:
     """Find the name in an address: of a table, given by name or ARN, or BUCKET/PREFIX."""
     place = store.partition(":")[2].partition("?")[0].strip("/")
     if "@" in place:
-        raise ConfigError("--store", f"{masked(store)}: such an address has no credentials")
+        raise ConfigError("--store", f"{mask_address(store)}: such an address has no credentials")
     return place.rpartition("/")[2] if place.startswith("arn:") else place
 
 

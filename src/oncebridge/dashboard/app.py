@@ -28,7 +28,7 @@ from oncebridge.dashboard.routes import VIEWS, Match, Routes, Views
 from oncebridge.dashboard.sessions import SESSION_S
 from oncebridge.dashboard.signatures import Seal
 from oncebridge.errors import ConfigError, DeadLetterError, StoreError
-from oncebridge.http.clients import TooOften
+from oncebridge.http.client_address import TooManyAttempts
 from oncebridge.http.server import Request, Response
 from oncebridge.observe.health import MetricsPage
 from oncebridge.service.config import Config
@@ -115,7 +115,7 @@ class App:
         is_for_all = is_static or request.path == "/login"
         try:
             identity = self._gate.who(request, ended=ended)
-        except TooOften:
+        except TooManyAttempts:
             if not is_for_all:
                 raise _Refused(self._too_often(request)) from None
             identity = None
@@ -266,7 +266,7 @@ class App:
         to = form.get("next", ["/"])[-1]
         try:
             is_right = self._gate.is_token(given.encode("utf-8", "replace"), request)
-        except TooOften:
+        except TooManyAttempts:
             return self._too_often(request)
         if not is_right:
             fields = {"peer": self._gate.proxies.client(request)}

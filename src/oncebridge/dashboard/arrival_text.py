@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.base.formatting import NB, elapsed, many
+from oncebridge.base.formatting import NB, format_count, format_elapsed
 from oncebridge.dashboard.dead_letters import meaning_of
 from oncebridge.engine.causes import MEANINGS, Cause, Sighting, cause_of_repeat, remembered
 from oncebridge.engine.router import UNROUTED
@@ -195,7 +195,7 @@ def _delivered(story: Story) -> list[Words]:
         ]
     tries = f", at attempt {row.attempt}" if row.attempt > 1 else ""
     if story.before:
-        back = many(len(story.before), "earlier arrival")
+        back = format_count(len(story.before), "earlier arrival")
         was = "was" if len(story.before) == 1 else "were"
         return [(f"This event was delivered{tries}. {back} {was} handed back.",)]
     if story.is_whole:
@@ -285,7 +285,7 @@ def _handed_back(story: Story) -> list[Words]:
             how = passed(_FATES[Verdict(settled.verdict)])
         return [(f"It was handed back, came again after {later} and {how}.",)]
     if story.after:
-        times = many(len(story.after), "time")
+        times = format_count(len(story.after), "time")
         return [(f"It was handed back, came again {times}, and is not through yet.",)]
     return [(f"{_SENT_BACK} As far as the history goes, it has not come again yet.",)]
 
@@ -346,13 +346,13 @@ def _since(story: Story) -> list[Words]:
         one = story.after[0]
         later = _after(story.row, one)
         return [(f"It came again after {later}: {one.verdict}.",)]
-    times = many(len(story.after), "time")
+    times = format_count(len(story.after), "time")
     return [(f"It came again {times}: {_counted(story.after)}.",)]
 
 
 def _after(row: Row, later: Row) -> str:
     """Return how long after an arrival another came; workers' clocks may differ."""
-    return elapsed(max(later.at_ms - row.at_ms, 0)).replace(NB, " ")
+    return format_elapsed(max(later.at_ms - row.at_ms, 0)).replace(NB, " ")
 
 
 def _counted(rows: Sequence[Row]) -> str:

@@ -25,9 +25,9 @@ from oncebridge.base.clock import Clock
 from oncebridge.dashboard.requests import cookies
 from oncebridge.dashboard.sessions import SESSION_S, Sessions
 from oncebridge.dashboard.signatures import Seal
-from oncebridge.http.clients import TrustedProxies, WrongTries
+from oncebridge.http.client_address import FailedAttempts, TrustedProxies
+from oncebridge.http.cross_site import OwnNames, requested_host, without_port
 from oncebridge.http.server import Request
-from oncebridge.http.web_pages import OwnNames, asked_host, without_port
 from oncebridge.service.config import Config
 
 _LONGEST_NAME: Final = 256
@@ -64,7 +64,7 @@ class Gate:
         self._names = OwnNames(config.dashboard_hosts)
         self._own = {host.lower(), platform.node().lower()} - {""}
         self._seal = seal
-        self._wrong = WrongTries(clock)
+        self._wrong = FailedAttempts(clock)
         self.sessions = sessions
 
     @property
@@ -154,7 +154,7 @@ class Gate:
         """
         if identity is not None and identity.kind == "bearer":
             return True
-        asked = asked_host(request)
+        asked = requested_host(request)
         if self._names.include(asked):
             return True
         name = without_port(asked)

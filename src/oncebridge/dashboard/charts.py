@@ -6,7 +6,7 @@ from typing import Final
 from markupsafe import Markup
 from msgspec import Struct
 
-from oncebridge.base.formatting import MINUTE, instant, many
+from oncebridge.base.formatting import MINUTE, format_count, format_instant
 from oncebridge.engine.verdict import Verdict
 from oncebridge.observe import charts
 from oncebridge.observe.charts import Chart
@@ -52,8 +52,10 @@ def over_time(hour: Sequence[Minute]) -> list[tuple[str, Markup]]:
 def _drawn(shown: Sequence[Minute], width: int, height: int) -> Markup:
     total = sum(minute.total for minute in shown)
     busiest = max(shown, key=lambda minute: minute.total)
-    text = f"{many(total, 'arrival')} in {many(len(shown), 'minute')}; most in the one that began "
-    text += f"at {instant(busiest.begins_ms)} UTC: {busiest.total:,}. The table has the numbers."
+    text = f"{format_count(total, 'arrival')} in {format_count(len(shown), 'minute')}; most in the one that began "
+    text += (
+        f"at {format_instant(busiest.begins_ms)} UTC: {busiest.total:,}. The table has the numbers."
+    )
     chart = Chart("minutes", "Arrivals by minute, by what became of them", text)
     return Markup(charts.arrivals(shown, width, chart, height=height))  # noqa: S704 - ours
 

@@ -13,7 +13,16 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.formatting import HOUR, MINUTE, SECOND, elapsed, instant, listed, many, spelt
+from oncebridge.base.formatting import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    format_count,
+    format_elapsed,
+    format_instant,
+    format_list,
+    printable,
+)
 from oncebridge.dashboard.rates import Pulse, Sums
 from oncebridge.dashboard.rendering import rate
 from oncebridge.engine.verdict import Verdict
@@ -115,7 +124,7 @@ def store_away(problem: str) -> Health:
 def _away(problem: str) -> Finding:
     return Finding(
         "bad",
-        f"The store cannot be reached: {spelt(problem, 300).removesuffix('.')}.",
+        f"The store cannot be reached: {printable(problem, 300).removesuffix('.')}.",
         "Workers hand events back while it is away, unless on_store_outage says otherwise; "
         "nothing is lost. What other workers tell is read from the store as well.",
     )
@@ -131,7 +140,7 @@ def _sentence(view: View, books: _Books, rates: Sums, findings: tuple[Finding, .
         return Health("off", "Nobody works yet", "no worker has reported.", findings)
     if all(report.state.ended for report in view.reports):
         last_ms = max(report.state.at_ms - here_ms(report, view.now_ms) for report in view.reports)
-        text = f"the last worker stopped {elapsed(-last_ms)} ago."
+        text = f"the last worker stopped {format_elapsed(-last_ms)} ago."
         return Health("off", "Nobody works", text, findings)
     if not present(view):
         return Health("bad", "Nobody works", _told(bad + warned), findings)
@@ -197,7 +206,7 @@ def _workers(view: View) -> Iterator[Finding]:
     silent = [report for report in view.reports if is_silent(report, view.now_ms)]
     working = [one for one in view.reports if not one.state.ended and one not in silent]
     for report in silent:
-        told = elapsed(here_ms(report, view.now_ms) - report.state.at_ms)
+        told = format_elapsed(here_ms(report, view.now_ms) - report.state.at_ms)
         yield Finding(
             "warn" if working else "bad",
             f"Worker {_named(report.state.name)} has not reported for {told}.",
@@ -211,7 +220,7 @@ def _workers(view: View) -> Iterator[Finding]:
         known = ("paused", "the sink is down", "the store is down")
         reasons = [why for why in report.state.not_ready if why not in known]
         if reasons:
-            why = listed([spelt(reason) for reason in reasons])
+            why = format_list([printable(reason) for reason in reasons])
             yield Finding(
                 "warn" if reasons == ["shutting down"] else "bad",
                 f"Worker {_named(report.state.name)} takes no events: {why}.",
@@ -263,11 +272,11 @@ def _down(
         if not down:
             continue
         told_ms = pulse.now_ms - since_ms
-        lasts = f" for at least {elapsed(told_ms)}" if told_ms >= 5 * SECOND else ""
+        lasts = f" for at least {format_elapsed(told_ms)}" if told_ms >= 5 * SECOND else ""
         part = f", for {len(down)} of {len(states)} workers" if len(down) < len(states) else ""
         # While a route is paused nothing is tried, and the time says something else.
         again_s = min((state.down_for_s for state in down if not state.paused), default=0.0)
-        again = f"It is tried again in {elapsed(round(again_s * 1000))}. " if again_s else ""
+        again = f"It is tried again in {format_elapsed(round(again_s * 1000))}. " if again_s else ""
         yield Finding(
             "bad",
             f"{what.capitalize()} of route {_named(route)} is down{lasts}{part}.",
@@ -312,7 +321,7 @@ def _owed(route: str, states: list[RouteState]) -> Iterator[Finding]:
     if owed := sum(state.owed for state in states):
         yield Finding(
             "warn",
-            f"{many(owed, 'delivery', 'deliveries')} of route {_named(route)} could not be "
+            f"{format_count(owed, 'delivery', 'deliveries')} of route {_named(route)} could not be "
             "recorded in the store yet.",
             "If the worker dies before that, they may be passed on once more.",
             "#routes",
@@ -333,7 +342,7 @@ def _spool(view: View, pulse: Pulse) -> Iterator[Finding]:
     if is_held or (waiting and pulse.now_ms - since_ms >= MINUTE):
         yield Finding(
             "warn" if is_held else "note",
-            f"{many(waiting, 'arrival waits', 'arrivals wait')} on disk.",
+            f"{format_count(waiting, 'arrival waits', 'arrivals wait')} on disk.",
             "Their senders have been told that they are kept. They pass on when what holds them "
             "is over."
             if is_held
@@ -360,7 +369,7 @@ def _stores(view: View, pulse: Pulse) -> Iterator[Finding]:
         ahead = "ahead of" if offset_ms > 0 else "behind"
         yield Finding(
             "warn",
-            f"The store's clock is {elapsed(abs(offset_ms))} {ahead} a worker's.",
+            f"The store's clock is {format_elapsed(abs(offset_ms))} {ahead} a worker's.",
             "Windows go by the store's clock, so nothing is let through by it; but times that are "
             "shown may be off. Look at the hosts' time service.",
             "#store",
@@ -370,7 +379,7 @@ def _stores(view: View, pulse: Pulse) -> Iterator[Finding]:
     if lost_ms:
         yield Finding(
             "warn",
-            f"The store lost its records; this was noticed at {instant(lost_ms)} UTC.",
+            f"The store lost its records; this was noticed at {format_instant(lost_ms)} UTC.",
             "Events that were delivered before may be delivered once more. Deliveries count as "
             "unprotected until the windows of their rules are over.",
             "#store",
@@ -379,7 +388,7 @@ def _stores(view: View, pulse: Pulse) -> Iterator[Finding]:
     evicted = max((state.store.evicted or 0 for state in here), default=0)
     finding = Finding(
         "bad",
-        f"The store's server has thrown out {many(evicted, 'record')} for want of room.",
+        f"The store's server has thrown out {format_count(evicted, 'record')} for want of room.",
         'Events whose record is gone may pass again. Give it memory, or "noeviction".',
         "#store",
         "Store",
@@ -390,13 +399,16 @@ def _stores(view: View, pulse: Pulse) -> Iterator[Finding]:
 def _dead(letters: Letters) -> Iterator[Finding]:
     if letters.problem:
         yield Finding(
-            "warn", f"The dead letters cannot be read: {spelt(letters.problem, 200)}", "", "/dead"
+            "warn",
+            f"The dead letters cannot be read: {printable(letters.problem, 200)}",
+            "",
+            "/dead",
         )
     elif letters.count:
         told = f"More than {letters.count:,} dead letters" if letters.more else ""
         yield Finding(
             "warn",
-            f"{told or many(letters.count, 'dead letter')} "
+            f"{told or format_count(letters.count, 'dead letter')} "
             f"{'waits' if letters.count == 1 and not letters.more else 'wait'} for you.",
             "They are kept whole until somebody replays or drops them.",
             "/dead",
@@ -472,7 +484,9 @@ COUNTERS: Final[Mapping[str, tuple[Kind, str, str, str]]] = {
 def _counters(books: _Books, pulse: Pulse) -> Iterator[Finding]:
     for name, (kind, one, several, meaning) in COUNTERS.items():
         value = sum(route.get(name, 0) for route in books.values())
-        finding = Finding(kind, f"{many(value, one, several)}.", meaning, "#routes", "Routes")
+        finding = Finding(
+            kind, f"{format_count(value, one, several)}.", meaning, "#routes", "Routes"
+        )
         yield from _counter(name, value, pulse, finding)
 
 
@@ -486,11 +500,11 @@ def _counter(name: str, value: int, pulse: Pulse, finding: Finding) -> Iterator[
 
 
 def _named(name: str) -> str:
-    return spelt(name, _LONGEST)
+    return printable(name, _LONGEST)
 
 
 def _workers_named(names: list[str]) -> str:
-    told = listed([_named(name) for name in names], most=3)
+    told = format_list([_named(name) for name in names], most=3)
     return f"worker {told}" if len(names) == 1 else f"workers {told}"
 
 

@@ -15,7 +15,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from oncebridge import __version__
-from oncebridge.base.formatting import clipped, elapsed, instant, share, size, spelt
+from oncebridge.base.formatting import (
+    format_elapsed,
+    format_instant,
+    format_share,
+    format_size,
+    printable,
+    shorten,
+)
 from oncebridge.engine.causes import MEANINGS
 from oncebridge.engine.verdict import Verdict
 
@@ -90,7 +97,7 @@ def seconds(value: float | None) -> str:
         return _NONE
     if value < 0.01:
         return f"{value * 1000:.1f}\N{NO-BREAK SPACE}ms"
-    return elapsed(round(value * 1000))
+    return format_elapsed(round(value * 1000))
 
 
 def soft(text: str) -> Markup:
@@ -109,16 +116,16 @@ def _cause_meaning(text: str) -> str:
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "iso": iso,
-    "instant": instant,
-    "elapsed": elapsed,
+    "instant": format_instant,
+    "elapsed": format_elapsed,
     "seconds": seconds,
     "count": lambda number: f"{number:,}",
     "short": short,
     "rate": rate,
-    "share": share,
-    "size": size,
-    "spelt": spelt,
-    "clip": clipped,
+    "share": format_share,
+    "size": format_size,
+    "spelt": printable,
+    "clip": shorten,
     "soft": soft,
     "word": _word,
     "meaning": lambda text: VERDICTS.get(text, ""),

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.durations import format_duration
-from oncebridge.base.options import written
+from oncebridge.base.options import format_setting
 from oncebridge.check.finding import Checkup, Finding
 from oncebridge.check.settings import check_rules
 from oncebridge.engine.settings import Settings
@@ -335,7 +335,7 @@ def _settings(settings: Settings) -> tuple[tuple[str, str], ...]:
         value = getattr(settings, name)
         if name in _OF_RECEIVING or (name not in _ALWAYS and value == getattr(usual, name)):
             continue
-        text = written(value).strip('"')
+        text = format_setting(value).strip('"')
         found.append((name, text))
     found.sort(key=lambda pair: _ALWAYS.index(pair[0]) if pair[0] in _ALWAYS else len(_ALWAYS))
     return tuple(found)

@@ -24,14 +24,13 @@ from oncebridge.dashboard.routes import VIEWS, Views
 from oncebridge.dashboard.sessions import Sessions
 from oncebridge.dashboard.signatures import Seal
 from oncebridge.errors import ConfigError
-from oncebridge.http.addresses import is_loopback
-from oncebridge.http.listening import Listening
-from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.http.addresses import ListenAddress, is_loopback
+from oncebridge.http.server import Request, Response, Server, ServerLimits
 from oncebridge.service.config import Setup
 from oncebridge.service.dashboard_safety import too_open
 
 _log = logging.getLogger("oncebridge")
-_BOUNDS: Final = Bounds(
+_BOUNDS: Final = ServerLimits(
     max_body=7 * 1024 * 1024,  # an event of 2 MiB, of which a form makes up to three times as much
     idle_time=timedelta(seconds=30),
     max_connections=256,
@@ -57,7 +56,7 @@ class Dashboard:
         dice: Dice | None = None,
     ) -> None:
         config = setup.config
-        self._address = Listening.read(config.dashboard or "", "dashboard")
+        self._address = ListenAddress.read(config.dashboard or "", "dashboard")
         token = config.dashboard_token.reveal() if config.dashboard_token else ""
         dice = dice or SystemDice()
         seal = Seal(token, clock=clock, dice=dice)
@@ -80,7 +79,7 @@ class Dashboard:
     @property
     def url(self) -> str:
         """Where it is, once it is open."""
-        return f"http://{self._address.name}:{self._server.port}/"
+        return f"http://{self._address.url_host}:{self._server.port}/"
 
     async def open(self) -> None:
         """Listen, or raise `ConfigError`."""
@@ -99,7 +98,7 @@ class Dashboard:
         except (OSError, UnicodeError):
             return  # which listening will say in its own words
         if not all(is_loopback(str(entry[4][0])) for entry in found):
-            raise too_open(f"{self._address.name}:{self._address.port}")
+            raise too_open(f"{self._address.url_host}:{self._address.port}")
 
     async def aclose(self) -> None:
         """Stop listening; what is being done is given a moment to end."""

@@ -19,9 +19,9 @@ from oncebridge.dashboard.mismatches import Misfits, Passed, cut, shown
 from oncebridge.engine.verdict import First
 from oncebridge.errors import OncebridgeError
 from oncebridge.events.canonical import decode_canonical
-from oncebridge.events.differences import Change, differences
+from oncebridge.events.differences import FieldChange, differences
 from oncebridge.events.event import Event, Unreadable
-from oncebridge.events.framing import BadGzip, Record, Records
+from oncebridge.events.framing import BadGzip, RawRecord, RecordReader
 from oncebridge.events.key import compile_field
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule
@@ -150,7 +150,7 @@ class _Trial:
 
     def events(self, raw: bytes) -> Iterator[Event | Unreadable]:
         """Take a text apart, and what is in it out of its wrappings."""
-        for record in Records(io.BytesIO(raw), chunk=_CHUNK):
+        for record in RecordReader(io.BytesIO(raw), chunk=_CHUNK):
             yield from events_in(record, self._settings)
 
     async def run(
@@ -158,7 +158,7 @@ class _Trial:
     ) -> tuple[list[Tried], str]:
         """Explain what was found; without a store that answers, all but the verdicts."""
         # Each on a line of its own, so that one is told from the other.
-        lines = [Record(one.raw, at, at, at) for at, one in enumerate(found, 1)]
+        lines = [RawRecord(one.raw, at, at, at) for at, one in enumerate(found, 1)]
         trouble = ""
         try:
             told = await self._explained(lines, store)
@@ -171,7 +171,7 @@ class _Trial:
         return self._tried(found, told), trouble
 
     async def _explained(
-        self, lines: Sequence[Record], store: Store | None
+        self, lines: Sequence[RawRecord], store: Store | None
     ) -> dict[int, list[Explanation]]:
         by_line: dict[int, list[Explanation]] = {}
         async for one in explain(lines, self._setup, store, values=True):
@@ -332,5 +332,5 @@ def _inside(one: str, other: str) -> list[str]:
         return ["detail"]
 
 
-def _change(change: Change) -> str:
+def _change(change: FieldChange) -> str:
     return f"{change.path}: {shown(change.was)} → {shown(change.is_)}"

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Struct
 
-from oncebridge.base.formatting import elapsed
+from oncebridge.base.formatting import format_elapsed
 from oncebridge.dashboard.arrival_text import (
     Likely,
     Story,
@@ -31,7 +31,7 @@ from oncebridge.engine.causes import remembered
 from oncebridge.engine.router import UNROUTED
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreError
-from oncebridge.events.differences import Change, changes
+from oncebridge.events.differences import FieldChange, changes
 from oncebridge.events.key import ContentKey, FieldsKey
 from oncebridge.events.rules import Rule, Tier
 from oncebridge.observe.history import Found, Query, Row, Seen
@@ -89,10 +89,10 @@ class Whole(Struct, frozen=True, kw_only=True):
 class Comparison(Struct, frozen=True, kw_only=True):
     """How an arrival differs from the first."""
 
-    envelope: tuple[Change, ...]
+    envelope: tuple[FieldChange, ...]
     same: tuple[str, ...]
     """The fields of the envelope in which they agree."""
-    payload: tuple[Change, ...] | None
+    payload: tuple[FieldChange, ...] | None
     """None where one of the two payloads is not kept."""
     more: int = 0
     """How many further places there are."""
@@ -159,7 +159,7 @@ async def explain_arrival(desk: Desk, seen: Seen, reports: Sequence[Report]) -> 
         first=first,
         first_id=row.first_id or (first.row.id if first else ""),
         first_ms=first_ms,
-        earlier=elapsed(max(row.at_ms - first_ms, 0)) if first_ms else "",
+        earlier=format_elapsed(max(row.at_ms - first_ms, 0)) if first_ms else "",
         comparison=compared(first.row, row) if first else None,
         whole=Whole(
             key=row.key,
@@ -344,8 +344,8 @@ def time_line(alike: Sequence[Seen], this: Seen | None) -> tuple[Arrival, ...]:
         line.append(
             Arrival(
                 seen,
-                elapsed(max(seen.row.at_ms - earlier.row.at_ms, 0)),
-                elapsed(max(seen.row.at_ms - began_ms, 0)),
+                format_elapsed(max(seen.row.at_ms - earlier.row.at_ms, 0)),
+                format_elapsed(max(seen.row.at_ms - began_ms, 0)),
                 is_this=_is(seen, this),
                 left_out=at - before - 1,
             )
@@ -393,7 +393,7 @@ def compared(first: Row, row: Row) -> Comparison:
     one, other = envelope_of(first), envelope_of(row)
     differing = changes(one, other, values=True)
     paths = {change.path for change in differing}
-    payload: list[Change] | None = None
+    payload: list[FieldChange] | None = None
     then, now = payload_of(first), payload_of(row)
     if then is not None and now is not None:
         payload = [c for c in changes(then, now, values=True) if c.path not in _KEPT]

@@ -21,8 +21,8 @@ from typing import BinaryIO, ClassVar, Final, Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncebridge.base.line_files import LineFile, WriterThread, path_of
-from oncebridge.base.private_files import create_private, explained, sync_directory
+from oncebridge.base.line_files import LineFile, WriterThread, file_path
+from oncebridge.base.private_files import create_private, explain_os_error, sync_directory
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.errors import DeadLetterError, StoreError, StoreUnavailable
 
@@ -80,7 +80,7 @@ class FileDeadLetters:
         options: FileDeadLettersOptions | None = None,  # noqa: ARG003 - there are none
     ) -> Self:
         """Keep them in the file of `file:PATH`."""
-        return cls(path_of(url))
+        return cls(file_path(url))
 
     async def open(self) -> None:
         def check(stop: threading.Event) -> None:
@@ -121,9 +121,9 @@ class FileDeadLetters:
         try:
             return await self._thread.run(work)
         except BlockingIOError as error:
-            raise StoreUnavailable(f"{self._path}: {explained(error)}") from error
+            raise StoreUnavailable(f"{self._path}: {explain_os_error(error)}") from error
         except OSError as error:
-            raise StoreError(f"{self._path}: {explained(error)}") from error
+            raise StoreError(f"{self._path}: {explain_os_error(error)}") from error
         except UnicodeEncodeError:
             raise
         except (msgspec.MsgspecError, ValueError):

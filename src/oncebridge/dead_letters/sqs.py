@@ -38,8 +38,8 @@ from oncebridge.aws.queue import (
     MOST_ENTRIES,
     Message,
     Outgoing,
-    Queue,
     QueueAddress,
+    SqsQueue,
     TextAttribute,
     advice,
     refused_character,
@@ -111,7 +111,7 @@ class SqsDeadLetters:
     ) -> None:
         if address.is_fifo:
             raise ConfigError("", "dead letters need a standard queue, and this is a FIFO queue")
-        self._queue = Queue(address, options or SqsDeadLettersOptions(), polls=_READERS)
+        self._queue = SqsQueue(address, options or SqsDeadLettersOptions(), polls=_READERS)
         self._clock = clock
         self._dice = dice or SystemDice()
         self._last = 0

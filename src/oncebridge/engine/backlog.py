@@ -17,8 +17,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Dice
-from oncebridge.base.waiting import happens_within
+from oncebridge.base.clock import Dice, wait_until_set
 from oncebridge.engine.counters import Books
 from oncebridge.engine.verdict import First
 from oncebridge.stores.api import Claims, Commit, Memory, NoAnswer, Release, rounds
@@ -154,7 +153,7 @@ class Backlog:
                 pause = _FIRST_S
             if self._pending:
                 jitter = 0.5 + self._dice.fraction()
-                if await happens_within(self._has_more, pause * jitter):
+                if await wait_until_set(self._has_more, pause * jitter):
                     pause = _FIRST_S  # a write that keeps failing must not delay new ones
                     await asyncio.sleep(pause * jitter)
                 pause = min(2 * pause, _LONGEST_S)

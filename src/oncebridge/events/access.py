@@ -1,12 +1,11 @@
 """
-Which senders are let in at all.
+The allowlist of senders: sources, accounts and Regions.
 
-What comes from elsewhere is neither claimed nor sent, in shadow mode either. A list that is
-empty allows everybody; where there is one, an event that does not say where it comes from is
-not on it.
+An event of another sender is neither claimed nor sent, not even in shadow mode. An empty list
+allows all senders; with a list, an event without the field is not allowed.
 
-This is a check of what an event says about itself, and no proof of it: EventBridge fills in
-account and region itself, other ways in take them from whoever sends.
+This checks what an event says about itself; it does not prove it. EventBridge sets account and
+region itself; events from other sources have the values that the sender wrote.
 """
 
 import re
@@ -19,12 +18,12 @@ from oncebridge.events.event import Event
 
 
 class AllowOptions(Struct, frozen=True, kw_only=True):
-    """Who may send; an empty list allows everybody."""
+    """Which senders are allowed; an empty list allows all."""
 
     sources: Annotated[
         tuple[str, ...],
         Doc(
-            "Allowed sources; a star at the end allows all that begin like this.",
+            "Allowed sources; with a star at the end, all that begin like this.",
             example='["aws.partner/genesys.com/*"]',
         ),
     ] = ()
@@ -36,24 +35,24 @@ class AllowOptions(Struct, frozen=True, kw_only=True):
     ] = ()
     otherwise: Annotated[
         Literal["dead", "discard"],
-        Doc("What becomes of an event from elsewhere: kept in the dead letters, or dropped."),
+        Doc("What to do with an event of another sender: keep it as a dead letter, or drop it."),
     ] = "dead"
 
     @property
     def is_open(self) -> bool:
-        """Return whether everybody may send."""
+        """True if all senders are allowed."""
         return not (self.sources or self.accounts or self.regions)
 
 
-# Producers of one's own may write what they like; what AWS would write has a shape.
+# Custom producers may write any text, but not one that looks like a misspelt AWS value.
 _NO_ACCOUNT: Final = re.compile(r"|.*[*\s].*|(?!\d{12}\Z)\d+", re.ASCII | re.DOTALL)
 _NO_REGION: Final = re.compile(r"|.*[*\sA-Z].*", re.ASCII | re.DOTALL)
 _MOST_REMEMBERED: Final = 10_000
 _LONGEST_SHOWN: Final = 256
 
 
-class Guard:
-    """Know who is allowed; raise every mistake in *options* at once."""
+class SenderAllowlist:
+    """Decides whether the sender of an event is allowed; raise all errors in *options* together."""
 
     def __init__(self, options: AllowOptions) -> None:
         _check(options)
@@ -65,11 +64,11 @@ class Guard:
         self._known: dict[tuple[str, str | None, str | None], str] = {}
 
     def refusal(self, event: Event) -> str:
-        """Say why *event* is not let in; nothing if it is."""
+        """Return why the sender of *event* is not allowed; empty if it is."""
         sender = (event.source, event.account, event.region)
         why = self._known.get(sender)
         if why is None:
-            if len(self._known) >= _MOST_REMEMBERED:  # senders invent what they like
+            if len(self._known) >= _MOST_REMEMBERED:  # senders can invent any number of sources
                 self._known.clear()
             why = self._known[sender] = self._judge(*sender)
         return why
@@ -88,9 +87,10 @@ class Guard:
 
 
 def _not_among(what: str, value: str | None) -> str:
+    # This text is part of the key of the dead letter: do not change it.
     if not value:
         return f"it names no {what}, and allow.{what}s is set"
-    # Spelt out, for it is the sender's text and ends up on terminals.
+    # Escaped by repr: it is the sender's text, and is printed on terminals.
     return f"the {what} {value[:_LONGEST_SHOWN]!r} is not among allow.{what}s"
 
 
@@ -98,14 +98,14 @@ def _check(options: AllowOptions) -> None:
     problems = Problems()
     for at, source in enumerate(options.sources):
         if not source or "*" in source[:-1]:
-            message = "must be a source, or the beginning of some and a star"
+            message = "must be a source, or the beginning of one followed by a star"
             problems.add(f"allow.sources[{at}]", f"{source!r}: {message}")
     for at, account in enumerate(options.accounts):
         if _NO_ACCOUNT.fullmatch(account):
-            message = "is no AWS account; it has 12 digits"
+            message = "is not an AWS account; write its 12 digits"
             problems.add(f"allow.accounts[{at}]", f"{account!r}: {message}")
     for at, region in enumerate(options.regions):
         if _NO_REGION.fullmatch(region):
-            message = "is no AWS Region; write it like eu-central-1"
+            message = "is not an AWS Region; write one such as eu-central-1"
             problems.add(f"allow.regions[{at}]", f"{region!r}: {message}")
     problems.check()

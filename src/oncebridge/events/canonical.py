@@ -1,14 +1,14 @@
 """
-One spelling for each JSON value: RFC 8785, with exact integers.
+The canonical form of JSON values: RFC 8785, with exact numbers.
 
-Two events are the same when their canonical bytes are, whatever the order of their
-names, the blanks between them, or the way a number or a character was written.
+Two events have the same content if their canonical bytes are equal, whatever the order of
+their names, the whitespace, or the notation of a number or a character.
 
-There is one deviation from the RFC, and it is on purpose. The RFC reads every number
-as a double, so that 9223372036854775807 and 9223372036854775806 become one text, and
-two events would become one. Here a Python integer of any size is written digit by
-digit, and a decimal that a double would round (an `ExactFloat`) with its own digits and
-exponent. A float is written as ECMAScript writes it, so 1, 1.0 and 1e0 agree.
+There is one intended deviation from the RFC. The RFC reads every number as a double, so
+9223372036854775807 and 9223372036854775806 get the same text, and two events would become
+one. Here a Python integer of any size is written digit by digit, and a decimal that a double
+would round (an `ExactFloat`) with its own digits and exponent. A float is written as
+ECMAScript writes it, so 1, 1.0 and 1e0 are equal.
 """
 
 import math
@@ -24,7 +24,7 @@ from oncebridge.events.exact_float import ExactFloat, lay_out, read_decimal, sig
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 decode_canonical = msgspec.json.Decoder(float_hook=read_decimal).decode
-"""Read a text that `canonical` wrote, with its numbers as exact as they were."""
+"""Return the value of a text that `canonical` wrote, with exact numbers."""
 
 _EXACT_BELOW = 2.0**53
 """The first double whose neighbours are not all integers; from here on digits are lost."""
@@ -41,16 +41,16 @@ _REST_OF_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+"')
 
 def canonical(value: Any) -> bytes:
     """
-    Write a parsed JSON *value* in its one canonical form.
+    Return the canonical form of a parsed JSON *value*.
 
-    Raises `EventError` for what JSON cannot say: NaN and infinities, lone surrogates,
+    Raise `EventError` for values outside of JSON: NaN and infinities, lone surrogates,
     names that are not strings, and objects of other types.
     """
     try:
         return canonical_plain(value) if _is_plain(value) else _write(value).encode()
     except UnicodeEncodeError:
         # the cause would quote the text
-        raise EventError("lone-surrogate", "a string holds half a surrogate pair") from None
+        raise EventError("lone-surrogate", "a string has half a surrogate pair") from None
     except RecursionError:
         raise EventError("too-deep", "the value is nested too deeply to be written") from None
     except ValueError:
@@ -59,9 +59,9 @@ def canonical(value: Any) -> bytes:
 
 def canonical_plain(value: Any) -> bytes:
     """
-    Write a *value* whose floats are all known to be plain (see `plain_number`).
+    Return the canonical form of a *value* whose floats are all plain (see `plain_number`).
 
-    This is the fast half of `canonical`: it spares the walk through the value.
+    This is the fast path of `canonical`: it does not have to walk through the value.
     """
     text = _encode(value)
     return text if text.isascii() else _with_names_in_order(text, value)
@@ -78,10 +78,10 @@ def _with_names_in_order(text: bytes, value: Any) -> bytes:
 
 def plain_number(value: float) -> int | float | None:
     """
-    Return the number to keep for a float: one that is written alike everywhere.
+    Return *value* as a number that msgspec and ECMAScript write in the same way.
 
-    A whole number becomes an integer, a fraction stays. None stands for the few that
-    msgspec and ECMAScript write differently, and for what is not finite.
+    A whole number becomes an integer, a fraction stays a float. Return None for the few that
+    they write differently, and for a number that is not finite.
     """
     if value.is_integer():
         return int(value) if -_EXACT_BELOW < value < _EXACT_BELOW else None
@@ -89,7 +89,7 @@ def plain_number(value: float) -> int | float | None:
 
 
 def number_text(value: float) -> str:
-    """Write a float as ECMAScript's ``Number::toString`` does."""
+    """Return the text that ECMAScript's ``Number::toString`` makes of a float."""
     if not math.isfinite(value):
         raise EventError("not-finite", "a number is not finite")
     if value == 0:
@@ -99,7 +99,7 @@ def number_text(value: float) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Say whether msgspec would write every number as we want it, and knows every type."""
+    """Return True if msgspec writes every number canonically, and supports every type."""
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return True
@@ -111,7 +111,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _has_astral_name(text: bytes) -> bool:
-    """Look for a name with a character from U+10000 up; in other strings they are common."""
+    """Return True if a name has a character from U+10000 up; in other strings they are common."""
     for first in _ASTRAL:
         at = text.find(first)
         while at >= 0:
@@ -123,7 +123,7 @@ def _has_astral_name(text: bytes) -> bool:
 
 
 def _end_of_string(text: bytes, at: int) -> int:
-    """Find what follows the string that *at* is in."""
+    """Return the index after the string that *at* is in."""
     end = text.find(b'"', at) + 1
     if text[end - 2] != _BACKSLASH:
         return end
@@ -133,7 +133,7 @@ def _end_of_string(text: bytes, at: int) -> int:
 
 
 def _write(value: Any) -> str:
-    """Write exactly, in plain Python: for the values msgspec writes in another way."""
+    """Return the canonical text, in plain Python: for values that msgspec writes differently."""
     kind = type(value)
     if kind is float:
         return number_text(value)

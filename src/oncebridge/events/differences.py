@@ -1,8 +1,8 @@
 """
-Where two JSON values differ: as paths, which say nothing of what stands there, or as changes.
+The differences between two JSON values: as paths without values, or as changes with values.
 
-Values may be personal data. So whoever wants to see them has to say so, but for the fields that
-EventBridge gives an envelope: they tell how an event came, and not whom it is about.
+Values may be personal data, so they are included only on request. The fields of an EventBridge
+envelope are always included: they describe the transport of an event, not its subject.
 """
 
 import json
@@ -18,44 +18,44 @@ _ENVELOPE: Final = frozenset(
 )
 
 
-class Change(Struct, frozen=True, omit_defaults=True):
-    """One place in which two events differ."""
+class FieldChange(Struct, frozen=True, omit_defaults=True):
+    """One field in which two events differ."""
 
     path: str
     was: Any = UNSET
-    """Unset where it was not there, and where it is not shown."""
+    """Unset if the field was missing, or is not shown."""
     is_: Any = UNSET
     shown: bool = True
-    """The values are told, not only the place."""
+    """True if the values are included, not only the path."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return path and values; a value is left out where there is none."""
-        told: dict[str, Any] = {"path": self.path}
+        """Return the path and the values; a missing value is left out."""
+        result: dict[str, Any] = {"path": self.path}
         if self.shown:
             pairs = (("was", self.was), ("is", self.is_))
-            told |= {name: value for name, value in pairs if value is not UNSET}
-        return told
+            result |= {name: value for name, value in pairs if value is not UNSET}
+        return result
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
     """
-    List the paths under which *one* and *other* differ, in the order in which they stand.
+    Return the paths at which *one* and *other* differ, in the order of their fields.
 
-    What only one of them has is named once, however much it holds.
+    A field that only one of them has is returned once, without the paths inside it.
     """
     return [at for at, _, _ in _differing(one, other, path)]
 
 
-def changes(one: Any, other: Any, *, values: bool = False) -> list[Change]:
-    """List how the event *other* differs from *one*; all that it says is told with *values* only."""
+def changes(one: Any, other: Any, *, values: bool = False) -> list[FieldChange]:
+    """Return how the event *other* differs from *one*; with *values*, include all values."""
     return [
-        Change(at, was, is_) if values or at in _ENVELOPE else Change(at, shown=False)
+        FieldChange(at, was, is_) if values or at in _ENVELOPE else FieldChange(at, shown=False)
         for at, was, is_ in _differing(one, other, "")
     ]
 
 
 def _differing(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    # A list of what is left to compare, for values nested more deeply than Python calls.
+    # A list instead of recursion, for values nested more deeply than Python's stack allows.
     left = [(path, one, other)]
     while left:
         at, first, second = left.pop()

@@ -1,11 +1,11 @@
 """
-What an event may be wrapped in on its way, and how to get it out.
+Unwrap events from the envelopes of queues, topics, streams and failed functions.
 
-A queue, a topic, a stream, a failed function: each puts an envelope of its own around the
-event, and they stand in each other in any order. The event's bytes are given as they stood
-in the innermost one, so that it has the same key whichever way it came.
+Each service puts an envelope of its own around the event, nested in any order. The event's
+bytes are returned as they are in the innermost one, so that an event has the same key
+whichever way it arrived.
 
-| wrapping                       | known by                                  | what is taken out   |
+| envelope                       | recognised by                             | content             |
 | ------------------------------ | ----------------------------------------- | ------------------- |
 | SNS notification               | its `Type`, `TopicArn` or `MessageId`     | `Message`           |
 | Lambda's record of one         | `aws:sns`                                 | `Message` in `Sns`  |
@@ -16,14 +16,14 @@ in the innermost one, so that it has the same key whichever way it came.
 | destination of a function      | `requestContext`                          | `requestPayload`    |
 | the same of a stream, in S3    | `KinesisBatchInfo`                        | `payload`           |
 | Custom Event Bus with metadata | `SystemMetadata`                          | `Data`              |
-| `Records`, `Messages`          | one of these, or an event, is among them  | each element        |
-| an array                       | it can be no event                        | each element        |
+| `Records`, `Messages`          | one element is one of these, or an event  | each element        |
+| an array                       | an array cannot be an event               | each element        |
 
-A Genesys detail (a target with `InputPath: $.detail`) is taken as it is. What is an event is
-never looked into, so most records cost no more than reading them. Neither is what only looks
-like a wrapping: it may be somebody's event, and what stood beside the piece taken out would
-be lost. What only tells about events (the failure record of a stream, or of a Custom Event
-Bus) says so. Nothing is raised, whatever the bytes.
+A Genesys detail (a target with `InputPath: $.detail`) is read as an event. An event is never
+searched for envelopes, so most records cost no more than reading them. An object that only
+resembles an envelope is not unwrapped either: it may be an event, and its other fields would
+be lost. A failure record that does not contain the events (of a stream, or of a Custom Event
+Bus) becomes an `Unreadable` that says so. Nothing is raised, whatever the bytes.
 """
 
 import binascii
@@ -35,55 +35,55 @@ from msgspec import Raw
 
 from oncebridge.events.event import Event, Unreadable
 
-_DEEPEST: Final = 8
+_MAX_LAYERS: Final = 8
 _MOST_BYTES: Final = 16 << 20  # a Kinesis record may have 10 MiB
-_MOST_HELD: Final = 10_000  # the largest batch of any trigger
+_MAX_RECORDS: Final = 10_000  # the largest batch of any trigger
 
 _ABOUT_A_STREAM: Final = (
-    "this tells of records that a function failed on, and does not hold them: they have to be "
-    "read from the stream again, while it keeps them"
+    "this is a failure record of a stream, and does not contain the failed records; read them "
+    "from the stream again before it deletes them"
 )
 _ABOUT_A_BUS: Final = (
-    "this tells of events that a Custom Event Bus could not deliver, and does not hold them: "
-    "they have to be sent by the bus again, while it keeps them"
+    "this is a failure record of a Custom Event Bus, and does not contain the events; send them "
+    "from the bus again before it deletes them"
 )
 
 
-class Read(Protocol):
-    """Read one event; with *bare*, the whole text may be its detail, whatever the settings say."""
+class EventReader(Protocol):
+    """Reads one event; with *bare*, the whole text may be its detail, whatever the settings."""
 
     def __call__(self, raw: bytes, /, *, bare: bool | None = None) -> Event | Unreadable: ...
 
 
-def unwrap(raw: bytes, read: Read) -> tuple[Event | Unreadable, ...]:
-    """Return the events that *raw* holds, however they are wrapped; what holds none as it is."""
+def unwrap(raw: bytes, read: EventReader) -> tuple[Event | Unreadable, ...]:
+    """Return the events in *raw*, unwrapped; *raw* itself, as it was read, if it has no envelope."""
     found = read(raw)
     if isinstance(found, Event) and not found.bare:
         return (found,)
     if len(raw) > _MOST_BYTES:
         return (found,)
     try:
-        return tuple(_Opening(read).open(raw, found, _DEEPEST))
+        return tuple(_Unwrapper(read).open(raw, found, _MAX_LAYERS))
     except _TooMany:
-        return (Unreadable(raw, "too-large", f"it holds more than {_MOST_HELD} records"),)
+        return (Unreadable(raw, "too-large", f"it holds more than {_MAX_RECORDS} records"),)
 
 
 class _TooMany(Exception):
-    """There is no end to what is in there."""
+    """There are more than `_MAX_RECORDS` records in one."""
 
 
-class _Opening:
-    """Opens what is in one record, and counts it."""
+class _Unwrapper:
+    """Unwraps one record, and counts the events in it."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: EventReader) -> None:
         self._read = read
-        self._left = _MOST_HELD
+        self._left = _MAX_RECORDS
 
     def open(
         self, raw: bytes, found: Event | Unreadable, layers: int
     ) -> Sequence[Event | Unreadable]:
-        """Open *raw*, which on its own was *found* to be no event, or a bare one at best."""
-        held = _held(raw)
+        """Unwrap *raw*, which was read as *found*: not an event, or a bare one."""
+        held = _contents_of(raw)
         if held is None:
             return [found]
         if isinstance(held, _Bare):
@@ -91,13 +91,13 @@ class _Opening:
         if isinstance(held, Unreadable):
             return [held]
         if not layers:
-            return [Unreadable(raw, "too-deep", f"it is wrapped more than {_DEEPEST} times")]
+            return [Unreadable(raw, "too-deep", f"it is wrapped more than {_MAX_LAYERS} times")]
         self._left -= len(held)
         if self._left < 0:
             raise _TooMany
-        return [event for inner in held for event in self._look_into(inner, layers - 1)]
+        return [event for inner in held for event in self._unwrap_inner(inner, layers - 1)]
 
-    def _look_into(self, raw: bytes, layers: int) -> Sequence[Event | Unreadable]:
+    def _unwrap_inner(self, raw: bytes, layers: int) -> Sequence[Event | Unreadable]:
         found = self._read(raw)
         if isinstance(found, Event) and not found.bare:
             return [found]
@@ -110,11 +110,11 @@ class _Bare:
 
 _BARE: Final = _Bare()
 _Members = Mapping[str, Raw]
-_Held = Sequence[bytes] | Unreadable | _Bare | None
-"""What stands in a wrapping; None: it is no wrapping that we know."""
+_Contents = Sequence[bytes] | Unreadable | _Bare | None
+"""The content of an envelope; None if it is not a known envelope."""
 
 
-def _held(raw: bytes) -> _Held:
+def _contents_of(raw: bytes) -> _Contents:
     members = _members(raw)
     if members is None:
         return _array(raw)
@@ -129,8 +129,8 @@ def _is_bare(members: _Members) -> bool:
     return "topicName" in members and "eventBody" in members
 
 
-def _of_function(raw: bytes, members: _Members) -> _Held:
-    """Open what a function, or a bus that calls one, leaves behind."""
+def _of_function(raw: bytes, members: _Members) -> _Contents:
+    """Return the content of a failure record of a function or a bus."""
     if {"requestPayload", "requestContext"} <= members.keys():
         return _value(members["requestPayload"])
     if "KinesisBatchInfo" in members or "DDBStreamBatchInfo" in members:
@@ -141,7 +141,7 @@ def _of_function(raw: bytes, members: _Members) -> _Held:
     return None
 
 
-def _of_batch(members: _Members) -> _Held:
+def _of_batch(members: _Members) -> _Contents:
     for name in ("Records", "Messages"):
         elements = _array(bytes(members[name])) if name in members else None
         if elements is not None and any(map(_is_known, elements)):
@@ -150,7 +150,7 @@ def _of_batch(members: _Members) -> _Held:
 
 
 def _is_known(element: bytes) -> bool:
-    """Tell an event or a record, beyond doubt: an event may have lists of its own."""
+    """Return True if this is certainly an event or a record: an event may have such lists too."""
     members = _members(element)
     return members is not None and (
         {"detail", "detail-type"} <= members.keys()
@@ -163,7 +163,7 @@ def _is_known(element: bytes) -> bool:
 
 
 def _of_record(members: _Members) -> Sequence[bytes] | None:
-    """Open one record of a topic, a queue, a stream or a bus."""
+    """Return the content of a record of a topic, a queue, a stream or a bus."""
     source = _source(members)
     if source == "aws:sns":
         return _string_in(_inner(members, "Sns"), "Message")
@@ -177,7 +177,7 @@ def _of_record(members: _Members) -> Sequence[bytes] | None:
 
 
 def _source(members: _Members) -> str | None:
-    """Return what Lambda or Pipes says where a record is from."""
+    """Return the source of a record, as Lambda or Pipes names it."""
     for name in ("eventSource", "EventSource"):
         if name in members:
             return _text(members[name]) or ""
@@ -215,7 +215,7 @@ _API_RECORD: Final = frozenset(
 
 
 def _of_stream(members: _Members) -> Sequence[bytes] | None:
-    # Nothing here is named after Kinesis, so one member more makes it something else.
+    # No name is specific to Kinesis, so an object with any other member is not a record.
     has = members.keys()
     marks = has & {"sequenceNumber", "partitionKey", "SequenceNumber", "PartitionKey"}
     if not marks or any(_text(members[mark]) is None for mark in marks):
@@ -237,20 +237,20 @@ def _of_bus(members: _Members) -> Sequence[bytes] | None:
 
 
 def _members(raw: bytes) -> dict[str, Raw] | None:
-    """Take an object apart, with each value as it stands there; None where it can't be done."""
+    """Return the members of an object with their bytes; None if it cannot be split safely."""
     try:
         members = _decode_object(raw)
         again = _encode(members)
     except (ValueError, RecursionError):
         return None
-    # Of two members with one name, the first would be lost without a word. Each has a colon of
-    # its own, and values are encoded as they were.
+    # Of two members with the same name, the first would be lost silently. Each member has a
+    # colon, and values keep their bytes, so the number of colons shows a loss.
     is_whole = raw.count(b":") == again.count(b":") and not any(":" in name for name in members)
     return members if is_whole else None
 
 
 def _array(raw: bytes) -> Sequence[bytes] | None:
-    """Take an array apart; one of nothing but plain values is none."""
+    """Return the elements of an array; None if all of them are plain values."""
     try:
         elements = [bytes(element) for element in _decode_array(raw)]
     except (ValueError, RecursionError):
@@ -267,7 +267,7 @@ def _inner(members: _Members, name: str) -> _Members:
 
 
 def _value(value: Raw) -> Sequence[bytes] | None:
-    """Take what is embedded, or sent along as a string."""
+    """Return an embedded value, or one that is embedded as a string."""
     raw = bytes(value)
     if raw.startswith((b"{", b"[")):
         return [raw]

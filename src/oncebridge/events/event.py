@@ -1,14 +1,14 @@
 """
-From the bytes that arrived to an event that never changes.
+Parse the received bytes into an immutable event.
 
-The bytes are read once and kept, because they are what a sink passes on. What cannot be
-told apart safely is refused here, with one word for the reason, so that the rest of the
-product meets no surprise: no name twice, no number that was rounded, no half character.
+The bytes are parsed once and kept, because a sink delivers them unchanged. Input that cannot
+be compared safely is refused here, with a code for the reason: duplicate names, numbers that
+would be rounded, half of a surrogate pair.
 
-Most events take a short way. They are decoded, encoded again, and the two texts are
-compared by length: encoding never makes a text longer than it was received, so an equal
-length proves that nothing was dropped, and the encoding is the canonical form that a key
-needs anyway. Anything unusual takes an exact and slower way, with the same answers.
+Most events take a fast path. They are decoded, encoded again, and the two texts are compared
+by length: encoding never makes a text longer than it was received, so an equal length proves
+that nothing was dropped, and the encoding is the canonical form that a key needs anyway. All
+other events take an exact and slower path, with the same results.
 """
 
 import json
@@ -24,21 +24,21 @@ from oncebridge.base.options import Doc, Size
 from oncebridge.errors import EventError
 from oncebridge.events.canonical import canonical, canonical_plain, plain_number
 from oncebridge.events.exact_float import SURE, counts_as_double, holds_exact_float, read_decimal
-from oncebridge.events.trace_context import Carried
+from oncebridge.events.trace_context import BytesWithContext
 
 REASONS: Final[Mapping[str, str]] = {
     "not-json": "the bytes are not JSON in UTF-8",
     "not-an-object": "the JSON is not an object",
-    "no-detail": "there is no detail object, nor a string that holds one",
+    "no-detail": "there is no detail object, and no string that contains one",
     "duplicate-name": "an object has the same name twice, so it can be read in two ways",
     "not-finite": "a number is NaN, infinite or beyond the range of a double",
-    "lone-surrogate": "a string holds half a surrogate pair, which UTF-8 cannot carry",
+    "lone-surrogate": "a string has half a surrogate pair, which UTF-8 cannot encode",
     "too-deep": "the event is nested more deeply than the limit",
     "too-large": "the event is larger than the limit",
-    "too-many-values": "the event holds more values than the limit",
-    "number-too-long": "a number has more digits than are read",
+    "too-many-values": "the event has more values than the limit",
+    "number-too-long": "a number has more digits than the limit",
 }
-"""Why an event is refused: the word for counting, and the sentence for people."""
+"""Why an event is refused: the code for counting, and the message."""
 
 _Object = dict[str, Any]
 
@@ -47,9 +47,9 @@ _BACKSLASH, _BRACE, _BRACKET, _COLON = b"\\{[:"
 _GZIP: Final = b"\x1f\x8b"
 
 _LARGE: Final = 32 * 1024
-"""What is not larger is read within a few milliseconds, whatever it is."""
+"""Up to this size, any input is read within a few milliseconds."""
 _EXACT_COST: Final = 4
-"""How many times as long the exact way takes for a value, compared to the short way at its worst."""
+"""How much slower the exact path is per value than the worst case of the fast path."""
 _DIGITS: Final = bytes.maketrans(b"0123456789", b"0" * 10)
 _LONG_NUMBER: Final = b"0" * 1001
 """The time for an integer grows with the square of its digits."""
@@ -57,12 +57,12 @@ _LONG_NUMBER: Final = b"0" * 1001
 
 class Limits(Struct, frozen=True):
     """
-    How large an event may be.
+    The maximum size of an event.
 
-    *max_bytes* counts the bytes as received; EventBridge sends at most 1 MiB, SQS the
-    same. *max_depth* counts the envelope as one level. *max_values* counts objects, arrays
-    and what they hold; an empty one counts twice. They bound the time that reading takes,
-    whatever the bytes are.
+    *max_bytes* counts the bytes as received; EventBridge and SQS send at most 1 MiB.
+    *max_depth* counts the envelope as one level. *max_values* counts objects, arrays and
+    their values; an empty one counts twice. These limits bound the time for reading any
+    input.
     """
 
     max_bytes: Annotated[Size, Doc("The largest event that is read.", example="2MiB")] = Size(
@@ -72,18 +72,18 @@ class Limits(Struct, frozen=True):
         int, Doc("How many levels an event may be nested.", "100", at_least=2, at_most=1000)
     ] = 100
     max_values: Annotated[
-        int, Doc("How many values an event may hold.", "150000", at_least=100)
+        int, Doc("How many values an event may have.", "150000", at_least=100)
     ] = 150_000
 
 
 class Unreadable(Struct, frozen=True):
-    """A record that is no event: its bytes, the reason (see `REASONS`) and the message."""
+    """A record that is not an event: its bytes, the reason (see `REASONS`) and the message."""
 
     raw: bytes
     reason: str
     message: str
     context: str = ""
-    """As an event's."""
+    """See `Event.context`."""
 
 
 class _Envelope(
@@ -94,10 +94,10 @@ class _Envelope(
     rename={"detail_type": "detail-type", "replay_name": "replay-name"},
 ):
     """
-    The envelope as EventBridge writes it; any other takes the exact way.
+    The envelope as EventBridge writes it; any other takes the exact path.
 
-    A default is left out when it is encoded again, so an envelope that spells one out
-    (``"id": null``) does not reach its own length, and takes the exact way too.
+    Defaults are left out when it is encoded again, so an envelope that contains one
+    (``"id": null``) gets another length, and takes the exact path too.
     """
 
     version: str | None = None
@@ -114,16 +114,15 @@ class _Envelope(
 
 class Event(Struct, frozen=True, eq=False, gc=False):
     """
-    One event, parsed once and never changed.
+    One event, parsed once and immutable.
 
-    *raw* is what was received, byte for byte. *detail* and `envelope` are parsed, and
-    read-only by convention; in them a whole number is an integer, also when it was
-    spelt ``1.0``, and a decimal that a double would round is an `ExactFloat`: a float that
-    compares by its exact value. *id*, *time*, *account*, *region* and *replay_name* are None, *source*
-    and *detail_type* are empty, and *resources* has no items, where the envelope has no
-    such field or has something other than a string (a list of strings) there: an id of
-    ``7`` or ``null`` is no id. `envelope` still shows what stood there.
-    *bare* says that there was no envelope and the whole text is the detail.
+    *raw* has the received bytes. *detail* and `envelope` are parsed, and read-only by
+    convention; in them a whole number is an integer, also if it was written ``1.0``, and a
+    decimal that a double would round is an `ExactFloat`: a float that compares by its exact
+    value. *id*, *time*, *account*, *region* and *replay_name* are None, *source* and
+    *detail_type* are empty, and *resources* has no items, if the envelope has no such field
+    or another type there: an id of ``7`` or ``null`` is not an id. `envelope` still has the
+    original value. *bare* is True if there was no envelope and the whole text is the detail.
 
     *kept* is the canonical detail without the names in *apart* (see `parse`).
     Two events are never equal, even when they arrived with the same bytes.
@@ -146,7 +145,7 @@ class Event(Struct, frozen=True, eq=False, gc=False):
     _envelope: _Envelope | _Object
     _canonical: bytes | None = None
     context: str = ""
-    """The `traceparent` that came beside the bytes, where events are traced."""
+    """The `traceparent` that arrived with the bytes, if tracing is on."""
 
     @property
     def canonical(self) -> bytes:
@@ -171,7 +170,7 @@ class Event(Struct, frozen=True, eq=False, gc=False):
         return top
 
     def __repr__(self) -> str:
-        # a detail may hold personal data, and a repr ends up in logs
+        # A detail may have personal data, and a repr may be logged.
         return f"<Event of {len(self.raw)} bytes>"
 
 
@@ -181,10 +180,10 @@ _DEFAULT_LIMITS: Final = Limits()
 
 _DETAIL: Final = b'"detail":'
 _SEAM: Final = len(_DETAIL + b",")
-"""How much longer an event without a blank is than its detail and the rest on their own."""
+"""How much longer an event without whitespace is than its detail and the rest separately."""
 
 _SEAM_ASIDE: Final = len(b",") - len(b"{}")
-"""The same where some of the detail stayed with the rest, and its name with it."""
+"""The same if members of the detail stayed with the rest, and so did its name."""
 
 
 def parse(
@@ -195,11 +194,11 @@ def parse(
     apart: tuple[str, ...] = (),
 ) -> Event:
     """
-    Read one event, or raise `EventError` with the reason.
+    Return the event in *raw*, or raise `EventError` with the reason.
 
-    With *bare*, an object without a ``detail`` member is taken as the detail itself.
-    *apart* names members of the detail which the key is going to ignore (give it
-    `ContentKey.apart`). It changes no answer; it spares that key a second encoding.
+    With *bare*, an object without a ``detail`` member is treated as the detail itself.
+    *apart* has the members of the detail that the key will ignore (`ContentKey.apart`). It
+    does not change the result; it saves that key a second encoding.
     """
     if len(raw) > limits.max_bytes:
         raise EventError("too-large", f"{len(raw)} bytes, and the limit is {limits.max_bytes}")
@@ -251,7 +250,7 @@ def parse_all(
     bare: bool = False,
     apart: tuple[str, ...] = (),
 ) -> list[Event | Unreadable]:
-    """Read a batch: one answer per record, in order, and no record spoils another's."""
+    """Return one event or `Unreadable` per record, in order; a bad record affects no other."""
     return [read(raw, limits=limits, bare=bare, apart=apart) for raw in raws]
 
 
@@ -262,10 +261,10 @@ def read(
     bare: bool = False,
     apart: tuple[str, ...] = (),
 ) -> Event | Unreadable:
-    """Read one event; what is none is a value too, with the reason."""
-    if type(raw) is Carried:
+    """Return the event in *raw*, or an `Unreadable` with the reason."""
+    if type(raw) is BytesWithContext:
         found = read(raw.raw, limits=limits, bare=bare, apart=apart)
-        carry(found, raw.context)
+        set_context(found, raw.context)
         return found
     try:
         return parse(raw, limits=limits, bare=bare, apart=apart)
@@ -273,8 +272,8 @@ def read(
         return Unreadable(raw, error.reason, str(error))
 
 
-def carry(arrival: Event | Unreadable, context: str) -> None:
-    """Note the *context* that came beside what was just read."""
+def set_context(arrival: Event | Unreadable, context: str) -> None:
+    """Set the trace *context* of a record that was just read."""
     force_setattr(arrival, "context", context)
 
 
@@ -286,17 +285,17 @@ def from_object(
     apart: tuple[str, ...] = (),
 ) -> Event:
     """
-    Make an event for a caller that only has the parsed object, such as a Lambda.
+    Return an event for a caller that only has the parsed object, such as a Lambda function.
 
-    The bytes as they were received are gone; *raw* becomes a compact encoding, and a
-    number counts as the double that the caller's parser made of it.
+    The received bytes are not known; *raw* becomes a compact encoding, and a number has the
+    value that the caller's parser gave it.
     """
     whole = dict(mapping)
     try:
         if holds_exact_float(whole):
             raw = canonical(whole)
         else:
-            # NaN is let through here, so that `parse` refuses it like any other
+            # NaN is allowed here; `parse` refuses it.
             raw = json.dumps(
                 whole, ensure_ascii=False, check_circular=False, separators=(",", ":")
             ).encode()
@@ -315,8 +314,8 @@ def _read_plain_float(text: str) -> int | float:
     # Much faster than float(). It is exact for a short text, and a longer one is checked below.
     double = _decode_float(text)
     number = plain_number(double)
-    # The comparison of lengths in `parse` needs that nothing grows, as 1e5 would.
-    # Without an exponent nothing can: the digits written are the fewest that will do.
+    # The comparison of lengths in `parse` requires that no number becomes longer, as 1e5 would.
+    # Without an exponent none can: the fewest possible digits are written.
     if number is None or (
         ("e" in text or "E" in text) and (not number or len(repr(number)) > len(text))
     ):
@@ -335,27 +334,27 @@ _encode = msgspec.json.Encoder(enc_hook=float).encode  # the hook is for an Exac
 
 def _same_colons(raw: bytes, again: bytes) -> bool:
     """
-    Prove in spite of blanks and escapes that encoding *again* dropped no member.
+    Return True if encoding *again* dropped no member, whatever the whitespace and escapes.
 
-    Each member has a colon of its own, and a string keeps the colons it had, unless
-    one was spelt as an escape.
+    Each member has a colon of its own, and a string keeps its colons, unless one was
+    written as an escape.
     """
     if _BACKSLASH in raw and b"\\u003" in raw:
         return False
-    # There are no fewer. To look for one more takes half the time of counting them.
+    # There are never fewer. Searching for one more takes half the time of counting them.
     return _COLON not in raw.replace(b":", b";", again.count(b":"))
 
 
 def _may_be_deep(text: bytes, limit: int) -> bool:
-    """Return whether *text* has enough brackets to be nested more deeply than *limit*."""
-    # Most have a few. To look for one too many takes half the time of counting them.
+    """Return True if *text* has enough brackets to be nested more deeply than *limit*."""
+    # Searching for one too many takes half the time of counting them.
     flat = text.replace(b"{", b"[", limit)
     return _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", limit)
 
 
 def _check_cost(text: bytes, most_values: int) -> None:
-    """Refuse what would take too long to read, before anything is read."""
-    if not _excess(text, most_values):  # with what is in strings: there is no more
+    """Raise `EventError` for input that would take too long to read, before it is parsed."""
+    if not _excess(text, most_values):  # counted with the strings, so there are no more
         return
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     # A string is a value or its name, so there are at most two for each value.
@@ -377,7 +376,7 @@ def _excess(text: bytes, most_values: int) -> str:
 
 
 def _count_values(text: bytes) -> int:
-    """Count what begins with a comma or a bracket; outside of strings, every value but one."""
+    """Return the number of commas and opening brackets plus one: the values outside of strings."""
     return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
@@ -396,7 +395,7 @@ def _check_depth(value: Any, limit: int) -> None:
 
 
 def _parse_unusual(raw: bytes, limits: Limits, *, bare: bool, apart: tuple[str, ...]) -> Event:
-    """Read whatever the short way leaves: other fields, other types, faults."""
+    """Return an event that the fast path cannot read: other fields, other types, errors."""
     top, plain = _read(raw, limits)
     if type(top) is not dict:
         _refuse("not-an-object")
@@ -429,14 +428,14 @@ def _parse_unusual(raw: bytes, limits: Limits, *, bare: bool, apart: tuple[str, 
 
 
 def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
-    """Read any JSON; the second answer says whether its floats are known to be plain."""
+    """Return the value of any JSON, and True if all its floats are known to be plain."""
     try:
         value = _decode_any(raw)
         again = _encode(value)
     except ValueError:
         is_whole = False
     except RecursionError:
-        if len(raw) > _LARGE:  # the exact way would take too long to find out the same
+        if len(raw) > _LARGE:  # the exact path would take too long for the same result
             _refuse("too-deep")
         is_whole = False
     else:
@@ -449,7 +448,7 @@ def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
 
 
 def _read_inner(text: str, limits: Limits) -> tuple[Any, bool]:
-    """Read a detail that was sent as a string of JSON."""
+    """Return the value of a detail that was sent as a string of JSON."""
     inner = text.encode()
     if len(inner) > _LARGE or len(inner) > limits.max_values:
         _check_cost(inner, limits.max_values)
@@ -462,7 +461,7 @@ def _read_inner(text: str, limits: Limits) -> tuple[Any, bool]:
 
 
 def _read_exactly(raw: bytes, limits: Limits) -> Any:
-    """Read any JSON member by member, and give the reason if it cannot be taken."""
+    """Return the value of any JSON, read exactly; raise `EventError` with the reason."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -470,13 +469,13 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
             raise EventError(
                 "not-json",
                 "the bytes are gzip that was not unpacked: sent without Content-Encoding, damaged, "
-                "of too many members, or packed too tightly",
+                "with too many members, or compressed too much",
             ) from None
         _refuse("lone-surrogate" if _is_surrogate(raw, error.start) else "not-json")
     if len(raw) > _LARGE:
         _check_cost(raw, limits.max_values // _EXACT_COST)
     if text.startswith("\ufeff"):
-        raise EventError("not-json", "the text begins with a byte order mark; send it without")
+        raise EventError("not-json", "the text begins with a byte order mark; remove it")
     try:
         value = _exact_decoder.decode(text)
     except json.JSONDecodeError as error:
@@ -493,11 +492,11 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
 
 
 def _is_surrogate(raw: bytes, start: int) -> bool:
-    """Recognise a surrogate that was encoded on its own, as CESU-8 does."""
+    """Return True if a surrogate was encoded on its own, as CESU-8 does."""
     return raw[start] == 0xED and raw[start + 1 : start + 2] >= b"\xa0"
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> _Object:
+def _unique_members(pairs: list[tuple[str, Any]]) -> _Object:
     members = dict(pairs)
     if len(members) != len(pairs):
         _refuse("duplicate-name")
@@ -527,12 +526,12 @@ def _read_constant(_text: str) -> NoReturn:
 
 
 def _refuse(reason: str) -> NoReturn:
-    # nothing of the payload may be quoted, so the error that led here is not kept either
+    # The cause is dropped, because it may quote the payload.
     raise EventError(reason, REASONS[reason]) from None
 
 
 _exact_decoder = json.JSONDecoder(
-    object_pairs_hook=_without_repeats,
+    object_pairs_hook=_unique_members,
     parse_float=_read_float,
     parse_int=_read_int,
     parse_constant=_read_constant,

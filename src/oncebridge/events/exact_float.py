@@ -4,10 +4,10 @@ Decimal numbers that a double would round.
 JSON does not limit the digits of a number, and a double holds about 17 of them. Rounding
 would make 1.000000000000000001 and 1.000000000000000002 one value, and two events one.
 
-A number counts as the double that it names if that double, written with as many significant
+A number is treated as its nearest double if that double, written with as many significant
 digits, has the same digits. So 0.1, 0.10000000000000001 and 0.10000000000000000555 are one
-number, because serialisers write one double in all of these ways. Any other number counts by
-its exact decimal value, as an integer or as an `ExactFloat`.
+number, because serialisers write one double in all of these ways. Any other number has its
+exact decimal value, as an integer or as an `ExactFloat`.
 """
 
 import math
@@ -84,7 +84,7 @@ class ExactFloat(float):
 
     def _compare(self, compare: Callable[[Decimal, Decimal], bool], other: object) -> bool:
         if isinstance(other, float):
-            # A double counts as the digits that are written for it: 0.1 is 0.1.
+            # A double has the value of the digits that are written for it: 0.1 is 0.1.
             exact = Decimal(repr(other))
         elif isinstance(other, int):
             exact = Decimal(other)
@@ -104,10 +104,10 @@ def holds_exact_float(value: object) -> bool:
 
 def read_decimal(text: str) -> int | float:
     """
-    Read a number that is written with a fraction or an exponent.
+    Return a number that is written with a fraction or an exponent.
 
-    Return the double that it counts as (an infinity where it is too large for one), an
-    integer, or an `ExactFloat`. Raise `ValueError` if the exponent is too long.
+    The result is a double (infinite if the number is too large for one), an integer, or an
+    `ExactFloat`. Raise `ValueError` if the exponent is too long.
     """
     double = float(text)
     if len(text) <= SURE and abs(double) >= _LEAST_NORMAL:
@@ -141,9 +141,9 @@ def _are_written(digits: str, point: int, double: float) -> bool:
 
 def significant_digits(text: str) -> tuple[str, int]:
     """
-    Split the text of a number into its digits and the place of the point.
+    Return the digits of a number and the position of its decimal point.
 
-    The size of the number is 0.DIGITS times ten to the power of the place. Zero has no digits.
+    The absolute value is 0.DIGITS times ten to the power of the position. Zero has no digits.
     Underscores and a plus sign are allowed, because TOML has them.
     """
     mantissa, _, exponent = text.replace("_", "").lower().lstrip("+-").partition("e")

@@ -1,18 +1,18 @@
 """
-How one body or one file holds many events, and how to get at the bytes of each.
+Split a body or a file into the records in it, each with its bytes unchanged.
 
-Three shapes are read, of a body (`split`) and of a file of any size (`Records`):
+Three formats are read, from a body (`split_body`) and from a file of any size
+(`RecordReader`):
 
     lines      NDJSON: one event on each line
-    array      one JSON array, however it is laid out
-    values     one event, or several after each other, laid out over lines or not at all
+    array      one JSON array, in any layout
+    values     one event, or several after each other, on one line or on many
 
-Nothing is parsed here beyond finding where a record begins and ends. Its bytes are kept
-as they came, without the blanks around them; whether they are an event is found out
-later, one by one, so that a bad record is refused alone. What is not understood is a
-record too: nothing is left out because it looks wrong.
+A record is not parsed, only its beginning and end are found. Its bytes are kept unchanged,
+without the whitespace around them. Whether they are an event is decided later, so that a bad
+record is refused alone. Text that is not JSON becomes a record too: nothing is left out.
 
-`as_line` goes the other way: it gives the bytes of an event as one line of a file.
+`as_line` returns the bytes of an event as one line of a file.
 """
 
 import re
@@ -33,17 +33,17 @@ from oncebridge.errors import OncebridgeError
 _BLANKS: Final = b" \t\r\n"
 _BOM: Final = b"\xef\xbb\xbf"
 _GZIP: Final = b"\x1f\x8b"
-_MEMBER: Final = b"\x1f\x8b\x08"  # how each begins; in packed data it is rare
+_MEMBER: Final = b"\x1f\x8b\x08"  # the start of a gzip member; rare in compressed data
 _LINE_TYPES: Final = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl"})
 
-_UNZIP_IN: Final = 16 * 1024  # small, as what follows a member in it is copied once per member
+_UNZIP_IN: Final = 16 * 1024  # small, because the data after a member is copied for each member
 _UNZIP_OUT: Final = 256 * 1024
-# Of a body, so that a few bytes cannot cost much time, or much room in the dead letters. JSON of
-# many like events is packed by 10 to 50 to 1; what is small is cheap whatever its ratio.
+# Limits of a body, so that a few bytes cannot cost much time, or much space in the dead letters.
+# JSON of many similar events is compressed 10 to 50 to 1; small bodies are cheap at any ratio.
 _MOST_RATIO: Final = 200
 _ANY_RATIO: Final = 64 * 1024
 _MOST_MEMBERS: Final = 1000
-_CHEAP_COMMAS: Final = 250_000  # at most so many elements are made before they are counted
+_CHEAP_COMMAS: Final = 250_000  # with more, the elements are counted before they are created
 _KEPT: Final = 64 * 1024
 _MOST_BLANKS: Final = 1024 * 1024
 
@@ -53,9 +53,9 @@ _read_any = msgspec.json.Decoder(Raw).decode
 
 class BadGzip(OncebridgeError):
     """
-    The data is not gzip, or not all of it.
+    The data is not gzip, or is damaged.
 
-    *offset* says how many bytes could be unpacked before.
+    *offset* is the number of bytes that could be unpacked before the damage.
     """
 
     def __init__(self, message: str, offset: int) -> None:
@@ -68,35 +68,35 @@ class TooLarge(OncebridgeError):
 
 
 class TooMany(OncebridgeError):
-    """The body holds more records than the limit; it was not taken apart."""
+    """The body has more records than the limit; it was not split."""
 
 
 # --- one body --------------------------------------------------------------------------
 
 
-def split(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> list[bytes]:
+def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> list[bytes]:
     """
-    Take a body apart into records: one event, a JSON array of events, or NDJSON.
+    Return the records of a body: one event, a JSON array of events, or NDJSON.
 
-    It fails only with `TooMany`, if there are more than *most*. A body that is none of the
-    three is one record as it came, and so is an empty one; an array or an NDJSON body
-    without content (announced as NDJSON by its *content_type*) has no records.
+    Raise `TooMany` if there are more than *most*. A body that is none of the three is one
+    record, and so is an empty one; an empty array, and an empty body with the *content_type*
+    of NDJSON, have no records.
     """
-    if is_lines(content_type):
+    if is_ndjson(content_type):
         return _at_most(most, _filled_lines(body))
     start = body.lstrip(_BLANKS)[:1]
     if start == b"[":
         return _elements(body, most)
     if start == b"{" and b"\n" in body:
-        # no JSON has a line that ends with } before one that begins with {
+        # In one JSON object, no line that ends with } is followed by one that begins with {.
         lines = _at_most(most, takewhile(_is_object, _filled_lines(body)))
         if len(lines) > 1 and all(map(_is_object, _filled_lines(body))):
             return lines
     return [body]
 
 
-def is_lines(content_type: str) -> bool:
-    """Return whether a body is announced as NDJSON."""
+def is_ndjson(content_type: str) -> bool:
+    """Return True if *content_type* is one of NDJSON."""
     return content_type.partition(";")[0].strip().lower() in _LINE_TYPES
 
 
@@ -104,19 +104,19 @@ def as_line(raw: bytes) -> bytes:
     """
     Return one JSON text as one line, its line end included.
 
-    Line breaks become blanks: in JSON they stand between tokens only, never in a string.
+    Line breaks become spaces: in JSON they occur only between tokens, never in a string.
     """
     return raw.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
 
 
-def inflate(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
+def gunzip(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
     """
     Unpack a gzip body, also one of several members, to at most *limit* bytes.
 
-    Raises `TooLarge` as soon as there would be more, and `BadGzip` for what is not gzip,
-    is cut short or damaged, or is followed by something else. With *cheap*, `BadGzip` is
-    also raised for what costs far more than its size says: more than 64 KiB packed by more
-    than 200 to 1, or more than 1000 members.
+    Raise `TooLarge` as soon as there would be more, and `BadGzip` if the body is not gzip, is
+    truncated or damaged, or is followed by other data. With *cheap*, also raise `BadGzip` for
+    a body that costs far more than its size: more than 64 KiB compressed by more than 200 to
+    1, or more than 1000 members.
     """
     if cheap and body.count(_MEMBER) > _MOST_MEMBERS:
         raise BadGzip(f"the gzip data has more than {_MOST_MEMBERS} members", 0)
@@ -128,7 +128,7 @@ def inflate(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
             raise TooLarge(f"the body unpacks to more than {limit} bytes")
         unpacked.append(piece)
     if cheap and size > max(_MOST_RATIO * len(body), _ANY_RATIO):
-        raise BadGzip(f"the gzip data is packed by more than {_MOST_RATIO} to 1", size)
+        raise BadGzip(f"the gzip data is compressed by more than {_MOST_RATIO} to 1", size)
     return b"".join(unpacked)
 
 
@@ -136,7 +136,7 @@ _filled = re.compile(rb"[^ \t\r\n][^\n]*+")
 
 
 def _filled_lines(body: bytes) -> Iterator[bytes]:
-    """Find the lines that are not blank, one by one, without the blanks around them."""
+    """Yield the lines that are not blank, without the whitespace around them."""
     for found in _filled.finditer(body):
         yield found[0].rstrip(_BLANKS)
 
@@ -146,7 +146,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _too_many(most: int) -> TooMany:
-    return TooMany(f"the body holds more than {most} records")
+    return TooMany(f"the body has more than {most} records")
 
 
 def _at_most(most: int, records: Iterable[bytes]) -> list[bytes]:
@@ -159,7 +159,7 @@ def _at_most(most: int, records: Iterable[bytes]) -> list[bytes]:
 
 
 def _elements(body: bytes, most: int) -> list[bytes]:
-    """Take an array apart; what is not JSON is one record."""
+    """Return the elements of an array; a body that is not JSON is one record."""
     try:
         if body.count(b",") > _CHEAP_COMMAS:
             _read_any(body)
@@ -173,8 +173,8 @@ def _elements(body: bytes, most: int) -> list[bytes]:
 
 
 def _found_elements(body: bytes) -> Iterator[bytes]:
-    """Find the elements of a JSON array one by one, which is slower than all of them at once."""
-    finder = _Finder(_Shape.ARRAY)
+    """Yield the elements of a JSON array one by one, which is slower than decoding it."""
+    finder = _ValueFinder(_Format.ARRAY)
     at = finder.skip_gap(body, body.index(b"[") + 1)
     while at < len(body):
         finder.begin(body[at])
@@ -187,7 +187,7 @@ def _found_elements(body: bytes) -> Iterator[bytes]:
 
 
 def _unzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Unpack gzip members, all that can be had of them, and then say what is wrong."""
+    """Yield the unpacked data of gzip members; raise `BadGzip` after the last readable byte."""
     offset = 0
     member, is_first, is_between = zlib.decompressobj(wbits=31), True, True
     for packed in pieces:
@@ -206,21 +206,21 @@ def _unzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
                 if out := _unzip_bytewise(before, piece):
                     offset += len(out)
                     yield out
-                raise BadGzip("the gzip data is damaged, or is no gzip data", offset) from None
+                raise BadGzip("the data is not gzip, or is damaged", offset) from None
             offset += len(out)
             if out:
                 yield out
             if member.eof:
                 piece, is_pending, is_between = member.unused_data, False, True
             else:
-                # when as much came as was asked for there may be more, even without more input
+                # A full buffer means that there may be more output, even without more input.
                 piece, is_pending = member.unconsumed_tail, len(out) == _UNZIP_OUT
     if not is_between or is_first:
-        raise BadGzip("the gzip data is cut short", offset)
+        raise BadGzip("the gzip data is truncated", offset)
 
 
 def _unzip_bytewise(member: "zlib._Decompress", piece: bytes) -> bytes:
-    """Unpack what stands before the damage, which a call that fails does not return."""
+    """Return the data before the damage, which a failing call does not return."""
     out = bytearray()
     try:
         for at in range(len(piece)):
@@ -233,46 +233,46 @@ def _unzip_bytewise(member: "zlib._Decompress", piece: bytes) -> bytes:
 # --- files -----------------------------------------------------------------------------
 
 
-class Record(Struct, frozen=True, gc=False):
-    """One record of a file, and where it stands there."""
+class RawRecord(Struct, frozen=True, gc=False):
+    """One record of a file, and its position."""
 
     raw: bytes
     line: int
     """The line it begins on, counted from 1."""
     end: int
-    """The offset just behind it, in what the file unpacks to."""
+    """The offset after it, in the unpacked file."""
     last_line: int
     """The line that *end* is on."""
     too_long: bool = False
-    """*raw* is only the beginning: the record is longer than a record may be."""
+    """*raw* is only the beginning: the record is longer than allowed."""
 
 
-class _Shape(Enum):
+class _Format(Enum):
     LINES = "lines"
     ARRAY = "array"
     VALUES = "values"
 
 
-class Records:
+class RecordReader:
     """
-    Read the records of *file*, which is open for reading bytes and at its beginning.
+    Reads the records of *file*, which is open for reading bytes and at its beginning.
 
-    The file may be packed with gzip, which is seen by its first bytes. What shape it
-    has is decided by how it begins:
+    The file may be compressed with gzip, which is detected by its first bytes. The format is
+    detected by how the content begins:
 
     * `[`: an array, unless each of the first two lines is JSON in itself;
     * `{`: lines if the first or the second line is an object in itself, else values;
     * anything else: lines.
 
-    Commas between values are passed over. An array is read as far as it goes, also when
-    its end is missing. Memory stays flat: a record longer than *max_record* is given
-    with its beginning only, marked `too_long`, and reading goes on behind it.
+    Commas between values are skipped. An array is read to the end of the file, also if its
+    closing bracket is missing. Memory use is bounded: of a record longer than *max_record*
+    only the beginning is returned, marked `too_long`, and reading continues after it.
 
-    To go on where another reader stopped, give the `end` and the `last_line` of the last
-    record that is done with as *start* and *line*: exactly the others follow.
+    To continue where another reader stopped, pass the `end` and the `last_line` of the last
+    completed record as *start* and *line*: exactly the records after it follow.
 
-    Reading blocks; call `read` from a thread, one at a time. A damaged gzip file raises
-    `BadGzip` after everything before the damage was given.
+    Reading blocks; call `read` from a thread, one call at a time. A damaged gzip file raises
+    `BadGzip` after the records before the damage were returned.
     """
 
     def __init__(
@@ -290,14 +290,14 @@ class Records:
         self._most = max_record
         self._chunk = chunk
         self._batches = self._run()
-        self._ready: list[Record] = []
-        self._next = 0  # of those that are ready
-        self._end = start  # of the last record that was given
-        self._is_full = False  # the last read brought all it asked for: more is there at once
-        self._damage: BadGzip | None = None  # found at the end of what could be unpacked
-        self._fault: Exception | None = None  # nothing more can be read, for this reason
+        self._ready: list[RawRecord] = []
+        self._next = 0  # index into the ready records
+        self._end = start  # of the last returned record
+        self._is_full = False  # the last read was complete, so more data is available at once
+        self._damage: BadGzip | None = None  # found after the last readable byte
+        self._fault: Exception | None = None  # why nothing more can be read
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[RawRecord]:
         while self._has_more(wait=True):
             while self._next < len(self._ready):
                 record = self._ready[self._next]
@@ -307,14 +307,14 @@ class Records:
         if self._fault is not None:
             raise self._fault
 
-    def read(self, count: int, size: int) -> list[Record]:
+    def read(self, count: int, size: int) -> list[RawRecord]:
         """
-        Read up to *count* records or about *size* bytes, at least one; none are left at the end.
+        Return up to *count* records or about *size* bytes, at least one; none at the end.
 
-        It waits for the first record only: of a pipe it gives what is there.
+        It waits for the first record only: from a pipe it returns the records that are available.
         """
         limit = self._end + size
-        taken: list[Record] = []
+        taken: list[RawRecord] = []
         while not taken or (len(taken) < count and self._end < limit):
             if not self._has_more(wait=not taken):
                 break
@@ -328,7 +328,7 @@ class Records:
         return taken
 
     def _has_more(self, *, wait: bool) -> bool:
-        """Make sure that a record is ready, if there is one; False also after a fault."""
+        """Return True if a record is ready; False at the end, and after an error."""
         while self._next == len(self._ready):
             if self._fault is not None or not (wait or self._is_full):
                 return False
@@ -338,13 +338,13 @@ class Records:
                 self._fault = self._damage
                 return False
             except (OSError, ValueError) as error:
-                # Kept, and raised again and again: the next call must not look like the end.
+                # Raised by every further call too: none must look like the end of the file.
                 self._fault = error
                 return False
             self._next = 0
         return True
 
-    def _run(self) -> Iterator[list[Record]]:
+    def _run(self) -> Iterator[list[RawRecord]]:
         pieces = self._pieces()
         opening = b""
         while len(opening) < len(_GZIP) and (piece := next(pieces, b"")):
@@ -354,17 +354,17 @@ class Records:
         if is_packed:
             pieces = self._unpacked(pieces)
         head = _Head(pieces, self._most)
-        shape, body = head.look()
+        format_, body = head.detect_format()
         begin = max(self._start, body)
         line = self._line + head.text.count(b"\n", self._start, begin)
         chunks = self._from(begin, bytes(head.text), pieces, is_packed=is_packed)
-        if shape is _Shape.LINES:
+        if format_ is _Format.LINES:
             yield from self._lines(chunks, begin, line)
         else:
-            yield from self._scan(chunks, begin, line, _Finder(shape))
+            yield from self._scan(chunks, begin, line, _ValueFinder(format_))
 
     def _pieces(self) -> Iterator[bytes]:
-        """Read the file as it is; what a pipe has is taken at once, not when it is enough."""
+        """Yield the bytes of the file; from a pipe, as soon as some are available."""
         read = getattr(self._file, "read1", self._file.read)
         while True:
             piece: bytes | None = read(self._chunk)
@@ -382,12 +382,12 @@ class Records:
         try:
             yield from _unzip(small)
         except BadGzip as error:
-            self._damage = error  # raised behind the last record
+            self._damage = error  # raised after the last record
 
     def _from(
         self, begin: int, head: bytes, pieces: Iterator[bytes], *, is_packed: bool
     ) -> Iterator[bytes]:
-        """Return the content from the offset *begin* on."""
+        """Yield the content from the offset *begin* on."""
         for at in range(begin, len(head), self._chunk):
             yield head[at : at + self._chunk]
         skipped = len(head)
@@ -403,57 +403,59 @@ class Records:
 
     # --- lines -------------------------------------------------------------------------
 
-    def _lines(self, chunks: Iterator[bytes], offset: int, line: int) -> Iterator[list[Record]]:
-        """Find lines; *offset* and *line* are where the first unfinished one begins."""
-        pile = _Pile(self._most)
+    def _lines(self, chunks: Iterator[bytes], offset: int, line: int) -> Iterator[list[RawRecord]]:
+        """Yield the records of lines; *offset* and *line* are where the first one begins."""
+        buffer = _RecordBuffer(self._most)
         for chunk in chunks:
             last = chunk.rfind(b"\n")
             if last < 0:
-                pile.add(chunk)
+                buffer.add(chunk)
                 continue
             first, records = 0, []
-            if pile.size:
+            if buffer.size:
                 first = chunk.find(b"\n") + 1
-                pile.add(chunk[: first - 1])
-                offset += pile.size
-                records = self._finished(pile, offset, line)
+                buffer.add(chunk[: first - 1])
+                offset += buffer.size
+                records = self._finished(buffer, offset, line)
                 offset, line = offset + 1, line + 1
             if first <= last:
                 records += self._block(chunk[first:last], offset, line)
                 offset += last + 1 - first
                 line += chunk.count(b"\n", first)
-            pile.add(chunk[last + 1 :])
+            buffer.add(chunk[last + 1 :])
             yield records
-        if pile.size:
-            yield self._finished(pile, offset + pile.size, line)
+        if buffer.size:
+            yield self._finished(buffer, offset + buffer.size, line)
 
-    def _finished(self, pile: "_Pile", end: int, line: int) -> list[Record]:
-        raw, is_long = pile.take()
+    def _finished(self, buffer: "_RecordBuffer", end: int, line: int) -> list[RawRecord]:
+        raw, is_long = buffer.take()
         if not is_long:
             raw = raw.strip(_BLANKS)
-        return [Record(raw, line, end, line, is_long)] if raw else []
+        return [RawRecord(raw, line, end, line, is_long)] if raw else []
 
-    def _block(self, text: bytes, offset: int, line: int) -> list[Record]:
-        """Make records of whole lines, with next to nothing done for each of them."""
+    def _block(self, text: bytes, offset: int, line: int) -> list[RawRecord]:
+        """Return the records of complete lines; this is the fast path."""
         lines = text.split(b"\n")
         numbers = range(line, line + len(lines))
         ends = [end + at for at, end in enumerate(accumulate(map(len, lines)), offset)]
         raws = [each.strip(_BLANKS) for each in lines]
-        records = list(map(Record, raws, numbers, ends, numbers))
+        records = list(map(RawRecord, raws, numbers, ends, numbers))
         if len(text) > self._most:
             for at, each in enumerate(lines):
                 if len(each) > self._most:
                     number = line + at
-                    records[at] = Record(each[: _kept(self._most)], number, ends[at], number, True)
+                    records[at] = RawRecord(
+                        each[: _kept(self._most)], number, ends[at], number, True
+                    )
         return records if all(raws) else [record for record in records if record.raw]
 
     # --- an array, or values after each other ------------------------------------------
 
     def _scan(
-        self, chunks: Iterator[bytes], offset: int, line: int, finder: "_Finder"
-    ) -> Iterator[list[Record]]:
-        """Find values; *line* counts as far as *counted*, an index into the present chunk."""
-        pile = _Pile(self._most)
+        self, chunks: Iterator[bytes], offset: int, line: int, finder: "_ValueFinder"
+    ) -> Iterator[list[RawRecord]]:
+        """Yield the records of values; *line* is correct up to *counted*, an index into the chunk."""
+        buffer = _RecordBuffer(self._most)
         is_inside, first_line = False, line
         begins = offset
         for chunk in chunks:
@@ -470,37 +472,39 @@ class Records:
                 first, at = at, finder.find_end(chunk, at)
                 is_inside = at < 0
                 if is_inside:
-                    pile.add(chunk[first:])
+                    buffer.add(chunk[first:])
                     break
-                pile.add(chunk[first:at])
+                buffer.add(chunk[first:at])
                 line += chunk.count(b"\n", counted, at)
                 counted = at
-                records.append(_finished_value(pile, begins, first_line, line))
+                records.append(_finished_value(buffer, begins, first_line, line))
             line += chunk.count(b"\n", counted)
             offset += len(chunk)
             yield records
         if is_inside:
-            yield [_finished_value(pile, begins, first_line, line)]
+            yield [_finished_value(buffer, begins, first_line, line)]
 
 
 _end_of = attrgetter("end")
 
 
-def _finished_value(pile: "_Pile", begins: int, first_line: int, last_line: int) -> Record:
-    end = begins + pile.size
-    raw, is_long = pile.take()
+def _finished_value(
+    buffer: "_RecordBuffer", begins: int, first_line: int, last_line: int
+) -> RawRecord:
+    end = begins + buffer.size
+    raw, is_long = buffer.take()
     if not is_long:
         raw = raw.rstrip(_BLANKS)
         end, last_line = begins + len(raw), first_line + raw.count(b"\n")
-    return Record(raw, first_line, end, last_line, is_long)
+    return RawRecord(raw, first_line, end, last_line, is_long)
 
 
 def _kept(most: int) -> int:
     return min(most, _KEPT)
 
 
-class _Pile:
-    """The pieces of one record; when they are more than *most*, the beginning alone."""
+class _RecordBuffer:
+    """The pieces of one record; above *most* bytes, only its beginning."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -517,22 +521,22 @@ class _Pile:
             self._pieces = [b"".join(self._pieces)[: _kept(self._most)]]
 
     def take(self) -> tuple[bytes, bool]:
-        """Take all away, and tell whether it is the beginning alone."""
+        """Return and clear the content, and True if it is only the beginning."""
         raw, is_long = b"".join(self._pieces), self.size > self._most
         self._pieces, self.size = [], 0
         return raw, is_long
 
 
 class _Head:
-    """The beginning of a file, as much of it as is needed to tell the shape."""
+    """The beginning of a file, as much as is needed to detect the format."""
 
     def __init__(self, pieces: Iterator[bytes], most: int) -> None:
         self.text = bytearray()
         self._pieces = pieces
         self._most = most
 
-    def look(self) -> tuple[_Shape, int]:
-        """Tell the shape, and the offset where the records begin."""
+    def detect_format(self) -> tuple[_Format, int]:
+        """Return the format, and the offset at which the records begin."""
         while len(self.text) < len(_BOM) and self._more():
             pass
         bom = len(_BOM) if self.text.startswith(_BOM) else 0
@@ -540,13 +544,13 @@ class _Head:
         opening = self._byte(first)
         if opening == b"[":
             if self._is_json(first) and self._is_json(self._line_after(first)):
-                return _Shape.LINES, bom
-            return _Shape.ARRAY, first + 1
+                return _Format.LINES, bom
+            return _Format.ARRAY, first + 1
         if opening == b"{" and not self._is_json(first):
             second = self._line_after(first)
             if self._byte(second) != b"{" or not self._is_json(second):
-                return _Shape.VALUES, bom
-        return _Shape.LINES, bom
+                return _Format.VALUES, bom
+        return _Format.LINES, bom
 
     def _more(self) -> bool:
         piece = next(self._pieces, b"")
@@ -557,10 +561,10 @@ class _Head:
         return bytes(self.text[at : at + 1]) if at >= 0 else b""
 
     def _filled(self, at: int) -> int:
-        """Find the first byte that is not blank; -1 if there is none, or none near."""
+        """Return the offset of the first byte that is not blank; -1 if there is none near."""
         limit = at + _MOST_BLANKS
         while True:
-            at = _past(_blanks, self.text, at, limit)
+            at = _match_end(_blanks, self.text, at, limit)
             if at == limit:
                 return -1
             if at < len(self.text):
@@ -569,7 +573,7 @@ class _Head:
                 return -1
 
     def _line_end(self, at: int) -> int:
-        """Find where the line at *at* ends; -1 if it is longer than a record may be."""
+        """Return the offset at which the line at *at* ends; -1 if it is too long."""
         limit = at + self._most
         searched = at
         while True:
@@ -598,7 +602,7 @@ class _Head:
 
 
 # Groups are repeated a bounded number of times, which bounds the memory of a match; where a
-# match stops early, at a quote or a backslash, `_Finder` goes on by itself. Only sets are
+# match stops early, at a quote or a backslash, `_ValueFinder` continues. Only sets are
 # possessive: Python before 3.11.5 gets possessive groups wrong.
 _STRING_REST: Final = rb'[^"\\]*+(?:\\.[^"\\]*+){0,500}'
 _string_rest = re.compile(_STRING_REST, re.DOTALL)
@@ -609,32 +613,32 @@ _blanks = re.compile(rb"[ \t\r\n]*+")
 _opening = re.compile(rb"[\[{]*+")
 _closing = re.compile(rb"[\]}]*+")
 _gaps = {
-    _Shape.ARRAY: re.compile(rb"[ \t\r\n,\]]*+"),
-    _Shape.VALUES: re.compile(rb"[ \t\r\n,]*+"),
+    _Format.ARRAY: re.compile(rb"[ \t\r\n,\]]*+"),
+    _Format.VALUES: re.compile(rb"[ \t\r\n,]*+"),
 }
 _QUOTE, _BACKSLASH = b'"\\'
 
 
-def _past(
+def _match_end(
     pattern: re.Pattern[bytes], text: bytes | bytearray, at: int, end: int = sys.maxsize
 ) -> int:
     found = pattern.match(text, at, end)
     return found.end() if found else at
 
 
-class _Finder:
+class _ValueFinder:
     """
-    Find where a value ends that comes in chunks.
+    Finds the end of a value that arrives in chunks.
 
-    Only strings and the depth of brackets are looked at. An element of an array goes up
-    to the next comma or bracket that is not its own; a value goes up to its own last
-    bracket; what stands beside values goes up to the next one or to the end of the line.
-    Between two records nothing is remembered, so reading can begin behind any of them.
+    Only strings and the depth of brackets are examined. An element of an array ends before
+    the next comma or bracket that is not its own; a value ends with its last bracket; other
+    text ends before the next value or at the end of the line. There is no state between two
+    records, so reading can start after any of them.
     """
 
-    def __init__(self, shape: _Shape) -> None:
-        self._is_array = shape is _Shape.ARRAY
-        self._gap = _gaps[shape]
+    def __init__(self, format_: _Format) -> None:
+        self._is_array = format_ is _Format.ARRAY
+        self._gap = _gaps[format_]
         self._outer = _element if self._is_array else _stray
         self._depth = 0
         self._in_string = False
@@ -642,7 +646,7 @@ class _Finder:
         self._is_stray = False
 
     def skip_gap(self, chunk: bytes, at: int) -> int:
-        return _past(self._gap, chunk, at)
+        return _match_end(self._gap, chunk, at)
 
     def begin(self, byte: int) -> None:
         self._depth = 0
@@ -650,17 +654,17 @@ class _Finder:
         self._is_stray = byte not in b"[{"
 
     def find_end(self, chunk: bytes, at: int) -> int:
-        """Go on at *at* and give the index behind the value; -1 if the next chunk is needed."""
+        """Return the index after the value that continues at *at*; -1 if it is not in this chunk."""
         while at < len(chunk):
             if self._in_string:
                 at = self._leave_string(chunk, at)
                 continue
-            at = _past(_nested if self._depth else self._outer, chunk, at)
+            at = _match_end(_nested if self._depth else self._outer, chunk, at)
             if at == len(chunk):
                 break
             if not self._depth and self._ends_before(chunk[at]):
                 return at
-            at = self._turn(chunk, at)
+            at = self._count_brackets(chunk, at)
             if not self._depth and not self._is_array:
                 return at
         return -1
@@ -668,25 +672,25 @@ class _Finder:
     def _ends_before(self, byte: int) -> bool:
         return byte in b",]" if self._is_array else self._is_stray
 
-    def _turn(self, chunk: bytes, at: int) -> int:
-        """Take a quote or brackets into account, as many as stand together."""
+    def _count_brackets(self, chunk: bytes, at: int) -> int:
+        """Process a quote, or adjacent brackets; return the index after them."""
         if chunk[at] == _QUOTE:
             self._in_string = True
             return at + 1
-        opened = _past(_opening, chunk, at) - at
+        opened = _match_end(_opening, chunk, at) - at
         if opened:
             self._depth += opened
             return at + opened
-        closed = min(self._depth, _past(_closing, chunk, at) - at)
+        closed = min(self._depth, _match_end(_closing, chunk, at) - at)
         self._depth -= closed
         return at + closed
 
     def _leave_string(self, chunk: bytes, at: int) -> int:
-        """Go on to the end of a string, as far as this chunk has it."""
+        """Return the index after the string, or the end of this chunk."""
         if self._is_escaped:
             self._is_escaped = False
             return at + 1
-        at = _past(_string_rest, chunk, at)
+        at = _match_end(_string_rest, chunk, at)
         if at < len(chunk):
             if chunk[at] == _BACKSLASH:
                 self._is_escaped = True

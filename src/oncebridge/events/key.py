@@ -1,15 +1,15 @@
 """
-How an event becomes a key.
+Derive the key of an event.
 
 A key is one byte for the version of this algorithm, and the SHA-256 of everything that
-makes the event this one and no other: the namespace, the kind of key, the source, the
-detail-type, and the parts that the rule chose. Each stands behind its own length, so
-that ``a|bc`` and ``ab|c`` are two keys. In text a key is written in hex, which is safe
-in a header, in SQL and in the name of a file, whatever the event held.
+identifies the event: the namespace, the kind of key, the source, the detail-type, and the
+parts that the rule chose. Each is preceded by its length, so that ``a|bc`` and ``ab|c`` are
+two keys. In text a key is written in hex, which is safe in a header, in SQL and in a file
+name, whatever the event contains.
 
-A kind of key answers None when it has nothing to go by: a part that is missing or null,
-an id that is empty, a detail with nothing left in it. That is not a key, and the caller
-decides what then. A constant would make strangers into duplicates.
+A kind of key returns None if the event has too little: a part that is missing or null, an
+empty id, a detail with nothing left in it. The caller then decides what to do. A constant
+instead would make unrelated events duplicates.
 """
 
 import json
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Part(Struct, frozen=True, gc=False):
-    """One key of a claim, with what the store must know to judge it."""
+    """One key of a claim, with the data that the store needs to decide about it."""
 
     key: bytes
     hash: bytes = b""
@@ -45,19 +45,19 @@ class Part(Struct, frozen=True, gc=False):
 
 
 KEY_VERSION: Final = 1
-"""The first byte of every key; it changes whenever equal events would get other keys."""
+"""The first byte of every key; it changes if an event would get another key than before."""
 
 _VERSION_BYTE: Final = bytes([KEY_VERSION])
 _SHORT: Final = 512
-"""How long a detail is, in bytes, that may say next to nothing."""
+"""Details of this size and above are not checked for having too little content."""
 
 
 class KeyKind(Protocol):
     """
-    One way to tell events apart.
+    One way to identify events.
 
-    *kind* is its name, which goes into the key. `parts` gives what goes in besides, or
-    None if this event cannot be told apart in this way.
+    *kind* is its name, which is part of the key. `parts` returns the other parts, or None if
+    the event cannot be identified in this way.
     """
 
     @property
@@ -70,14 +70,14 @@ class ContentKey:
     """
     The canonical detail, without the paths in *ignore*.
 
-    A path is made of names and dots and starts at the envelope: ``detail.timestamp``.
-    ``*`` stands for any name or any element of an array, and a name with odd characters
-    goes into double quotes: ``detail."odd.name"``. *where* names the setting in errors.
+    A path consists of names and dots and starts at the envelope: ``detail.timestamp``. ``*``
+    matches any name or any element of an array, and a name with special characters is
+    written in double quotes: ``detail."odd.name"``. *where* is the setting, for errors.
 
-    Where something is ignored, what is left must say something: nulls do not, nor does what
-    is empty. *labels* are members of the detail that count, but say too little to be a key
-    without any other. Of a long detail this is not asked: it would cost every event, and half
-    a kilobyte of nulls is nobody's. Without a member that it *needs*, a detail has no key.
+    If paths are ignored, the rest must have a value that is not null or empty. *labels* are
+    members of the detail that count, but cannot be a key without any other. Details above 512
+    bytes are not checked for this, because the check costs time and they hardly ever consist
+    of nulls. A detail without a member that is in *needs* has no key.
 
     *apart* is for `oncebridge.events.event.parse`, which then encodes each event only once.
     """
@@ -92,41 +92,41 @@ class ContentKey:
         labels: Sequence[str] = (),
         needs: Sequence[str] = (),
     ) -> None:
-        self.ignore = _listed(ignore, where)
-        self.labels, self.needs = _listed(labels, "labels"), _listed(needs, "needs")
+        self.ignore = _string_tuple(ignore, where)
+        self.labels, self.needs = _string_tuple(labels, "labels"), _string_tuple(needs, "needs")
         self._paths = [_read_path(path, f"{where}[{n}]") for n, path in enumerate(self.ignore)]
         names = [path[0] for path in self._paths if len(path) == 1 and path[0] is not None]
         self._names = tuple(names) if len(names) == len(self._paths) else None
         self.apart: tuple[str, ...] = self._names or ()
-        self._slight = frozenset(self.apart + self.labels)
+        self._insufficient_names = frozenset(self.apart + self.labels)
 
     def parts(self, event: Event) -> tuple[bytes, ...] | None:
         body = event.kept if event.apart == self._names else self.body(event)
-        if len(body) < _SHORT and self._says_too_little(body, event.detail):
+        if len(body) < _SHORT and self._is_insufficient(body, event.detail):
             return None
-        if self.needs and any(says_nothing(event.detail.get(name)) for name in self.needs):
+        if self.needs and any(holds_only_null(event.detail.get(name)) for name in self.needs):
             return None
         return (body,)
 
     def body(self, event: Event) -> bytes:
-        """Return what of the detail counts, as canonical bytes; ``{}`` when nothing does."""
+        """Return the detail without the ignored paths, as canonical bytes; ``{}`` if it is empty."""
         if event.apart == self._names:
             return event.kept
         if self._names is not None:
             left = {name: item for name, item in event.detail.items() if name not in self._names}
         else:
             left = _without(event.detail, self._paths)
-            if says_nothing(left):
+            if holds_only_null(left):
                 return b"{}"
         return canonical_plain(left) if event.plain else canonical(left)
 
-    def _says_too_little(self, body: bytes, detail: Mapping[str, Any]) -> bool:
-        if not self._slight:
+    def _is_insufficient(self, body: bytes, detail: Mapping[str, Any]) -> bool:
+        if not self._insufficient_names:
             return body == b"{}"
         if self._names is None:
             detail = _without(detail, self._paths)
         for name, item in detail.items():
-            if name not in self._slight and not says_nothing(item):
+            if name not in self._insufficient_names and not holds_only_null(item):
                 return False
         return True
 
@@ -144,27 +144,27 @@ class FieldsKey:
     """
     The values that JMESPath *expressions* find in the envelope.
 
-    Names and dots, ``[]`` once, and ``||`` between them are walked directly, anything else
-    is JMESPath's to evaluate. The expressions are part of the key, so two rules with different ones never meet. A value
-    is taken in its canonical form: 1 and 1.0 agree, ``"1"`` is another.
-    *where* names the setting in errors.
+    Names and dots, ``[]`` once, and ``||`` between them are evaluated directly, all other
+    expressions by JMESPath. The expressions are part of the key, so rules with different
+    expressions never have the same keys. A value is used in its canonical form: 1 and 1.0 are
+    equal, ``"1"`` is different. *where* is the setting, for errors.
     """
 
     kind: Final = b"fields"
 
     def __init__(self, expressions: Sequence[str], *, where: str = "key") -> None:
-        self.expressions = _listed(expressions, where)
+        self.expressions = _string_tuple(expressions, where)
         if not expressions:
-            raise ConfigError(where, "is empty; name at least one field, such as detail.id")
+            raise ConfigError(where, "is empty; list at least one field, such as detail.id")
         found = [_compile(each, f"{where}[{n}]") for n, each in enumerate(self.expressions)]
         self._finders = [
             (expression.encode(), finder.in_event)
             for expression, finder in zip(self.expressions, found, strict=True)
         ]
-        if all(not says_nothing(finder.in_envelope({})) for finder in found):
+        if all(not holds_only_null(finder.in_envelope({})) for finder in found):
             raise ConfigError(
                 where,
-                "has a value even when the event is empty, so different events would get one "
+                "has a value even if the event is empty, so different events would get the same "
                 "key; use at least one field without a fallback",
             )
 
@@ -172,27 +172,27 @@ class FieldsKey:
         found: list[bytes] = []
         for expression, find in self._finders:
             value = find(event)
-            if says_nothing(value):
+            if holds_only_null(value):
                 return None
             try:
                 found += (expression, canonical(value))
             except EventError:
-                # what an expression makes may be no JSON: to_number('nan'), for one
+                # An expression may return a value outside of JSON, such as to_number('nan').
                 return None
         return tuple(found)
 
 
 def compile_field(expression: str, where: str = "field") -> Callable[[Event], Any]:
-    """Compile one JMESPath expression over the envelope; None where it finds nothing."""
+    """Return a function that evaluates a JMESPath expression; it returns None without a match."""
     return _compile(expression, where).in_event
 
 
 def make_key(
     namespace: str, kind: bytes, source: str, detail_type: str, parts: tuple[bytes, ...]
 ) -> bytes:
-    """Make the key: 33 bytes, the first of which is `KEY_VERSION`."""
-    hashed = _start(namespace, kind, source, detail_type).copy()
-    hashed.update(_frame(parts))
+    """Return the key: 33 bytes, the first of which is `KEY_VERSION`."""
+    hashed = _hash_prefix(namespace, kind, source, detail_type).copy()
+    hashed.update(_length_prefixed(parts))
     return _VERSION_BYTE + hashed.digest()
 
 
@@ -200,11 +200,11 @@ def key_maker(
     namespace: str, how: KeyKind, source: str, detail_type: str
 ) -> Callable[[Event], bytes | None]:
     """
-    Return what makes the keys of events with this *source* and *detail_type*.
+    Return a function that makes the keys of events with this *source* and *detail_type*.
 
-    It is `make_key` of the parts that *how* finds, and None where it finds none.
+    It returns `make_key` of the parts that *how* finds, and None if it finds none.
     """
-    parts_of, start = how.parts, _start(namespace, how.kind, source, detail_type).copy
+    parts_of, start = how.parts, _hash_prefix(namespace, how.kind, source, detail_type).copy
 
     def make(event: Event) -> bytes | None:
         parts = parts_of(event)
@@ -223,21 +223,22 @@ def fingerprint(
     event: Event, *, content: ContentKey | None = None, source: str | None = None
 ) -> bytes:
     """
-    Return 16 bytes which tell whether two events with one key say the same.
+    Return 16 bytes that are equal if two events with the same key have the same content.
 
-    Only what the sender wrote counts, less what *content* ignores. What the transport
-    adds (id, time, region, account, replay-name) does not. *source* is for a scoped one.
+    Only the data of the sender counts, without the paths that *content* ignores. The fields
+    that the transport adds (id, time, region, account, replay-name) do not count. *source*
+    replaces the event's source, for a wider scope.
     """
     body = event.canonical if content is None else content.body(event)
     scope = event.source if source is None else source
-    hashed = _start("", b"fingerprint", scope, event.detail_type).copy()
-    hashed.update(_frame((body,)))
+    hashed = _hash_prefix("", b"fingerprint", scope, event.detail_type).copy()
+    hashed.update(_length_prefixed((body,)))
     return hashed.digest()[:16]
 
 
 def conflict_key(key: bytes, fingerprint: bytes) -> bytes:
-    """Make the key of an event that came under another event's *key*."""
-    return _VERSION_BYTE + sha256(_frame((b"conflict", key, fingerprint))).digest()
+    """Return the key of an event that has the same *key* as another event but other content."""
+    return _VERSION_BYTE + sha256(_length_prefixed((b"conflict", key, fingerprint))).digest()
 
 
 _ORGANISATION: Final = re.compile(
@@ -248,55 +249,57 @@ _ORGANISATION: Final = re.compile(
 @lru_cache(maxsize=1024)
 def scoped_source(source: str, scope: Scope) -> str:
     """
-    Return the source under which events count as one sender's.
+    Return the source that is part of the key.
 
-    Within an organisation, all integrations of one Genesys organisation are one source:
-    the suffix goes. Sources of anyone else stay as they are.
+    With the scope "organisation", all integrations of one Genesys organisation are one
+    source: the suffix is removed. Other sources stay unchanged.
     """
     if scope == "organisation" and (found := _ORGANISATION.fullmatch(source)):
         return found[1]
     return source
 
 
-def _frame(parts: Sequence[bytes]) -> bytes:
-    """Put each part behind its length."""
+def _length_prefixed(parts: Sequence[bytes]) -> bytes:
+    """Return the parts, each preceded by its length."""
     framed = b""
     for part in parts:
         framed += len(part).to_bytes(8) + part
     return framed
 
 
-# Few senders send many events: what their keys have in common is hashed once.
+# Few senders send many events, so the common beginning of their keys is hashed once.
 @lru_cache(maxsize=4096)
-def _start(namespace: str, kind: bytes, source: str, detail_type: str) -> "HASH":
-    """Hash what comes before the parts; to be copied, never updated."""
-    return sha256(_frame((namespace.encode(), kind, source.encode(), detail_type.encode())))
+def _hash_prefix(namespace: str, kind: bytes, source: str, detail_type: str) -> "HASH":
+    """Return the hash of everything before the parts; copy it, never update it."""
+    return sha256(
+        _length_prefixed((namespace.encode(), kind, source.encode(), detail_type.encode()))
+    )
 
 
-def _listed(items: Sequence[str], where: str) -> tuple[str, ...]:
+def _string_tuple(items: Sequence[str], where: str) -> tuple[str, ...]:
     if isinstance(items, str) or not all(isinstance(item, str) for item in items):
         raise ConfigError(where, "must be a list of strings")
     return tuple(items)
 
 
-# A step on a path: a name, or None for the star, which any name and any element match.
+# A step of a path: a name, or None for the star, which matches any name and any element.
 _Path = tuple[str | None, ...]
 
 _STEP: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\*|[^.*"\s\[\]]+')
 _PATH_HELP: Final = (
-    "a path is names and dots and starts with detail, as in detail.timestamp or "
-    'detail.items.*.sentAt; a name with odd characters stands in quotes: detail."odd.name"'
+    "write names and dots, starting with detail, such as detail.timestamp or "
+    'detail.items.*.sentAt; quote a name with special characters: detail."odd.name"'
 )
 
 
 def _read_path(path: str, where: str) -> _Path:
-    """Read an ignored path, and give the steps below ``detail``."""
+    """Return the steps of an ignored path below ``detail``."""
     steps: list[str | None] = []
     position = 0
     while True:
         step = _STEP.match(path, position)
         if not step:
-            raise ConfigError(where, f"{path!r} breaks off at column {position + 1}; {_PATH_HELP}")
+            raise ConfigError(where, f"{path!r} has no name at column {position + 1}; {_PATH_HELP}")
         steps.append(_read_step(step[0], where))
         position = step.end()
         if position == len(path):
@@ -323,7 +326,7 @@ def _read_step(step: str, where: str) -> str | None:
 
 
 def _without(value: Any, paths: Sequence[_Path]) -> Any:
-    """Copy what is left without *paths*; what no path touches is shared, not copied."""
+    """Return *value* without *paths*; unaffected parts are shared, not copied."""
     if isinstance(value, dict):
         members = ((name, item, _below(paths, name)) for name, item in value.items())
         return {
@@ -341,12 +344,12 @@ def _below(paths: Sequence[_Path], name: str | None) -> list[_Path]:
     return [path[1:] for path in paths if path[0] is None or path[0] == name]
 
 
-def says_nothing(value: Any) -> bool:
-    """Recognise null, and what holds nothing but null: ``[a, b]`` makes that of missing fields."""
+def holds_only_null(value: Any) -> bool:
+    """Return True for null and for what has only nulls, as ``[a, b]`` gives for missing fields."""
     kind = type(value)
     if kind is not dict and kind is not list:
         return value is None
-    waiting = [value]  # and no recursion, for an event may be nested as deeply as Python's stack
+    waiting = [value]  # no recursion: an event may be nested as deeply as Python's stack
     while waiting:
         within = waiting.pop()
         for item in within.values() if type(within) is dict else within:
@@ -364,18 +367,18 @@ _PLAIN: Final = re.compile(rf"\s*(?P<head>{_PATH})(?P<each>\[\](?:\.(?P<tail>{_P
 _Find = Callable[[Any], Any]
 
 
-class _Finder(NamedTuple):
-    """One compiled expression: to look into an envelope, and to look into an event."""
+class _FieldFinder(NamedTuple):
+    """One compiled expression, for an envelope and for an event."""
 
     in_envelope: _Find
     in_event: Callable[[Event], Any]
 
 
-def _compile(expression: str, where: str) -> _Finder:
+def _compile(expression: str, where: str) -> _FieldFinder:
     try:
         compiled = jmespath.compile(expression)
     except JMESPathError as error:
-        raise ConfigError(where, f"{expression!r} is not JMESPath: {_in_a_line(error)}") from None
+        raise ConfigError(where, f"{expression!r} is not JMESPath: {_first_line(error)}") from None
     _check_functions(compiled.parsed, expression, where)
     plain = [_PLAIN.fullmatch(choice) for choice in expression.split("||")]
     if all(plain):
@@ -385,10 +388,10 @@ def _compile(expression: str, where: str) -> _Finder:
         try:
             return compiled.search(envelope, _EXACT)
         except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError):
-            # a function was given what it cannot take, often the null of a missing field
+            # A function got an argument of a wrong type, often the null of a missing field.
             return None
 
-    return _Finder(search, lambda event: search(event.envelope))
+    return _FieldFinder(search, lambda event: search(event.envelope))
 
 
 class ExactFunctions(Functions):
@@ -415,8 +418,8 @@ _EXACT: Final = jmespath.Options(custom_functions=ExactFunctions())
 _DECIMAL: Final = re.compile(r"-?[0-9]+(?=[.eE])(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
-def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:
-    """Compile names and dots: most expressions are no more, and JMESPath takes its time."""
+def _compile_plain(choices: Sequence[re.Match[str]]) -> _FieldFinder:
+    """Compile an expression of names and dots without JMESPath, which is much slower."""
     heads = [_names(choice["head"]) for choice in choices]
     tails = [
         _walker(_names(choice["tail"] or "")) if choice["each"] else None for choice in choices
@@ -428,13 +431,13 @@ def _compile_plain(choices: Sequence[re.Match[str]]) -> _Finder:
 
     whole = search(0)
     if any(head[0] != "detail" for head in heads):
-        return _Finder(whole, lambda event: whole(event.envelope))
-    inner = search(1)  # the envelope would have to be put together first
-    return _Finder(whole, lambda event: inner(event.detail))
+        return _FieldFinder(whole, lambda event: whole(event.envelope))
+    inner = search(1)  # on the detail, because building the envelope costs time
+    return _FieldFinder(whole, lambda event: inner(event.detail))
 
 
 def _first(finders: Sequence[_Find]) -> _Find:
-    """Find what ``a || b`` does: the last that there is, unless one before it says something."""
+    """Return what ``a || b`` does: the first result that is not empty, or else the last one."""
     *others, last = finders
     if not others:
         return last
@@ -442,7 +445,7 @@ def _first(finders: Sequence[_Find]) -> _Find:
     def choose(value: Any) -> Any:
         for find in others:
             found = find(value)
-            if found or type(found) is int or type(found) is float:  # 0 says something
+            if found or type(found) is int or type(found) is float:  # 0 is a result
                 return found
         return last(value)
 
@@ -450,7 +453,7 @@ def _first(finders: Sequence[_Find]) -> _Find:
 
 
 def _collector(head: _Find, tail: _Find) -> _Find:
-    """Find `head[].tail` as JMESPath does: lists in the list are opened once, null is left out."""
+    """Evaluate `head[].tail` as JMESPath does: flatten lists once, and leave out null."""
 
     def collect(envelope: Any) -> Any:
         found = head(envelope)
@@ -482,19 +485,20 @@ def _unquote(name: str) -> str:
     return str(json.loads(name)) if name.startswith('"') else name
 
 
-def _in_a_line(error: JMESPathError) -> str:
+def _first_line(error: JMESPathError) -> str:
     first = str(error).splitlines()[0].rstrip(": ")
-    return f"{first} (a name with odd characters needs double quotes)" if "-" in first else first
+    return f"{first} (quote a name with special characters)" if "-" in first else first
 
 
 def _check_functions(node: Any, expression: str, where: str) -> None:
-    """Refuse an unknown function now; JMESPath would notice only when it is called."""
+    """Raise `ConfigError` for an unknown function; JMESPath would notice only when it is called."""
     if not isinstance(node, dict):
         return
     if node["type"] == "function_expression" and node["value"] not in Functions.FUNCTION_TABLE:
         known = ", ".join(sorted(Functions.FUNCTION_TABLE))
         raise ConfigError(
-            where, f"{expression!r} calls {node['value']!r}, which is none of {known}"
+            where,
+            f"{expression!r} calls the unknown function {node['value']!r}; allowed: {known}",
         )
     for child in node["children"]:
         _check_functions(child, expression, where)

@@ -1,7 +1,7 @@
 """
 EventBridge's event patterns, compiled once and matched in about a microsecond.
 
-A pattern has the shape of the event it looks for. Names are joined by *and*; the
+A pattern has the structure of the events it matches. Names are joined by *and*; the
 values in one array, and the objects under ``$or``, are joined by *or*::
 
     {
@@ -9,11 +9,11 @@ values in one array, and the objects under ``$or``, are joined by *or*::
         "detail": {"total": [{"numeric": [">", 0, "<=", 500]}], "error": [{"exists": False}]},
     }
 
-The meaning is that of AWS's open-source engine, event-ruler. What surprises people:
+The semantics are those of AWS's open-source engine, event-ruler. Some are surprising:
 
-- Only leaves count. ``{}``, ``[]`` and a missing field are the same nothing, which
-  ``exists: false`` accepts and everything else, ``anything-but`` too, declines;
-  ``null`` and ``""`` are leaves, and two different ones.
+- Only leaves count. ``{}``, ``[]`` and a missing field are the same: ``exists: false``
+  matches them, and nothing else does, not even ``anything-but``; ``null`` and ``""`` are
+  two different leaves.
 - An event's array matches when any of its items does, however deeply arrays nest.
 - Two names below one array must be found in the same item of it.
 - A dot in a name is a step: ``{"a.b": …}`` and ``{"a": {"b": …}}`` are one path, in
@@ -21,8 +21,8 @@ The meaning is that of AWS's open-source engine, event-ruler. What surprises peo
 - A plain string that is an IP address matches that address in any spelling: ``"::1"``
   matches ``"0:0:0:0:0:0:0:1"``.
 
-Patterns that EventBridge refuses are refused here. So is a path that ``$or`` gives a
-second time in the same branch: EventBridge would keep only the last without a word.
+Patterns that EventBridge refuses are refused here. So is a path that occurs twice in one
+branch of ``$or``: EventBridge would silently use only the last one.
 """
 
 import difflib
@@ -41,13 +41,13 @@ _Test = Callable[[Any], bool]
 _Path = tuple[str, ...]
 _Branch = dict[_Path, "_Leaf"]
 
-# What stands in for a missing field: like one, it has no leaves.
+# Represents a missing field: like one, it has no leaves.
 _NOTHING: dict[str, Any] = {}
 
-# How many combinations the $or of one pattern may unfold into.
+# The maximum number of combinations of the $or of one pattern.
 _MOST_BRANCHES = 1000
 
-# How many combinations of array items are tried where an event spells one path in several ways.
+# The maximum number of combinations of array items if an event has one path under several names.
 _MOST_COMBINATIONS = 50_000
 
 
@@ -56,8 +56,8 @@ class Pattern:
     """
     One compiled pattern.
 
-    *spec* is what it was compiled from, for printing. *fields* are the top-level names
-    it looks at: an answer depends on nothing else in the event.
+    *spec* is the source of the pattern, for printing. *fields* are the top-level names that
+    it uses: the result depends on nothing else in the event.
     """
 
     spec: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Pattern:
         return cls(spec, fields, tuple(map(_tree, branches)))
 
     def matches(self, envelope: Mapping[str, Any]) -> bool:
-        """Return whether the whole event *envelope*, as parsed JSON, fits; never raises."""
+        """Return True if the event *envelope*, as parsed JSON, matches; never raises."""
         for branch in self._branches:  # noqa: SIM110 - a generator would take twice as long
             if branch.matches_object(envelope):
                 return True
@@ -118,8 +118,8 @@ class _Node:
     """
     The fields one object must have, in the order of their dotted paths.
 
-    *may_lack* says that some leaf below accepts absence. *dotted* are the names by
-    which an event could give several steps at once. *leaves* are all leaves below, by
+    *may_lack* is True if some leaf below accepts absence. *dotted* are the names with dots
+    by which an event could write several steps at once. *leaves* are all leaves below, by
     their dotted paths.
     """
 
@@ -147,11 +147,11 @@ class _Node:
 
     def _matches_array(self, array: list[Any]) -> bool:
         """
-        Find one item that has it all.
+        Return True if one item has all fields.
 
-        event-ruler takes the paths in sorted order, and the first one that the array
-        holds anywhere settles which item is meant. A path sorted before that one is
-        therefore absent only if no item has it; a path after it, if that item has not.
+        event-ruler takes the paths in sorted order, and the first one that is found anywhere
+        in the array determines the item. A path sorted before that one is therefore absent
+        only if no item has it; a path after it, if that item does not have it.
         """
         objects = [item for item in _items(array) if isinstance(item, dict)]
         if self.may_lack:
@@ -163,7 +163,7 @@ class _Node:
         return any(map(self.matches_object, objects))
 
     def first_found(self, value: object) -> tuple[int, ...] | None:
-        """Locate, by the children's positions, the first path that has a leaf in *value*."""
+        """Return, as positions of children, the first path that has a leaf in *value*."""
         if isinstance(value, list):
             objects = (item for item in _items(value) if isinstance(item, dict))
             found = map(self.first_found, objects)
@@ -178,7 +178,7 @@ class _Node:
 
 
 def _items(array: list[Any]) -> Iterator[Any]:
-    """Go through *array* and the arrays in it, without recursion: events nest as they like."""
+    """Yield the items of *array* and of the arrays in it, without recursion: nesting is not limited."""
     pending = [array]
     while pending:
         for item in pending.pop():
@@ -190,15 +190,15 @@ def _items(array: list[Any]) -> Iterator[Any]:
 
 class _Several(list[Any]):
     """
-    The values that an event gives one path under several names.
+    The values that an event has for one path under several names.
 
     As in an array, the leaves of all of them count. But only an item of an array excludes
-    the other items: each of these values can be combined with each other one.
+    the other items: each of these values can be combined with each other.
     """
 
 
 def _unfolded(value: Mapping[str, Any], dotted: frozenset[str]) -> Mapping[str, Any]:
-    """Read *value* with its *dotted* names as objects: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    """Return *value* with *dotted* names as objects: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
     if value.keys().isdisjoint(dotted):
         return value
     plain = {name: value[name] for name in value if name not in dotted}
@@ -239,7 +239,7 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
                 following.add(choice)
             tried += len(near) + 1
             if tried > _MOST_COMBINATIONS:
-                return False  # only an event that is made to take up time needs more
+                return False  # only an event crafted to waste time needs more
             for value, items in near:
                 if leaf.matches(value):
                     settled = choice.union(items.items())
@@ -252,7 +252,7 @@ def _found_leaves(values: _Several, paths: list[str]) -> dict[str, list[_Found]]
     """
     Return the leaves of *values* by path, each with the items of arrays that it is in.
 
-    A slot stands for an array wherever it is found, and an item for its place in it.
+    A slot identifies an array by its position, and an item is an index in it.
     """
     found: dict[str, list[_Found]] = {path: [] for path in paths}
     steps = {path[:end] for path in paths for end in _ends_of_steps(path)}
@@ -304,11 +304,11 @@ def _index(leaves: list[_Found]) -> Callable[[dict[_Slot, int]], list[_Found]]:
 
 
 def _expand(spec: object, where: str, prefix: _Path, *, inside_or: bool = False) -> list[_Branch]:
-    """Turn *spec* into branches, of which one must match; each maps every path to its leaf."""
+    """Return the branches of *spec*, of which one must match; each maps every path to its leaf."""
     if not isinstance(spec, Mapping):
         raise _unexpected(where, "an object of fields", spec)
     if not spec:
-        raise ConfigError(where, "an empty object is not allowed; name at least one field")
+        raise ConfigError(where, "an empty object is not allowed; add at least one field")
     branches: list[_Branch] = [{}]
     for name, value in spec.items():
         place = f"{where}.{name}"
@@ -322,13 +322,13 @@ def _expand(spec: object, where: str, prefix: _Path, *, inside_or: bool = False)
         else:
             options = [{path: _compile_leaf(value, place)}]
         if len(branches) * len(options) > _MOST_BRANCHES:
-            raise ConfigError(place, f"$or unfolds into more than {_MOST_BRANCHES} combinations")
+            raise ConfigError(place, f"$or has more than {_MOST_BRANCHES} combinations; split it")
         branches = [_joined(left, right, place) for left in branches for right in options]
     return branches
 
 
 def _joins_branches(value: object) -> bool:
-    """Tell the operator ``$or`` from a field that happens to have that name."""
+    """Return True if this is the operator ``$or``, not a field with that name."""
     if not isinstance(value, list) or not value:
         return False
     if not all(isinstance(each, Mapping) for each in value):
@@ -441,12 +441,12 @@ def _is_number(value: object) -> bool:
 
 
 def _require_finite(value: float, where: str) -> None:
-    if value - value != 0:  # so it is inf or nan, which TOML has and JSON has not
+    if value - value != 0:  # inf or nan, which TOML has and JSON does not
         raise _unexpected(where, "a finite number", value)
 
 
 def _threshold(value: object, where: str) -> float:
-    """Check a number to compare with, which EventBridge holds as a 64-bit float."""
+    """Return a number to compare with, which EventBridge stores as a 64-bit float."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise _unexpected(where, "a number", value)
     _require_finite(value, where)
@@ -464,10 +464,10 @@ def _threshold(value: object, where: str) -> float:
 
 def _any_case(value: str) -> str:
     """
-    Spell *value* as a regular expression for either case of each of its characters.
+    Return a regular expression that matches either case of each character of *value*.
 
-    This is event-ruler's rule, and not the same as comparing what ``lower`` or
-    ``casefold`` return: ``ß`` stands for ``ß`` and ``SS``, but ``ss`` never for ``ß``.
+    This is event-ruler's rule, and differs from comparing what ``lower`` or ``casefold``
+    return: ``ß`` matches ``ß`` and ``SS``, but ``ss`` never matches ``ß``.
     """
     cases = ({each, each.lower(), each.upper()} for each in value)
     return "".join(f"(?:{'|'.join(map(re.escape, sorted(case)))})" for case in cases)
@@ -478,14 +478,14 @@ def _found(search: Callable[[str], re.Match[str] | None]) -> _Test:
 
 
 def _ends_in_any_case(value: str) -> _Test:
-    """Inspect only as much of the end as the longest spelling of *value* takes."""
+    """Return a test of only as much of the end as the longest form of *value* needs."""
     longest = sum(max(len(each.lower()), len(each.upper())) for each in value)
     search = re.compile(_any_case(value) + r"\Z").search
     return lambda text: search(text, max(len(text) - longest, 0)) is not None
 
 
 def _like(value: str, where: str) -> _Test:
-    """Compare piece by piece: a regular expression could backtrack for ever on a hostile event."""
+    """Return a test that compares piece by piece: a regular expression could backtrack for ever."""
     head, *rest = _pieces(value, where)
     if not rest:
         return frozenset((head,)).__contains__
@@ -506,7 +506,7 @@ def _like(value: str, where: str) -> _Test:
 
 
 def _pieces(value: str, where: str) -> list[str]:
-    """Split *value* at its wildcards; a star or backslash after a backslash is itself."""
+    """Return *value* split at its wildcards; a backslash escapes a star or a backslash."""
     pieces = [""]
     characters = iter(value)
     for each in characters:
@@ -517,7 +517,7 @@ def _pieces(value: str, where: str) -> list[str]:
         elif each == "\\":
             escaped = next(characters, "")
             if escaped not in ("*", "\\"):
-                raise ConfigError(where, f"a backslash must stand before * or \\ in {value!r}")
+                raise ConfigError(where, f"a backslash must be followed by * or \\ in {value!r}")
             pieces[-1] += escaped
         else:
             pieces[-1] += each
@@ -568,7 +568,7 @@ def _compile_negated(name: str, operand: object, where: str) -> _Test:
     if not values:
         raise ConfigError(where, "an empty array is not allowed; give at least one string")
     if name in ("prefix", "suffix") and "" in values:
-        raise ConfigError(where, f"an empty {name} is not allowed; it would rule out every string")
+        raise ConfigError(where, f"an empty {name} is not allowed; it would exclude every string")
     return _any_of([_TEXT_TESTS[name](_text(each, where), where) for each in values])
 
 
@@ -592,7 +592,7 @@ def _compile_numeric(spec: object, where: str) -> _Leaf:
     below = _comparison(spec[2], f"{where}[2]", ("<", "<="))
     high = _threshold(spec[3], f"{where}[3]")
     if low >= high:
-        raise ConfigError(where, f"no number fits: {low!r} must be less than {high!r}")
+        raise ConfigError(where, f"no number matches: {low!r} must be less than {high!r}")
     return _Leaf(other=lambda found: _is_number(found) and above(found, low) and below(found, high))
 
 
@@ -604,14 +604,14 @@ def _comparison(sign: object, where: str, allowed: Collection[str]) -> Callable[
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# What event-ruler takes for an address; leading zeros mean nothing to it.
+# The texts that event-ruler treats as an address; it ignores leading zeros.
 _ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}|[0-9a-fA-F:]*:[0-9a-fA-F:]*")
 _LEADING_ZEROS = re.compile(r"(?<![0-9a-fA-F])0+(?=[0-9a-fA-F])")
 _LONGEST_ADDRESS = 64
 
 
 def _address(text: str) -> _Address | None:
-    """Return the IP address that *text* spells, or None; an IPv4 address within IPv6 is IPv4."""
+    """Return the IP address in *text*, or None; an IPv4 address mapped to IPv6 is IPv4."""
     if len(text) > _LONGEST_ADDRESS or not _ADDRESS.fullmatch(text):
         return None
     try:
@@ -633,7 +633,7 @@ def _compile_cidr(spec: object, where: str) -> _Leaf:
         raise _unexpected(where, "an address block such as '10.0.0.0/24'", spec)
     if network.num_addresses == 1:
         hint = f"write the plain value {str(network.network_address)!r} instead"
-        raise ConfigError(where, f"EventBridge takes no block of a single address; {hint}")
+        raise ConfigError(where, f"EventBridge does not accept a block of a single address; {hint}")
 
     def test(found: str) -> bool:
         its = _address(found)
@@ -656,7 +656,7 @@ _OPERATORS: dict[str, Callable[[Any, str], _Leaf]] = {
     "exists": _compile_exists,
 }
 
-# event-ruler keeps these for itself, the later ones for operators it may add one day.
+# Reserved by event-ruler, the later ones for future operators.
 _RESERVED_INSIDE_OR = frozenset(
     {*_OPERATORS, *_COMPARISONS, "regex", "not-wildcard", "not-equals-ignore-case"}
     | {"date-after", "date-on-or-after", "date-before", "date-on-or-before", "in-date-range"}

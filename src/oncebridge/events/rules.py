@@ -1,10 +1,10 @@
 """
-What makes two events the same, by rule.
+The rules that define which events are the same.
 
-The first rule whose pattern matches decides; an event that no rule matches is judged by
-its content. A rule turns an event into a `Plan`: the keys to claim (one per tier, the
-identifying one last), how long each is remembered, and the entity whose newest state
-the event may change. Nothing here touches a store.
+The first rule whose pattern matches an event applies; an event that no rule matches is
+identified by its content. A rule turns an event into a `Plan`: the keys to claim (one per
+tier, the identifying one last), how long each is remembered, and the entity whose newest
+state the event may change. Nothing here accesses a store.
 """
 
 import re
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from oncebridge.base.clock import ms
 from oncebridge.base.options import Doc, Problems, read
 from oncebridge.errors import ConfigError
-from oncebridge.events.access import Guard
+from oncebridge.events.access import SenderAllowlist
 from oncebridge.events.canonical import canonical
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.key import (
@@ -34,9 +34,9 @@ from oncebridge.events.key import (
     compile_field,
     conflict_key,
     fingerprint,
+    holds_only_null,
     key_maker,
     make_key,
-    says_nothing,
     scoped_source,
 )
 from oncebridge.events.pattern import Pattern
@@ -46,35 +46,35 @@ OnConflict = Literal["deliver", "dead", "duplicate"]
 OnReplay = Literal["deduplicate", "deliver", "separate"]
 
 _MOST_KINDS = 4096
-"""Of how many pairs of source and detail-type it is remembered what their events share."""
+"""The maximum number of pairs of source and detail-type whose planner is cached."""
 
 DEFAULT_WINDOW = timedelta(days=6)
 """Four days of Genesys re-sends, a day of EventBridge retries, and a margin."""
 
 DEFAULT_AHEAD = timedelta(days=1)
-"""Clocks are rarely off by more, and a version from far ahead hides all true ones."""
+"""Clocks are rarely off by more, and a version far in the future would hide all later ones."""
 
 Version = tuple[Literal["number", "instant"], int | float]
 """Versions compare within their kind only."""
 
 
 class Tier(Struct, frozen=True, kw_only=True):
-    """One way to recognise an event, and for how long."""
+    """One way to recognise a duplicate, and how long the event is remembered."""
 
     key: ContentKey | IdKey | FieldsKey = field(default_factory=ContentKey)
     window: timedelta = DEFAULT_WINDOW
     sliding: bool = False
-    """Every repeat prolongs the window, up to *max_window* after the delivery."""
+    """Every duplicate extends the window, up to *max_window* after the delivery."""
     max_window: timedelta = timedelta(days=30)
     check: bool = False
     """Compare the content too: the same key with other content is a conflict."""
     content: ContentKey | None = None
-    """What is compared, and what stands in for a key with nothing to go by; without it the
-    rule's first key by content, or else all of the detail (`Rule.content_of`)."""
+    """The content to compare, and to use as the key if a field of *key* is missing. The default
+    is the rule's first content key, or else the whole detail (`Rule.content_of`)."""
 
 
 class Latest(Struct, frozen=True):
-    """Newest wins: of one *entity*, drop what is older than what was delivered."""
+    """Drop events of an *entity* that are older than the last delivered one."""
 
     entity: str
     version: str
@@ -83,7 +83,7 @@ class Latest(Struct, frozen=True):
 
 
 class Quiet(Struct, frozen=True):
-    """Of one *entity*, drop the same *state* again within *time* of its delivery."""
+    """Drop an event of an *entity* with the same *state* again within *time* of its delivery."""
 
     entity: str
     state: str
@@ -92,33 +92,33 @@ class Quiet(Struct, frozen=True):
 
 class Bare(Struct, frozen=True):
     """
-    Which details that come without an envelope a rule is for.
+    Which details without an envelope a rule applies to.
 
-    They *match*, and each of *members* says something. A pattern cannot ask the latter of an
-    object: to EventBridge only leaves exist.
+    They *match*, and none of *members* is null or empty. A pattern cannot check the latter for
+    an object, because for EventBridge only leaves exist.
     """
 
     match: Pattern
     members: tuple[str, ...] = ()
 
     def takes(self, event: Event) -> bool:
-        """Return whether *event* came without an envelope and is one of those."""
+        """Return True if *event* has no envelope and is one of these details."""
         return (
             event.bare
-            and not any(says_nothing(event.detail.get(name)) for name in self.members)
+            and not any(holds_only_null(event.detail.get(name)) for name in self.members)
             and self.match.matches(event.envelope)
         )
 
 
 class Rule(Struct, frozen=True, kw_only=True):
     """
-    What is the same, for the events that *match*, and for *bare* details of its own.
+    Which events are the same, among those that *match* and the details that match *bare*.
 
-    Without *tiers* the rule does not deduplicate: events are forwarded as they are, or,
-    with *discard*, not at all. *entity* is what an event is about, for gateways that keep
-    the events of one entity in order; rules with the same word in *together* keep one order
-    of what they find by the same expression. A rule with a *guard* decides about those that
-    it does not let in, before all other rules, and about nobody else.
+    Without *tiers* the rule does not deduplicate: events are delivered, or, with *discard*,
+    dropped. *entity* is the subject of an event, for gateways that keep the events of one
+    entity in order; rules with the same text in *together* share the order of an entity that
+    they find by the same expression. A rule with a *guard* applies, before all other rules, to
+    the senders that the guard refuses, and to no other.
     """
 
     name: str
@@ -134,13 +134,13 @@ class Rule(Struct, frozen=True, kw_only=True):
     entity: str | None = None
     together: str = ""
     discard: bool = False
-    guard: Guard | None = None
+    guard: SenderAllowlist | None = None
 
     @classmethod
     def parse(
         cls, spec: Mapping[str, Any], where: str = "rule", *, window: timedelta = DEFAULT_WINDOW
     ) -> Self:
-        """Read a rule as the configuration file writes it; raise every mistake at once."""
+        """Return a rule in the form of the configuration file; raise all errors together."""
         problems = Problems()
         rule = read(RuleOptions, spec, where, problems)
         if rule is None:
@@ -149,18 +149,18 @@ class Rule(Struct, frozen=True, kw_only=True):
         return cls(**rule.build(where, window, problems))
 
     @classmethod
-    def for_strangers(cls, guard: Guard) -> Self:
-        """Make the rule for those whom *guard* does not let in."""
+    def for_refused_senders(cls, guard: SenderAllowlist) -> Self:
+        """Return the rule for the senders that *guard* refuses."""
         return cls(name="allow", tiers=(), discard=guard.otherwise == "discard", guard=guard)
 
     def takes(self, event: Event) -> bool:
-        """Return whether the rule is for *event*; its guard is another matter."""
+        """Return True if *event* matches the rule; its guard is not checked."""
         if self.match is None or self.match.matches(event.envelope):
             return True
         return self.bare is not None and self.bare.takes(event)
 
     def content_of(self, tier: Tier) -> ContentKey:
-        """Return what counts where *tier* compares the content, or falls back to it."""
+        """Return the content that *tier* compares, or uses if its key is missing."""
         keys = (tier.content, *(each.key for each in self.tiers))
         return next((key for key in keys if isinstance(key, ContentKey)), ContentKey())
 
@@ -169,14 +169,14 @@ _UNREADABLE = Rule(name="", tiers=())
 
 
 class Span(Struct, frozen=True, gc=False):
-    """A tier's window, as the store takes it."""
+    """The window of a tier, in the units of the store."""
 
     window_ms: int
     hard_ms: int
 
 
 class Plan(Struct, frozen=True, gc=False):
-    """What a rule makes of one event."""
+    """What a rule does with one event."""
 
     rule: Rule
     action: Literal["deduplicate", "bypass", "discard", "dead"]
@@ -184,17 +184,17 @@ class Plan(Struct, frozen=True, gc=False):
     spans: tuple[Span, ...] = ()
     """How long each part is remembered, in the same order."""
     entity: bytes = b""
-    """The key of the entity's register; empty where the rule has none."""
+    """The key of the entity's state; empty if the rule keeps none."""
     version: Version | None = None
     state: bytes = b""
     message: str = ""
-    """For the dead letters: what is missing, or who is not let in."""
+    """For the dead letter: the missing field, or the refused sender."""
     about: bytes = b""
-    """The entity, for sinks that keep its events together; empty where nobody wants to know."""
+    """The entity, for sinks that keep its events together; empty if the route has no such sink."""
     refused: bool = False
-    """Its sender is not let in: no sink is to see it, whatever the mode."""
+    """The sender is refused: the event is not sent to a sink in any mode."""
     clashed: tuple[bytes, ...] = ()
-    """Those of its keys that are made of a key and the content already (`in_conflict`)."""
+    """The keys that are made of a key and the content already (`in_conflict`)."""
 
     @property
     def key(self) -> bytes:
@@ -204,10 +204,10 @@ class Plan(Struct, frozen=True, gc=False):
     @property
     def sent_as(self) -> bytes:
         """
-        The key that receivers are sent to recognise a duplicate by.
+        The key that is sent to the sink, so that receivers can recognise duplicates.
 
-        Where the identifying key can have several contents, it is made of both: the content
-        that was sent first and lost its claim must not hide the one that took its place.
+        If the identifying key can have several contents, it is made of key and content: a
+        content that was sent first and lost its claim must not hide the one that replaced it.
         """
         if not self.parts:
             return b""
@@ -218,17 +218,17 @@ class Plan(Struct, frozen=True, gc=False):
 
     @property
     def keep_ms(self) -> int:
-        """How long records stay that are not done: the longest window."""
+        """How long records of unfinished events are kept: the longest window."""
         if len(self.spans) == 1:
             return self.spans[0].window_ms
         return max(span.window_ms for span in self.spans)
 
     def in_conflict(self, key: bytes) -> "Plan":
         """
-        Make the plan for other content under *key*.
+        Return the plan for an event with another content under the same *key*.
 
-        It is an event of its own: K2, made of the key and the content, takes the key's
-        place, with the same window.
+        It is treated as an event of its own: a key made of the key and the content replaces
+        the key, with the same window.
         """
         made = {part.key: conflict_key(key, part.hash) for part in self.parts if part.key == key}
         parts = tuple(
@@ -242,11 +242,11 @@ _Planner = Callable[[Event], Plan]
 
 class RuleSet:
     """
-    The rules of one route, compiled; *namespace* keeps routes apart in one store.
+    The compiled rules of one route; *namespace* separates routes that share a store.
 
-    With *ordered*, every rule that names an entity plans for a hold of its register; with
-    *about*, it says what the entity is. What no rule matches is remembered for *window*.
-    Guards are asked before all other rules, wherever they stand.
+    With *ordered*, plans of rules with an entity have the key of its state; with *about*, they
+    have the entity. Events that no rule matches are remembered for *window*. Guards are checked
+    before all other rules, whatever their position.
     """
 
     def __init__(
@@ -261,30 +261,30 @@ class RuleSet:
         names = [rule.name for rule in rules if rule.guard is None]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError("rules", f"two rules are named {name!r}")
+                raise ConfigError("rules", f"two rules are named {name!r}; rename one of them")
         self.rules = tuple(rules)
         self.namespace = namespace
         self._compiled = [
-            _Compiled(rule, namespace, ordered=ordered, about=about)
+            _CompiledRule(rule, namespace, ordered=ordered, about=about)
             for rule in rules
             if rule.guard is None
         ]
         self._guards = [(rule, rule.guard) for rule in rules if rule.guard is not None]
-        self._default = _Compiled(Rule(name="default", tiers=(Tier(window=window),)), namespace)
-        # Most patterns look at these two only, and there are few pairs of them. A bare detail
-        # has neither, so what a rule asks of one is never remembered.
+        self._default = _CompiledRule(Rule(name="default", tiers=(Tier(window=window),)), namespace)
+        # Most patterns use only these two fields, and there are few pairs of them. A bare detail
+        # has neither, so its planner is never cached.
         self._by_type = all(
             rule.match is None or rule.match.fields <= {"source", "detail-type"} for rule in rules
         )
         self._found: dict[tuple[str, str], _Planner] = {}
         self.apart = _apart(rules)
-        """What to tell `oncebridge.events.event.parse`, which then spares most keys some work."""
+        """The argument for `oncebridge.events.event.parse` that makes most keys cheaper."""
         compiled = [*self._compiled, self._default]
         self.longest_ms = max(span.window_ms for each in compiled for span in each.spans)
         """The longest time for which any event is remembered."""
 
     def plan(self, event: Event) -> Plan:
-        """Decide what *event* is the same as. Raises nothing, whatever the event holds."""
+        """Return the plan for *event*. Never raises, whatever the event contains."""
         for rule, guard in self._guards:
             if why := guard.refusal(event):
                 return Plan(rule, guard.otherwise, message=why, refused=True)
@@ -293,11 +293,11 @@ class RuleSet:
 
     def plan_arrival(self, arrival: Event | Unreadable, *, shadow: bool = False) -> Plan:
         """
-        Decide about any arrival, with a key for what goes to the dead letters.
+        Return the plan for any arrival, with a key also if it becomes a dead letter.
 
-        Such an arrival is recognised by its bytes and the reason: a copy of it is a duplicate,
-        and not a second dead letter. In *shadow* mode an event is forwarded instead, unless its
-        sender is not let in.
+        Such an arrival is identified by its bytes and the reason: a copy of it is a duplicate,
+        not a second dead letter. In *shadow* mode an event is delivered instead, unless its
+        sender is refused.
         """
         if isinstance(arrival, Unreadable):
             plan, reason = Plan(_UNREADABLE, "dead"), arrival.reason
@@ -316,28 +316,28 @@ class RuleSet:
 
     def key_fingerprint(self) -> str:
         """
-        Return a short hash of everything that decides which events have one key.
+        Return a short hash of everything that decides which events have the same key.
 
-        It is the same in every process and on every version of Python. Workers of one route need
-        the same: otherwise one event has two keys, and is delivered twice. Left out is what
-        changes no key: windows, what is done with a conflict, who is let in, and the names of
-        rules that keep no entity.
+        It is the same in every process and on every version of Python. It must be equal for all
+        workers of a route: otherwise one event has two keys, and is delivered twice. It does not
+        include what changes no key: windows, the handling of conflicts, allowed senders, and the
+        names of rules without an entity.
         """
         forms = [compiled.key_form() for compiled in self._compiled]
         return sha256(canonical([KEY_VERSION, forms])).hexdigest()[:12]
 
     def _planner(self, event: Event) -> _Planner:
-        """Find who plans for *event*, and remember it where it is the same for all of a kind."""
+        """Return the function that plans for *event*; cache it if it depends only on the kind."""
         kind = (event.source, event.detail_type)
-        plan = self._first(event).planner(*kind)
-        # Empty stands for missing, null and odd values too, and a pattern tells them apart.
+        plan = self._matching_rule(event).planner(*kind)
+        # Empty also means missing, null and other types, which a pattern distinguishes.
         if self._by_type and all(kind):
-            if len(self._found) >= _MOST_KINDS:  # sources are the sender's to invent
+            if len(self._found) >= _MOST_KINDS:  # senders can invent any number of sources
                 self._found.clear()
             self._found[kind] = plan
         return plan
 
-    def _first(self, event: Event) -> "_Compiled":
+    def _matching_rule(self, event: Event) -> "_CompiledRule":
         for compiled in self._compiled:
             if compiled.rule.takes(event):
                 return compiled
@@ -345,13 +345,13 @@ class RuleSet:
 
 
 def _apart(rules: Sequence[Rule]) -> tuple[str, ...]:
-    """Find the names that most of the rules ignore; of equals, those of the first."""
+    """Return the names that most of the rules ignore; in a tie, those of the first rule."""
     keys = [key for rule in rules for tier in rule.tiers for key in (tier.key, tier.content)]
     counts = Counter(key.apart for key in keys if isinstance(key, ContentKey) and key.apart)
     return max(counts, key=counts.__getitem__, default=())
 
 
-class _Compiled:
+class _CompiledRule:
     """One rule with its expressions compiled."""
 
     def __init__(
@@ -371,7 +371,7 @@ class _Compiled:
         if len(entities) > 1:
             raise ConfigError(
                 f"rule {rule.name!r}",
-                "names different entities; a rule keeps the state of one: use the same "
+                "has different entities, but a rule keeps the state of one; use the same "
                 "expression for entity, latest and quiet, or two rules",
             )
         self._entity = FieldsKey(list(entities)) if entities else None
@@ -383,10 +383,10 @@ class _Compiled:
         self._version = compile_field(rule.latest.version) if rule.latest else None
         self._state = compile_field(rule.quiet.state) if rule.quiet else None
         self.planner = lru_cache(maxsize=_MOST_KINDS)(self._make_planner)
-        """Gives `plan` for events of one source and detail-type, which is faster."""
+        """Returns a faster `plan` for the events of one source and detail-type."""
 
     def key_form(self) -> dict[str, Any]:
-        """Return what `RuleSet.key_fingerprint` is made of, as JSON."""
+        """Return the part of this rule in `RuleSet.key_fingerprint`, as JSON."""
         rule, bare = self.rule, self.rule.bare
         form: dict[str, Any] = {
             "match": rule.match.spec if rule.match else None,
@@ -409,7 +409,7 @@ class _Compiled:
     def _make_planner(self, source: str, detail_type: str) -> _Planner:
         if self._plain is None:
             return self.plan
-        # The common case, with nothing to gather: what these events have in common is done here.
+        # The common case of one key: everything that these events share is computed once.
         rule, spans, slide_ms = self.rule, self.spans, self._slides[0]
         scope = scoped_source(source, rule.scope)
         key_of = key_maker(self._namespace, self._plain, scope, detail_type)
@@ -425,24 +425,24 @@ class _Compiled:
     def plan(self, event: Event) -> Plan:
         rule = self.rule
         if not rule.tiers:
-            return self._unkeyed(event)
+            return self._plan_without_key(event)
         namespace = self._namespace
         if event.replay_name is not None:
             if rule.on_replay == "deliver":
-                return Plan(rule, "bypass", about=self._whom(event))
+                return Plan(rule, "bypass", about=self._entity_key(event))
             if rule.on_replay == "separate":
                 namespace = f"{namespace}\0replay\0{event.replay_name}"
         source = scoped_source(event.source, rule.scope)
-        return self._gather(event, namespace, source)
+        return self._plan_with_keys(event, namespace, source)
 
-    def _unkeyed(self, event: Event) -> Plan:
+    def _plan_without_key(self, event: Event) -> Plan:
         if self.rule.discard:
             return Plan(self.rule, "discard")
         source = scoped_source(event.source, self.rule.scope)
-        entity, *_ = self._register(event, self._namespace, source)
-        return Plan(self.rule, "bypass", entity=entity, about=self._whom(event))
+        entity, *_ = self._entity_state(event, self._namespace, source)
+        return Plan(self.rule, "bypass", entity=entity, about=self._entity_key(event))
 
-    def _gather(self, event: Event, namespace: str, source: str) -> Plan:
+    def _plan_with_keys(self, event: Event, namespace: str, source: str) -> Plan:
         rule = self.rule
         found: dict[bytes, tuple[Part, Span]] = {}
         said: dict[ContentKey, bytes] = {}
@@ -453,7 +453,7 @@ class _Compiled:
             parts = how.parts(event)
             if parts is None:
                 missing = True
-                how, parts = _instead(event, content)
+                how, parts = _fallback_key(event, content)
                 if parts is None:
                     continue
             if tier.check and content not in said:
@@ -461,10 +461,10 @@ class _Compiled:
             key = make_key(namespace, how.kind, source, event.detail_type, parts)
             found.pop(key, None)  # the later tier decides the order
             found[key] = Part(key, said[content] if tier.check else b"", slide_ms), span
-        entity, version, state, unknown = self._register(event, namespace, source)
+        entity, version, state, unknown = self._entity_state(event, namespace, source)
         if missing or unknown:
             if rule.on_missing == "deliver":
-                return Plan(rule, "bypass", about=self._whom(event))
+                return Plan(rule, "bypass", about=self._entity_key(event))
             if rule.on_missing == "dead" or not found:
                 return Plan(rule, "dead", message=_MISSING.format(rule=rule.name))
         return Plan(
@@ -475,20 +475,20 @@ class _Compiled:
             entity,
             version,
             state,
-            about=self._whom(event),
+            about=self._entity_key(event),
         )
 
-    def _whom(self, event: Event) -> bytes:
-        """Return what the event is about, whichever source and replay it comes from."""
+    def _entity_key(self, event: Event) -> bytes:
+        """Return the key of the event's entity, independent of source and replay."""
         parts = self._about.parts(event) if self._about else None
         if parts is None:
             return b""
         return make_key(self._namespace, b"about", "", self._together, parts)
 
-    def _register(
+    def _entity_state(
         self, event: Event, namespace: str, source: str
     ) -> tuple[bytes, Version | None, bytes, bool]:
-        """Find the entity's register and the version and state to put there."""
+        """Return the key of the entity's state, the event's version and state, and if one is missing."""
         if self._entity is None:
             return b"", None, b"", False
         parts = self._entity.parts(event)
@@ -497,10 +497,10 @@ class _Compiled:
         if (
             parts is None
             or (self._version is not None and version is None)
-            or (self._state is not None and _is_no_state(state))
+            or (self._state is not None and _is_missing_state(state))
         ):
             return b"", None, b"", True
-        # One register for all detail-types of the rule: they are states of one thing.
+        # One state for all detail-types of the rule: they describe the same entity.
         key = make_key(namespace, b"entity", source, self._together, parts)
         return key, version, b"" if state is None else canonical(state), False
 
@@ -514,10 +514,10 @@ def _key_form(key: ContentKey | IdKey | FieldsKey) -> list[Any]:
     return [kind]
 
 
-def _instead(
+def _fallback_key(
     event: Event, content: ContentKey
 ) -> tuple[ContentKey | IdKey, tuple[bytes, ...] | None]:
-    """Find a key where the configured one has none: the content, or else the id."""
+    """Return a key for an event that lacks the configured one: the content, or else the id."""
     parts = content.parts(event)
     if parts is not None:
         return content, parts
@@ -525,26 +525,27 @@ def _instead(
     return by_id, by_id.parts(event)
 
 
-def _is_no_state(state: Any) -> bool:
-    """Recognise what missing fields make of a state; one that is empty is a state."""
-    return state is None or (state not in ({}, []) and says_nothing(state))
+def _is_missing_state(state: Any) -> bool:
+    """Return True if a field of the state is missing; an empty state is not missing."""
+    return state is None or (state not in ({}, []) and holds_only_null(state))
 
 
+# Part of the key of the dead letter: do not change it.
 _MISSING = "rule {rule!r}: a field that the key needs is missing or null"
 
 
-# Python would take a counter of eight digits for a date as well.
+# Python would also parse a counter of eight digits as a date.
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d(?!\d)", re.ASCII)
 
 
 def _version(value: Any) -> Version | None:
-    """Read a version: a number, or an instant in ISO 8601. Nothing else has an order."""
+    """Return a version: a number, or an instant in ISO 8601; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
         return "number", value
     if isinstance(value, float):
-        # Of an ExactFloat the nearest double: versions that round alike are one, and both go.
+        # The nearest double of an ExactFloat: versions that round to the same are both delivered.
         return "number", float(value)
     if not isinstance(value, str) or not _INSTANT.match(value):
         return None
@@ -560,52 +561,52 @@ def _version(value: Any) -> Version | None:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-# --- rules as people write them -----------------------------------------------------------
+# --- rules in the configuration -----------------------------------------------------------
 
 
 class TierOptions(Struct, frozen=True, kw_only=True):
-    """One way to recognise an event, as the configuration writes it."""
+    """One way to recognise a duplicate, as the configuration writes it."""
 
     key: Annotated[
         Literal["content", "id", "none"] | list[str],
         Doc(
-            'What makes it the same event: "content", "id", a list of JMESPath expressions, or '
-            '"none" to forward without deduplication.',
+            'What identifies an event: "content", "id", a list of JMESPath expressions, or '
+            '"none" to deliver without deduplication.',
             example='["detail.orderId", "detail.status"]',
         ),
     ] = "content"
     ignore: Annotated[
         list[str],
         Doc(
-            "Paths that do not count in the content: where it is the key, where it is compared "
-            "(check), and where it stands in for a key of which a field is missing.",
+            "Paths to leave out of the content: if it is the key, if it is compared (check), and "
+            "if it replaces a key with a missing field.",
             example='["detail.sentAt"]',
         ),
     ] = []
     window: Annotated[
         timedelta | None,
-        Doc("How long an event is remembered; otherwise the window of the file.", example="6d"),
+        Doc("How long an event is remembered; the default is the global window.", example="6d"),
     ] = None
-    sliding: Annotated[bool, Doc("Every repeat prolongs the window, up to max_window.")] = False
+    sliding: Annotated[bool, Doc("Every duplicate extends the window, up to max_window.")] = False
     max_window: Annotated[
         timedelta | None,
-        Doc("The end of a sliding window that no repeat can push further.", example="30d"),
+        Doc("The maximum length of a sliding window.", example="30d"),
     ] = None
     check: Annotated[
         bool | None,
         Doc(
             "Compare the content too: the same key with other content is a conflict. "
-            'On for key = "id", otherwise off.'
+            'The default is true for key = "id", otherwise false.'
         ),
     ] = None
 
     def tier(self, where: str, window: timedelta) -> Tier:
-        """Make the tier, or raise what is wrong with it."""
+        """Return the tier, or raise `ConfigError`."""
         key = self._key(where)
         window = self.window or window
         longest = self.max_window or max(Tier().max_window, window)
         if self.max_window is not None and not self.sliding:
-            raise ConfigError(f"{where}.max_window", "goes with sliding = true only")
+            raise ConfigError(f"{where}.max_window", "needs sliding = true")
         if longest < window:
             raise ConfigError(f"{where}.max_window", "must not be shorter than the window")
         check = isinstance(key, IdKey) if self.check is None else self.check
@@ -636,85 +637,89 @@ class TierOptions(Struct, frozen=True, kw_only=True):
 
 
 class LatestOptions(Struct, frozen=True, kw_only=True):
-    """Newest wins, as the configuration writes it."""
+    """Only the newest version is delivered, as the configuration writes it."""
 
     entity: Annotated[
         str | None,
-        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+        Doc("The entity of the event; the default is the rule's entity.", example="detail.orderId"),
     ] = None
     version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
     ahead: Annotated[
         timedelta,
         Doc(
-            "How far ahead of the store's clock a version that is an instant may be. An event "
-            "beyond that is a conflict: it does not replace the newest version.",
+            "How far ahead of the store's clock a version that is an instant may be. A later one "
+            "is a conflict: it does not replace the newest version.",
             example="1d",
         ),
     ] = DEFAULT_AHEAD
 
 
 class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
-    """The same state again so soon is noise, as the configuration writes it."""
+    """A repeated state is dropped for a time, as the configuration writes it."""
 
     entity: Annotated[
         str | None,
-        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+        Doc("The entity of the event; the default is the rule's entity.", example="detail.orderId"),
     ] = None
     state: Annotated[str, Doc("Its state.", example="detail.status")]
-    time: Annotated[timedelta, Doc("How long the same state is noise.", example="500ms")]
+    time: Annotated[timedelta, Doc("How long the same state is dropped.", example="500ms")]
 
 
 class RuleOptions(TierOptions, frozen=True, kw_only=True):
     """One rule, as the configuration writes it."""
 
-    name: Annotated[str, Doc("What the rule is called in verdicts and counts.", example="orders")]
+    name: Annotated[str, Doc("The name of the rule in verdicts and counts.", example="orders")]
     match: Annotated[
         dict[str, Any] | None,
         Doc(
-            "Which events it is for, in EventBridge's own pattern language; without it, all.",
+            "The events that it applies to, as an EventBridge pattern; without it, all.",
             example='{ source = ["com.example.orders"] }',
         ),
     ] = None
     tiers: Annotated[
         list[TierOptions] | None,
         Doc(
-            "Several ways to recognise an event, the identifying one last.",
+            "Several ways to recognise a duplicate, the identifying one last.",
             example='[{ key = "id", window = "5m" }, { key = "content" }]',
         ),
     ] = None
     entity: Annotated[
         str | None,
-        Doc('What the event is about, for order = "entity".', example="detail.conversationId"),
+        Doc('The entity of the event, for order = "entity".', example="detail.conversationId"),
     ] = None
     latest: Annotated[
         LatestOptions | None,
         Doc(
-            "Drop what is older than what was delivered of the same entity.",
+            "Drop an event that is older than one already delivered for the same entity.",
             example='{ entity = "detail.orderId", version = "detail.timestamp" }',
         ),
     ] = None
     quiet: Annotated[
         QuietOptions | None,
         Doc(
-            "Drop the same state of the same entity again within a short time.",
+            "Drop a repeated state of the same entity within a short time.",
             example='{ entity = "detail.orderId", state = "detail.status", for = "500ms" }',
         ),
     ] = None
     on_missing: Annotated[
-        OnMissing, Doc("What to do when a field of the key is missing or null.")
+        OnMissing, Doc("What to do if a field of the key is missing or null.")
     ] = "content"
     on_conflict: Annotated[
-        OnConflict, Doc("What to do with the same identity and other content.")
+        OnConflict, Doc("What to do with an event that has the same key and other content.")
     ] = "deliver"
-    on_replay: Annotated[OnReplay, Doc("What to do with events out of an archive.")] = "deduplicate"
+    on_replay: Annotated[OnReplay, Doc("What to do with events replayed from an archive.")] = (
+        "deduplicate"
+    )
     scope: Annotated[
         Scope,
-        Doc('"organisation" takes all Genesys integrations of one organisation for one source.'),
+        Doc('"organisation" treats all Genesys integrations of one organisation as one source.'),
     ] = "source"
-    discard: Annotated[bool, Doc("Drop what matches: acknowledged, and not forwarded.")] = False
+    discard: Annotated[bool, Doc("Drop matching events: acknowledge them without delivery.")] = (
+        False
+    )
 
     def build(self, where: str, window: timedelta, problems: Problems) -> dict[str, Any]:
-        """Return the arguments of a `Rule`; raise every mistake there is."""
+        """Return the arguments of a `Rule`; raise all errors together."""
         made: dict[str, Any] = {"name": self.name, "discard": self.discard, "entity": self.entity}
         for name in ("on_missing", "on_conflict", "on_replay", "scope"):
             made[name] = getattr(self, name)
@@ -759,13 +764,13 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
             beside += ["tiers"] if self.tiers is not None else []
             why = "discard" if self.discard else 'key = "none"'
             for name in beside:
-                problems.add(f"{where}.{name}", f"means nothing with {why}")
+                problems.add(f"{where}.{name}", f"has no effect with {why}; remove it")
             return ()
         if self.tiers is None:
             return (self._tier(self, where, window),)
         if own:
             raise ConfigError(
-                f"{where}.{own[0]}", "stands beside tiers; say it inside the tier it is for"
+                f"{where}.{own[0]}", "cannot be combined with tiers; set it inside a tier"
             )
         if not self.tiers:
             raise ConfigError(f"{where}.tiers", "must be a list of at least one tier")
@@ -774,7 +779,9 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
             place = f"{where}.tiers[{at}]"
             with problems.caught():
                 if tier.key == "none":
-                    raise ConfigError(f"{place}.key", '"none" is for a whole rule, not for a tier')
+                    raise ConfigError(
+                        f"{place}.key", '"none" can be set for a rule only, not for a tier'
+                    )
                 tiers.append(self._tier(tier, place, window))
         return tuple(tiers)
 
@@ -783,14 +790,14 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
         if tier.content is not None and not tier.check and self.on_missing != "content":
             raise ConfigError(
                 f"{where}.ignore",
-                f"means nothing here: with on_missing = {self.on_missing!r} and without "
-                "check = true, nobody looks at the content",
+                f"has no effect: with on_missing = {self.on_missing!r} and without check = true, "
+                "the content is not used; remove it, or set check = true",
             )
         return tier
 
 
 def _expression(text: str | None, where: str) -> str:
     if text is None:
-        raise ConfigError(where, "is missing, and the rule names no entity either")
+        raise ConfigError(where, "is missing, and the rule has no entity; set one of them")
     compile_field(text, where)
     return text

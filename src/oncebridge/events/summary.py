@@ -1,7 +1,7 @@
 """
-What there is to be learnt of an event beside its key: when, about what, in which state.
+Describe an event: when it was published, its topic, its entity and its state.
 
-All of it serves to describe and to suspect; nothing here decides what is the same.
+The audit, the history and the dashboard use these; deduplication does not depend on them.
 """
 
 import re
@@ -14,31 +14,31 @@ from oncebridge.events.canonical import canonical
 from oncebridge.events.event import Event
 from oncebridge.events.key import compile_field
 from oncebridge.events.rules import Rule
-from oncebridge.events.timestamps import instant, moment
+from oncebridge.events.timestamps import parse_instant, parse_timestamp
 
 _MOST_NAMES: Final = 5_000
 _encode = msgspec.json.Encoder().encode
 
 
 def body_of(detail: dict[str, Any]) -> dict[str, Any]:
-    """Return what an event of Genesys is about; of others, the detail."""
+    """Return the `eventBody` of a Genesys event, or the detail of any other."""
     body = detail.get("eventBody")
     return body if type(body) is dict else detail
 
 
 def published_ms(event: Event) -> int | None:
     """
-    Return when an event was published.
+    Return when an event was published; None if that is not known.
 
-    Genesys writes it to the millisecond, EventBridge cuts it to the second. A timestamp in
-    the detail that is more than a minute off is something else.
+    Genesys writes milliseconds into the detail, EventBridge only seconds into the envelope. A
+    timestamp in the detail that is more than a minute off has another meaning.
     """
     stamp, time = event.detail.get("timestamp"), event.time
     if type(stamp) is not str or not stamp:
-        return instant(time) if time else None
+        return parse_instant(time) if time else None
     if time is None or stamp[:19] == time[:19]:
-        return instant(stamp) if stamp[4:5] == "-" else None
-    second, exact = instant(time), instant(stamp)
+        return parse_instant(stamp) if stamp[4:5] == "-" else None
+    second, exact = parse_instant(time), parse_instant(stamp)
     if second is None or exact is None or abs(exact - second) > 60_000:
         return second
     return exact
@@ -46,10 +46,10 @@ def published_ms(event: Event) -> int | None:
 
 def topic_of(event: Event) -> str:
     """
-    Name the kind of thing that an event tells of.
+    Return the detail-type of an event.
 
-    Without an envelope it is the topic that Genesys writes into the detail, and what is an id
-    there is none of the kind.
+    Without an envelope it is the topic that Genesys writes into the detail, with the ids in it
+    replaced.
     """
     if event.detail_type:
         return event.detail_type
@@ -61,7 +61,7 @@ _ID: Final = re.compile(r"(?<![^.])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa
 
 
 def entity_of(event: Event) -> str:
-    """Return what an event is about, by what it looks like."""
+    """Return a guess of the entity of an event, from the usual names of fields."""
     return _guess_entity(event, body_of(event.detail))
 
 
@@ -69,14 +69,14 @@ _Entity = Callable[[Event, dict[str, Any]], str]
 
 
 def entity_finder(rule: Rule | None) -> _Entity:
-    """Make what tells the entity of an event: as the rule says, or else what it looks like."""
+    """Return a function that returns the entity of an event: by the rule, or else by a guess."""
     named = None
     if rule is not None:
         named_by = [rule.entity, *(each.entity for each in (rule.latest, rule.quiet) if each)]
         named = next((part for part in named_by if part), None)
     if named is None:
         return _guess_entity
-    # `a || b` costs JMESPath ten times what it costs to look for a, and then for b.
+    # With JMESPath, `a || b` costs ten times as much as evaluating a and then b.
     parts = [part.strip() for part in named.split("||")]
     walked = [part.split(".")[1:] for part in parts if _PLAIN.fullmatch(part)]
     if len(walked) == len(parts):
@@ -86,7 +86,7 @@ def entity_finder(rule: Rule | None) -> _Entity:
 
 
 def _walker(paths: Sequence[Sequence[str]]) -> _Entity:
-    """Look for the first of several paths below the detail that leads anywhere."""
+    """Return a function that returns the first value at one of the paths below the detail."""
 
     def walk(event: Event, _body: dict[str, Any]) -> str:
         for path in paths:
@@ -124,7 +124,7 @@ def _guess_entity(event: Event, body: dict[str, Any]) -> str:
 
 
 def conversation_of(detail: dict[str, Any], body: dict[str, Any]) -> str:
-    """Find what a naive key would take for the conversation's id."""
+    """Return what a naive key would use as the conversation's id."""
     for name in _CONVERSATIONS:
         value = body.get(name)
         if value is None:
@@ -134,11 +134,11 @@ def conversation_of(detail: dict[str, Any], body: dict[str, Any]) -> str:
     return ""
 
 
-class _Times(dict[tuple[str, ...], tuple[str, ...]]):
-    """Tells which names of members are those of times; remembers what it found."""
+class _TimeNames(dict[tuple[str, ...], tuple[str, ...]]):
+    """The names among those of members that are names of times; a cache."""
 
     def __missing__(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        if len(self) >= _MOST_NAMES:  # attributes are anybody's to invent
+        if len(self) >= _MOST_NAMES:  # senders can invent any number of names
             self.clear()
         found = self[names] = tuple(name for name in names if _TIME_LIKE.fullmatch(name))
         return found
@@ -149,7 +149,7 @@ _TIME_LIKE: Final = re.compile(
     r"|time|date|timestamp|datetime|ts|at|date[A-Z].*",
     re.ASCII | re.DOTALL,
 )
-_times_among: Final = _Times()
+_times_among: Final = _TimeNames()
 _HAPPENED: Final = (
     *("eventTime", "event_time", "modifiedDate", "dateModified", "updatedAt", "updated_at"),
     *("timestamp", "occurredAt", "occurred_at"),
@@ -157,7 +157,7 @@ _HAPPENED: Final = (
 
 
 def state_of(body: dict[str, Any]) -> int | str:
-    """Hash what a body says apart from when it says it; nothing where that is all."""
+    """Return a hash of a body without its times; empty if there is nothing else in it."""
     times = _times_among[tuple(body)]
     if times:
         body = body.copy()
@@ -167,10 +167,10 @@ def state_of(body: dict[str, Any]) -> int | str:
 
 
 def happened_ms(event: Event, body: dict[str, Any]) -> int | str:
-    """Return when an event says it happened; -1 where there is no time in it at all."""
+    """Return when the event happened according to its body; -1 if there is no time in it."""
     for name in _HAPPENED:
         if name in body:
-            at_ms = moment(body[name])
+            at_ms = parse_timestamp(body[name])
             if at_ms is not None:
                 return at_ms
     kept = event.kept

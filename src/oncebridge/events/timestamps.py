@@ -1,14 +1,14 @@
 """
-When things happened, out of what events and recordings say: milliseconds since 1970.
+Parse the timestamps in events and recordings, as milliseconds since 1970.
 
-Nothing raises; what is no instant is None.
+Nothing raises; a value that is not a timestamp gives None.
 """
 
 from datetime import UTC, datetime
 from typing import Any, Final
 
 _SECONDS: dict[str, int] = {}
-"""The seconds seen lately: most instants of a recording are near others."""
+"""A cache of recent seconds: most timestamps of a recording are close together."""
 _MOST_SECONDS: Final = 10_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECONDS_BELOW: Final = 10**11
@@ -17,8 +17,8 @@ _LATEST_MS: Final = 253_402_300_800_000
 """The year 10000, where dates end."""
 
 
-def instant(text: str) -> int | None:
-    """Read ISO 8601; without an offset it is UTC."""
+def parse_instant(text: str) -> int | None:
+    """Return an ISO 8601 timestamp in milliseconds; without an offset it is UTC."""
     begins = _SECONDS.get(text[:19])
     if begins is not None:
         # As EventBridge and Genesys write it: 2026-03-19T10:15:07Z, 2026-03-19T10:15:07.919Z.
@@ -45,12 +45,12 @@ def _read(text: str) -> int | None:
     return at_ms
 
 
-def moment(value: Any) -> int | None:
-    """Read an instant however it is written: ISO 8601, seconds or milliseconds since 1970."""
+def parse_timestamp(value: Any) -> int | None:
+    """Return a timestamp in ISO 8601, seconds or milliseconds since 1970 in milliseconds."""
     if type(value) is str:
         if value.isascii() and value.isdecimal() and 10 <= len(value) <= 15:
-            return moment(int(value))
-        return instant(value) if value[4:5] == "-" else None
+            return parse_timestamp(int(value))
+        return parse_instant(value) if value[4:5] == "-" else None
     if type(value) is int or type(value) is float:
         at_ms = int(value * 1000) if 0 <= value < _SECONDS_BELOW else int(value)
         return at_ms if 0 < at_ms < _LATEST_MS else None

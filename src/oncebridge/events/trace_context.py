@@ -1,10 +1,9 @@
 """
-Which request an event belongs to, where somebody traces requests.
+The trace context of an event, for distributed tracing.
 
-A trace context says so in a few bytes: `traceparent` as the W3C has it, everywhere but inside of
-AWS, which has a form of its own (X-Ray's). Here both are read, and nothing is made of what is not
-exactly one of them. The context travels beside an event and never in it: the bytes stay as they
-came.
+It is a `traceparent` of the W3C, or inside of AWS the header of X-Ray. Both are read; any other
+text is ignored. The context is transported next to an event and never in it: the bytes of the
+event stay unchanged.
 """
 
 import re
@@ -26,19 +25,19 @@ _SPAN = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _MOST_XRAY: Final = 500
 
 
-class Carried(bytes):
+class BytesWithContext(bytes):
     """
-    An arrival on its way to be read, with the context that came beside it.
+    The bytes of an event with the trace context that arrived with them.
 
-    What is read from it has both: the very bytes (*raw*), and the context.
+    The event that is read from it has both: the bytes (*raw*), and the context.
     """
 
     raw: bytes
     context: str
 
     @classmethod
-    def of(cls, raw: bytes, context: str) -> "Carried":
-        """Let *raw* carry *context*, which is a `traceparent`."""
+    def of(cls, raw: bytes, context: str) -> "BytesWithContext":
+        """Return *raw* with *context*, which is a `traceparent`."""
         carried = cls(raw)
         carried.raw = raw
         carried.context = context
@@ -46,11 +45,11 @@ class Carried(bytes):
 
 
 def read_traceparent(text: object) -> str:
-    """Return a `traceparent` as it is passed on; empty where *text* is none."""
+    """Return a `traceparent` as it is forwarded; empty if *text* is not one."""
     found = _PARENT.fullmatch(text) if isinstance(text, str) else None
     if found is None or not (found["trace"].strip("0") and found["span"].strip("0")):
         return ""
-    # The first version ends here. A later one may go on, and ff will never be one.
+    # Version 00 ends here. A later one may be longer, and ff is not a valid version.
     if found["version"] == "ff" or (found["version"] == "00" and found["more"] is not None):
         return ""
     return _written(found["trace"], found["span"], is_sampled=bool(int(found["flags"], 16) & 1))
@@ -58,9 +57,9 @@ def read_traceparent(text: object) -> str:
 
 def read_xray(text: object) -> str:
     """
-    Return the header of X-Ray as a `traceparent`; empty where *text* is none.
+    Return the header of X-Ray as a `traceparent`; empty if *text* is not one.
 
-    One without a parent (a load balancer adds such) belongs to no request that is known.
+    A header without a parent, as a load balancer adds, belongs to no known request.
     """
     if not isinstance(text, str) or len(text) > _MOST_XRAY:
         return ""
@@ -77,7 +76,7 @@ def read_xray(text: object) -> str:
 
 
 def xray_of(traceparent: str) -> str:
-    """Write a `traceparent` as X-Ray wants it; empty where it is none."""
+    """Return a `traceparent` as a header of X-Ray; empty if it is not one."""
     found = _PARENT.fullmatch(traceparent)
     if found is None:
         return ""

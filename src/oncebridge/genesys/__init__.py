@@ -1,1 +1,1 @@
-"""What we know about Genesys Cloud's events."""
+"""Genesys Cloud: rules for its events, verification of conversations, and a simulator."""

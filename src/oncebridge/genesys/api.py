@@ -1,22 +1,22 @@
 """
-What Genesys Cloud itself says about a conversation.
+Look up a conversation with the API of Genesys Cloud.
 
-    POST https://login.HOST/oauth/token                 the OAuth client's id and secret, for a token
-    GET  https://api.HOST/api/v2/conversations/ID       whether there is such a conversation
+    POST https://login.HOST/oauth/token                 get a token for the OAuth client
+    GET  https://api.HOST/api/v2/conversations/ID       look up a conversation
 
-A look-up ends in one of five ways, and none of them is an exception:
+A lookup has one of five results, and never raises:
 
-| what came back                                    | finding   |
-| ------------------------------------------------- | --------- |
-| 200 with the conversation that was asked for      | `Exists`  |
-| 404, 400 or 410, in the API's own form            | `Missing` |
-| 403 in that form, though others are shown to us   | `Hidden`  |
-| any other such 403; 401 to a new token; no token  | `Refused` |
-| anything else, or nothing                         | `Unsaid`  |
+| response                                          | result          |
+| ------------------------------------------------- | --------------- |
+| 200 with the requested conversation               | `Exists`        |
+| 404, 400 or 410, in the format of the API         | `Missing`       |
+| 403 in that format, while others are visible      | `Hidden`        |
+| any other such 403; 401 to a new token; no token  | `ClientRefused` |
+| any other response, or none                       | `NoAnswer`      |
 
-What somebody else on the way says (a proxy's error, a page to log in at) is not the API's word,
-and says nothing about a conversation. A token is fetched once for however many ask, and kept
-until shortly before its end. Neither it nor the secret is ever part of a message.
+A response of another server (a proxy's error, a login page) says nothing about a conversation.
+A token is fetched once for all concurrent callers, and kept until shortly before it expires.
+Neither the token nor the secret is ever part of a message.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from oncebridge.base.secrets import Secret
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Unclear
-from oncebridge.http.target import Target
+from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear
+from oncebridge.http.target import HttpTarget
 
 PERMISSION: Final = "conversation:communication:view"
-"""What the role of the OAuth client has to permit."""
+"""The permission that the role of the OAuth client needs."""
 
 REGIONS: Final[Mapping[str, str]] = {
     "us-east-1": "mypurecloud.com",
@@ -61,7 +61,7 @@ REGIONS: Final[Mapping[str, str]] = {
     "ap-northeast-2": "apne2.pure.cloud",
     "ap-northeast-3": "apne3.pure.cloud",
 }
-"""Which host is whose, by the AWS Region that an organisation lives in."""
+"""The host of Genesys Cloud for each AWS Region of an organisation."""
 
 _HOST = re.compile(r"(?!-)[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})+")
 _SERVICES = ("api.", "login.", "apps.")
@@ -69,66 +69,66 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _TOKEN = re.compile(r"[!-~]{1,16384}")
 _ERROR = re.compile(r"[a-z][a-z_ .-]{0,60}")
 _REFUSALS: Final = frozenset({400, 401, 403})
-_MOST_ANSWER: Final = 1024 * 1024  # a long conversation is a long answer
-_MOST_WAIT_S: Final = 300
+_MAX_RESPONSE: Final = 1024 * 1024  # long conversations have long responses
+_MAX_WAIT_S: Final = 300
 _EARLY_S: Final = 60.0
 _USUAL_LIFE_S: Final = 3600.0
-_MOST_HIDDEN: Final = 20
-"""Conversations in a row that are not shown, after which it is not about them, but about us."""
+_MAX_HIDDEN: Final = 20
+"""After so many hidden conversations in a row, the OAuth client is treated as refused."""
 
 
 class Exists(Struct, frozen=True, gc=False):
-    """There is such a conversation."""
+    """The conversation exists."""
 
 
 class Missing(Struct, frozen=True, gc=False):
-    """There is none, as far as the API knows."""
+    """The API does not know the conversation."""
 
 
 class Hidden(Struct, frozen=True, gc=False):
-    """Whether there is one is not for us to see, as others are."""
+    """The OAuth client may not see this conversation, but may see others."""
 
 
-class Refused(Struct, frozen=True, gc=False):
-    """We are not let in, whatever the conversation; somebody has to look."""
+class ClientRefused(Struct, frozen=True, gc=False):
+    """The OAuth client is refused for every conversation; the operator has to fix it."""
 
     reason: str
 
 
-class Unsaid(Struct, frozen=True, gc=False):
-    """Nobody could say; it may be asked again."""
+class NoAnswer(Struct, frozen=True, gc=False):
+    """The API gave no usable response; a retry may succeed."""
 
     reason: str
     retry_after_ms: int = 0
-    """How long we were asked to stay away."""
+    """How long the API asked to wait."""
 
 
-Finding = Exists | Missing | Hidden | Refused | Unsaid
+LookupResult = Exists | Missing | Hidden | ClientRefused | NoAnswer
 
 
-def is_plausible(conversation: object) -> bool:
-    """Return whether this can be the id of a conversation at all, and is worth a look-up."""
+def is_conversation_id(conversation: object) -> bool:
+    """Return True if this can be the id of a conversation."""
     return isinstance(conversation, str) and _ID.fullmatch(conversation) is not None
 
 
 class Hosts(Struct, frozen=True):
-    """Where to log in, and where to ask."""
+    """The URLs of the login and of the API."""
 
     login: str
     api: str
     allow_private: bool = False
-    """The address was written out, so it may be one of the same network."""
+    """True if the URL was configured explicitly, so it may be a private address."""
 
     @classmethod
     def of(cls, region: str, where: str) -> "Hosts":
-        """Find the hosts of *region*, or raise `ConfigError`."""
+        """Return the hosts of *region*, or raise `ConfigError`."""
         if "://" in region:
-            return cls._at(region, where)
+            return cls._from_url(region, where)
         name = region.strip().lower()
         host = REGIONS.get(name, name)
         if host.startswith(_SERVICES):
             shorter = host.partition(".")[2]
-            raise ConfigError(where, f"{region!r}: leave out what stands before {shorter!r}")
+            raise ConfigError(where, f"{region!r}: write only {shorter!r}")
         if not _HOST.fullmatch(host):
             raise ConfigError(
                 where,
@@ -138,10 +138,10 @@ class Hosts(Struct, frozen=True):
         return cls(f"https://login.{host}", f"https://api.{host}")
 
     @classmethod
-    def _at(cls, url: str, where: str) -> "Hosts":
-        """Take one address for both, such as a proxy's."""
+    def _from_url(cls, url: str, where: str) -> "Hosts":
+        """Use one URL for both, such as that of a proxy."""
         try:
-            target = Target.parse(url)
+            target = HttpTarget.parse(url)
         except ValueError as error:
             raise ConfigError(where, str(error)) from None
         if target.authorization or "?" in target.path:
@@ -152,16 +152,16 @@ class Hosts(Struct, frozen=True):
         return cls(url, url, allow_private=True)
 
 
-class _Token(Struct, frozen=True):
+class _AccessToken(Struct, frozen=True):
     text: Secret
     until_s: float
 
 
 class Api:
     """
-    Ask at *hosts*, as the OAuth client *client_id*; each request may take *timeout*.
+    Looks up conversations at *hosts* as the OAuth client *client_id*, with *timeout* per request.
 
-    Whoever asks takes a turn of *pace* first. What has to be asked twice takes another.
+    The caller takes a turn of *rate_limit* before a lookup. A second request takes another turn.
     """
 
     def __init__(
@@ -171,67 +171,69 @@ class Api:
         client_secret: Secret,
         *,
         timeout: timedelta,
-        pace: RateLimit,
+        rate_limit: RateLimit,
     ) -> None:
         self._hosts = hosts
         self._id = client_id
         self._secret = client_secret
         self._timeout_s = timeout.total_seconds()
-        self._pace = pace
+        self._rate_limit = rate_limit
         self._clients: dict[str, Client] = {}
-        self._token: _Token | None = None
-        self._fetching: asyncio.Task[_Token | Refused | Unsaid] | None = None
-        self._hidden = _MOST_HIDDEN
-        """How many in a row were not shown; with a new token, none has been yet."""
+        self._token: _AccessToken | None = None
+        self._fetching: asyncio.Task[_AccessToken | ClientRefused | NoAnswer] | None = None
+        self._hidden = _MAX_HIDDEN
+        """The hidden conversations in a row; a new token starts at the limit until one is visible."""
 
-    async def find(self, conversation: str) -> Finding:
-        """Ask for one conversation; a token that is not taken any more is renewed once."""
-        client, prefix = self._at(self._hosts.api)
+    async def find(self, conversation: str) -> LookupResult:
+        """Look up one conversation; a token that is not accepted any more is renewed once."""
+        client, prefix = self._client_for(self._hosts.api)
         path = f"{prefix}/api/v2/conversations/{quote(conversation, safe='')}"
         for is_repeat in (False, True):
             if is_repeat:
-                await asyncio.sleep(self._pace.take(1, asyncio.get_running_loop().time()))
-            token = await self._logged_in()
-            if not isinstance(token, _Token):
+                await asyncio.sleep(self._rate_limit.take(1, asyncio.get_running_loop().time()))
+            token = await self._get_token()
+            if not isinstance(token, _AccessToken):
                 return token
             headers = [("Authorization", f"Bearer {token.text.reveal()}")]
             answer = await self._bounded(
                 "the Genesys API", client.request("GET", path, headers=headers)
             )
-            if isinstance(answer, Unsaid):
+            if isinstance(answer, NoAnswer):
                 return answer
             if answer.status != 401:
-                return self._seen(_understood(answer, conversation))
-            if self._token is token:  # else somebody has renewed it meanwhile
+                return self._interpret_hidden(_interpret(answer, conversation))
+            if self._token is token:  # else another task has renewed it
                 self._token = None
-        return Refused("the OAuth client is refused: the Genesys API answers 401 to a new token")
+        return ClientRefused(
+            "the OAuth client is refused: the Genesys API answers 401 to a new token"
+        )
 
-    def _seen(self, found: Finding) -> Finding:
+    def _interpret_hidden(self, found: LookupResult) -> LookupResult:
         """
-        Tell a conversation that is not shown from a client that is shown none.
+        Distinguish a hidden conversation from a client that can see none.
 
-        Only what is shown proves that the client may look: whether it may is perhaps asked
-        after whether there is such a conversation.
+        Only a visible conversation proves that the client has the permission: the API may
+        check the permission after the existence of the conversation.
         """
         if isinstance(found, Exists):
             self._hidden = 0
         elif isinstance(found, Hidden):
             self._hidden += 1
-            if self._hidden > _MOST_HIDDEN:
-                return Refused(
-                    "the OAuth client may not look: HTTP 403; its role needs the permission "
+            if self._hidden > _MAX_HIDDEN:
+                return ClientRefused(
+                    "the OAuth client has no access: HTTP 403; its role needs the permission "
                     f"{PERMISSION}, in all divisions"
                 )
         return found
 
-    async def log_in(self) -> Refused | Unsaid | None:
-        """Get a token, if there is none; tell what stands in the way."""
-        self._at(self._hosts.api)  # a proxy that cannot be used raises now, and not later
-        token = await self._logged_in()
-        return None if isinstance(token, _Token) else token
+    async def log_in(self) -> ClientRefused | NoAnswer | None:
+        """Get a token if there is none; return the problem if that fails."""
+        self._client_for(self._hosts.api)  # raises now if the proxy cannot be used
+        token = await self._get_token()
+        return None if isinstance(token, _AccessToken) else token
 
     async def aclose(self) -> None:
-        """Let go of connections; safe to repeat, and the API may be asked again after it."""
+        """Close all connections; may be called again, and the API may be used after it."""
         clients, self._clients = self._clients, {}
         fetching, self._fetching = self._fetching, None
         if fetching is not None:
@@ -242,8 +244,8 @@ class Api:
 
     # --- the token ---------------------------------------------------------------------
 
-    async def _logged_in(self) -> _Token | Refused | Unsaid:
-        """Return the token; whoever asks while it is fetched waits for the same one."""
+    async def _get_token(self) -> _AccessToken | ClientRefused | NoAnswer:
+        """Return the token; concurrent callers wait for the same fetch."""
         loop = asyncio.get_running_loop()
         if self._token is not None and loop.time() < self._token.until_s:
             return self._token
@@ -251,97 +253,101 @@ class Api:
             self._fetching = loop.create_task(self._fetch())
         return await asyncio.shield(self._fetching)
 
-    async def _fetch(self) -> _Token | Refused | Unsaid:
+    async def _fetch(self) -> _AccessToken | ClientRefused | NoAnswer:
         both = f"{self._id.reveal()}:{self._secret.reveal()}".encode()
         headers = [
             ("Authorization", f"Basic {base64.b64encode(both).decode()}"),
             ("Content-Type", "application/x-www-form-urlencoded"),
         ]
-        client, prefix = self._at(self._hosts.login)
+        client, prefix = self._client_for(self._hosts.login)
         body = b"grant_type=client_credentials"
         answer = await self._bounded(
             "the Genesys login", client.request("POST", f"{prefix}/oauth/token", body, headers)
         )
-        if isinstance(answer, Unsaid):
+        if isinstance(answer, NoAnswer):
             return answer
         said = _read(answer.body)
         if answer.status in _REFUSALS:
-            return Refused(f"the OAuth client is refused: HTTP {answer.status}{_error(said)}")
+            return ClientRefused(f"the OAuth client is refused: HTTP {answer.status}{_error(said)}")
         if answer.status != 200:
-            return _unsaid("the Genesys login", answer)
+            return _no_answer("the Genesys login", answer)
         token, life_s = said.get("access_token"), said.get("expires_in")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            return Unsaid("the Genesys login gave no token")
+            return NoAnswer("the Genesys login returned no token")
         if isinstance(life_s, bool) or not isinstance(life_s, int | float) or life_s <= 0:
             life_s = _USUAL_LIFE_S
         until_s = asyncio.get_running_loop().time() + life_s - min(_EARLY_S, life_s / 5)
-        self._token = _Token(Secret(token), until_s)
-        self._hidden = _MOST_HIDDEN
+        self._token = _AccessToken(Secret(token), until_s)
+        self._hidden = _MAX_HIDDEN
         return self._token
 
     # --- requests ----------------------------------------------------------------------
 
-    async def _bounded(self, who: str, request: Awaitable[Answer]) -> Answer | Unsaid:
+    async def _bounded(
+        self, who: str, request: Awaitable[ClientResponse]
+    ) -> ClientResponse | NoAnswer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await request
         except TimeoutError:
-            return Unsaid(f"{who} did not answer within {self._timeout_s:g} s")
+            return NoAnswer(f"{who} did not answer within {self._timeout_s:g} s")
         except (NotSent, Unclear) as error:
-            return Unsaid(f"{who}: {error}")
+            return NoAnswer(f"{who}: {error}")
 
-    def _at(self, url: str) -> tuple[Client, str]:
-        """Return the client for *url*, and what its paths begin with."""
+    def _client_for(self, url: str) -> tuple[Client, str]:
+        """Return the client for *url*, and the prefix of its paths."""
         if url not in self._clients:
             self._clients[url] = Client(
                 url,
                 headers=[("Accept", "application/json"), ("User-Agent", "oncebridge")],
                 connect_timeout=timedelta(seconds=self._timeout_s),
-                max_answer=_MOST_ANSWER,
+                max_answer=_MAX_RESPONSE,
                 allow_private=self._hosts.allow_private,
             )
         client = self._clients[url]
         return client, client.target.path.rstrip("/")
 
 
-def _understood(answer: Answer, conversation: str) -> Finding:
-    """Say what an answer about a conversation means; nothing of its body is ever quoted."""
+def _interpret(answer: ClientResponse, conversation: str) -> LookupResult:
+    """Return the result that a response means; nothing of its body is ever quoted."""
     match answer.status:
-        case 200 if _shows(answer.body, conversation):
+        case 200 if _is_conversation(answer.body, conversation):
             return Exists()
         case 400 | 404 | 410 if _is_error(answer):
             return Missing()
         case 403 if _is_error(answer):
             return Hidden()
         case 200 | 400 | 403 | 404 | 410:
-            return Unsaid(f"the Genesys API answers HTTP {answer.status}, but not as Genesys does")
-    return _unsaid("the Genesys API", answer)
+            return NoAnswer(
+                f"the Genesys API answers HTTP {answer.status}, but not in its own format"
+            )
+    return _no_answer("the Genesys API", answer)
 
 
-def _shows(body: bytes, conversation: str) -> bool:
-    """Return whether this is the conversation that was asked for."""
-    if len(body) < _MOST_ANSWER:
+def _is_conversation(body: bytes, conversation: str) -> bool:
+    """Return True if this is the requested conversation."""
+    if len(body) < _MAX_RESPONSE:
         name = _read(body).get("id")
         return isinstance(name, str) and name.lower() == conversation.lower()
-    # Cut off, so it cannot be read as a whole.
+    # Truncated, so it cannot be parsed.
     own = re.compile(rb'"id"\s*:\s*"%s"' % re.escape(conversation.encode()), re.IGNORECASE)
     return body.lstrip().startswith(b"{") and own.search(body) is not None
 
 
-def _is_error(answer: Answer) -> bool:
-    """Return whether this is an error in the form of Genesys: with a code, and the status again."""
+def _is_error(answer: ClientResponse) -> bool:
+    """Return True if this is an error in the format of Genesys: with a code and the status."""
     said = _read(answer.body)
     return isinstance(said.get("code"), str) and said.get("status") == answer.status
 
 
-def _unsaid(who: str, answer: Answer) -> Unsaid:
+def _no_answer(who: str, answer: ClientResponse) -> NoAnswer:
     text = answer.headers.get(b"retry-after", b"").decode("latin-1").strip()
     seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    return Unsaid(f"{who} answers HTTP {answer.status}", min(seconds, _MOST_WAIT_S) * 1000)
+    return NoAnswer(f"{who} answers HTTP {answer.status}", min(seconds, _MAX_WAIT_S) * 1000)
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """Read an answer that is a JSON object; empty, if it is none."""
+    """Return the JSON object of a response; empty if it is not one."""
     try:
         said = msgspec.json.decode(body)
     except (ValueError, RecursionError):
@@ -350,6 +356,6 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _error(said: Mapping[str, Any]) -> str:
-    """Return the short word for what is wrong, as OAuth has it (`invalid_client`)."""
+    """Return the error code of OAuth, such as `invalid_client`."""
     word = said.get("error")
     return f" {word}" if isinstance(word, str) and _ERROR.fullmatch(word) else ""

@@ -1,10 +1,10 @@
 """
-Ask for conversations: each once for all who want to know, not too often, and not in vain.
+Look up conversations: each once for all callers, rate limited, and not while the API is down.
 
-What was said is remembered; that there is no such conversation only briefly, and never as the
-reason to refuse an event for good (`oncebridge.genesys.verification`). Requests keep to the pace of *lookups*; whoever would get no turn
-early enough for an answer is told so at once. While the API is down or refuses us, only single
-tries reach it, and all others are told what the last one met.
+Results are cached; "not found" only briefly, and it is never the reason for refusing an event
+finally (`oncebridge.genesys.verification`). The setting *lookups* limits the rate of requests;
+a caller whose turn would be too late is told so at once. While the API is unavailable or refuses
+the client, only single probes are sent, and all other callers get the result of the last one.
 """
 
 import asyncio
@@ -17,61 +17,74 @@ from msgspec import Struct
 from oncebridge.base.clock import Dice
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.rate_limit import RateLimit
-from oncebridge.genesys.api import Api, Exists, Finding, Hidden, Missing, Refused, Unsaid
+from oncebridge.genesys.api import (
+    Api,
+    ClientRefused,
+    Exists,
+    Hidden,
+    LookupResult,
+    Missing,
+    NoAnswer,
+)
 from oncebridge.service.genesys_options import GenesysOptions
 
-_MOST: Final = 50_000
-"""How many conversations are remembered."""
+_MAX_REMEMBERED: Final = 50_000
+"""The maximum number of cached conversations."""
 BRIEFLY_S: Final = 5.0
-"""How long it is remembered that there is none, and after what time it is asked again."""
+"""How long "not found" is cached, and the time until the next lookup."""
 _FAILURES: Final = 5
-"""In a row, after which nobody is kept waiting for an answer, but for single tries."""
+"""After so many failures in a row, only single probes are sent."""
 _MOST_WAIT_S: Final = 60.0
-"""The longest line of those who got no turn, and come again one by one."""
+"""The maximum time over which the retries of delayed callers are spread."""
 _TOO_MANY: Final = "more conversations to look up than lookups permits"
 
 
-class Later(Struct, frozen=True, gc=False):
-    """There was no time to ask, which is nobody's fault."""
+class LookupDelayed(Struct, frozen=True, gc=False):
+    """There was no time for a lookup, because of the rate limit or a shutdown."""
 
     reason: str
     retry_after_ms: int = 0
 
 
-class _Asking(Struct, frozen=True):
-    task: asyncio.Task[Finding]
+class _PendingLookup(Struct, frozen=True):
+    task: asyncio.Task[LookupResult]
     at_s: float
-    """When it is its turn."""
+    """When its request is sent."""
 
 
 class Lookups:
-    """Ask *api*, at *pace*; requests are counted as `lookups` in *counts*."""
+    """Looks up conversations with *api*, limited by *rate_limit*; counts requests as `lookups`."""
 
     def __init__(
-        self, api: Api, pace: RateLimit, options: GenesysOptions, counts: Counter[str], dice: Dice
+        self,
+        api: Api,
+        rate_limit: RateLimit,
+        options: GenesysOptions,
+        counts: Counter[str],
+        dice: Dice,
     ) -> None:
         self._api = api
-        self._pace = pace
-        self._returns = RateLimit(options.lookups)
-        """When those come again who got no turn."""
+        self._rate_limit = rate_limit
+        self._retry_turns = RateLimit(options.lookups)
+        """Spreads the retries of delayed callers."""
         self._options = options
         self._counts = counts
         self._breaker = Breaker(_FAILURES, dice)
-        self._trouble: Unsaid | Refused = Unsaid("")
-        """The latest, for those who are not let through to find out themselves."""
-        self._away_until_s = 0.0
-        self._known: OrderedDict[str, tuple[Finding, float]] = OrderedDict()
-        self._asking: dict[str, _Asking] = {}
+        self._problem: NoAnswer | ClientRefused = NoAnswer("")
+        """The latest problem, for callers that are not sent to the API."""
+        self._unavailable_until_s = 0.0
+        self._known: OrderedDict[str, tuple[LookupResult, float]] = OrderedDict()
+        self._pending: dict[str, _PendingLookup] = {}
 
     async def aclose(self) -> None:
-        """Break off what is asked; safe to repeat."""
-        asking = [each.task for each in self._asking.values()]
+        """Cancel pending lookups; may be called again."""
+        asking = [each.task for each in self._pending.values()]
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
 
-    def remembered(self, conversation: str) -> Finding | None:
-        """Return what was said about *conversation* not long ago."""
+    def remembered(self, conversation: str) -> LookupResult | None:
+        """Return the cached result for *conversation*; None if there is none."""
         found = self._known.get(conversation)
         if found is None:
             return None
@@ -83,23 +96,23 @@ class Lookups:
 
     async def find(
         self, conversation: str, within_s: float, since_s: float = -inf
-    ) -> Finding | Later:
+    ) -> LookupResult | LookupDelayed:
         """
-        Ask, or wait with those who have asked already; not longer than *within_s*.
+        Look up *conversation*, or wait for a pending lookup of it; at most *within_s*.
 
-        A negative answer to a request that was sent before *since_s* is not returned: the
-        conversation is asked for once more.
+        A negative result of a request that was sent before *since_s* is not returned: the
+        conversation is looked up once more.
         """
         now = asyncio.get_running_loop().time
         ends_s = now() + within_s
         while True:
-            asking = self._asking.get(conversation) or self._start(conversation, ends_s - now())
-            if not isinstance(asking, _Asking):
+            asking = self._pending.get(conversation) or self._start(conversation, ends_s - now())
+            if not isinstance(asking, _PendingLookup):
                 return asking
-            # Whoever is broken off here leaves the others their answer.
+            # A caller that is cancelled here does not cancel the lookup of the others.
             await asyncio.wait({asking.task}, timeout=max(ends_s - now(), 0))
             if asking.task.cancelled():
-                return Later("this gateway is shutting down")
+                return LookupDelayed("this gateway is shutting down")
             if not asking.task.done():
                 break
             found = asking.task.result()
@@ -107,59 +120,61 @@ class Lookups:
                 return found
         left_s = asking.at_s - now()
         if left_s > 0:
-            return Later(_TOO_MANY, int(left_s * 1000) + 1)
-        return Unsaid("the Genesys API did not answer in the time left")
+            return LookupDelayed(_TOO_MANY, int(left_s * 1000) + 1)
+        return NoAnswer("the Genesys API did not answer in the time left")
 
-    def _start(self, conversation: str, within_s: float) -> _Asking | Refused | Unsaid | Later:
-        """Take a turn to ask, early enough for an answer; or tell why there is none."""
+    def _start(
+        self, conversation: str, within_s: float
+    ) -> _PendingLookup | ClientRefused | NoAnswer | LookupDelayed:
+        """Start a lookup if its turn is early enough; otherwise return why not."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if now < self._away_until_s:
-            return self._told(now)
-        wait_s = self._pace.left_s(now)
+        if now < self._unavailable_until_s:
+            return self._last_problem(now)
+        wait_s = self._rate_limit.left_s(now)
         if wait_s > max(within_s - self._options.timeout.total_seconds(), 0):
-            return self._later(wait_s, now)
+            return self._delay(wait_s, now)
         if not self._breaker.admits(now):
-            return self._told(now)
-        at_s = now + self._pace.take(1, now)
+            return self._last_problem(now)
+        at_s = now + self._rate_limit.take(1, now)
         is_try = self._breaker.is_open
-        task = loop.create_task(self._ask(conversation, at_s - now, is_try=is_try))
-        asking = self._asking[conversation] = _Asking(task, at_s)
+        task = loop.create_task(self._look_up(conversation, at_s - now, is_try=is_try))
+        asking = self._pending[conversation] = _PendingLookup(task, at_s)
 
         def ended(_: object) -> None:
-            # Here, and not in the task: one that is cancelled early does not even begin.
-            del self._asking[conversation]
+            # Not in the task: one that is cancelled early does not even start.
+            del self._pending[conversation]
             self._breaker.abandoned()
 
         task.add_done_callback(ended)
         return asking
 
-    def _later(self, wait_s: float, now: float) -> Later:
-        """Send away for now: come when there are turns again, one by one and not all at once."""
-        if self._returns.left_s(now) < _MOST_WAIT_S:
-            wait_s += self._returns.take(1, now)
+    def _delay(self, wait_s: float, now: float) -> LookupDelayed:
+        """Return when to retry; retries are spread, so that they do not all come at once."""
+        if self._retry_turns.left_s(now) < _MOST_WAIT_S:
+            wait_s += self._retry_turns.take(1, now)
         else:
             wait_s += _MOST_WAIT_S
-        return Later(_TOO_MANY, int(wait_s * 1000) + 1)
+        return LookupDelayed(_TOO_MANY, int(wait_s * 1000) + 1)
 
-    def _told(self, now: float) -> Unsaid | Refused:
-        """Say what the last one met who asked."""
-        if isinstance(self._trouble, Refused):
-            return self._trouble
-        left_s = max(self._breaker.left_s(now), self._away_until_s - now)
-        return Unsaid(self._trouble.reason, int(left_s * 1000) + 1)
+    def _last_problem(self, now: float) -> NoAnswer | ClientRefused:
+        """Return the problem of the last request."""
+        if isinstance(self._problem, ClientRefused):
+            return self._problem
+        left_s = max(self._breaker.left_s(now), self._unavailable_until_s - now)
+        return NoAnswer(self._problem.reason, int(left_s * 1000) + 1)
 
-    async def _ask(self, conversation: str, turn_s: float, *, is_try: bool) -> Finding:
+    async def _look_up(self, conversation: str, turn_s: float, *, is_try: bool) -> LookupResult:
         await asyncio.sleep(turn_s)
         now = asyncio.get_running_loop().time()
-        if now < self._away_until_s or (self._breaker.is_open and not is_try):
-            return self._told(now)  # said to somebody who was before us
+        if now < self._unavailable_until_s or (self._breaker.is_open and not is_try):
+            return self._last_problem(now)  # an earlier request has just failed
         self._counts["lookups"] += 1
         found = await self._api.find(conversation)
-        self._note(conversation, found)
+        self._record_result(conversation, found)
         return found
 
-    def _note(self, conversation: str, found: Finding) -> None:
+    def _record_result(self, conversation: str, found: LookupResult) -> None:
         now = asyncio.get_running_loop().time()
         match found:
             case Exists():
@@ -168,16 +183,18 @@ class Lookups:
             case Missing() | Hidden():
                 self._remember(conversation, found, now + BRIEFLY_S)
                 self._breaker.succeeded()
-            case Refused():
-                self._trouble = found
+            case ClientRefused():
+                self._problem = found
                 self._breaker.failed(now, at_once=True)
-            case Unsaid():
-                self._trouble = found
+            case NoAnswer():
+                self._problem = found
                 self._breaker.failed(now)
-                self._away_until_s = max(self._away_until_s, now + found.retry_after_ms / 1000)
+                self._unavailable_until_s = max(
+                    self._unavailable_until_s, now + found.retry_after_ms / 1000
+                )
 
-    def _remember(self, conversation: str, found: Finding, until_s: float) -> None:
+    def _remember(self, conversation: str, found: LookupResult, until_s: float) -> None:
         self._known[conversation] = (found, until_s)
         self._known.move_to_end(conversation)
-        if len(self._known) > _MOST:
+        if len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)

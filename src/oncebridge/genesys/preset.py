@@ -1,23 +1,23 @@
 """
 Rules for the events of Genesys Cloud, one for each family of topics.
 
-Genesys gives most events no id, and EventBridge gives each publication a new one. What
-stays the same when an event comes again is its topic and its body; the time it was
-published and the correlation of the request do not count. All else in the detail does,
-`version` too: it is the same in every copy, and if it ever is not, the body is to be read
-in another way. Two integrations of one organisation are one source, unless told otherwise.
+Genesys gives most events no id, and EventBridge gives each publication a new one. The topic
+and the body of an event stay the same when it is published again; the time of publication
+and the correlation of the request do not count. Everything else in the detail counts, also
+`version`: it is the same in every copy, and if it ever changes, the body has another meaning.
+Two integrations of one organisation are one source, unless configured otherwise.
 
-Where a topic has an id of its own, that is the key, and the content is compared: the same
-id with other content is a conflict, and is delivered. Observations are readings of a gauge:
-the same value again is another reading, so the time of publication belongs to them.
+If a topic has an id of its own, that is the key, and the content is compared: the same id
+with other content is a conflict, and is delivered. Observations are measurements: the same
+value again is another measurement, so their time of publication counts.
 
-Topics are told by the beginning and the end of their `detail-type`. Between stands `{id}`,
-or whatever name another tool gives it; real ids are in `detail.topicName` only. A topic that
-nobody knows yet is met by the last rule. A detail that comes without its envelope is told by
-its `topicName`, in which ids stand where `{id}` stood.
+Topics are recognised by the beginning and the end of their `detail-type`. Between is `{id}`,
+or a name that another tool uses; real ids are in `detail.topicName` only. An unknown topic
+matches the last rule. A detail without its envelope is recognised by its `topicName`, which
+has real ids instead of `{id}`.
 
-What all events of a topic have in common, its name and version, is no key by itself. Without
-a body they are known by their ids, and so are readings that do not say when they were made.
+The name and version that all events of a topic share are not a key by themselves. Events
+without a body are identified by their ids, and so are measurements without a time.
 """
 
 from collections.abc import Sequence
@@ -37,14 +37,14 @@ _VOLATILE: Final = ["detail.timestamp", "detail.metadata"]
 _LABELS: Final = ("topicName", "version")
 _BODY: Final = "detail.eventBody"
 
-# One expression for all that may be about a conversation, or its events had several orders.
+# One expression for all events of a conversation, so that they share one order.
 _CONVERSATION: Final = f"{_BODY}.conversationId || {_BODY}.id || detail.topicName"
 _TOPIC: Final = "detail.topicName"
 
-# What a topic is called that nobody knows yet, where no source says that it is one.
+# Names of unknown topics, for details without a source.
 _ANY_TOPIC: Final = [{"prefix": f"v{version}."} for version in range(1, 10)]
 
-# Detail events stand first, for there are more of them than of all others together.
+# Detail events come first, because there are more of them than of all others together.
 _FAMILIES: Final[Sequence[dict[str, Any]]] = (
     {
         "name": "genesys attributes",
@@ -78,7 +78,7 @@ _FAMILIES: Final[Sequence[dict[str, Any]]] = (
         "entity": _CONVERSATION,
     },
     {
-        # A partial utterance and its final form share their id; both are wanted.
+        # A partial utterance and its final form have the same id; both are delivered.
         "name": "genesys transcription",
         "topics": [{"wildcard": "v2.conversations.*.transcription"}],
         "key": [
@@ -92,7 +92,7 @@ _FAMILIES: Final[Sequence[dict[str, Any]]] = (
         "entity": _CONVERSATION,
     },
     {
-        # `eventBody.id` is what the snapshot is of, not which snapshot it is.
+        # `eventBody.id` is the id of the object, not of the snapshot.
         "name": "genesys snapshots",
         "topics": [{"prefix": "v2.users."}, {"prefix": "v2.routing.queues."}],
         "entity": _CONVERSATION,
@@ -111,7 +111,7 @@ def genesys_rules(
     *,
     window: timedelta = DEFAULT_WINDOW,
 ) -> list[Rule]:
-    """Return the preset's rules, for the sources and the scope that *options* say."""
+    """Return the preset's rules, for the sources and the scope of *options*."""
     return list(_rules(options.sources, options.scope, window))
 
 
@@ -141,7 +141,7 @@ def _rule(
 
 
 def _with_content(tier: Tier, content: ContentKey) -> Tier:
-    """Let *content* be the tier's key if it goes by content, or else what stands in for it."""
+    """Use *content* as the tier's key if it is a content key, or else as its fallback."""
     if isinstance(tier.key, ContentKey):
         return replace(tier, key=content)
     return replace(tier, content=content)
@@ -150,10 +150,10 @@ def _with_content(tier: Tier, content: ContentKey) -> Tier:
 def _check(sources: tuple[str, ...]) -> None:
     where = "genesys.sources"
     if not sources:
-        raise ConfigError(where, "is empty; say how the sources begin")
+        raise ConfigError(where, "is empty; list how the sources begin")
     for at, prefix in enumerate(sources):
         if not prefix:
-            raise ConfigError(f"{where}[{at}]", "is empty, and every source begins like that")
+            raise ConfigError(f"{where}[{at}]", "is empty, and would match every source; remove it")
         if "*" in prefix:
-            message = f"{prefix!r}: say how the sources begin, without a star"
+            message = f"{prefix!r}: write how the sources begin, without a star"
             raise ConfigError(f"{where}[{at}]", message)

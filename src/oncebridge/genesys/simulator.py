@@ -1,14 +1,14 @@
 """
-A Genesys Cloud event stream in its real shape, which knows its own truth.
+A simulated Genesys Cloud event stream, labelled with which arrivals are duplicates.
 
-Whole conversations of an invented contact centre, several at once: callers, queues,
-agents, transcripts, after-call work. Among them come the repeats that real streams have
-(`REPEATS`), and events that look like repeats and are none (`LOOK_ALIKES`). Each arrival
-says which logical event it is, so that a test can count what was lost, repeated or merged.
+It has complete conversations of an invented contact centre, several at once: callers, queues,
+agents, transcripts, after-call work. It includes the kinds of duplicates that real streams
+have (`REPEATS`), and events that only look like duplicates (`LOOK_ALIKES`). Each arrival has
+the number of its logical event, so that a test can count losses, duplicates and mix-ups.
 
-Two events are one exactly if they agree in topic and `eventBody`; what changes from one
-copy to the next (id, time, timestamp, correlation, integration, spelling) is what changes
-in real copies. Everything comes from the seed: nothing from the machine.
+Two arrivals are the same event exactly if they have the same topic and `eventBody`; copies
+differ as real copies do (id, time, timestamp, correlation, integration, JSON notation).
+Everything depends on the seed only.
 """
 
 import json
@@ -24,12 +24,12 @@ from msgspec import Struct
 
 
 class Label(StrEnum):
-    """What an arrival is: a first, a repeat, or something that only looks like one."""
+    """The kind of an arrival: a first, a duplicate, or an event that only looks like one."""
 
     FIRST = "first"
 
     REDELIVERY = "redelivery"
-    """The same bytes again: the target did not answer."""
+    """The same bytes again: the target did not acknowledge them."""
     RE_EMISSION = "re-emission"
     """Published again: new id, time and timestamp, and sometimes a new correlation."""
     SECOND_INTEGRATION = "second-integration"
@@ -37,16 +37,16 @@ class Label(StrEnum):
     REPLAY = "replay"
     """Out of an archive, with a `replay-name`."""
     REORDERED = "reordered"
-    """The same event, written anew by something on the way: other order, blanks, numbers."""
+    """The same event, rewritten in transit: other order, whitespace, number notation."""
 
     OTHER_AGENT = "other-agent"
     """Another agent left the same conversation in the same millisecond."""
     ONE_MS_LATER = "one-ms-later"
-    """All the same, but it happened one millisecond later."""
+    """The same, but it happened one millisecond later."""
     ACW_AGAIN = "acw-again"
     """After-call work once more, because the conversation was reopened."""
     FINAL_TRANSCRIPT = "final-transcript"
-    """The final form of an utterance that came as a partial one before."""
+    """The final form of an utterance that arrived as a partial one before."""
     SECOND_UPDATE = "second-update"
     """Another update of the attributes in the same millisecond."""
     EQUAL_PRESENCE = "equal-presence"
@@ -55,16 +55,16 @@ class Label(StrEnum):
 
 _KINDS: Final = tuple(Label)
 REPEATS: Final = frozenset(_KINDS[1:6])
-"""Labels of arrivals that must not be passed on."""
+"""Labels of arrivals that must not be delivered."""
 LOOK_ALIKES: Final = frozenset(_KINDS[6:])
-"""Labels of arrivals that resemble another event and must be passed on."""
+"""Labels of arrivals that resemble another event and must be delivered."""
 
 START_MS: Final = 1_765_551_600_000
 """2025-12-12T15:00:00Z, where the simulated day begins."""
 
 
 class Simulated(Struct, frozen=True):
-    """One arrival, and what is true about it."""
+    """One arrival, and which event it is."""
 
     raw: bytes
     truth: int
@@ -80,24 +80,24 @@ def simulate(
     seed: int, events: int, *, repeats: float = 0.3, start_ms: int = START_MS
 ) -> Iterator[Simulated]:
     """
-    Return *events* arrivals in the order in which they arrive.
+    Yield *events* arrivals in the order in which they arrive.
 
-    *repeats* is the share of repeats among them, below 1. Arrivals are made as they are
-    taken, so a stream may be as long as it likes. A few hundred hold every label.
+    *repeats* is the share of duplicates among them, below 1. Arrivals are created on demand,
+    so a stream can have any length. A few hundred contain every label.
     """
     if not 0 <= repeats < 1:
-        raise ValueError(f"repeats is a share from 0 up to, not including, 1: not {repeats}")
+        raise ValueError(f"repeats must be from 0 up to, not including, 1: not {repeats}")
     dice = random.Random(seed)  # noqa: S311 - a simulation
-    centre = _Centre(dice, start_ms)
-    post = _Post(dice, start_ms, repeats)
+    centre = _ContactCentre(dice, start_ms)
+    bus = _EventBus(dice, start_ms, repeats)
     waiting: list[tuple[int, int, Simulated]] = []
     order = count()
     begins = 0
     for _ in range(events):
-        # nothing of a conversation arrives before it begins
+        # No event of a conversation arrives before the conversation begins.
         while not waiting or waiting[0][0] >= begins:
             for fact in centre.conversation(begins):
-                for arrival in post.send(fact):
+                for arrival in bus.send(fact):
                     heappush(waiting, (arrival.at_ms, next(order), arrival))
             begins += dice.randrange(3_000, 15_000)
         yield heappop(waiting)[2]
@@ -117,7 +117,7 @@ _SAYINGS: Final = (
 
 
 class _Fact(Struct, frozen=True):
-    """One logical event, before anything is sent."""
+    """One logical event, before it is sent."""
 
     truth: int
     topic: str
@@ -128,8 +128,8 @@ class _Fact(Struct, frozen=True):
     resembles: int | None = None
 
 
-class _Centre:
-    """The contact centre: what really happens, in which order."""
+class _ContactCentre:
+    """The contact centre: the logical events in their order."""
 
     def __init__(self, dice: random.Random, start_ms: int) -> None:
         self._dice = dice
@@ -144,7 +144,7 @@ class _Centre:
         self._odd: set[Label] = set()
 
     def conversation(self, begins: int) -> list[_Fact]:
-        """Play one call from the first ring to the last note."""
+        """Return the events of one call."""
         dice = self._dice
         self._facts = []
         self._odd = {next(self._oddities), next(self._oddities)}
@@ -180,8 +180,8 @@ class _Centre:
         happen("customer.end", ends, caller, disconnectType="ENDPOINT", **spent)
         left = happen("user.end", ends + 30, user, disconnectType="PEER", **spent)
         other = {"participantId": _uuid(dice), "sessionId": _uuid(dice), "userId": _uuid(dice)}
-        self._add_like(left, Label.OTHER_AGENT, other)
-        self._add_like(left, Label.ONE_MS_LATER, {"eventTime": self._start_ms + ends + 31}, 1)
+        self._add_look_alike(left, Label.OTHER_AGENT, other)
+        self._add_look_alike(left, Label.ONE_MS_LATER, {"eventTime": self._start_ms + ends + 31}, 1)
         wrapped = ends + dice.randrange(4_000, 25_000)
         notes: _Body = {"wrapupCode": _uuid(dice), "wrapupNotes": "will call back"}
         notes |= {"wrapupDurationMs": wrapped - ends}
@@ -189,10 +189,10 @@ class _Centre:
         acw = happen("acw", wrapped + 1, user, **notes)
         reopened = wrapped + dice.randrange(3_000, 12_000)
         later = {"eventTime": self._start_ms + reopened}
-        self._add_like(acw, Label.ACW_AGAIN, later, reopened - acw.at_ms)
+        self._add_look_alike(acw, Label.ACW_AGAIN, later, reopened - acw.at_ms)
         self._status(agent, "IDLE", reopened + 50)
         self._presence(agent, reopened + 120)
-        # one call at a time, or two of an agent's states might be alike to the millisecond
+        # One call at a time, so that an agent has no two equal states in one millisecond.
         self._free_ms[agent] = reopened + 200
         return self._facts
 
@@ -202,10 +202,10 @@ class _Centre:
         self._facts.append(fact)
         return fact
 
-    def _add_like(
+    def _add_look_alike(
         self, fact: _Fact, label: Label, changes: _Body, later: int = 0, name: str = ""
     ) -> None:
-        """Add, if it is its turn, an event unlike *fact* in no more than *changes* or *name*."""
+        """Add an event that differs from *fact* only in *changes* or *name*, if it is its turn."""
         if label in self._odd:
             number, at = next(self._numbers), fact.at_ms + later
             body, name = {**fact.body, **changes}, name or fact.name
@@ -222,10 +222,10 @@ class _Centre:
         }
         fact = self._add(f"{_DETAIL}attributes", conversation, body, at)
         more = {"attributes": {**attributes, "verified": "true"}}
-        self._add_like(fact, Label.SECOND_UPDATE, more)
+        self._add_look_alike(fact, Label.SECOND_UPDATE, more)
 
     def _transcripts(self, conversation: str, talks: int) -> int:
-        """Let both sides speak, and tell when the call ends."""
+        """Add the transcripts of both sides; return when the call ends."""
         dice, communication, at = self._dice, _uuid(self._dice), talks
         for turn in range(dice.randrange(1, 4)):
             at += dice.randrange(2_000, 12_000)
@@ -245,7 +245,7 @@ class _Centre:
             fact = self._add("v2.conversations.{id}.transcription", conversation, body, at)
             if partial:
                 final = {"transcripts": [{**spoken, "isFinal": True}]}
-                self._add_like(fact, Label.FINAL_TRANSCRIPT, final, 600)
+                self._add_look_alike(fact, Label.FINAL_TRANSCRIPT, final, 600)
         return at + dice.randrange(1_500, 6_000)
 
     def _status(self, agent: int, status: str, at: int) -> None:
@@ -261,7 +261,7 @@ class _Centre:
         body |= {"message": "", "modifiedDate": _iso(self._start_ms + at)}
         fact = self._add("v2.users.{id}.presence", user, body, at)
         other = f"v2.users.{_uuid(self._dice)}.presence"
-        self._add_like(fact, Label.EQUAL_PRESENCE, {}, name=other)
+        self._add_look_alike(fact, Label.EQUAL_PRESENCE, {}, name=other)
         audit: _Body = {"id": _uuid(self._dice), "userId": user, "username": {"id": ""}}
         audit |= {"serviceName": "Presence", "action": "Update", "entityType": "UserPresence"}
         audit |= {"eventTime": _iso((self._start_ms + at) // 1000 * 1000)}
@@ -272,8 +272,8 @@ class _Centre:
         self._facts.append(_Fact(next(self._numbers), topic, name, audit, at + 5))
 
 
-class _Post:
-    """How events travel: late, out of order, and more than once."""
+class _EventBus:
+    """The transport: events arrive late, out of order, and more than once."""
 
     def __init__(self, dice: random.Random, start_ms: int, repeats: float) -> None:
         self._dice = dice
@@ -283,7 +283,7 @@ class _Post:
         self._organisation = f"aws.partner/genesys.com/cloud/{_uuid(dice)}"
 
     def send(self, fact: _Fact) -> Iterator[Simulated]:
-        """Return the first arrival of an event, and its repeats."""
+        """Yield the first arrival of an event, and its duplicates."""
         dice, truth = self._dice, fact.truth
         published = fact.at_ms + dice.randrange(1, 379)
         arrives = published + dice.randrange(20, 400)
@@ -291,7 +291,7 @@ class _Post:
         yield Simulated(_compact(event), truth, fact.label, arrives, fact.resembles)
         while dice.random() < self._repeats:
             kind = next(self._kinds)
-            raw, delay = self._again(event, kind, published)
+            raw, delay = self._make_repeat(event, kind, published)
             yield Simulated(raw, truth, kind, arrives + delay)
 
     def _event(self, fact: _Fact, published: int) -> _Body:
@@ -315,8 +315,8 @@ class _Post:
             },
         }
 
-    def _again(self, event: _Body, kind: Label, published: int) -> tuple[bytes, int]:
-        """Make a repeat: its bytes, and how much later than the first it arrives."""
+    def _make_repeat(self, event: _Body, kind: Label, published: int) -> tuple[bytes, int]:
+        """Return the bytes of a duplicate, and how much later than the first it arrives."""
         dice = self._dice
         match kind:
             case Label.RE_EMISSION:
@@ -334,12 +334,14 @@ class _Post:
                 return _compact(copy), dice.randrange(10_000, 60_000)
             case Label.REORDERED:
                 indent = dice.choice([None, 2])
-                return json.dumps(_respelt(event), indent=indent).encode(), dice.randrange(9, 9_000)
+                return json.dumps(_rewritten(event), indent=indent).encode(), dice.randrange(
+                    9, 9_000
+                )
             case _:
                 return _compact(event), dice.randrange(500, 45_000)
 
     def _published(self, event: _Body, at: int) -> _Body:
-        """Publish *event* once more: EventBridge gives each call an id of its own."""
+        """Return *event* as it is published again: EventBridge gives it a new id."""
         stamp = _iso(self._start_ms + at)
         detail = {**event["detail"], "timestamp": stamp}
         if self._dice.random() < 0.5:
@@ -353,7 +355,7 @@ def _uuid(dice: random.Random) -> str:
 
 
 def _forever(dice: random.Random, labels: Sequence[Label]) -> Iterator[Label]:
-    """Draw in random order, but each once before any comes again."""
+    """Yield labels in random order, each once before any occurs again."""
     while True:
         yield from dice.sample(labels, len(labels))
 
@@ -362,12 +364,12 @@ def _compact(event: _Body) -> bytes:
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _respelt(value: Any) -> Any:
-    """Turn members round, and write whole numbers as `1.0`."""
+def _rewritten(value: Any) -> Any:
+    """Return *value* with its members in reverse order, and whole numbers as `1.0`."""
     if isinstance(value, dict):
-        return {name: _respelt(value[name]) for name in reversed(value)}
+        return {name: _rewritten(value[name]) for name in reversed(value)}
     if isinstance(value, list):
-        return [_respelt(item) for item in value]
+        return [_rewritten(item) for item in value]
     return float(value) if type(value) is int else value
 
 

@@ -1,27 +1,27 @@
 """
-Send only events whose conversation exists.
+Deliver only events whose conversation exists in Genesys Cloud.
 
-A `VerifyingSink` stands around a sink. It gets what the gateway has claimed, so only first
-arrivals are ever looked up, passes on what may go, and answers for the rest:
+A `VerifyingSink` wraps a sink. It gets claimed events, so duplicates are never looked up. It
+delivers verified events to the sink, and answers for the others itself:
 
-| what Genesys says                     | answer                                             |
+| result of the lookup                  | answer                                             |
 | ------------------------------------- | -------------------------------------------------- |
-| it exists                             | the sink's own                                     |
-| (the event names none)                | `on_unnamed`: the sink's own, or `Never`           |
-| not known, the event is *settle* old  | `on_unknown`: `Never`, or the sink's own           |
-| not known, the event is younger       | `No`: what was just published may be ahead of it   |
-| not for us to see                     | `on_unknown`                                       |
-| nothing: down, too slow, too much     | `on_api_outage`: `No`, or the sink's own           |
-| no access                             | `Closed`, whatever the policy: somebody has to look|
-| (no turn in time: *lookups*)          | `No`, whatever the policy                          |
+| exists                                | the sink's own                                     |
+| (the event names no conversation)     | `on_unnamed`: the sink's own, or `Never`           |
+| not found, event older than *settle*  | `on_unknown`: `Never`, or the sink's own           |
+| not found, the event is younger       | `No`: the conversation may not be visible yet      |
+| hidden from the OAuth client          | `on_unknown`                                       |
+| none: down, too slow, throttled       | `on_api_outage`: `No`, or the sink's own           |
+| no access                             | `Closed`, in any case: the operator has to fix it  |
+| (rate limit: *lookups*)               | `No`, in any case                                  |
 
-An event is refused for good only by an answer to a request that was sent after the event had
-settled; a remembered "not known" or "not for us to see" makes it ask again.
+An event is refused finally only after a request that was sent after the event had settled; a
+cached "not found" or "hidden" leads to another lookup.
 
-None of these answers but an outage and a refusal says anything about the sink, and its breaker
-hears of no other. The look-ups of a call run at once and take at most half of its time; the sink
-has the rest. A sink that keeps events with the store's records in one transaction still does. In
-shadow mode everything is passed on at once, looked up beside that, and only counted.
+Only an outage and a refused client count for the circuit breaker of the sink. The lookups of a
+call run concurrently and take at most half of its time; the sink has the rest. A sink that writes
+events and the store's records in one transaction still does. In shadow mode all events are
+delivered at once, looked up at the same time, and only counted.
 """
 
 import asyncio
@@ -30,30 +30,30 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any, Final, TypeVar
 
 from oncebridge.base.clock import Clock, Dice, SystemDice, ms, system_clock
-from oncebridge.base.options import Problems, written
+from oncebridge.base.options import Problems, format_setting
 from oncebridge.base.secrets import Secret
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
 from oncebridge.errors import ConfigError, SinkRejected
 from oncebridge.events.event import Event
 from oncebridge.events.key import compile_field
+from oncebridge.events.timestamps import parse_instant
 from oncebridge.genesys.api import (
     Api,
+    ClientRefused,
     Exists,
-    Finding,
     Hidden,
     Hosts,
+    LookupResult,
     Missing,
-    Refused,
-    Unsaid,
-    is_plausible,
+    NoAnswer,
+    is_conversation_id,
 )
-from oncebridge.genesys.lookups import BRIEFLY_S, Later, Lookups
+from oncebridge.genesys.lookups import BRIEFLY_S, LookupDelayed, Lookups
 from oncebridge.service.genesys_options import GenesysOptions
 from oncebridge.sinks.api import (
     Closed,
@@ -73,15 +73,13 @@ from oncebridge.stores.api import Store
 
 _log = logging.getLogger("oncebridge")
 
-_TELL_S: Final = 10.0
-"""How often the same trouble is told at most."""
-_MOST_BESIDE: Final = 1000
-"""How many sends in shadow mode may be looked up at once."""
-_LEAVE_S: Final = 2.0
-"""How long what is looked up in shadow mode may take at the end."""
+_WARN_EVERY_S: Final = 10.0
+"""The minimum time between two warnings about the same problem."""
+_MAX_SHADOW_LOOKUPS: Final = 1000
+"""The maximum number of concurrent lookup batches in shadow mode."""
+_SHADOW_GRACE_S: Final = 2.0
+"""How long closing waits for lookups of shadow mode."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MS: Final = timedelta(milliseconds=1)
 _SNAPSHOTS: Final = re.compile(r"v2\.(users|routing\.queues)\.[^.]+\.conversations(\.[a-z]+)?")
 """Topics whose body is the conversation itself."""
 
@@ -91,62 +89,62 @@ _A = TypeVar("_A")
 
 class Verifier:
     """
-    Who asks Genesys, for all routes: they share the OAuth client, and what was said.
+    Looks up conversations for all routes, which share the OAuth client and the cached results.
 
-    `counts` has what became of the events: `known`, `unknown`, `hidden` (not for us to see),
-    `settling`, `held`, `unverified` (sent though nobody could say), `refused`, `unnamed` (no
-    conversation in them); and `lookups`, the requests.
+    `counts` has the results of the events: `known`, `unknown`, `hidden` (not visible to the
+    OAuth client), `settling`, `held`, `unverified` (delivered during an outage), `refused`,
+    `unnamed` (without a conversation); and `lookups`, the requests.
     """
 
     def __init__(self, options: GenesysOptions, *, dice: Dice | None = None) -> None:
         self.options = options
         self.counts: Counter[str] = Counter()
-        pace = RateLimit(options.lookups)
-        self._api, self.conversation = _made(options, pace)
-        self.lookups = Lookups(self._api, pace, options, self.counts, dice or SystemDice())
-        self._untold: Counter[str] = Counter()
-        self._told_at: dict[str, float] = {}
+        rate_limit = RateLimit(options.lookups)
+        self._api, self.conversation = _build(options, rate_limit)
+        self.lookups = Lookups(self._api, rate_limit, options, self.counts, dice or SystemDice())
+        self._unlogged: Counter[str] = Counter()
+        self._next_warning_at: dict[str, float] = {}
 
     @staticmethod
     def check(options: GenesysOptions, settings: Settings) -> None:
-        """Raise `ConfigError` if look-ups would leave the sink too little time."""
+        """Raise `ConfigError` if lookups would leave the sink too little time."""
         if 2 * options.timeout > settings.sink_timeout:
             raise ConfigError(
                 "timeout",
-                f"{written(options.timeout)} is more than half of sink_timeout "
-                f"({written(settings.sink_timeout)}), and the sink needs time too",
+                f"{format_setting(options.timeout)} is more than half of sink_timeout "
+                f"({format_setting(settings.sink_timeout)}), and the sink needs time too",
             )
 
     def around(
         self, sink: Sink | Callable[[Event], Any], settings: Settings, clock: Clock = system_clock
     ) -> "VerifyingSink":
-        """Make *sink* one that gets verified events only."""
+        """Return a sink that delivers only verified events to *sink*."""
         return VerifyingSink(sink, self, settings, clock=clock)
 
     async def open(self) -> None:
-        """Log in; an OAuth client that is refused is a wrong setting, an API away may come."""
+        """Log in; raise `ConfigError` if the OAuth client is refused, warn if the API is unavailable."""
         match await self._api.log_in():
-            case Refused(reason):
+            case ClientRefused(reason):
                 raise ConfigError("genesys.client_secret", reason)
-            case Unsaid(reason):
+            case NoAnswer(reason):
                 self.warn("oncebridge.genesys_is_away", error=reason)
 
     async def aclose(self) -> None:
-        """Break off what is asked, and let go of connections; safe to repeat."""
+        """Cancel pending lookups, and close all connections; may be called again."""
         await self.lookups.aclose()
         await self._api.aclose()
 
     def warn(self, trouble: str, /, **fields: object) -> None:
-        """Tell of trouble now and then, and how often there was some since the last time."""
-        self._untold[trouble] += 1
+        """Log a warning, at most every 10 s, with the number of occurrences since the last one."""
+        self._unlogged[trouble] += 1
         now = asyncio.get_running_loop().time()
-        if now >= self._told_at.get(trouble, now):
-            self._told_at[trouble] = now + _TELL_S
-            _log.warning(trouble, extra={"times": self._untold.pop(trouble), **fields})
+        if now >= self._next_warning_at.get(trouble, now):
+            self._next_warning_at[trouble] = now + _WARN_EVERY_S
+            _log.warning(trouble, extra={"times": self._unlogged.pop(trouble), **fields})
 
 
 class VerifyingSink:
-    """Pass on to *sink* what *verifier* has found to be real, and answer for the rest."""
+    """Delivers the events that *verifier* has verified to *sink*, and answers for the others."""
 
     def __init__(
         self,
@@ -162,8 +160,8 @@ class VerifyingSink:
         self._clock = clock
         self._joint: JointSink | None = None
         self._is_shadow = settings.mode == "shadow"
-        self._beside: set[asyncio.Task[list[SinkAnswer | None]]] = set()
-        """What is looked up beside the sends of shadow mode."""
+        self._shadow_lookups: set[asyncio.Task[list[SinkAnswer | None]]] = set()
+        """The running lookups of shadow mode."""
 
     @property
     def batch(self) -> int:
@@ -175,15 +173,15 @@ class VerifyingSink:
 
     @property
     def verified(self) -> Mapping[str, int]:
-        """What the verifier has counted, for all routes together."""
+        """The counts of the verifier, for all routes together."""
         return self._verifier.counts
 
     def around(self, sink: Sink | Callable[[Event], Any]) -> "VerifyingSink":
-        """Stand around another sink in the same way."""
+        """Wrap another sink in the same way."""
         return self._verifier.around(sink, self._settings, self._clock)
 
     def __getattr__(self, name: str) -> Any:
-        # Whatever else is asked of a sink is asked of the one inside.
+        # All other attributes are those of the wrapped sink.
         if name == "_sink":
             raise AttributeError(name)
         return getattr(self._sink, name)
@@ -193,12 +191,12 @@ class VerifyingSink:
         await self._verifier.open()
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        return await self._pass_on(deliveries, deliveries, self._sink.deliver)
+        return await self._deliver_verified(deliveries, deliveries, self._sink.deliver)
 
     async def aclose(self) -> None:
-        if self._beside:
-            await asyncio.wait(self._beside, timeout=_LEAVE_S)
-        for task in self._beside:
+        if self._shadow_lookups:
+            await asyncio.wait(self._shadow_lookups, timeout=_SHADOW_GRACE_S)
+        for task in self._shadow_lookups:
             task.cancel()
         with suppress(Exception):  # the sink has to be closed all the same
             await self._verifier.aclose()
@@ -207,71 +205,72 @@ class VerifyingSink:
     # --- exactly once ------------------------------------------------------------------
 
     def joins(self, store: Store) -> bool:
-        """Return whether the sink inside keeps its events where *store* keeps its records."""
+        """Return True if the wrapped sink writes events in the transactions of *store*."""
         self._joint = joint(self._sink, store)
         return self._joint is not None
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
-        assert self._joint is not None  # noqa: S101 - or nobody would ask for this
+        assert self._joint is not None  # noqa: S101 - called only after joins()
         deliveries = [each.delivery for each in joints]
-        return await self._pass_on(joints, deliveries, self._joint.deliver_jointly)
+        return await self._deliver_verified(joints, deliveries, self._joint.deliver_jointly)
 
     # --- verifying ---------------------------------------------------------------------
 
-    async def _pass_on(
+    async def _deliver_verified(
         self,
         items: Sequence[_T],
         deliveries: Sequence[Delivery],
         send: Callable[[Sequence[_T]], Awaitable[Sequence[_A]]],
     ) -> "Sequence[_A | SinkAnswer]":
-        """Send what may go, and answer for the rest."""
+        """Deliver the verified events, and answer for the others."""
         if self._is_shadow:
-            self._verify_beside(deliveries)
+            self._verify_in_shadow(deliveries)
             return await send(items)
         answers = await self._verify(deliveries)
         going = [item for item, answer in zip(items, answers, strict=True) if answer is None]
-        sent = iter(await _sent(going, send) if going else ())
+        sent = iter(await _send_safely(going, send) if going else ())
         return [next(sent) if answer is None else answer for answer in answers]
 
-    def _verify_beside(self, deliveries: Sequence[Delivery]) -> None:
-        """Look up what is sent anyway, and keep nobody waiting for it."""
-        if len(self._beside) >= _MOST_BESIDE:
+    def _verify_in_shadow(self, deliveries: Sequence[Delivery]) -> None:
+        """Look the events up in the background; they are delivered in any case."""
+        if len(self._shadow_lookups) >= _MAX_SHADOW_LOOKUPS:
             self._verifier.counts["held"] += len(deliveries)
             return
         task = asyncio.get_running_loop().create_task(self._verify(deliveries))
-        self._beside.add(task)
-        task.add_done_callback(self._beside.discard)
+        self._shadow_lookups.add(task)
+        task.add_done_callback(self._shadow_lookups.discard)
 
     async def _verify(self, deliveries: Sequence[Delivery]) -> list[SinkAnswer | None]:
-        """Return the answer to each delivery that may not go; None to those that may."""
+        """Return the answer for each delivery that is refused; None for the verified ones."""
         named = [self._verifier.conversation(delivery.event) for delivery in deliveries]
-        # Before the look-ups: an event that settles meanwhile is asked for again.
+        # Before the lookups: an event that settles during them is looked up again.
         left = [self._settles_in_ms(delivery.event) for delivery in deliveries]
         settled: dict[str, list[float]] = {}
         now = asyncio.get_running_loop().time()
         for name, left_ms in zip(named, left, strict=True):
-            if is_plausible(name):
+            if is_conversation_id(name):
                 when = settled.setdefault(name, [])
                 when += [now + left_ms / 1000] if left_ms <= 0 else []
-        found = await self._found(settled, self._time_s(deliveries))
+        found = await self._look_up(settled, self._lookup_time_s(deliveries))
         return [
-            self._judged(name, left_ms, found) for name, left_ms in zip(named, left, strict=True)
+            self._answer_for(name, left_ms, found)
+            for name, left_ms in zip(named, left, strict=True)
         ]
 
-    def _time_s(self, deliveries: Sequence[Delivery]) -> float:
-        """Return how long look-ups may take: half of what the call may, the rest is the sink's."""
+    def _lookup_time_s(self, deliveries: Sequence[Delivery]) -> float:
+        """Return how long lookups may take: half of the time of the call; the sink has the rest."""
         left_s = min([each.ends for each in deliveries]) - asyncio.get_running_loop().time()
         return max(min(left_s, self._settings.sink_timeout.total_seconds()) / 2, 0)
 
-    async def _found(
+    async def _look_up(
         self, settled: Mapping[str, Sequence[float]], within_s: float
-    ) -> dict[str, Finding | Later]:
+    ) -> dict[str, LookupResult | LookupDelayed]:
         """
-        Look conversations up, or remember what was said about them.
+        Return the results for the conversations, cached or looked up.
 
-        *settled* has when the settled events of each conversation had settled, in loop time.
+        *settled* has the times, in loop time, at which the events of each conversation settled.
         """
-        found: dict[str, Finding | Later] = {}
+        found: dict[str, LookupResult | LookupDelayed] = {}
         unknown = []
         lookups = self._verifier.lookups
         for name, when in settled.items():
@@ -289,25 +288,27 @@ class VerifyingSink:
             found |= zip(unknown, await asyncio.gather(*asked), strict=True)
         return found
 
-    def _is_final(self, found: Finding, *, is_settled: bool) -> bool:
-        """Return whether an event would be refused for good because of *found*."""
+    def _is_final(self, found: LookupResult, *, is_settled: bool) -> bool:
+        """Return True if an event would be refused finally because of *found*."""
         is_negative = isinstance(found, Hidden) or (is_settled and isinstance(found, Missing))
         return is_negative and self._verifier.options.on_unknown == "dead"
 
-    def _judged(
-        self, name: Any, left_ms: float, found: Mapping[str, Finding | Later]
+    def _answer_for(
+        self, name: Any, left_ms: float, found: Mapping[str, LookupResult | LookupDelayed]
     ) -> SinkAnswer | None:
-        if name is None or name is False:  # as JMESPath says that it has found nothing
+        if name is None or name is False:  # the results of JMESPath without a match
             self._verifier.counts["unnamed"] += 1
             if self._verifier.options.on_unnamed == "deliver":
                 return None
-            return Never("it names no conversation", unsent=True)
-        if not is_plausible(name):
-            # Nor will it ever be one, so it is not waited for; and not quoted.
-            return self._unknown("what stands for its conversation is not the id of one")
+            return Never("the event names no conversation", unsent=True)
+        if not is_conversation_id(name):
+            # It never will be an id, so it is refused at once, and not quoted.
+            return self._answer_unknown("the event has no valid conversation id")
         return self._answer(name, left_ms, found[name])
 
-    def _answer(self, name: str, left_ms: float, found: Finding | Later) -> SinkAnswer | None:
+    def _answer(
+        self, name: str, left_ms: float, found: LookupResult | LookupDelayed
+    ) -> SinkAnswer | None:
         verifier, counts = self._verifier, self._verifier.counts
         match found:
             case Exists():
@@ -315,37 +316,37 @@ class VerifyingSink:
                 return None
             case Missing():
                 if left_ms <= 0:
-                    return self._unknown(f"the conversation {name} is not known to Genesys")
+                    return self._answer_unknown(f"the conversation {name} is not known to Genesys")
                 counts["settling"] += 1
                 reason = f"the conversation {name} is not known to Genesys yet"
                 return No(reason, int(min(left_ms, BRIEFLY_S * 1000)), too_early=True)
-            case Refused(reason):
+            case ClientRefused(reason):
                 counts["refused"] += 1
                 verifier.warn("oncebridge.genesys_refuses", error=reason)
                 return Closed(reason)
             case Hidden():
                 counts["hidden"] += 1
-                return self._unwanted(
+                return self._answer_unwanted(
                     f"Genesys does not show the conversation {name} to this client (403): its "
                     "role or divisions do not cover it"
                 )
-            case Later(reason, wait_ms):
+            case LookupDelayed(reason, wait_ms):
                 counts["held"] += 1
                 return No(reason, wait_ms, too_early=True)
-            case Unsaid(reason, wait_ms) if verifier.options.on_api_outage == "hold":
+            case NoAnswer(reason, wait_ms) if verifier.options.on_api_outage == "hold":
                 counts["held"] += 1
                 verifier.warn("oncebridge.genesys_is_away", error=reason)
                 return No(reason, wait_ms)
-            case Unsaid(reason):
+            case NoAnswer(reason):
                 counts["unverified"] += 1
                 verifier.warn("oncebridge.sent_unverified", error=reason)
                 return None
 
-    def _unknown(self, reason: str) -> SinkAnswer | None:
+    def _answer_unknown(self, reason: str) -> SinkAnswer | None:
         self._verifier.counts["unknown"] += 1
-        return self._unwanted(reason)
+        return self._answer_unwanted(reason)
 
-    def _unwanted(self, reason: str) -> SinkAnswer | None:
+    def _answer_unwanted(self, reason: str) -> SinkAnswer | None:
         if self._verifier.options.on_unknown == "dead":
             return Never(reason, unsent=True)
         self._verifier.warn("oncebridge.conversation_is_unknown", what=reason)
@@ -353,10 +354,10 @@ class VerifyingSink:
 
     def _settles_in_ms(self, event: Event) -> float:
         """
-        Return for how long the conversation of *event* may still be on its way to the API.
+        Return how long the conversation of *event* may still be invisible in the API.
 
-        Where that is over, the result is at most 0: how long ago it ended. An event without a
-        time has always settled, and so has one from the far future, which never would.
+        If the time is over, the result is at most 0: how long ago it ended. An event without a
+        time counts as settled, and so does one from the far future, which never would settle.
         """
         published_ms = _published_ms(event)
         settle_ms = ms(self._verifier.options.settle)
@@ -366,10 +367,10 @@ class VerifyingSink:
         return left_ms if left_ms <= 2 * settle_ms else -inf
 
 
-async def _sent(
+async def _send_safely(
     going: Sequence[_T], send: Callable[[Sequence[_T]], Awaitable[Sequence[_A]]]
 ) -> "Sequence[_A | SinkAnswer]":
-    """Send, and get an answer for each: what was answered for already must not suffer."""
+    """Deliver, and return an answer for each item, also if the sink raises."""
     answer: SinkAnswer
     try:
         sent = await send(going)
@@ -383,8 +384,8 @@ async def _sent(
     return [answer] * len(going)
 
 
-def _named(event: Event) -> Any:
-    """Find the conversation where Genesys puts it; None, if the event names none."""
+def _conversation_of(event: Event) -> Any:
+    """Return the conversation id of a Genesys event; None if it names none."""
     body = event.detail.get("eventBody")
     if not isinstance(body, dict):
         return None
@@ -395,24 +396,16 @@ def _named(event: Event) -> Any:
 
 
 def _published_ms(event: Event) -> int | None:
-    """Return when an event was published; one without an envelope has the time in its detail."""
+    """Return when an event was published; without an envelope, from its detail."""
     text = event.time or event.detail.get("timestamp")
-    if not isinstance(text, str):
-        return None
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if instant.tzinfo is None:
-        instant = instant.replace(tzinfo=UTC)
-    return (instant - _EPOCH) // _MS
+    return parse_instant(text) if isinstance(text, str) else None
 
 
 # --- settings ------------------------------------------------------------------------------
 
 
-def _made(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Event], Any]]:
-    """Make who is asked, and what finds the conversation; or raise all that is wrong."""
+def _build(options: GenesysOptions, rate_limit: RateLimit) -> tuple[Api, Callable[[Event], Any]]:
+    """Return the API and the function that finds the conversation; raise all errors together."""
     problems = Problems()
     for name in ("region", "client_id", "client_secret"):
         if getattr(options, name) is None:
@@ -421,11 +414,11 @@ def _made(options: GenesysOptions, pace: RateLimit) -> tuple[Api, Callable[[Even
     if ":" in client_id.reveal():
         problems.add("client_id", "has a colon, which Basic authentication cannot carry")
     api: Api | None = None
-    find: Callable[[Event], Any] = _named
+    find: Callable[[Event], Any] = _conversation_of
     if options.region is not None:
         with problems.caught():
             hosts = Hosts.of(options.region, "region")
-            api = Api(hosts, client_id, secret, timeout=options.timeout, pace=pace)
+            api = Api(hosts, client_id, secret, timeout=options.timeout, rate_limit=rate_limit)
     if options.conversation is not None:
         with problems.caught():
             find = compile_field(options.conversation, "conversation")

@@ -1,14 +1,14 @@
 """
-Who may send events here.
+Authentication of the senders of events.
 
-The kinds are those that EventBridge connections send (an API key in a header, Basic, an
-OAuth bearer token, of ours or of an identity provider) and, for other senders, an HMAC over
-time and body. Of each kind several secrets may be valid at once, so that one can be replaced
-without a gap. Every secret is compared in constant time, and all of them are compared,
-whichever matches. A client certificate is asked for beside all of these, not instead.
+Supported are the methods of EventBridge connections (an API key in a header, Basic, an OAuth
+bearer token, issued here or by an identity provider) and, for other senders, an HMAC over
+time and body. For each method several secrets may be valid at once, so that one can be
+replaced without a gap. Every secret is compared in constant time, and all of them are
+compared, whichever matches. A client certificate is required in addition, not instead.
 
-A signature covers the time and the body. The content type and the content encoding say how
-the body is read, so a signature is bound to those it was first accepted with.
+A signature covers the time and the body. The content type and the content encoding determine
+how the body is read, so a signature is bound to the values it was first accepted with.
 """
 
 import base64
@@ -25,16 +25,16 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
-from oncebridge.base.secrets import Secret, weakness
+from oncebridge.base.secrets import Secret, find_weakness
 from oncebridge.errors import ConfigError
-from oncebridge.http.clients import TooOften, WrongTries
-from oncebridge.http.jwt import JwtOptions, Refused, Verifier
+from oncebridge.http.client_address import FailedAttempts, TooManyAttempts
+from oncebridge.http.jwt import JwtOptions, TokenRefused, TokenVerifier
 from oncebridge.http.server import Request, Response
 
 _log = logging.getLogger("oncebridge")
 
 _SKEW_S: Final = 300
-_VALID_S: Final = 2 * _SKEW_S  # with a timestamp as far ahead as may be
+_VALID_S: Final = 2 * _SKEW_S  # for a timestamp as far ahead as is allowed
 _MOST_SIGNATURES: Final = 200_000  # about 30 MB
 _TOKEN_S: Final = 3600
 _WARN_MS: Final = 60_000
@@ -44,7 +44,7 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class AuthOptions(Struct, frozen=True, kw_only=True):
-    """Who may send; with several kinds, any one of them will do."""
+    """Which senders are accepted; if several methods are set, a sender may use any of them."""
 
     api_keys: Annotated[
         tuple[Secret, ...],
@@ -85,8 +85,8 @@ class AuthOptions(Struct, frozen=True, kw_only=True):
     client_ca: Annotated[
         str | None,
         Doc(
-            "PEM file of the authorities of client certificates. With it, every client has to "
-            "show one (mutual TLS), whatever else is asked for.",
+            "PEM file of the authorities of client certificates. With it, every client must "
+            "present one (mutual TLS), in addition to any other authentication.",
             example="client-ca.pem",
         ),
     ] = None
@@ -101,8 +101,8 @@ class AuthOptions(Struct, frozen=True, kw_only=True):
     ] = ()
 
 
-class Guard:
-    """Tell whether a request may pass."""
+class RequestAuthenticator:
+    """Decides whether a request is accepted."""
 
     def __init__(self, options: AuthOptions, clock: Clock) -> None:
         _check(options)
@@ -114,8 +114,8 @@ class Guard:
         self._clients = _bytes(options.oauth)
         self._hmac = _bytes(options.hmac)
         self._accepted = _Accepted()
-        self._wrong = WrongTries(clock)
-        self._jwt = Verifier(options.jwt, clock) if options.jwt else None
+        self._wrong = FailedAttempts(clock)
+        self._jwt = TokenVerifier(options.jwt, clock) if options.jwt else None
         self._names = frozenset(options.client_names)
         self._warned: dict[str, tuple[int, int]] = {}
         self._has_secrets = any((self._keys, self._basic, self._bearer, self._clients, self._hmac))
@@ -124,7 +124,7 @@ class Guard:
         self.has_tokens = bool(self._clients)
 
     def open(self) -> None:
-        """Begin to fetch the keys of identity providers."""
+        """Start fetching the keys of identity providers."""
         if self._jwt is not None:
             self._jwt.open()
 
@@ -133,17 +133,17 @@ class Guard:
             await self._jwt.aclose()
 
     def not_ready(self) -> list[str]:
-        """Return what keeps every sender out right now."""
+        """Return the reasons for which no sender can authenticate at the moment."""
         if self._jwt is None or self._has_secrets or self._jwt.has_keys:
             return []
         return self._jwt.warnings()
 
     def warnings(self) -> list[str]:
-        """Return what keeps some senders out right now, or may do so later."""
+        """Return the reasons for which some senders cannot authenticate, or soon may not."""
         return self._jwt.warnings() if self._jwt is not None else []
 
     def admits(self, request: Request, *, with_body: bool) -> bool:
-        """Return whether *request* may pass; before its body is here, whether it still might."""
+        """Return True if *request* is accepted; without its body, if it may still be accepted."""
         if self._names and self._names.isdisjoint(request.certified):
             return False
         if not self._wants_credentials or self._by_key(request) or self._by_authorization(request):
@@ -152,10 +152,10 @@ class Guard:
 
     def is_ambient(self, request: Request) -> bool:
         """
-        Return True if a browser can have made *request* pass without the page knowing a secret.
+        Return True if a web page could have made a browser send *request* without knowing a secret.
 
-        That is so if none is needed, and with what a browser adds by itself: Basic, which it
-        remembers, and a client certificate.
+        That is so if no secret is required, and for credentials that a browser adds by itself:
+        Basic, which it remembers, and a client certificate.
         """
         return not self._wants_credentials or bool(self._basic and _credentials(request, b"basic"))
 
@@ -194,7 +194,7 @@ class Guard:
     def _refused_client(self, address: str) -> Response:
         try:
             self._wrong.note(address)
-        except TooOften:
+        except TooManyAttempts:
             return _TOO_OFTEN
         _log.warning("oncebridge.oauth_client_refused", extra={"peer": address})
         return Response(401, b'{"error":"invalid_client"}', headers=_BASIC_CHALLENGE)
@@ -222,7 +222,7 @@ class Guard:
         return is_ours and expires.isdigit() and int(expires) > self._clock() // 1000
 
     def _is_timely(self, request: Request) -> bool:
-        """Return whether there is a signature to be checked, and of now."""
+        """Return True if the request has a signature and a timestamp close to the current time."""
         times, signatures = request.values(_TIMESTAMP), request.values(_SIGNATURE)
         if not self._hmac or len(times) != 1 or len(signatures) != 1:
             return False
@@ -259,7 +259,7 @@ class Guard:
         self._warned[reason] = since_ms, refused
 
 
-_ACCEPTED_MEANWHILE: Final = Refused("its key was not known yet", is_final=False)
+_ACCEPTED_MEANWHILE: Final = TokenRefused("its key was not known yet", is_final=False)
 _CANNOT_JUDGE: Final = Response(
     503,
     b'{"error":"the token cannot be judged yet: the keys of its issuer are being fetched"}',
@@ -269,10 +269,10 @@ _CANNOT_JUDGE: Final = Response(
 
 class _Accepted:
     """
-    The signatures that were accepted while they are valid, and how their body was read.
+    The accepted signatures while they are valid, each with how its body was read.
 
     They are kept in two generations, each for as long as a signature can be valid, and the
-    older one is dropped as a whole. A generation that is full ends early.
+    older one is dropped as a whole. A full generation ends early.
     """
 
     def __init__(self) -> None:
@@ -292,7 +292,7 @@ class _Accepted:
 
 
 def _reading(request: Request) -> bytes:
-    """Return a digest of the headers that say how the body is read."""
+    """Return a digest of the headers that determine how the body is read."""
     said = [request.values(name) for name in (b"content-type", b"content-encoding")]
     return sha256(repr(said).encode()).digest()[:16]
 
@@ -307,32 +307,32 @@ _TOO_OFTEN: Final = Response(
 
 
 def _check(options: AuthOptions) -> None:
-    """Refuse what no request could match, and what every request could."""
+    """Raise `ConfigError` for a setting that no request could match, or every request could."""
     if not _NAME.fullmatch(options.api_key_header):
-        raise ConfigError("api_key_header", f"{options.api_key_header!r}: is no name of a header")
+        raise ConfigError("api_key_header", f"{options.api_key_header!r}: is not a header name")
     if options.client_names and options.client_ca is None:
         raise ConfigError("client_names", "needs client_ca, the authorities of the certificates")
     for name in ("basic", "oauth"):
         for at, pair in enumerate(getattr(options, name)):
             if not all(pair.reveal().partition(":")):
-                raise ConfigError(f"{name}[{at}]", "must be two parts with a colon between")
+                raise ConfigError(f"{name}[{at}]", "must be two parts separated by a colon")
     for name in ("api_keys", "basic", "bearer", "oauth", "hmac"):
         for at, secret in enumerate(getattr(options, name)):
             text, is_pair = secret.reveal(), name in ("basic", "oauth")
             shown = text.partition(":")[2] if is_pair else text
-            why = weakness(shown, in_header=name in ("api_keys", "bearer"))
+            why = find_weakness(shown, in_header=name in ("api_keys", "bearer"))
             if why is not None:
                 part = "the part after the colon " if is_pair else ""
                 raise ConfigError(f"{name}[{at}]", part + why)
 
 
 def _bytes(secrets: Sequence[Secret]) -> list[bytes]:
-    # as the environment holds them, which need not be UTF-8
+    # The bytes of an environment variable need not be UTF-8.
     return [secret.reveal().encode("utf-8", "surrogateescape") for secret in secrets]
 
 
 def _is_one_of(given: bytes, valid: Iterable[bytes]) -> bool:
-    # so that the time taken does not tell which one it was
+    # All are compared, so that the time taken does not depend on which one matches.
     return any([hmac.compare_digest(given, one) for one in valid])  # noqa: C419 - all of them
 
 
@@ -346,7 +346,7 @@ def _credentials(request: Request, kind: bytes) -> list[bytes]:
 
 
 def base64_or_nothing(text: bytes) -> bytes:
-    """Decode, or give nothing that any secret would equal."""
+    """Return the decoded *text*; empty, which equals no secret, if it is not base64."""
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -1,24 +1,24 @@
 """
-A client for one target, which has to know what became of each request.
+An HTTP client for one target that reports whether a request can have reached it.
 
-It is a protocol right on the transport, because that costs a tenth of what the usual
-clients cost, and because a sink has to know one thing that they blur: whether anything of
-a request can have reached the target. So there are three ways for a request to end:
+It is an asyncio protocol directly on the transport: that costs a tenth of the CPU of common
+clients, and they do not report whether any part of a failed request can have reached the
+target, which a sink has to know. A request ends in one of three ways:
 
-- an `Answer`, whatever its status;
+- a `ClientResponse`, with any status;
 - `NotSent`: nothing was written (no such name, refused, no TLS, address not allowed);
-- `Unclear`: something was written, and no whole answer came back.
+- `Unclear`: something was written, and no complete response arrived.
 
-Nothing is sent twice: no redirect is followed and no request repeated, not even one that
-met a connection which the target was just closing. There is no time limit for an answer;
-the caller sets one by cancelling, and a cancelled request takes its connection with it.
+Nothing is sent twice: no redirect is followed and no request retried, not even one on a
+connection that the target was just closing. There is no timeout for a response; the caller
+sets one by cancelling, which also closes the connection.
 
-Connections are kept and used again, the latest first. There are as many as requests at
-once, so the caller decides how many that may be. A client belongs to the loop it is used in.
+Connections are kept and reused, the most recent first. There are as many as concurrent
+requests, so the caller limits their number. A client belongs to the loop it is used in.
 
-A proxy that the environment names (`oncebridge.http.proxy`) carries `https://` through a tunnel
-(CONNECT), with TLS to the target inside it, and is sent whole `http://` requests. Until a tunnel
-is open nothing has reached the target, so a proxy that refuses one, or hangs, is a `NotSent`.
+A proxy from the environment (`oncebridge.http.proxy`) gets a tunnel (CONNECT) for `https://`,
+with TLS to the target inside it, and complete requests for `http://`. Until a tunnel is open
+nothing has reached the target, so a proxy that refuses one, or hangs, is a `NotSent`.
 """
 
 import asyncio
@@ -36,26 +36,28 @@ import httptools
 from msgspec import Struct
 
 from oncebridge.errors import OncebridgeError
-from oncebridge.http.addresses import AddressRefused, Endpoint, checked, written_address
+from oncebridge.http.addresses import AddressRefused, Endpoint, numeric_address, resolve_allowed
 from oncebridge.http.proxy import proxy_for
-from oncebridge.http.target import VISIBLE, Target
+from oncebridge.http.target import VISIBLE, HttpTarget
 
 _log = logging.getLogger("oncebridge")
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_NO_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_BAD_VALUE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _TIMEOUT = re.compile(rb"(?i)\btimeout\s*=\s*\"?(\d{1,9})")
-_OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "expect", "te"})
-"""Headers that say how a request is transferred; they are not the caller's to give."""
-_BARE = frozenset({"GET", "HEAD"})
-"""Methods whose requests say nothing of a body when there is none."""
+_RESERVED_HEADERS = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "expect", "te"}
+)
+"""Headers about the transfer of a request; the caller cannot set them."""
+_BODILESS_METHODS = frozenset({"GET", "HEAD"})
+"""Methods without a Content-Length if there is no body."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
 
-_MOST_HEAD: Final = 65536
-"""How many bytes an answer may take before its head is complete."""
-_LOOK_AFTER_S: Final = 0.05
-"""A connection that rested for longer is looked at before it is used."""
+_MAX_HEAD: Final = 65536
+"""The maximum size of a response until its head is complete."""
+_CHECK_AFTER_S: Final = 0.05
+"""A connection that was idle for longer is checked before it is used."""
 _REFUSALS = (
     *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
     *("CERTIFICATE_REVOKED", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"),
@@ -63,41 +65,41 @@ _REFUSALS = (
 
 
 class NotSent(OncebridgeError):
-    """Nothing of the request can have reached the target; the message says why."""
+    """No part of the request can have reached the target; the message says why."""
 
 
 class Unclear(OncebridgeError):
-    """The request was written, at least in part, and no whole answer came."""
+    """The request was written, at least in part, and no complete response arrived."""
 
 
-class Answer(Struct, frozen=True, gc=False):
-    """What the target said."""
+class ClientResponse(Struct, frozen=True, gc=False):
+    """The response of the target."""
 
     status: int
     headers: dict[bytes, bytes]
-    """By name in lower case; of several with one name, the last."""
+    """By name in lower case; of several with the same name, the last."""
     body: bytes
-    """As much as the client keeps; the rest was not read."""
+    """At most `max_answer` bytes; the rest was not read."""
 
 
 def check_header(name: str, value: str) -> None:
     """Raise a ValueError if this cannot be a header of a request; the value is not quoted."""
     if not _TOKEN.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a header")
-    if name.lower() in _OURS:
+    if name.lower() in _RESERVED_HEADERS:
         raise ValueError(f"the header {name} is set by the client itself")
-    if _NO_VALUE.search(value):
+    if _BAD_VALUE.search(value):
         raise ValueError(
             f"the value of the header {name} has a line break, another control character "
             "or one outside of Latin-1"
         )
 
 
-class _Connection(asyncio.Protocol):
+class _ClientConnection(asyncio.Protocol):
     """
-    One connection: a request, its answer, the next request.
+    One connection: a request, its response, the next request.
 
-    *waiter* is there exactly while a request is under way.
+    *waiter* is set exactly while a request is in progress.
     """
 
     __slots__ = (
@@ -113,8 +115,8 @@ class _Connection(asyncio.Protocol):
         "_parser",
         "_pool",
         "_seen",
-        "rest_s",
-        "rests_since",
+        "idle_s",
+        "idle_since",
         "transport",
         "waiter",
     )
@@ -123,9 +125,9 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self.transport: asyncio.Transport
-        self.waiter: asyncio.Future[Answer] | None = None
-        self.rests_since = 0.0
-        self.rest_s = pool.rest_s
+        self.waiter: asyncio.Future[ClientResponse] | None = None
+        self.idle_since = 0.0
+        self.idle_s = pool.idle_s
         self._keep_alive = b""
         self._is_first = True
         self._is_head = False
@@ -142,8 +144,8 @@ class _Connection(asyncio.Protocol):
 
     def send(
         self, request: bytes, loop: asyncio.AbstractEventLoop, *, is_head: bool = False
-    ) -> asyncio.Future[Answer]:
-        """Write a whole request; the answer comes with the future."""
+    ) -> asyncio.Future[ClientResponse]:
+        """Write a complete request; return the future of its response."""
         if self.transport.is_closing():
             raise NotSent("connection closed")
         self._is_head = is_head
@@ -152,13 +154,13 @@ class _Connection(asyncio.Protocol):
         return waiter
 
     def is_stale(self) -> bool:
-        """Look whether something has arrived that the loop has not come round to yet."""
+        """Return True if data has arrived that the loop has not read yet."""
         look = select.poll()
         look.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(look.poll(0))
 
     def abort(self) -> None:
-        """Close now, whatever is under way; who waits is not told."""
+        """Close at once; a request in progress is not notified."""
         self.waiter = None
         self._pool.forget(self)
         self.transport.abort()
@@ -171,29 +173,29 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.waiter is None:
-            self.abort()  # nobody has asked
+            self.abort()  # there was no request
             return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            # An answer counts even if what follows it makes no sense.
+            # A complete response counts even if invalid data follows it.
             self._keep = False
             if not self._complete:
                 self._fail(Unclear("the answer is not HTTP"))
                 return
         if self._complete:
-            self._answer()
+            self._finish_request()
             return
         self._seen += len(data)
-        if self._seen > _MOST_HEAD:
-            self._refuse_more()
+        if self._seen > _MAX_HEAD:
+            self._check_size()
 
     def eof_received(self) -> None:
-        # Not left to the transport: it would first try to write what is left of the request.
+        # The transport itself would first try to write the rest of the request.
         if self.waiter is None:
             self.abort()
-        elif self._begun and self._ends_with_the_connection():
-            self._answer()
+        elif self._begun and self._ends_at_close():
+            self._finish_request()
         elif self._seen:
             self._fail(Unclear("connection closed in the middle of the answer"))
         else:
@@ -204,7 +206,7 @@ class _Connection(asyncio.Protocol):
         if exc is None or self.waiter is None:
             self.eof_received()
         elif self._is_first and not self._seen and _is_refusal(exc):
-            # With TLS 1.3 our side is done before the other has seen our certificate.
+            # With TLS 1.3 our handshake is complete before the server has seen our certificate.
             self._fail(NotSent(f"TLS: {_reason(exc)}"))
         else:
             self._fail(Unclear(_reason(exc)))
@@ -213,7 +215,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            raise EOFError  # a second answer to one request
+            raise EOFError  # a second response to one request
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._begun:  # else it is a trailer
@@ -222,39 +224,39 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._begun = True
         if self._is_head and self._parser.get_status_code() >= 200:
-            self.on_message_complete()  # whatever length it states, no body follows
+            self.on_message_complete()  # no body follows, whatever the Content-Length
 
     def on_body(self, body: bytes) -> None:
         if self._is_head:
-            self._keep = False  # the target does not know what HEAD means
+            self._keep = False  # a body must not follow a HEAD
             return
         if self._left > 0:
             self._body.append(body[: self._left])
         self._left -= len(body)
         if self._left < 0:
             self._complete = True
-            raise EOFError  # enough
+            raise EOFError  # the rest is not needed
 
     def on_message_complete(self) -> None:
         if self._complete:
-            return  # it was, after the head alone
+            return  # already completed by the head
         status = self._parser.get_status_code()
         if 100 <= status < 200 and status != 101:
-            self._headers = {}  # the last word is still to come
+            self._headers = {}  # interim; the final response follows
             self._begun = False
         else:
             self._keep = self._parser.should_keep_alive() and (
-                not self._pool.keeps_only_if_told or self._says_keep_alive()
+                not self._pool.keeps_only_if_told or self._is_kept_alive()
             )
             self._complete = True
 
     # --- the end of a request ----------------------------------------------------------
 
-    def _answer(self) -> None:
-        """Hand over the answer, and rest if the connection can be used again."""
-        waiter = cast("asyncio.Future[Answer]", self.waiter)
+    def _finish_request(self) -> None:
+        """Set the response, and return the connection to the pool if it can be reused."""
+        waiter = cast("asyncio.Future[ClientResponse]", self.waiter)
         body = self._body
-        answer = Answer(
+        answer = ClientResponse(
             self._parser.get_status_code(),
             self._headers,
             body[0] if len(body) == 1 else b"".join(body),
@@ -262,7 +264,7 @@ class _Connection(asyncio.Protocol):
         transport = self.transport
         if (
             self._keep
-            and not waiter.done()  # it was cancelled, and is about to close the connection
+            and not waiter.done()  # cancelled; the connection is about to be closed
             and not transport.get_write_buffer_size()
             and not transport.is_closing()
         ):
@@ -270,12 +272,12 @@ class _Connection(asyncio.Protocol):
             keep_alive = self._headers.get(b"keep-alive", b"")
             if keep_alive != self._keep_alive:
                 self._keep_alive = keep_alive
-                self.rest_s = self._pool.rest_for(keep_alive)
-            if self._is_head:  # the old one still waits for the body
+                self.idle_s = self._pool.idle_time_of(keep_alive)
+            if self._is_head:  # the old parser still expects the body
                 self._parser = httptools.HttpResponseParser(self)
             self._is_first = False
             self._clear()
-            self._pool.rest(self)
+            self._pool.release(self)
         else:
             self.abort()
         if not waiter.done():
@@ -287,84 +289,84 @@ class _Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
 
-    def _refuse_more(self) -> None:
-        """Stop an answer that is all head, or whose body hides among chunks and trailers."""
+    def _check_size(self) -> None:
+        """Stop a response with an endless head, or with endless chunk framing or trailers."""
         if not self._begun:
             self._fail(Unclear("the head of the answer is too large"))
-        elif self._seen > _MOST_HEAD + 8 * self._pool.max_answer:
+        elif self._seen > _MAX_HEAD + 8 * self._pool.max_answer:
             self._keep = False
-            self._answer()
+            self._finish_request()
 
-    def _says_keep_alive(self) -> bool:
+    def _is_kept_alive(self) -> bool:
         return any(
             b"keep-alive" in self._headers.get(name, b"").lower()
             for name in (b"connection", b"proxy-connection")
         )
 
-    def _ends_with_the_connection(self) -> bool:
+    def _ends_at_close(self) -> bool:
         coding = self._headers.get(b"transfer-encoding", b"").lower()
         return b"content-length" not in self._headers and b"chunked" not in coding
 
 
 class _Pool:
-    """The connections of a client: all that are open, and which of them rest."""
+    """The open connections of a client, and which of them are idle."""
 
-    def __init__(self, *, rest_s: float, max_answer: int) -> None:
-        self.rest_s = rest_s
+    def __init__(self, *, idle_s: float, max_answer: int) -> None:
+        self.idle_s = idle_s
         self.max_answer = max_answer
         self.is_closed = False
         self.keeps_only_if_told = False
-        """Keep a connection only if the answer says so: some proxies close it without a word."""
+        """Keep a connection only if the response says so: some proxies close it silently."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: dict[_Connection, None] = {}
-        self._idle: dict[_Connection, None] = {}  # the one used last is at the end
+        self._open: dict[_ClientConnection, None] = {}
+        self._idle: dict[_ClientConnection, None] = {}  # the most recently used last
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Future[None] | None = None
 
-    def bound(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, which is asked for once: in Python 3.11 that is a system call."""
+    def bound_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop; looked up once, because Python 3.11 makes a system call for it."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         return self._loop
 
-    def take(self, now: float) -> _Connection | None:
-        """Take the connection that was used last, if it can be trusted."""
+    def take(self, now: float) -> _ClientConnection | None:
+        """Return the most recently used connection that is still usable; None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
-            rested_s = now - connection.rests_since
-            if rested_s < connection.rest_s and (
-                rested_s < _LOOK_AFTER_S or not connection.is_stale()
+            rested_s = now - connection.idle_since
+            if rested_s < connection.idle_s and (
+                rested_s < _CHECK_AFTER_S or not connection.is_stale()
             ):
                 return connection
             connection.abort()
         return None
 
-    def rest(self, connection: _Connection) -> None:
-        """Take a connection back after its answer."""
-        if connection.rest_s <= 0 or self.is_closed:
+    def release(self, connection: _ClientConnection) -> None:
+        """Keep a connection after its response for the next request."""
+        if connection.idle_s <= 0 or self.is_closed:
             connection.abort()
             return
-        loop = self.bound()
-        connection.rests_since = loop.time()
+        loop = self.bound_loop()
+        connection.idle_since = loop.time()
         self._idle[connection] = None
         if self._sweeper is None:
-            self._sweeper = loop.call_later(self.rest_s, self._sweep)
+            self._sweeper = loop.call_later(self.idle_s, self._sweep)
 
-    def rest_for(self, keep_alive: bytes) -> float:
-        """Read from a `Keep-Alive` header how long a connection may rest."""
+    def idle_time_of(self, keep_alive: bytes) -> float:
+        """Return how long a connection with this `Keep-Alive` header may be idle."""
         found = _TIMEOUT.search(keep_alive)
-        # A second less, so that we do not send just when the target closes.
-        return min(self.rest_s, int(found[1]) - 1) if found else self.rest_s
+        # One second less, so that no request is sent just when the target closes.
+        return min(self.idle_s, int(found[1]) - 1) if found else self.idle_s
 
-    def opened(self, connection: _Connection) -> None:
+    def opened(self, connection: _ClientConnection) -> None:
         self._open[connection] = None
 
-    def forget(self, connection: _Connection) -> None:
-        """Make sure that a connection is not used again."""
+    def forget(self, connection: _ClientConnection) -> None:
+        """Do not use a connection again."""
         self._idle.pop(connection, None)
 
-    def closed(self, connection: _Connection) -> None:
-        """Note that a connection is gone for good."""
+    def closed(self, connection: _ClientConnection) -> None:
+        """Note that a connection is closed."""
         self._open.pop(connection, None)
         if self._all_closed is not None and not self._open:
             self._all_closed.set_result(None)
@@ -384,27 +386,26 @@ class _Pool:
         await asyncio.shield(self._all_closed)
 
     def _sweep(self) -> None:
-        """Close what has rested too long; one timer for all of them."""
+        """Close the connections that were idle too long; one timer serves all of them."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection in [c for c in self._idle if now - c.rests_since >= c.rest_s]:
+        for connection in [c for c in self._idle if now - c.idle_since >= c.idle_s]:
             connection.abort()
-        self._sweeper = loop.call_later(self.rest_s, self._sweep) if self._idle else None
+        self._sweeper = loop.call_later(self.idle_s, self._sweep) if self._idle else None
 
 
 class Client:
     """
     Send requests to the one target at *url*.
 
-    *headers* go with every request. An idle connection is kept for *idle_time*, or for
-    what the target asks for if that is less. Of an answer's body at most *max_answer*
-    bytes are kept; a longer one is cut, and its connection closed. Certificates are
-    verified against the system's authorities unless *tls* says otherwise. The target must
-    have a public address, or be written as localhost, unless *allow_private*; a proxy may
-    have any.
+    *headers* are sent with every request. An idle connection is kept for *idle_time*, or as
+    long as the target asks for if that is less. At most *max_answer* bytes of a response's
+    body are kept; a longer one is cut, and its connection closed. Certificates are verified
+    against the system's authorities unless *tls* is set. The target must have a public
+    address, or be written as localhost, unless *allow_private*; a proxy may have any address.
 
-    A *url* or header that cannot be used raises a ValueError, here and not later, and a proxy
-    that cannot be used a `ConfigError`.
+    The constructor raises `ValueError` for an invalid *url* or header, and `ConfigError` for
+    an invalid proxy.
     """
 
     def __init__(
@@ -418,7 +419,7 @@ class Client:
         allow_private: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.target = Target.parse(url)
+        self.target = HttpTarget.parse(url)
         self._fixed = self._write_fixed(list(headers))
         self._starts: dict[str, bytes] = {}
         self._names: set[str] = set()
@@ -428,21 +429,21 @@ class Client:
             tls = ssl.create_default_context()
             tls.set_alpn_protocols(["http/1.1"])
         self._tls = tls if self.target.is_tls else None
-        self._pool = _Pool(rest_s=idle_time.total_seconds(), max_answer=max_answer)
+        self._pool = _Pool(idle_s=idle_time.total_seconds(), max_answer=max_answer)
         self._prefix = ""
         self._tunnel = b""
         self._through = ""
         self._proxy = proxy_for(self.target)
         if self._proxy is not None:
-            self._go_through(self._proxy)
+            self._use_proxy(self._proxy)
 
     async def post(
         self, body: bytes, headers: Sequence[tuple[str, str]] = (), *, method: str = "POST"
-    ) -> Answer:
+    ) -> ClientResponse:
         """
-        Send one request, and give its answer or raise `NotSent` or `Unclear`.
+        Send one request, and return its response or raise `NotSent` or `Unclear`.
 
-        A header that cannot be sent raises a ValueError, and nothing is sent.
+        Raise `ValueError`, and send nothing, if a header is invalid.
         """
         return await self._send(self._write(body, headers, method))
 
@@ -452,27 +453,29 @@ class Client:
         path: str,
         body: bytes = b"",
         headers: Sequence[tuple[str, str]] = (),
-    ) -> Answer:
+    ) -> ClientResponse:
         """Send one request as `post` does, but to *path* (with its query, encoded) at the host."""
         if not (path.startswith("/") and VISIBLE.fullmatch(path)):
             raise ValueError("a path starts with / and is percent-encoded")
         start = self._start_line(method, path)
-        request = self._join(start, body, headers, has_length=bool(body) or method not in _BARE)
+        request = self._join(
+            start, body, headers, has_length=bool(body) or method not in _BODILESS_METHODS
+        )
         return await self._send(request, is_head=method == "HEAD")
 
-    async def _send(self, request: bytes, *, is_head: bool = False) -> Answer:
-        loop = self._pool.bound()
+    async def _send(self, request: bytes, *, is_head: bool = False) -> ClientResponse:
+        loop = self._pool.bound_loop()
         connection = self._pool.take(loop.time()) or await self._connect()
         waiter = connection.send(request, loop, is_head=is_head)
         try:
             return await waiter
         finally:
-            # Cancelled. With an answer it would be resting, or already somebody else's.
+            # Cancelled. After a response the connection would be idle, or in use by another.
             if connection.waiter is waiter:
                 connection.abort()
 
     async def aclose(self) -> None:
-        """Close all connections; requests under way end as `Unclear`. Safe to repeat."""
+        """Close all connections; requests in progress end as `Unclear`. May be called again."""
         await self._pool.aclose()
 
     # --- the request -------------------------------------------------------------------
@@ -515,13 +518,13 @@ class Client:
         if self.target.authorization:
             if any(name.lower() == "authorization" for name, _ in headers):
                 raise ValueError(
-                    "there are a user in the URL and a header Authorization; give one of them"
+                    "both a user in the URL and an Authorization header are set; remove one"
                 )
             headers.append(("Authorization", self.target.authorization))
         return "".join(f"{name}: {value}\r\n" for name, value in headers)
 
-    def _go_through(self, proxy: Target) -> None:
-        """Prepare what *proxy* is sent: requests for `http://`, and CONNECT for `https://`."""
+    def _use_proxy(self, proxy: HttpTarget) -> None:
+        """Prepare the requests to *proxy*: complete ones for `http://`, CONNECT for `https://`."""
         target = self.target
         authorization = proxy.authorization and f"Proxy-Authorization: {proxy.authorization}\r\n"
         if target.is_tls:
@@ -538,8 +541,8 @@ class Client:
 
     # --- connections -------------------------------------------------------------------
 
-    async def _connect(self) -> _Connection:
-        """Try the addresses in turn; each gets its share of the time that is left."""
+    async def _connect(self) -> _ClientConnection:
+        """Try the addresses in turn; each gets an equal share of the remaining time."""
         if self._pool.is_closed:
             raise NotSent("the client is closed")
         loop = asyncio.get_running_loop()
@@ -571,15 +574,17 @@ class Client:
         raise failure
 
     async def _endpoints(self) -> list[Endpoint]:
-        """Return the addresses to connect to: of the proxy, if there is one."""
+        """Return the addresses to connect to; those of the proxy if there is one."""
         target, proxy = self.target, self._proxy
-        if proxy is None or written_address(target.host):
-            found = await checked(target.host, target.port, allow_private=self._allow_private)
+        if proxy is None or numeric_address(target.host):
+            found = await resolve_allowed(
+                target.host, target.port, allow_private=self._allow_private
+            )
         if proxy is not None:
-            found = await checked(proxy.host, proxy.port, allow_private=True)
+            found = await resolve_allowed(proxy.host, proxy.port, allow_private=True)
         return found
 
-    async def _connect_to(self, endpoint: Endpoint) -> _Connection:
+    async def _connect_to(self, endpoint: Endpoint) -> _ClientConnection:
         loop = asyncio.get_running_loop()
         sock = socket.socket(endpoint.family, socket.SOCK_STREAM)
         try:
@@ -591,7 +596,7 @@ class Client:
         except BaseException:
             sock.close()
             raise
-        connection = _Connection(self._pool)
+        connection = _ClientConnection(self._pool)
         try:
             await loop.create_connection(
                 lambda: connection,
@@ -600,22 +605,22 @@ class Client:
                 server_hostname=self.target.host if self._tls else None,
             )
         except BaseException:
-            # Of a connection that was made just when we were cancelled, uvloop closes the
-            # transport and tells nobody; `aclose` would wait for it for ever.
+            # If we are cancelled just when the connection is made, uvloop closes the transport
+            # without calling connection_lost; `aclose` would wait for it for ever.
             self._pool.closed(connection)
             raise
         return connection
 
     async def _open_tunnel(self, sock: socket.socket) -> None:
-        """Let the proxy connect to the target, or raise `NotSent`."""
+        """Have the proxy connect to the target, or raise `NotSent`."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(sock, self._tunnel)
         head = b""
         while b"\r\n\r\n" not in head:
             data = await loop.sock_recv(sock, 4096)
             head += data
-            if not data or len(head) > _MOST_HEAD:
-                raise self._not_sent("no whole answer to CONNECT")
+            if not data or len(head) > _MAX_HEAD:
+                raise self._not_sent("no complete response to CONNECT")
         found = _STATUS.match(head)
         status = int(found[1]) if found else 0
         if status == 407:
@@ -623,7 +628,7 @@ class Client:
         if not 200 <= status < 300:
             raise self._not_sent(f"HTTP {status} to CONNECT" if found else "it does not speak HTTP")
         if head.partition(b"\r\n\r\n")[2]:
-            raise self._not_sent("it sent more than an answer to CONNECT")
+            raise self._not_sent("it sent data after its response to CONNECT")
 
     def _not_sent(self, reason: str) -> NotSent:
         return NotSent(f"{self._through}{reason}")
@@ -635,7 +640,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Say what failed in words of our own or the system's; nothing of the target's."""
+    """Return what failed, without any text of the target."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"certificate verify failed: {error.verify_message}"

@@ -12,7 +12,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def readiness(reasons: list[str], warnings: Sequence[str] = ()) -> Response:
-    """Return whether events can pass, and why not; *warnings* are what may stop them later."""
+    """Return 200 if there are no *reasons* for not being ready, else 503 with them."""
     if not reasons:
         return Response(200, _encode({"ready": True, "warnings": warnings})) if warnings else _READY
     body = _encode({"ready": False, "reasons": reasons})

@@ -1,20 +1,19 @@
 """
-Tokens of an identity provider: JSON Web Tokens, checked with the keys that it publishes.
+Verify JSON Web Tokens of an identity provider with the keys that it publishes.
 
-A token is refused unless its claims are right, its algorithm is allowed, and one key of the
-provider that fits this algorithm verifies its signature. Nothing else in a token's header
-(`jwk`, `jku`, `x5u`, `x5c`) is ever used.
+A token is refused unless its claims are valid, its algorithm is allowed, and one key of the
+provider for this algorithm verifies its signature. Nothing else in a token's header (`jwk`,
+`jku`, `x5u`, `x5c`) is ever used.
 
-The keys (a JWK Set) are fetched at the start and again when they are due: after `max-age` of
-`Cache-Control`, within a minute and an hour. A token may name a key that is not in the set, as
-providers rotate keys and caches in between are late. Then the set is fetched again. Until that
-has happened once since the key was first missed, the token cannot be judged; afterwards it is
-refused.
+The keys (a JWK Set) are fetched at the start and again when they expire: after `max-age` of
+`Cache-Control`, but not before a minute nor later than an hour. A token may name a key that is
+not in the set, because providers rotate keys and caches are late. The set is then fetched
+again. Until one fetch has succeeded since the key was first missed, the token cannot be
+verified (503); afterwards it is refused (401).
 
-However many such tokens arrive, the set is fetched at most every 30 seconds. While the
-provider does not answer, the known keys stay valid; before the first answer, no token can be
-judged. A set that was fetched replaces the one before, so a key that was removed is not
-accepted any more.
+However many such tokens arrive, the set is fetched at most every 30 seconds. While the provider
+is unavailable, the known keys stay valid; before the first response, no token can be verified.
+A fetched set replaces the previous one, so a removed key is not accepted any more.
 """
 
 import asyncio
@@ -35,8 +34,8 @@ from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Unclear
-from oncebridge.http.target import Target
+from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear
+from oncebridge.http.target import HttpTarget
 
 if TYPE_CHECKING:
     from jwt import PyJWK
@@ -55,9 +54,9 @@ _MOST_VERIFIED: Final = 1000
 _MOST_MISSED: Final = 1000
 _FETCH_S: Final = 10.0
 _LEAST_APART_S: Final = 30.0
-"""Between two fetches, whatever senders ask for."""
+"""The minimum time between two fetches."""
 _KEPT_S: Final = (60.0, 600.0, 3600.0)
-"""How long a set is used: at least, where the provider does not say, and at most."""
+"""How long a set is used: the minimum, the default without max-age, and the maximum."""
 _WARN_MS: Final = 60_000
 _SHAPE: Final = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)")
 _MAX_AGE: Final = re.compile(rb"(?i)(?:^|[,\s])max-age\s*=\s*\"?(\d{1,9})")
@@ -68,9 +67,7 @@ class JwtOptions(Struct, frozen=True, kw_only=True):
 
     issuer: Annotated[
         str,
-        Doc(
-            "The provider, exactly as its tokens name it in `iss`.", "https://login.example.com/eu"
-        ),
+        Doc("The provider, exactly as in `iss` of its tokens.", "https://login.example.com/eu"),
     ]
     jwks: Annotated[
         str,
@@ -111,7 +108,12 @@ class JwtOptions(Struct, frozen=True, kw_only=True):
     ] = ("RS256", "ES256", "PS256")
     leeway: Annotated[
         timedelta,
-        Doc("How far the provider's clock may be from ours.", "30s", at_least=0, at_most=300),
+        Doc(
+            "The allowed difference between the provider's clock and ours.",
+            "30s",
+            at_least=0,
+            at_most=300,
+        ),
     ] = timedelta(seconds=60)
     ca_file: Annotated[
         str | None,
@@ -120,26 +122,26 @@ class JwtOptions(Struct, frozen=True, kw_only=True):
             "/etc/oncebridge/ca.pem",
         ),
     ] = None
-    allow_private: Annotated[
-        bool, Doc("Permit a provider whose address is not public.", "true")
-    ] = False
+    allow_private: Annotated[bool, Doc("Allow a provider whose address is not public.", "true")] = (
+        False
+    )
 
 
-class Refused(Struct, frozen=True, gc=False):
+class TokenRefused(Struct, frozen=True, gc=False):
     """Why a token is not accepted; nothing of the token is quoted."""
 
     reason: str
     is_final: bool = True
-    """False if the token cannot be judged yet: it may be sent again."""
+    """False if the token cannot be verified yet: the request may be retried."""
 
 
-_NO_TOKEN: Final = Refused("it is not a signed JWT")
-_NO_KEYS: Final = Refused("the keys of the provider are not known yet", is_final=False)
-_NEW_KEY: Final = Refused("its key is not known yet", is_final=False)
+_NO_TOKEN: Final = TokenRefused("it is not a signed JWT")
+_NO_KEYS: Final = TokenRefused("the keys of the provider are not known yet", is_final=False)
+_NEW_KEY: Final = TokenRefused("its key is not known yet", is_final=False)
 
 
-class Verifier:
-    """Accept the tokens of any of the *providers*; they fetch their keys from `open` on."""
+class TokenVerifier:
+    """Verifies the tokens of the *providers*; their keys are fetched from `open` on."""
 
     def __init__(self, providers: Sequence[JwtOptions], clock: Clock) -> None:
         places = ["jwt"] if len(providers) == 1 else [f"jwt[{at}]" for at in range(len(providers))]
@@ -151,7 +153,7 @@ class Verifier:
         self._clock = clock
 
     def open(self) -> None:
-        """Begin to fetch keys, and go on; raise `ConfigError` if a file cannot be used."""
+        """Start fetching keys; raise `ConfigError` if a file cannot be used."""
         for provider in self._providers:
             provider.open()
 
@@ -159,8 +161,8 @@ class Verifier:
         for provider in self._providers:
             await provider.aclose()
 
-    def judge(self, token: bytes) -> Refused | None:
-        """Return None if *token* is accepted, or else why it is not."""
+    def judge(self, token: bytes) -> TokenRefused | None:
+        """Return None if *token* is accepted, otherwise the reason for refusing it."""
         now_s = self._clock() / 1000
         digest = sha256(token).digest()
         if self._verified.get(digest, 0.0) > now_s:
@@ -169,7 +171,7 @@ class Verifier:
         if read is None:
             return _NO_TOKEN
         if read.header.crit is not UNSET:
-            return Refused("its header has critical extensions (crit)")
+            return TokenRefused("its header has critical extensions (crit)")
         found = [
             provider.judge(read, now_s)
             for provider in self._providers
@@ -182,10 +184,10 @@ class Verifier:
             return None
         refused = [one for one in found if one is not None]
         undecided = [one for one in refused if not one.is_final]
-        return (*undecided, *refused, Refused("its issuer (iss) is not configured"))[0]
+        return (*undecided, *refused, TokenRefused("its issuer (iss) is not configured"))[0]
 
     def warnings(self) -> list[str]:
-        """Return what is wrong with the keys now; anybody may read it."""
+        """Return the current problems with the keys; they contain no secret."""
         return list(dict.fromkeys(filter(None, (one.warning() for one in self._providers))))
 
     @property
@@ -195,7 +197,7 @@ class Verifier:
 
 
 class _Provider:
-    """The keys of one provider, and what it may say in a token."""
+    """One provider: its keys, and the claims that its tokens must have."""
 
     def __init__(
         self, options: JwtOptions, place: str, clock: Clock, on_change: Callable[[], None]
@@ -207,13 +209,13 @@ class _Provider:
         self._jwk = _pyjwk(place)
         self._clock = clock
         self._on_change = on_change
-        self._keys: tuple[_Key, ...] | None = None
+        self._keys: tuple[_PublicKey, ...] | None = None
         self._begun = 0
-        """How many fetches were begun, and"""
+        """The number of fetches that were started."""
         self._fetched = 0
-        """which of them was the last to succeed."""
+        """The number of the last successful fetch."""
         self._missed: dict[str | UnsetType, int] = {}
-        """How many fetches had been begun when a key was first missed."""
+        """The number of started fetches when a key was first missed."""
         self._failures = 0
         self._warn_at_ms = 0
         self._wanted = asyncio.Event()
@@ -221,13 +223,13 @@ class _Provider:
 
     # --- the token ---------------------------------------------------------------------
 
-    def judge(self, token: "_Token", now_s: float) -> Refused | None:
+    def judge(self, token: "_Token", now_s: float) -> TokenRefused | None:
         options = self._options
         if token.header.alg not in options.algorithms:
-            return Refused("its algorithm (alg) is not among jwt.algorithms")
+            return TokenRefused("its algorithm (alg) is not among jwt.algorithms")
         wrong = next(_wrong_claims(token.claims, options, now_s), "")
         if wrong:
-            return Refused(wrong)
+            return TokenRefused(wrong)
         if self._keys is None:
             return _NO_KEYS
         kid = token.header.kid
@@ -237,22 +239,22 @@ class _Provider:
             if key.algorithm == token.header.alg and (kid is UNSET or key.kid == kid)
         ]
         if kid is UNSET and len(fitting) > 1:
-            return Refused("it names no key (kid), and several keys of the provider fit it")
+            return TokenRefused("it names no key (kid), and several keys of the provider fit it")
         if any(key.verifies(token) for key in fitting):
             return None
         if fitting and kid is not UNSET:
-            return Refused("its signature is wrong")
+            return TokenRefused("its signature is wrong")
         if kid in _names(self._keys):
-            return Refused("its algorithm (alg) is not the one that its key is for")
+            return TokenRefused("its algorithm (alg) is not the one that its key is for")
         return self._without_key(kid)
 
-    def _without_key(self, kid: str | UnsetType) -> Refused:
-        """Fetch the keys again; refuse what was missed before the last fetch began."""
+    def _without_key(self, kid: str | UnsetType) -> TokenRefused:
+        """Request a fetch; refuse finally if a later fetch did not bring the key either."""
         self._wanted.set()
         if kid not in self._missed and len(self._missed) >= _MOST_MISSED:
             self._missed.clear()
         if self._fetched > self._missed.setdefault(kid, self._begun):
-            return Refused("no key of the provider fits it")
+            return TokenRefused("no key of the provider fits it")
         return _NEW_KEY
 
     # --- the keys ----------------------------------------------------------------------
@@ -298,7 +300,7 @@ class _Provider:
         )
 
     async def _keep(self, client: Client) -> None:
-        """Fetch the keys when they are due, or wanted."""
+        """Fetch the keys when they expire, or when a key is missing."""
         try:
             while True:
                 self._wanted.clear()
@@ -311,7 +313,7 @@ class _Provider:
             await client.aclose()
 
     async def _refresh(self, client: Client) -> float:
-        """Fetch the keys, or log why not; return the seconds until they are due again."""
+        """Fetch the keys, or log the error; return the seconds until the next fetch."""
         self._begun += 1
         try:
             async with asyncio.timeout(_FETCH_S):
@@ -321,7 +323,7 @@ class _Provider:
             return self._failed(f"no answer within {_FETCH_S:g} s")
         except (NotSent, Unclear, ValueError) as error:
             return self._failed(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next fetch may succeed
+        except Exception as error:  # noqa: BLE001 - after any error, the next fetch may succeed
             return self._failed(type(error).__name__)
         had_failed, self._failures = self._failures, 0
         self._fetched = self._begun
@@ -348,20 +350,20 @@ class _Provider:
                 extra={
                     "host": self._target.host,
                     "error": error,
-                    "what": "the known keys stay valid" if known else "senders hear 503",
+                    "what": "the known keys stay valid" if known else "senders receive 503",
                 },
             )
-        # Until there are any keys, nobody is let in: that is worth more than one try.
+        # Without keys every sender is refused, so the first fetch is retried sooner.
         is_first = self._keys is None
         return min(2.0 ** (self._failures - 1), _LEAST_APART_S) if is_first else _LEAST_APART_S
 
-    def _read_set(self, answer: Answer) -> "tuple[_Key, ...]":
+    def _read_set(self, answer: ClientResponse) -> "tuple[_PublicKey, ...]":
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status}")
         if len(answer.body) > _MOST_SET:
             raise ValueError(f"the answer has more than {_MOST_SET} bytes")
         try:
-            written = msgspec.json.decode(answer.body, type=_Set).keys
+            written = msgspec.json.decode(answer.body, type=_KeySet).keys
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise ValueError("the answer is not a set of keys (JWKS)") from None
         if len(written) > _MOST_KEYS:
@@ -372,16 +374,18 @@ class _Provider:
                 for algorithm in _algorithms(jwk, self._options.algorithms):
                     key = self._jwk(jwk, algorithm)
                     if algorithm not in _RSA or key.key.key_size >= _LEAST_RSA_BITS:
-                        keys.append(_Key(str(jwk["kid"]) if "kid" in jwk else None, algorithm, key))
+                        keys.append(
+                            _PublicKey(str(jwk["kid"]) if "kid" in jwk else None, algorithm, key)
+                        )
         return tuple(keys)
 
 
-class _Set(Struct):
+class _KeySet(Struct):
     keys: list[dict[str, Any]]
 
 
-class _Key(Struct, frozen=True):
-    """A key, with one of the algorithms it is for."""
+class _PublicKey(Struct, frozen=True):
+    """A key with one of its algorithms."""
 
     kid: str | None
     algorithm: str
@@ -391,16 +395,16 @@ class _Key(Struct, frozen=True):
         return bool(self.jwk.Algorithm.verify(token.signed, self.jwk.key, token.signature))
 
 
-def _names(keys: "tuple[_Key, ...]") -> set[str | None]:
+def _names(keys: "tuple[_PublicKey, ...]") -> set[str | None]:
     return {key.kid for key in keys}
 
 
 def _algorithms(jwk: dict[str, Any], allowed: Sequence[str]) -> list[str]:
-    """Return the algorithms out of *allowed* that a key is for; none if it is not to verify with."""
+    """Return those of *allowed* that a key is for; none if it is not for verifying."""
     is_for_signatures = jwk.get("use", "sig") == "sig" and "verify" in jwk.get(
         "key_ops", ["verify"]
     )
-    if not is_for_signatures or "d" in jwk:  # a private key that is public proves nothing
+    if not is_for_signatures or "d" in jwk:  # a published private key proves nothing
         return []
     if jwk.get("kty") == "RSA":
         fitting: Sequence[str] = _RSA
@@ -433,7 +437,7 @@ _read_claims = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _read(token: bytes) -> _Token | None:
-    """Take *token* apart; None if it is not a JWT of three parts."""
+    """Return the parts of *token*; None if it is not a signed JWT."""
     parts = _SHAPE.fullmatch(token) if len(token) <= _MOST_TOKEN else None
     if parts is None:
         return None
@@ -447,12 +451,12 @@ def _read(token: bytes) -> _Token | None:
 def _decoded(part: bytes) -> bytes:
     decoded = base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4))
     if base64.urlsafe_b64encode(decoded).rstrip(b"=") != part:
-        raise ValueError("another text stands for the same bytes")
+        raise ValueError("not the canonical encoding")
     return decoded
 
 
 def _wrong_claims(claims: dict[str, Any], options: JwtOptions, now_s: float) -> Iterator[str]:
-    """Yield what is wrong with *claims*, their issuer apart."""
+    """Yield what is wrong with *claims*, except for their issuer."""
     leeway_s = options.leeway.total_seconds()
     times = {name: claims[name] for name in ("exp", "nbf", "iat") if name in claims}
     if "exp" not in times:
@@ -495,19 +499,19 @@ def _scopes(claims: dict[str, Any]) -> set[str]:
 # --- settings -----------------------------------------------------------------------------
 
 
-def _checked(options: JwtOptions, place: str) -> Target:
+def _checked(options: JwtOptions, place: str) -> HttpTarget:
     try:
-        target = Target.parse(options.jwks)
+        target = HttpTarget.parse(options.jwks)
     except ValueError as error:
         raise ConfigError(f"{place}.jwks", str(error)) from None
     if not (target.is_tls or names_loopback(target.host)):
         raise ConfigError(
-            f"{place}.jwks", "over http:// others could change the keys on their way; use https://"
+            f"{place}.jwks", "http:// would allow others to replace the keys; use https://"
         )
     if target.authorization:
-        raise ConfigError(f"{place}.jwks", "the URL has a user; keys are public, leave it out")
+        raise ConfigError(f"{place}.jwks", "the URL has a user; remove it, because keys are public")
     if not options.algorithms:
-        raise ConfigError(f"{place}.algorithms", "is empty; leave it out, or name one")
+        raise ConfigError(f"{place}.algorithms", "is empty; remove it, or list at least one")
     if not (options.audience or options.scope or options.claims):
         raise ConfigError(
             f"{place}.audience",

@@ -1,13 +1,13 @@
 """
-The proxy that a target is reached through, as the environment names it.
+The proxy for a target, as configured in the environment.
 
-`HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` are read as Python's own urllib reads them (lower
-case first; no `HTTP_PROXY` under CGI), so they mean the same to botocore, which looks up
-credentials. On top of that, `ALL_PROXY` is for targets that neither of the others is for, and
-`NO_PROXY` may name addresses and networks (`10.0.0.0/8`).
+`HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` are read as Python's urllib reads them (lower case
+first; no `HTTP_PROXY` under CGI), so they mean the same to botocore, which looks up
+credentials. In addition, `ALL_PROXY` applies to targets without a proxy of their own, and
+`NO_PROXY` may list addresses and networks (`10.0.0.0/8`).
 
 No proxy is used for this host, and none for link-local addresses: a cloud's metadata services
-give credentials to the machine that asks, which must not be the proxy.
+return the credentials of the machine that asks, which must not be the proxy.
 """
 
 import os
@@ -17,18 +17,18 @@ from typing import Final
 from urllib.request import getproxies_environment, proxy_bypass
 
 from oncebridge.errors import ConfigError
-from oncebridge.http.addresses import is_local, names_loopback, written_address
-from oncebridge.http.target import Target
+from oncebridge.http.addresses import is_local, names_loopback, numeric_address
+from oncebridge.http.target import HttpTarget
 
 _METADATA: Final = ("169.254.169.254", "169.254.170.2", "[fd00:ec2::254]")
 
 
-def proxy_for(target: Target) -> Target | None:
+def proxy_for(target: HttpTarget) -> HttpTarget | None:
     """
     Return the proxy for *target*; None if it is reached directly.
 
-    Raise a `ConfigError` for a proxy that cannot be used. It quotes nothing of the address,
-    which may hold a password.
+    Raise `ConfigError` for a proxy that cannot be used. It quotes nothing of the address,
+    which may contain a password.
     """
     found = getproxies_environment()
     kind = "https" if target.is_tls else "http"
@@ -39,7 +39,7 @@ def proxy_for(target: Target) -> Target | None:
         return None
     name = f"{kind.upper()}_PROXY"
     scheme, separator, _ = url.partition("://")
-    if not separator:  # HOST:PORT alone is common, and botocore takes it too
+    if not separator:  # HOST:PORT alone is common, and botocore accepts it too
         url = f"http://{url.removeprefix('//')}"
     elif scheme.lower() != "http":
         what = "a SOCKS proxy" if scheme.lower().startswith("socks") else "not an http:// URL"
@@ -50,15 +50,15 @@ def proxy_for(target: Target) -> Target | None:
         )
         raise ConfigError("", message)
     try:
-        return Target.parse(url)
+        return HttpTarget.parse(url)
     except ValueError as error:
         message = f"{name} in the environment cannot be used: {error}; set it to http://HOST:PORT"
         raise ConfigError("", message) from None
 
 
-def _is_direct(target: Target, no_proxy: str) -> bool:
+def _is_direct(target: HttpTarget, no_proxy: str) -> bool:
     host = target.host
-    address = written_address(host)
+    address = numeric_address(host)
     if names_loopback(host) or (address and is_local(address)):
         return True
     if proxy_bypass(target.authority):

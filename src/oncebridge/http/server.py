@@ -1,23 +1,23 @@
 """
-Answer HTTP/1.1, with a bound on everything.
+An HTTP/1.1 server that limits every resource a client can use.
 
-The handler is a plain function: it gets a `Request` and a function to answer with, which
+The handler is a plain function: it gets a `Request` and a function to respond with, which
 it may call at once or later from the loop. There is no task per request, and no framework.
 
-How a connection goes:
+The states of a connection:
 
-    idle ── first byte ──▶ head ── screen ──▶ body ──▶ busy (the handler's turn) ──▶ idle
-    any of them ── a refusal, or the last answer ──▶ lingering ──▶ closed
+    idle ── first byte ──▶ head ── screen ──▶ body ──▶ busy (in the handler) ──▶ idle
+    any of them ── a refusal, or the last response ──▶ lingering ──▶ closed
 
-* One request at a time: what a client sends ahead waits, at most two reads of it, so
-  answers leave in the order of their requests.
-* A head is judged in one piece by llhttp, and by stricter rules of our own, so how the
-  bytes were split cannot matter. What two servers in a row might read differently
-  (two lengths, folded lines, blanks before a colon, bare line feeds) is refused.
-* A body is counted while it comes, and refused at the byte that is one too many.
-* One sweep per server, not a timer per request, ends what takes too long.
-* After a refusal we listen on for a moment: closing on a client that is still sending
-  would reset the connection and destroy the answer.
+* One request at a time: pipelined requests wait (at most two reads of data), so responses
+  leave in the order of their requests.
+* A complete head is parsed by llhttp, and checked by stricter rules of our own, so it does
+  not matter how the bytes were split. Anything that two servers in a row might read
+  differently (two lengths, folded lines, spaces before a colon, bare line feeds) is refused.
+* A body is counted while it arrives, and refused as soon as it exceeds the limit.
+* Timeouts are checked by one sweep per server, not by a timer per request.
+* After a refusal the connection is read for a moment longer: closing it while the client is
+  still sending would reset it and destroy the response.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ _log = logging.getLogger("oncebridge")
 
 class Request(Struct, frozen=True, gc=False):
     """
-    What a client asks for.
+    A request.
 
-    *path* and *query* are as they were sent, not decoded. Names of *headers* are in lower
-    case, in the order they came, repeats kept.
+    *path* and *query* are not decoded. Names of *headers* are in lower case; order and
+    repeated headers are kept.
     """
 
     method: str
@@ -64,9 +64,9 @@ class Request(Struct, frozen=True, gc=False):
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes = b""
     peer: str = ""
-    """The address at the other end; empty where there is none."""
+    """The address of the client's connection; empty if it has none."""
     certified: frozenset[str] = frozenset()
-    """The names in the client's certificate, which was verified; empty without one."""
+    """The names in the client's verified certificate; empty without one."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first value of the header *name* (lower case), or None."""
@@ -81,7 +81,7 @@ class Request(Struct, frozen=True, gc=False):
 
 
 class Response(Struct, frozen=True):
-    """An answer. The server adds the length, and whether the connection stays open."""
+    """A response. The server adds the length, and whether the connection stays open."""
 
     status: int
     body: bytes = b""
@@ -89,44 +89,44 @@ class Response(Struct, frozen=True):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Bounds(Struct, frozen=True, kw_only=True):
-    """How much, how long and how many."""
+class ServerLimits(Struct, frozen=True, kw_only=True):
+    """Limits of size, time and number."""
 
     max_body: int = 2 * 1024 * 1024
     max_head: int = 32 * 1024
     """Request line and headers together."""
     head_time: timedelta = timedelta(seconds=10)
-    """From the first byte (at first: from the connection) to the end of the headers."""
+    """From the first byte (for the first request: from the connection) to the end of the headers."""
     body_time: timedelta = timedelta(seconds=30)
-    """For a whole body; also how long a client may leave answers unread."""
+    """For a complete body; also how long a client may leave responses unread."""
     idle_time: timedelta = timedelta(seconds=75)
     """How long a connection stays open between two requests."""
     max_connections: int = 1000
     max_connections_per_peer: int = 500
-    """Of one address; IPv6 addresses of the same /64 count as one."""
+    """From one address; IPv6 addresses of the same /64 count as one."""
     max_bodies: int = 64 * 1024 * 1024
-    """Bytes of unfinished bodies, over all connections."""
+    """Bytes of incomplete bodies, over all connections."""
 
 
 Handler = Callable[[Request, Callable[[Response], None]], None]
 Screen = Callable[[Request], Response | None]
-_Asked = tuple[str, str, str, tuple[tuple[bytes, bytes], ...]]
+_RequestHead = tuple[str, str, str, tuple[tuple[bytes, bytes], ...]]
 
-# What a connection is at; up to _CHUNKS it reads.
+# The states of a connection; up to _CHUNKS it reads.
 _IDLE, _HEAD, _BODY, _CHUNKS, _BUSY, _BLOCKED, _LINGERING, _CLOSED = range(8)
-# Which line of a chunked body comes next.
+# The kind of the next line of a chunked body.
 _SIZE, _END_OF_CHUNK, _TRAILER = range(3)
 
-_LAST_CALL_S = 0.02  # for a request that has arrived, and was not read yet, at a stop
+_STOP_DELAY_S = 0.02  # at a stop, for requests that have arrived and were not read yet
 _LINGER_S = 1.0
 _WARN_S = 60.0
 _NO_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 _LINGER_BYTES = 16 * 1024 * 1024
-_TURNED_AWAY = 240  # so many at once are told that there is no room; more are cut off
-_SPARE = 16  # connections beyond the limit that may ask a spare path, such as /healthz
+_MAX_REJECTED = 240  # so many at once get a 503; connections beyond that are aborted
+_MAX_SPARE = 16  # connections beyond the limit that may request a spare path, such as /healthz
 _ACCEPTED_AT_ONCE = 64
 _MAX_LINE = 256  # a chunk's size and extensions
-_FRAMING_BYTES = 64 * 1024  # what chunking may add to the largest body
+_FRAMING_BYTES = 64 * 1024  # how much chunking may add to the largest body
 
 _METHODS = {
     name.encode(): name
@@ -145,8 +145,8 @@ _FIELD = re.compile(rb"%b:[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _NAME = re.compile(_TOKEN.decode())
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_OURS = frozenset(["content-length", "content-type", "transfer-encoding", "connection"])
-_NEVER_A_BODY = frozenset([204, 304])
+_SERVER_HEADERS = frozenset(["content-length", "content-type", "transfer-encoding", "connection"])
+_BODILESS_STATUSES = frozenset([204, 304])
 
 
 def _refusal(status: int, why: str, *headers: tuple[str, str]) -> Response:
@@ -164,20 +164,20 @@ _NO_SUCH_METHOD = _refusal(501, "no such method")
 _NO_SUCH_CODING = _refusal(501, "the only transfer coding is chunked")
 _NO_ROOM = _refusal(503, "too many connections", ("Retry-After", "1"))
 _NO_MEMORY = _refusal(503, "too many unfinished bodies", ("Retry-After", "1"))
-_NO_SUCH_VERSION = _refusal(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+_NO_SUCH_VERSION = _refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
 
 
 class Server:
     """
     Listen on *host* and *port*, and call *handler* with each request.
 
-    *screen* sees each request when its headers are complete, and may refuse it before
-    the body is read; the connection closes after that. Both are called on the loop and
-    must be quick. If one raises, the client gets a 500 and the log the kind of error.
+    *screen* is called when the headers of a request are complete, and may refuse it before
+    the body is read; the connection is then closed. Both are called on the loop and must be
+    quick. If one raises, the client gets a 500, and the type of the error is logged.
 
-    When all connections are taken, a new one replaces the one that has waited longest for
-    a request. If every connection has a request under way, the new one may still ask for
-    one of the *spare* paths (health checks), and gets a 503 for any other.
+    At the maximum of connections, a new one replaces the one that has waited longest for a
+    request. If every connection has a request in progress, the new one may still request one
+    of the *spare* paths (health checks), and gets a 503 for any other.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Server:
         host: str,
         port: int,
         screen: Screen | None = None,
-        bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+        bounds: ServerLimits = ServerLimits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
         spare: Collection[str] = (),
     ) -> None:
@@ -200,16 +200,18 @@ class Server:
         self._host = host
         self._port = port
         self._listening: list[socket.socket] = []
-        self._deaf = False  # out of file descriptors, until the next sweep
-        self._greeting: dict[asyncio.Task[None], None] = {}
-        self._served: dict[_Connection, None] = {}
-        self._per_peer: Counter[str] = Counter()  # of those served
-        self._spare: dict[_Connection, None] = {}
-        self._turned_away: dict[_Connection, None] = {}
-        self._bodies: dict[_Connection, int] = {}  # bytes of unfinished ones, the first begun first
+        self._accept_paused = False  # out of file descriptors; resumed by the next sweep
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        self._served: dict[_ServerConnection, None] = {}
+        self._per_peer: Counter[str] = Counter()  # of the served connections
+        self._spare: dict[_ServerConnection, None] = {}
+        self._rejected: dict[_ServerConnection, None] = {}
+        self._bodies: dict[
+            _ServerConnection, int
+        ] = {}  # bytes of incomplete bodies, the oldest first
         self._body_bytes = 0
-        self._nobody = asyncio.Event()
-        self._nobody.set()
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
         self._next_sweep: asyncio.TimerHandle | None = None
         self._warn_at_s = 0.0
 
@@ -220,46 +222,46 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many connections are being served."""
+        """The number of served connections."""
         return len(self._served)
 
     async def open(self) -> None:
-        """Listen, or raise `ConfigError` with what to do about it."""
+        """Listen, or raise `ConfigError` if that is not possible."""
         _check_strictness()
         self._listening = await _listen(self._host, self._port)
         self._port = self._listening[0].getsockname()[1]
-        self._hear()
+        self._start_accepting()
         self._sweep()
 
     def stop(self) -> None:
-        """Take no new connections, close those that wait, and the others after their answer."""
+        """Accept no new connections, close idle ones, and the others after their response."""
         self.stopping = True
         loop = asyncio.get_running_loop()
         for listening in self._listening:
             loop.remove_reader(listening)
             listening.close()
         self._listening.clear()
-        loop.call_later(_LAST_CALL_S, self._send_home)
+        loop.call_later(_STOP_DELAY_S, self._close_idle)
 
     async def aclose(self, grace: timedelta = timedelta(seconds=5)) -> None:
-        """Stop, wait up to *grace* for the answers under way, then cut off what is left."""
+        """Stop, wait up to *grace* for requests in progress, then abort the rest."""
         self.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace.total_seconds()):
-                await self._nobody.wait()
-        await asyncio.gather(*self._greeting, return_exceptions=True)
+                await self._all_closed.wait()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
         for connection in self._all():
-            connection.cut_off()
-        await self._nobody.wait()
+            connection.abort()
+        await self._all_closed.wait()
         if self._next_sweep is not None:
             self._next_sweep.cancel()
             self._next_sweep = None
 
     # --- for the connections -------------------------------------------------------------
 
-    def welcome(self, connection: "_Connection") -> bool:
-        """Count *connection* in; False if there is no room for it."""
-        self._nobody.clear()
+    def register(self, connection: "_ServerConnection") -> bool:
+        """Add *connection*; return False if the maximum is reached."""
+        self._all_closed.clear()
         bounds, peer = self.bounds, connection.address
         is_crowded = self._per_peer[peer] >= bounds.max_connections_per_peer
         if is_crowded:
@@ -269,29 +271,29 @@ class Server:
         if has_room:
             self._served[connection] = None
             self._per_peer[peer] += 1
-        elif self._spare_paths and (len(self._spare) < _SPARE or self._make_room(self._spare)):
+        elif self._spare_paths and (len(self._spare) < _MAX_SPARE or self._make_room(self._spare)):
             has_room = connection.is_spare = True
             self._spare[connection] = None
         else:
-            self._turned_away[connection] = None
+            self._rejected[connection] = None
         return has_room
 
     def is_spare_for(self, path: str) -> bool:
-        """Return True if a connection beyond the limit may ask for *path*."""
+        """Return True if a connection beyond the limit may request *path*."""
         return path in self._spare_paths
 
-    def farewell(self, connection: "_Connection") -> None:
+    def unregister(self, connection: "_ServerConnection") -> None:
         self._release_place(connection)
-        self._turned_away.pop(connection, None)
-        if not (self._served or self._spare or self._turned_away):
-            self._nobody.set()
+        self._rejected.pop(connection, None)
+        if not (self._served or self._spare or self._rejected):
+            self._all_closed.set()
 
-    def hold(self, connection: "_Connection", size: int) -> None:
+    def note_body_size(self, connection: "_ServerConnection", size: int) -> None:
         """
-        Note that *connection* holds *size* bytes of an unfinished body; 0 when it is over.
+        Note that *connection* has *size* bytes of an incomplete body; 0 when it is complete.
 
-        Beyond the limit, the body that began first is refused: a sender that finishes what
-        it begins is the last to suffer from those that do not.
+        Beyond the limit, the oldest incomplete body is refused, so that clients which never
+        complete their bodies do not block those that do.
         """
         self._body_bytes += size - self._bodies.get(connection, 0)
         if not size:
@@ -303,25 +305,25 @@ class Server:
 
     # --- inside --------------------------------------------------------------------------
 
-    def _all(self) -> "list[_Connection]":
-        return [*self._served, *self._spare, *self._turned_away]
+    def _all(self) -> "list[_ServerConnection]":
+        return [*self._served, *self._spare, *self._rejected]
 
     def _accepted(self) -> int:
-        connected = len(self._served) + len(self._spare) + len(self._turned_away)
-        return connected + len(self._greeting)
+        connected = len(self._served) + len(self._spare) + len(self._rejected)
+        return connected + len(self._handshakes)
 
-    def _make_room(self, connections: "Iterable[_Connection]") -> bool:
-        """Close the one that has waited longest for a request; False if none is waiting."""
+    def _make_room(self, connections: "Iterable[_ServerConnection]") -> bool:
+        """Close the connection that is idle longest; return False if none is idle."""
         waiting = [one for one in connections if one.is_waiting]
         if not waiting:
             return False
         oldest = min(waiting, key=_waiting_since)
         self._release_place(oldest)
-        self._turned_away[oldest] = None
+        self._rejected[oldest] = None
         oldest.make_room()
         return True
 
-    def _release_place(self, connection: "_Connection") -> None:
+    def _release_place(self, connection: "_ServerConnection") -> None:
         self._spare.pop(connection, None)
         if connection in self._served:
             del self._served[connection]
@@ -329,35 +331,35 @@ class Server:
             if not self._per_peer[connection.address]:
                 del self._per_peer[connection.address]
 
-    def _cut_off_oldest(self) -> bool:
-        """Cut off a client that was turned away, or else one that is still in its handshake."""
-        if self._turned_away:
-            connection = next(iter(self._turned_away))
-            del self._turned_away[connection]
-            connection.cut_off()
+    def _abort_oldest(self) -> bool:
+        """Abort a rejected connection, or else one that is still in its TLS handshake."""
+        if self._rejected:
+            connection = next(iter(self._rejected))
+            del self._rejected[connection]
+            connection.abort()
             return True
-        if self._tls is None or not self._greeting:
+        if self._tls is None or not self._handshakes:
             return False
-        task = next(iter(self._greeting))
-        del self._greeting[task]
+        task = next(iter(self._handshakes))
+        del self._handshakes[task]
         task.cancel()
         return True
 
-    def _hear(self) -> None:
+    def _start_accepting(self) -> None:
         loop = asyncio.get_running_loop()
         for listening in self._listening:
             loop.add_reader(listening, self._accept, listening)
 
-    def _send_home(self) -> None:
-        for task in self._greeting:
+    def _close_idle(self) -> None:
+        for task in self._handshakes:
             task.cancel()
         for connection in [*self._served, *self._spare]:
-            connection.leave_if_idle()
+            connection.close_if_idle()
 
-    # We accept on our own, as a loop's server counts no connection before its TLS handshake.
+    # Not with loop.create_server, which does not count connections in their TLS handshake.
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        most = self.bounds.max_connections + _SPARE + _TURNED_AWAY
+        most = self.bounds.max_connections + _MAX_SPARE + _MAX_REJECTED
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 client, _ = listening.accept()
@@ -365,26 +367,26 @@ class Server:
                 return
             except OSError as error:
                 _log.error("oncebridge.http_accept_failed", extra={"error": error.strerror})
-                self._deaf = True
+                self._accept_paused = True
                 loop.remove_reader(listening)
                 return
-            if self._accepted() >= most and not self._cut_off_oldest():
+            if self._accepted() >= most and not self._abort_oldest():
                 client.close()
                 continue
             client.setblocking(False)
-            task = loop.create_task(self._greet(client))
-            self._greeting[task] = None
-            task.add_done_callback(self._greeted)
+            task = loop.create_task(self._set_up_connection(client))
+            self._handshakes[task] = None
+            task.add_done_callback(self._handshake_done)
 
-    def _greeted(self, task: asyncio.Task[None]) -> None:
-        self._greeting.pop(task, None)
+    def _handshake_done(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
 
-    async def _greet(self, client: socket.socket) -> None:
+    async def _set_up_connection(self, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         is_tls = self._tls is not None
         try:
             await loop.connect_accepted_socket(
-                lambda: _Connection(self, loop, is_tls=is_tls),
+                lambda: _ServerConnection(self, loop, is_tls=is_tls),
                 client,
                 ssl=self._tls,
                 ssl_handshake_timeout=self.bounds.head_time.total_seconds() if is_tls else None,
@@ -393,15 +395,15 @@ class Server:
         except ssl.SSLError as error:
             self._refused_handshake(error)
         except OSError:
-            pass  # hung up
+            pass  # the client closed the connection
 
     def _refused_handshake(self, error: ssl.SSLError) -> None:
-        """Log that a client has shown no good certificate, once a minute at most."""
+        """Log that a client presented no valid certificate, at most once a minute."""
         now = asyncio.get_running_loop().time()
         asks = self._tls is not None and self._tls.verify_mode == ssl.CERT_REQUIRED
         if asks and error.reason in _NO_CERTIFICATE and now >= self._warn_at_s:
             self._warn_at_s = now + _WARN_S
-            reason = getattr(error, "verify_message", None) or "no certificate was shown"
+            reason = getattr(error, "verify_message", None) or "the client presented no certificate"
             _log.warning("oncebridge.http_certificate_refused", extra={"reason": reason})
 
     def _sweep(self) -> None:
@@ -412,17 +414,17 @@ class Server:
         now = loop.time()
         for connection in self._all():
             if connection.deadline <= now:
-                connection.run_out()
-        if self._deaf:
-            self._deaf = False
-            self._hear()
+                connection.time_out()
+        if self._accept_paused:
+            self._accept_paused = False
+            self._start_accepting()
 
 
 _waiting_since = attrgetter("waiting_since")
 
 
 def _names(certificate: dict[str, Any] | None) -> frozenset[str]:
-    """Return the DNS names, URIs and common names of a certificate that was verified."""
+    """Return the DNS names, URIs and common names of a verified certificate."""
     if not certificate:
         return frozenset()
     alternative = certificate.get("subjectAltName", ())
@@ -432,33 +434,33 @@ def _names(certificate: dict[str, Any] | None) -> frozenset[str]:
     )
 
 
-class _Connection(asyncio.Protocol):
+class _ServerConnection(asyncio.Protocol):
     """One client, one request at a time."""
 
     __slots__ = (
         "_advancing",
-        "_asked",
         "_at",
         "_blocked",
-        "_bodiless",
         "_body",
         "_body_s",
         "_certified",
+        "_client_done",
         "_complete",
         "_data",
-        "_ended",
         "_framing",
         "_handler",
+        "_head",
         "_head_s",
         "_headers",
         "_idle_s",
+        "_is_head",
+        "_is_http11",
         "_is_tls",
-        "_keeps",
+        "_keep_alive",
         "_left",
         "_line",
         "_max_body",
         "_max_head",
-        "_modern",
         "_number",
         "_paused",
         "_peer",
@@ -490,31 +492,31 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._peer = ""
         self._certified: frozenset[str] = frozenset()
-        self.address = ""  # of the peer, as connections are counted by it
+        self.address = ""  # the group by which connections of the peer are counted
         self.is_spare = False
         self._state = _IDLE
-        self.waiting_since = 0.0  # for a request, while it is idle or sends a head
+        self.waiting_since = 0.0  # for a complete head
         self.deadline = inf
-        self._data = b""  # what has come and was not read yet, from _at on
+        self._data = b""  # received and not read yet, from _at on
         self._at = 0
         self._advancing = False
-        self._paused = False  # we do not read
-        self._blocked = False  # the client does not read
-        self._ended = False  # the client sends no more
-        # The request under way.
+        self._paused = False  # reading is paused
+        self._blocked = False  # the client does not read its responses
+        self._client_done = False  # the client has closed its sending side
+        # The request in progress.
         self._number = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._complete = False
-        self._asked: _Asked
+        self._head: _RequestHead
         self._body = bytearray()
         self._left = 0
         self._line = _SIZE
         self._framing = 0
-        self._modern = True  # HTTP/1.1
-        self._keeps = True
-        self._bodiless = False  # it was a HEAD
+        self._is_http11 = True  # HTTP/1.1
+        self._keep_alive = True
+        self._is_head = False  # it was a HEAD
 
-    # --- what the transport tells ------------------------------------------------------
+    # --- called by the transport -------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -522,20 +524,20 @@ class _Connection(asyncio.Protocol):
         self._peer = str(peer[0]) if peer else ""
         if self._is_tls:
             self._certified = _names(transport.get_extra_info("peercert"))
-        self.address = _counted_as(self._peer)
+        self.address = _peer_group(self._peer)
         self.waiting_since = self._time()
         self.deadline = self.waiting_since + self._head_s
-        has_room = self._server.welcome(self)
+        has_room = self._server.register(self)
         if self._server.stopping:
-            self.cut_off()
+            self.abort()
         elif not has_room:
             self._refuse(_NO_ROOM)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the why is theirs
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._state = _CLOSED
         self.deadline = inf
-        self._forget()
-        self._server.farewell(self)
+        self._discard_input()
+        self._server.unregister(self)
 
     def data_received(self, data: bytes) -> None:
         if self._state <= _CHUNKS:
@@ -549,11 +551,11 @@ class _Connection(asyncio.Protocol):
         elif self._state == _LINGERING:
             self._left -= len(data)
             if self._left < 0:
-                self._shut()
+                self._close()
 
     def eof_received(self) -> bool:
         if self._state in (_BUSY, _BLOCKED) and not self._is_tls:
-            self._ended = True
+            self._client_done = True
             return True  # it may still read
         self._state = _CLOSED
         self.deadline = self._time() + self._body_s
@@ -565,44 +567,44 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._blocked = False
         if self._state == _BLOCKED:
-            self._rest()
+            self._await_request()
 
-    # --- what the server tells -----------------------------------------------------------
+    # --- called by the server ------------------------------------------------------------
 
-    def leave_if_idle(self) -> None:
+    def close_if_idle(self) -> None:
         if self._state in (_IDLE, _BLOCKED):
-            self._shut()
+            self._close()
 
     @property
     def is_waiting(self) -> bool:
-        """True if no request is under way, so that nothing is lost when it is closed."""
+        """True if no request is in progress, so that it can be closed without loss."""
         return self._state <= _HEAD or self._state >= _LINGERING
 
     def make_room(self) -> None:
-        """Leave for another connection; one that is leaving already does so in its own time."""
+        """Close for a new connection, unless this one is closing already."""
         if self._state <= _HEAD:
-            self.cut_off()
+            self.abort()
 
     def refuse_body(self) -> None:
         self._refuse(_NO_MEMORY)
 
-    def cut_off(self) -> None:
+    def abort(self) -> None:
         self._state = _CLOSED
         self._transport.abort()
 
-    def run_out(self) -> None:
-        """End what took too long."""
+    def time_out(self) -> None:
+        """Handle a deadline that has passed."""
         if self._state in (_HEAD, _BODY, _CHUNKS):
             self._refuse(_TOO_SLOW)
         elif self._state in (_IDLE, _LINGERING):
-            self._shut()
+            self._close()
         else:
-            self.cut_off()
+            self.abort()
 
     # --- reading -------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Read on, up to the next answer that is not there yet, or until more has to come."""
+        """Read until a response has to be waited for, or more data is needed."""
         self._advancing = True
         try:
             while self._at < len(self._data):
@@ -622,7 +624,7 @@ class _Connection(asyncio.Protocol):
         self._data = self._data[self._at :]
         self._at = 0
         if self._state in (_BODY, _CHUNKS):
-            self._server.hold(self, len(self._body))
+            self._server.note_body_size(self, len(self._body))
 
     def _read_head(self) -> bool:
         data, at = self._data, self._at
@@ -633,18 +635,18 @@ class _Connection(asyncio.Protocol):
             self._at = at
             return self._await_head(data[at:])
         self._at = end
-        self._modern, self._bodiless = True, False
-        refused = _HEAD_TOO_LARGE if end - at > self._max_head else self._judge(data[at:end])
+        self._is_http11, self._is_head = True, False
+        refused = _HEAD_TOO_LARGE if end - at > self._max_head else self._parse_head(data[at:end])
         if refused is not None:
             self._refuse(refused)
         return refused is None
 
     def _await_head(self, part: bytes) -> bool:
-        self._modern, self._bodiless = True, False
+        self._is_http11, self._is_head = True, False
         if len(part) >= self._max_head:
             self._refuse(_HEAD_TOO_LARGE)
         elif part and part != b"\r":
-            # Tell at once who speaks another language, such as TLS.
+            # Refuse other protocols, such as TLS, at once.
             if not 65 <= part[0] <= 90 or part.count(b"\n") != part.count(b"\r\n"):
                 self._refuse(_BAD_REQUEST)
             elif self._state == _IDLE:
@@ -652,8 +654,8 @@ class _Connection(asyncio.Protocol):
                 self.deadline = self._time() + self._head_s
         return False
 
-    def _judge(self, head: bytes) -> Response | None:
-        """Take a complete *head* in; give the answer if that is a refusal."""
+    def _parse_head(self, head: bytes) -> Response | None:
+        """Parse a complete *head*; return a response if it is refused."""
         line = head[: head.find(b"\r\n")].split(b" ")
         if len(line) != 3:
             return _BAD_REQUEST
@@ -661,74 +663,74 @@ class _Connection(asyncio.Protocol):
         modern = _VERSIONS.get(line[2])
         if method is None or modern is None:
             return _unknown(line[0], line[2])
-        self._modern = self._keeps = modern
-        self._bodiless = method == "HEAD"
+        self._is_http11 = self._keep_alive = modern
+        self._is_head = method == "HEAD"
         self._headers = []
         self._complete = False
         try:
             HttpRequestParser(self).feed_data(head)
         except HttpParserUpgrade:
-            pass  # an offer that may be declined by going on as before
+            pass  # a server may ignore the offer to upgrade
         except HttpParserError:
             return _BAD_REQUEST
         target = _path_and_query(line[1], method)
         if target is None or not self._complete:
             return _BAD_REQUEST
-        self._asked = (method, target[0], target[1], tuple(self._headers))
-        return self._frame()
+        self._head = (method, target[0], target[1], tuple(self._headers))
+        return self._parse_framing()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; llhttp calls this."""
+        """Add a header; called by llhttp."""
         self._headers.append((name.lower(), value.strip()))
 
     def on_headers_complete(self) -> None:
-        """Take note that the head was whole; llhttp calls this."""
+        """Note that the head is complete; called by llhttp."""
         self._complete = True
 
-    def _frame(self) -> Response | None:
-        """Find out how the body is to be read, if at all."""
+    def _parse_framing(self) -> Response | None:
+        """Determine how the body is read; return a response if the request is refused."""
         said: dict[bytes, bytes] = {}
         for name, value in self._headers:
-            if name in _FRAMING:  # joined as a list, which a host or a length must not be
+            if name in _FRAMING:  # joined with a comma, which is invalid in a host or a length
                 said[name] = b"%b,%b" % (said[name], value) if name in said else value
         host = said.get(b"host")
-        if (self._modern and host is None) or (host and host.translate(None, _HOST_BYTES)):
+        if (self._is_http11 and host is None) or (host and host.translate(None, _HOST_BYTES)):
             return _BAD_REQUEST
         if b"connection" in said:
-            self._heed(said[b"connection"])
+            self._apply_connection_header(said[b"connection"])
         coding = said.get(b"transfer-encoding")
         if coding is not None:
             coding = coding.lower()
-            if not self._modern or not coding.endswith(b"chunked") or b"content-length" in said:
+            if not self._is_http11 or not coding.endswith(b"chunked") or b"content-length" in said:
                 return _BAD_REQUEST
             if coding != b"chunked":
                 return _NO_SUCH_CODING
         length = said.get(b"content-length")
         if length is not None and (not length.isdigit() or len(length) > 19):
             return _BAD_REQUEST
-        expected = said.get(b"expect", b"").lower() if self._modern else b""
+        expected = said.get(b"expect", b"").lower() if self._is_http11 else b""
         return self._admit(length, expected, is_chunked=coding is not None)
 
-    def _heed(self, wishes: bytes) -> None:
+    def _apply_connection_header(self, wishes: bytes) -> None:
         said = [wish.strip() for wish in wishes.lower().split(b",")]
         if b"close" in said:
-            self._keeps = False
-        elif b"keep-alive" in said and not self._modern:
-            self._keeps = True
+            self._keep_alive = False
+        elif b"keep-alive" in said and not self._is_http11:
+            self._keep_alive = True
 
     def _admit(
         self, declared: bytes | None, expected: bytes, *, is_chunked: bool
     ) -> Response | None:
-        if self.is_spare and not self._server.is_spare_for(self._asked[1]):
+        if self.is_spare and not self._server.is_spare_for(self._head[1]):
             return _NO_ROOM
         if self._screen is not None:
             try:
-                refused = self._screen(Request(*self._asked, b"", self._peer, self._certified))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+                refused = self._screen(Request(*self._head, b"", self._peer, self._certified))
+            except Exception as error:  # noqa: BLE001 - the client gets a response in any case
                 refused = _failed(error)
             if refused is not None:
                 return refused
-        if declared is None and not is_chunked and self._asked[0] == "POST":
+        if declared is None and not is_chunked and self._head[0] == "POST":
             # Without a length the body would be read as empty, and its events lost.
             return _NO_LENGTH
         length = int(declared or 0)
@@ -781,7 +783,7 @@ class _Connection(asyncio.Protocol):
                 self._at = at
                 self._handle(bytes(self._body))
                 return True
-            refused = self._judge_line(line)
+            refused = self._read_chunk_line(line)
             if refused is not None:
                 self._refuse(refused)
                 return False
@@ -799,13 +801,13 @@ class _Connection(asyncio.Protocol):
             self._refuse(_BAD_REQUEST)
         return False
 
-    def _judge_line(self, line: bytes) -> Response | None:
-        """Take in a line between the chunks; give the answer if that is a refusal."""
+    def _read_chunk_line(self, line: bytes) -> Response | None:
+        """Parse a line between chunks; return a response if it is refused."""
         self._framing += len(line) + 2
         if self._line == _END_OF_CHUNK:
             self._line = _SIZE
             return _BAD_REQUEST if line else None
-        if self._line == _TRAILER:  # read past, and not passed on
+        if self._line == _TRAILER:  # checked, and dropped
             if self._framing > self._max_head:
                 return _HEAD_TOO_LARGE
             return None if _FIELD.fullmatch(line) else _BAD_REQUEST
@@ -823,7 +825,7 @@ class _Connection(asyncio.Protocol):
             self._line, self._framing = _TRAILER, 0
         return None
 
-    # --- answering -----------------------------------------------------------------------
+    # --- responding ----------------------------------------------------------------------
 
     def _handle(self, body: bytes) -> None:
         self._state = _BUSY
@@ -831,34 +833,34 @@ class _Connection(asyncio.Protocol):
         self._number += 1
         if self._body:
             self._drop_body()
-        request = Request(*self._asked, body, self._peer, self._certified)
+        request = Request(*self._head, body, self._peer, self._certified)
         try:
             self._handler(request, partial(self._answer, self._number))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+        except Exception as error:  # noqa: BLE001 - the client gets a response in any case
             failed = _failed(error)
             if self._state == _BUSY:
                 self._refuse(failed)
             elif self._state < _LINGERING:
-                self._leave()
+                self._linger()
 
     def _answer(self, number: int, response: Response) -> None:
         if number != self._number or self._state != _BUSY:
             return
-        wants_more = self._keeps and not self.is_spare
+        wants_more = self._keep_alive and not self.is_spare
         keeps = self._write(response, keeps=wants_more and not self._server.stopping)
         if not keeps:
             if wants_more or self._at < len(self._data):
-                self._leave()
+                self._linger()
             else:
-                self._shut()
+                self._close()
         elif self._blocked:
             self._state = _BLOCKED
             self.deadline = self._time() + self._body_s
         else:
-            self._rest()
+            self._await_request()
 
-    def _rest(self) -> None:
-        """Be ready for the next request, which may be here already."""
+    def _await_request(self) -> None:
+        """Wait for the next request, which may have arrived already."""
         self._state = _IDLE
         self.waiting_since = self._time()
         self.deadline = self.waiting_since + self._idle_s
@@ -867,17 +869,17 @@ class _Connection(asyncio.Protocol):
         if self._data:
             self._advance()
         if self._state <= _CHUNKS:
-            if self._ended:
-                self._shut()
+            if self._client_done:
+                self._close()
             else:
-                self._listen_on()
+                self._resume_reading()
 
     def _write(self, response: Response, *, keeps: bool) -> bool:
-        """Send *response*; tell whether the connection stays open."""
-        modern, bodiless = self._modern, self._bodiless
+        """Send *response*; return True if the connection stays open."""
+        modern, bodiless = self._is_http11, self._is_head
         try:
             answer = _encoded(response, keeps=keeps, modern=modern, bodiless=bodiless)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+        except Exception as error:  # noqa: BLE001 - the client gets a response in any case
             keeps = False
             answer = _encoded(_failed(error), keeps=False, modern=modern, bodiless=bodiless)
         self._transport.write(answer)
@@ -885,43 +887,43 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, response: Response) -> None:
         self._write(response, keeps=False)
-        self._leave()
+        self._linger()
 
-    def _leave(self) -> None:
-        """Say no more, and listen until the client has seen that."""
-        if self._ended:
-            self._shut()
+    def _linger(self) -> None:
+        """Close the sending side, and read until the client has noticed."""
+        if self._client_done:
+            self._close()
             return
-        self._forget()
+        self._discard_input()
         self._state = _LINGERING
         self.deadline = self._time() + _LINGER_S
         self._left = _LINGER_BYTES
         if not self._is_tls and not self._transport.is_closing():
             self._transport.write_eof()
-        self._listen_on()
+        self._resume_reading()
 
-    def _listen_on(self) -> None:
+    def _resume_reading(self) -> None:
         if self._paused and not self._transport.is_closing():
             self._paused = False
             self._transport.resume_reading()
 
-    def _shut(self) -> None:
-        self._forget()
+    def _close(self) -> None:
+        self._discard_input()
         self._state = _CLOSED
         self.deadline = self._time() + self._body_s
         self._transport.close()
 
-    def _forget(self) -> None:
+    def _discard_input(self) -> None:
         self._data, self._at = b"", 0
         self._headers = []
         self._drop_body()
 
     def _drop_body(self) -> None:
         self._body = bytearray()
-        self._server.hold(self, 0)
+        self._server.note_body_size(self, 0)
 
 
-# What llhttp must refuse, as we rely on it; older versions let some of this pass.
+# We rely on llhttp to refuse these; older versions accept some of them.
 _MUST_BE_REFUSED = (
     b"GET / HTTP/1.1\nHost: a\r\n\r\n",
     b"GET / HTTP/1.1\r\nHost: a\nX: b\r\n\r\n",
@@ -946,15 +948,15 @@ def _check_strictness() -> None:
             )
 
 
-def _counted_as(peer: str) -> str:
-    """Return what the connections of *peer* are counted by: its address, or its /64 in IPv6."""
+def _peer_group(peer: str) -> str:
+    """Return the group that *peer* is counted in: its address, or its /64 in IPv6."""
     if ":" not in peer:
         return peer
     return socket.inet_pton(socket.AF_INET6, peer.partition("%")[0])[:8].hex()
 
 
 def _failed(error: Exception) -> Response:
-    # The kind alone: a message might quote the payload.
+    # The type alone: a message might quote the payload.
     _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
     return _FAILED
 
@@ -967,7 +969,7 @@ def _unknown(method: bytes, version: bytes) -> Response:
 
 
 def _path_and_query(target: bytes, method: str) -> tuple[str, str] | None:
-    """Split what llhttp found to be a target; None if it is not one for us."""
+    """Return the path and the query of a request target; None if it is not supported."""
     if b"#" in target or not target.isascii():
         return None
     if target.startswith(b"/"):
@@ -995,9 +997,9 @@ def _encoded(response: Response, *, keeps: bool, modern: bool, bodiless: bool) -
         fields += b"Connection: close\r\n"
     elif not modern:
         fields += b"Connection: keep-alive\r\n"
-    if response.status in _NEVER_A_BODY:
+    if response.status in _BODILESS_STATUSES:
         if body:
-            raise ValueError(f"a {response.status} has no body")
+            raise ValueError(f"a response with status {response.status} must not have a body")
         return b"%b%b\r\n" % (start, fields)
     shown = b"" if bodiless else body
     return b"%bContent-Length: %d\r\n%b\r\n%b" % (start, len(body), fields, shown)
@@ -1006,29 +1008,33 @@ def _encoded(response: Response, *, keeps: bool, modern: bool, bodiless: bool) -
 @lru_cache(256)
 def _start(status: int, content_type: str) -> bytes:
     if not 200 <= status <= 599:
-        raise ValueError("a status is a number from 200 to 599")
+        raise ValueError("a status must be from 200 to 599")
     line = f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
     if not _VALUE.fullmatch(content_type):
-        raise ValueError("a content type is one line of text")
+        raise ValueError("a content type must be one line of text")
     return (f"{line}Content-Type: {content_type}\r\n" if content_type else line).encode("latin-1")
 
 
 def _fields(headers: tuple[tuple[str, str], ...]) -> bytes:
     for name, value in headers:
-        if not _NAME.fullmatch(name) or name.lower() in _OURS or not _VALUE.fullmatch(value):
-            raise ValueError("a header is a name, not one the server sets, and one line of text")
+        if (
+            not _NAME.fullmatch(name)
+            or name.lower() in _SERVER_HEADERS
+            or not _VALUE.fullmatch(value)
+        ):
+            raise ValueError("a header must be a name that the server does not set, and one line")
     return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
 
 
 # --- listening --------------------------------------------------------------------------
 
-_NOT_OURS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 async def _listen(host: str, port: int) -> list[socket.socket]:
-    """Listen on every address that *host* stands for, on the same port."""
+    """Listen on every address of *host*, on the same port."""
     if not 0 <= port <= 65535:
-        raise ConfigError("", f"{host}:{port}: a port is a number from 0 to 65535")
+        raise ConfigError("", f"{host}:{port}: the port must be from 0 to 65535")
     listening: list[socket.socket] = []
     problem: OSError | None = None
     for family, address in await _addresses(host, port):
@@ -1037,10 +1043,10 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
         try:
             listening.append(_listener(family, address))
         except OSError as error:
-            # A name may stand for an IPv6 address that this machine does not have.
-            if problem is None or error.errno not in _NOT_OURS:
+            # A name may have an IPv6 address although this machine has no IPv6.
+            if problem is None or error.errno not in _NOT_LOCAL:
                 problem = error
-    if problem is not None and not (listening and problem.errno in _NOT_OURS):
+    if problem is not None and not (listening and problem.errno in _NOT_LOCAL):
         for sock in listening:
             sock.close()
         raise ConfigError("", f"{host}:{port}: {_advice(problem)}") from problem
@@ -1054,7 +1060,7 @@ async def _addresses(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
         )
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(
-            "", f"{host}:{port}: the name stands for no address; write one of this machine's"
+            "", f"{host}:{port}: the host name was not found; write an address of this machine"
         ) from error
     return list(dict.fromkeys((entry[0], entry[4]) for entry in found))
 
@@ -1077,13 +1083,13 @@ def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
 def _advice(problem: OSError) -> str:
     match problem.errno:
         case errno.EADDRINUSE:
-            return "another program listens there already; stop it, or choose another port"
+            return "another program uses this port already; stop it, or choose another port"
         case errno.EADDRNOTAVAIL | errno.EAFNOSUPPORT:
             return (
-                "is not an address of this machine; 127.0.0.1 is reached from this machine only, "
-                "0.0.0.0 from everywhere"
+                "is not an address of this machine; use 127.0.0.1 to be reachable from this "
+                "machine only, or 0.0.0.0 from everywhere"
             )
         case errno.EACCES | errno.EPERM:
-            return "ports below 1024 are for privileged programs; choose 1024 or above"
+            return "ports below 1024 need special privileges; choose 1024 or above"
         case _:
-            return f"cannot be listened on ({problem.strerror})"
+            return f"cannot listen there ({problem.strerror})"

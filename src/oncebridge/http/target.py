@@ -1,4 +1,4 @@
-"""A URL to send requests to, in the parts that a request needs."""
+"""The URL of a target, split into the parts that a request needs."""
 
 import base64
 import re
@@ -13,7 +13,7 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _PORTS = {"http": 80, "https": 443}
 
 
-class Target(Struct, frozen=True):
+class HttpTarget(Struct, frozen=True):
     """A URL in parts, as a request needs them."""
 
     host: str
@@ -22,12 +22,11 @@ class Target(Struct, frozen=True):
     path: str
     """With the query, as it was written."""
     authorization: str
-    """What the user and password in the URL become; empty if there are none."""
+    """The header for the user and password in the URL; empty if there are none."""
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Take *url* apart; a ValueError says what is wrong, and quotes nothing secret."""
-        # What is quoted is the scheme only: passwords are found in any later part.
+        """Return the parts of *url*; raise `ValueError` with a reason that quotes nothing of it."""
         if not VISIBLE.fullmatch(url):
             raise ValueError(
                 "the URL has a space, a backslash, or a character that is not ASCII; "
@@ -36,16 +35,18 @@ class Target(Struct, frozen=True):
         scheme, separator, rest = url.partition("://")
         scheme = scheme.lower()
         if not separator or scheme not in _PORTS:
-            raise ValueError("a URL here starts with https:// or http://")
+            raise ValueError("the URL must start with https:// or http://")
         if "#" in url:
-            raise ValueError("the URL has a fragment (from the # on), which is never sent")
+            raise ValueError(
+                "the URL has a fragment (from the # on), which is never sent; remove it"
+            )
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
             raise ValueError("the host or port of the URL cannot be read") from None
         if port == 0:
-            raise ValueError("the port of the URL is 0; it is a number from 1 to 65535")
+            raise ValueError("the port of the URL is 0; it must be from 1 to 65535")
         if not host:
             raise ValueError("the URL has no host")
         if not (_is_ipv6(host) if ":" in host else _HOST.fullmatch(host)):
@@ -61,7 +62,7 @@ class Target(Struct, frozen=True):
 
     @property
     def host_header(self) -> str:
-        """The host as the `Host` header names it: the port only if it is not the usual one."""
+        """The host for the `Host` header: with the port only if it is not the default."""
         usual = _PORTS["https" if self.is_tls else "http"]
         return self.authority.removesuffix(f":{usual}") if self.port == usual else self.authority
 
@@ -72,12 +73,12 @@ class Target(Struct, frozen=True):
 
     def __repr__(self) -> str:
         # the path of a webhook is often its secret
-        return f"<Target {self.host_header}>"
+        return f"<HttpTarget {self.host_header}>"
 
 
 def _is_ipv6(host: str) -> bool:
     try:
-        return "%" not in str(IPv6Address(host))  # a zone means nothing to the other side
+        return "%" not in str(IPv6Address(host))  # a zone has a meaning on this host only
     except ValueError:
         return False
 

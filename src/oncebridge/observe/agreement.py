@@ -18,8 +18,8 @@ from typing import Final
 from msgspec import Struct
 
 from oncebridge.base.clock import Dice
-from oncebridge.base.formatting import listed, spelt
-from oncebridge.base.secrets import masked
+from oncebridge.base.formatting import format_list, printable
+from oncebridge.base.secrets import mask_address
 from oncebridge.events.key import make_key
 from oncebridge.observe.fleet import GONE_AFTER_MS, View, here_ms, present
 from oncebridge.stores.api import Store
@@ -89,8 +89,8 @@ def differences(view: View) -> list[Problem]:
 
 def _difference(what: str, route: str, groups: list[list[str]]) -> Problem:
     """Say who differs; workers that agree are named together."""
-    names = " / ".join(listed([spelt(name) for name in group], most=3) for group in groups)
-    seen = f"workers have different {what} for route {spelt(route)}: {names}"
+    names = " / ".join(format_list([printable(name) for name in group], most=3) for group in groups)
+    seen = f"workers have different {what} for route {printable(route)}: {names}"
     return Problem(f"mixed-{what}", route, seen, *(_RULES if what == "rules" else _SINKS))
 
 
@@ -105,12 +105,12 @@ def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
 
 
 def _lost(route: str) -> Problem:
-    shown = masked(route)  # an earlier build named routes after the address of a sink
+    shown = mask_address(route)  # an earlier build named routes after the address of a sink
     name = quote(route) if shown == route else "OLD (oncebridge dead list shows it)"
     return Problem(
         "route-lost",
         shown,
-        f"earlier workers had a route {spelt(shown)}, which this configuration does not have "
+        f"earlier workers had a route {printable(shown)}, which this configuration does not have "
         "and no running worker has",
         _LOST,
         "Give the route its old name again; or, if it is gone for good, replay its dead letters "
@@ -139,8 +139,8 @@ async def warn_of_new_sinks(store: Store, sinks: Mapping[str, str], dice: Dice) 
         await _write(Cell(store, keys[route], dice, keep_ms=_KEEP_MS), sink)
         if before:
             what = (
-                f"route {spelt(route)} delivered to {spelt(before)} before, and now to "
-                f"{spelt(sink)}: events that it has delivered are duplicates, and are not sent to "
+                f"route {printable(route)} delivered to {printable(before)} before, and now to "
+                f"{printable(sink)}: events that it has delivered are duplicates, and are not sent to "
                 'the new sink; a route with another name starts anew (route = "NAME")'
             )
             fields = {"route": route, "what": what}

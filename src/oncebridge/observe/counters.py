@@ -20,7 +20,7 @@ from oncebridge.engine.hooks import Decision, RoundTrip
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event
 from oncebridge.events.summary import entity_of, topic_of
-from oncebridge.events.timestamps import instant
+from oncebridge.events.timestamps import parse_instant
 from oncebridge.observe.counts import (
     ITEMS,
     LAGS,
@@ -224,7 +224,7 @@ class Meters:
             return None
         if len(self._times) >= _MOST_TIMES:
             self._times.clear()
-        at_ms = self._times[time] = instant(time)
+        at_ms = self._times[time] = parse_instant(time)
         return at_ms
 
     def _count_entity(self, entity: str) -> None:

@@ -20,7 +20,7 @@ import msgspec
 
 from oncebridge.errors import ConfigError
 from oncebridge.http.health import ALIVE, readiness
-from oncebridge.http.server import Bounds, Request, Response, Server
+from oncebridge.http.server import Request, Response, Server, ServerLimits
 from oncebridge.observe.report import Report
 
 _log = logging.getLogger("oncebridge")
@@ -30,7 +30,7 @@ _METHOD = Response(
 )
 _FAILED = Response(500, b'{"error":"internal error"}')
 _encode = msgspec.json.Encoder().encode
-_BOUNDS = Bounds(
+_BOUNDS = ServerLimits(
     max_body=0,
     head_time=timedelta(seconds=2),
     idle_time=timedelta(seconds=10),

@@ -11,7 +11,7 @@ from datetime import timedelta
 from msgspec import Struct
 
 from oncebridge.events.event import Event, Unreadable, read
-from oncebridge.events.framing import Record
+from oncebridge.events.framing import RawRecord
 from oncebridge.events.key import (
     ContentKey,
     FieldsKey,
@@ -107,10 +107,10 @@ class Identities:
             for route in setup.routes
         ]
 
-    def read(self, record: Record | bytes) -> Event | Unreadable:
+    def read(self, record: RawRecord | bytes) -> Event | Unreadable:
         """Read one event as the service would."""
         raw = record if isinstance(record, bytes) else record.raw
-        if isinstance(record, Record) and record.too_long:
+        if isinstance(record, RawRecord) and record.too_long:
             return Unreadable(raw, "too-large", "longer than can be read")
         return read(raw, limits=self._settings.limits, bare=self._settings.bare)
 

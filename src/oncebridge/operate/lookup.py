@@ -22,7 +22,7 @@ from oncebridge.engine.verdict import LONGEST_ID
 from oncebridge.errors import ConfigError
 from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import Event, Unreadable, read
-from oncebridge.events.framing import Record as FileRecord
+from oncebridge.events.framing import RawRecord as FileRecord
 from oncebridge.operate.replay import Choice, select
 from oncebridge.service.addresses import Place, StorePlace, scheme_of
 from oncebridge.stores.api import Portable, Record, Store

@@ -7,7 +7,7 @@ exist yet holds nothing, and is not made only to be looked at.
 
 from pathlib import Path
 
-from oncebridge.base.line_files import path_of
+from oncebridge.base.line_files import file_path
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import Place, scheme_of
 
@@ -18,7 +18,7 @@ def is_missing(place: Place) -> bool:
         case "sqlite":
             path = Path(place.url.partition(":")[2])
         case "file":
-            path = Path(path_of(place.url))
+            path = Path(file_path(place.url))
         case _:
             return False
     return not path.exists() or (path.is_file() and not path.stat().st_size)

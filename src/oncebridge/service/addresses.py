@@ -25,7 +25,7 @@ from oncebridge.base.options import (
     schema,
     settings_of,
 )
-from oncebridge.base.secrets import Address, masked, resolve_address
+from oncebridge.base.secrets import Address, mask_address, resolve_address
 from oncebridge.errors import ConfigError
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}")
@@ -161,7 +161,7 @@ class Place(Struct, frozen=True):
 
     def __str__(self) -> str:
         # Who keeps an address elsewhere may have a secret in its path, which nobody could tell.
-        return self.reference or masked(self.url)
+        return self.reference or mask_address(self.url)
 
 
 class SourcePlace(Place, frozen=True):
@@ -172,7 +172,7 @@ class SourcePlace(Place, frozen=True):
     def __str__(self) -> str:
         # A source that listens has the port that it got. Its path is shown: the senders need it,
         # and it is no secret, as others are let in by api_keys and the like only.
-        return self.reference or getattr(self.opened, "url", "") or masked(self.url)
+        return self.reference or getattr(self.opened, "url", "") or mask_address(self.url)
 
 
 class StorePlace(Place, frozen=True):

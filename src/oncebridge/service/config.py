@@ -30,10 +30,10 @@ from oncebridge.base.options import (
     read_values,
     settings_of,
 )
-from oncebridge.base.secrets import Secret, asked_once, at_aws, is_at_aws
+from oncebridge.base.secrets import Secret, cache_aws_lookups, is_at_aws, resolve_at_aws
 from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
 from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.events.access import AllowOptions, Guard
+from oncebridge.events.access import AllowOptions, SenderAllowlist
 from oncebridge.events.exact_float import read_decimal
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, RuleOptions, RuleSet
@@ -368,7 +368,7 @@ def load(
     configuration says about one is left alone then.
     """
     environment = os.environ if environment is None else environment
-    with asked_once():
+    with cache_aws_lookups():
         named = str(file or environment.get(_FILE, ""))
         return _load(named, environment, flags or {}, with_source=with_source)
 
@@ -401,7 +401,7 @@ _TOO_LONG = "has a whole number of more than 64 bits, or an exponent of more tha
 def _file(named: str, problems: Problems) -> dict[str, Any]:
     text = ""
     with problems.caught():
-        text = at_aws(named, "") if is_at_aws(named) else _text_of(Path(named))
+        text = resolve_at_aws(named, "") if is_at_aws(named) else _text_of(Path(named))
     problems.check()
     table: dict[str, Any] = {}
     try:
@@ -558,7 +558,7 @@ def _guards(config: Config, problems: Problems) -> list[Rule]:
     """Make the rule that stands before all others, where not everybody is let in."""
     if not config.allow.is_open:
         with problems.caught():
-            return [Rule.for_strangers(Guard(config.allow))]
+            return [Rule.for_refused_senders(SenderAllowlist(config.allow))]
     return []
 
 

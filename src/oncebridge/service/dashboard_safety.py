@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from oncebridge.base.secrets import weakness
+from oncebridge.base.secrets import find_weakness
 from oncebridge.errors import ConfigError
-from oncebridge.http.clients import proxy_mistakes
-from oncebridge.http.listening import Listening
-from oncebridge.http.web_pages import host_mistakes
+from oncebridge.http.addresses import ListenAddress
+from oncebridge.http.client_address import proxy_errors
+from oncebridge.http.cross_site import host_errors
 
 if TYPE_CHECKING:
     from oncebridge.service.config import Config
@@ -27,17 +27,17 @@ def mistakes(config: "Config") -> Iterator[ConfigError]:
     address = None
     if config.dashboard:
         try:
-            address = Listening.read(config.dashboard, "dashboard")
+            address = ListenAddress.read(config.dashboard, "dashboard")
         except ConfigError as error:
             yield error
     if address is not None and address.port > 65535:
         yield ConfigError("dashboard", "a port is a number from 0 to 65535")
     if config.dashboard_token is not None:
-        why = weakness(config.dashboard_token.reveal(), in_header=True)
+        why = find_weakness(config.dashboard_token.reveal(), in_header=True)
         if why is not None:
             yield ConfigError("dashboard_token", why)
     yield from _of_the_proxy(config)
-    yield from host_mistakes(config.dashboard_hosts, "dashboard_hosts")
+    yield from host_errors(config.dashboard_hosts, "dashboard_hosts")
 
 
 def exposure(config: "Config") -> ConfigError | None:
@@ -45,10 +45,10 @@ def exposure(config: "Config") -> ConfigError | None:
     if not config.dashboard or config.dashboard_token or config.dashboard_user_header:
         return None
     try:
-        address = Listening.read(config.dashboard, "dashboard")
+        address = ListenAddress.read(config.dashboard, "dashboard")
     except ConfigError:
         return None
-    return None if address.is_here else too_open(config.dashboard)
+    return None if address.is_loopback else too_open(config.dashboard)
 
 
 def too_open(address: str) -> ConfigError:
@@ -70,4 +70,4 @@ def _of_the_proxy(config: "Config") -> Iterator[ConfigError]:
     elif header is not None and not config.dashboard_proxies:
         message = "is believed from no proxy; set dashboard_proxies to the address of yours"
         yield ConfigError("dashboard_user_header", message)
-    yield from proxy_mistakes(config.dashboard_proxies, "dashboard_proxies")
+    yield from proxy_errors(config.dashboard_proxies, "dashboard_proxies")

@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
-from oncebridge.base.secrets import Address, masked
+from oncebridge.base.secrets import Address, mask_address
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _COLOURS = {"WARNING": "33", "ERROR": "31", "CRITICAL": "31"}
@@ -44,7 +44,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     fields = {
-        name: masked(value) if isinstance(value, Address) else value
+        name: mask_address(value) if isinstance(value, Address) else value
         for name, value in vars(record).items()
         if name not in _STANDARD
     }

@@ -13,7 +13,14 @@ from typing import Any, Final, get_args, get_origin
 
 from msgspec import Struct
 
-from oncebridge.base.options import Setting, bounds, form, schema, settings_of, written
+from oncebridge.base.options import (
+    Setting,
+    bounds,
+    describe_type,
+    format_setting,
+    schema,
+    settings_of,
+)
 from oncebridge.base.secrets import ADDRESS_REFERENCE
 from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
 from oncebridge.service.addresses import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
@@ -199,7 +206,9 @@ def _table_of(settings: Sequence[Setting], environment: str) -> str:
     """Set the settings of one table below each other, short."""
     lines = ["| setting | form | default | what it does | environment |", "|" + " --- |" * 5]
     for setting in settings:
-        is_new = setting.doc.example and _example(setting).strip('"') != written(setting.default)
+        is_new = setting.doc.example and _example(setting).strip('"') != format_setting(
+            setting.default
+        )
         example = f" For example `{_example(setting)}`." if is_new else ""
         cells = [
             f"`{setting.name}`",
@@ -233,20 +242,22 @@ def _struct(setting: Setting) -> type[Struct] | None:
 
 def _form(setting: Setting) -> str:
     told = [
-        f"{word} {written(bound)}"
+        f"{word} {format_setting(bound)}"
         for word, bound in zip(
             ("at least", "at most"), bounds(setting.kind, setting.doc), strict=True
         )
         if bound is not None
     ]
     inner = _item(setting)
-    return ", ".join([f"{form(inner)}, or a list" if inner else form(setting.kind), *told])
+    return ", ".join(
+        [f"{describe_type(inner)}, or a list" if inner else describe_type(setting.kind), *told]
+    )
 
 
 def _default(setting: Setting) -> str:
     if setting.required:
         return "required"
-    shown = written(setting.default)
+    shown = format_setting(setting.default)
     return f"default `{shown}`" if shown and shown not in ("[]", "{}") else ""
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from oncebridge import __version__
 from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
-from oncebridge.base.formatting import instant
+from oncebridge.base.formatting import format_instant
 from oncebridge.engine import pauses as control
 from oncebridge.engine.counters import Books
 from oncebridge.engine.gateway import Gateway
@@ -431,7 +431,7 @@ class Service:
                 "events that were delivered before may be delivered once more; deliveries count "
                 "as unprotected until the windows of their rules are over"
             )
-            extra = {"noticed": instant(lost_ms), "what": what}
+            extra = {"noticed": format_instant(lost_ms), "what": what}
             _log.warning("oncebridge.store_lost_its_records", extra=extra)
 
     def _records_lost_ms(self) -> int:

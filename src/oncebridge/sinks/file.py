@@ -16,9 +16,9 @@ from typing import Annotated, ClassVar, Final, Self
 
 from msgspec import Struct
 
-from oncebridge.base.line_files import HalfWritten, LineFile, WriterThread, path_of
+from oncebridge.base.line_files import HalfWritten, LineFile, WriterThread, file_path
 from oncebridge.base.options import Doc, Size
-from oncebridge.base.private_files import explained, sync_directory
+from oncebridge.base.private_files import explain_os_error, sync_directory
 from oncebridge.errors import ConfigError, SinkError
 from oncebridge.events.framing import as_line
 from oncebridge.sinks.api import Closed, Delivery, No, SinkAnswer, Unknown, Yes
@@ -82,7 +82,7 @@ class FileSink:
     @classmethod
     def from_url(cls, url: str, options: FileSinkOptions | None = None) -> Self:
         """Write to the file of `file:PATH`."""
-        return cls(path_of(url), options)
+        return cls(file_path(url), options)
 
     async def open(self) -> None:
         def check(stop: threading.Event) -> None:
@@ -92,7 +92,7 @@ class FileSink:
         try:
             await self._thread.run(check)
         except OSError as error:
-            raise SinkError(f"{self._path}: {explained(error)}") from error
+            raise SinkError(f"{self._path}: {explain_os_error(error)}") from error
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         if not deliveries:
@@ -116,9 +116,9 @@ class FileSink:
                         return Yes()
                     self._rotate()
         except HalfWritten as error:
-            return Unknown(f"{self._path}: {explained(error)}; some of it may stand there")
+            return Unknown(f"{self._path}: {explain_os_error(error)}; some of it may stand there")
         except OSError as error:
-            reason = f"{self._path}: {explained(error)}"
+            reason = f"{self._path}: {explain_os_error(error)}"
             return Closed(reason) if error.errno in _FOR_SOMEBODY_TO_LOOK_AT else No(reason)
 
     def _is_full(self, size: int, more: int) -> bool:

@@ -53,8 +53,8 @@ from oncebridge.errors import ConfigError
 from oncebridge.events.event import Event
 from oncebridge.events.trace_context import NAME
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.client import Answer, Client, NotSent, Unclear, check_header
-from oncebridge.http.target import Target
+from oncebridge.http.client import Client, ClientResponse, NotSent, Unclear, check_header
+from oncebridge.http.target import HttpTarget
 from oncebridge.sinks.api import (
     Closed,
     Delivery,
@@ -226,7 +226,7 @@ class HttpSink:
             return Yes()
         return self._understood(answer)
 
-    def _understood(self, answer: Answer) -> SinkAnswer:
+    def _understood(self, answer: ClientResponse) -> SinkAnswer:
         status = answer.status
         reason = f"HTTP {status}"  # and nothing of the body: it may quote the event
         if status == 429 or (status == 503 and b"retry-after" in answer.headers):
@@ -242,7 +242,7 @@ class HttpSink:
             return Never(reason)
         return Unknown(reason, self._retry_after_ms(answer))
 
-    def _retry_after_ms(self, answer: Answer) -> int:
+    def _retry_after_ms(self, answer: ClientResponse) -> int:
         """Read `Retry-After`, in seconds or as a date; 0 if it says nothing useful."""
         text = answer.headers.get(b"retry-after", b"").decode("latin-1").strip()
         if text.isascii() and text.isdigit():
@@ -331,9 +331,9 @@ def _is_instant(text: str) -> bool:
 # --- settings ------------------------------------------------------------------------------
 
 
-def _checked_target(url: str, options: HttpSinkOptions) -> Target:
+def _checked_target(url: str, options: HttpSinkOptions) -> HttpTarget:
     try:
-        target = Target.parse(url)
+        target = HttpTarget.parse(url)
     except ValueError as error:
         raise ConfigError("", str(error)) from None
     if target.authorization and any(name.lower() == "authorization" for name in options.headers):

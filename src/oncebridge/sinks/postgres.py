@@ -45,7 +45,7 @@ from oncebridge.sinks.api import (
     Yes,
 )
 from oncebridge.stores.api import Store
-from oncebridge.stores.postgres.address import Address, read_address
+from oncebridge.stores.postgres.address import PostgresAddress, read_address
 from oncebridge.stores.postgres.checks import check_server, migrate
 from oncebridge.stores.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
 from oncebridge.stores.postgres.schema import Layout, checked_names, choose
@@ -138,7 +138,7 @@ class PostgresSink:
         return cls(url, options)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> PostgresAddress:
         return self._own.address
 
     @property

@@ -30,8 +30,8 @@ from oncebridge.aws.queue import (
     MOST_ENTRIES,
     Failure,
     Outgoing,
-    Queue,
     QueueAddress,
+    SqsQueue,
     TextAttribute,
     refused_character,
     size_of,
@@ -74,7 +74,7 @@ class SqsSink:
         self._is_fifo = address.is_fifo
         self._group = checked_group(options.group, "queues", is_fifo=address.is_fifo)
         self._dice = dice or SystemDice()
-        self._queue = Queue(address, options)
+        self._queue = SqsQueue(address, options)
         self._room = Room(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
 
     @classmethod

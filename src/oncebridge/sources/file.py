@@ -21,13 +21,13 @@ from typing import Annotated, BinaryIO, ClassVar, Self, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncebridge.base.line_files import path_of
+from oncebridge.base.clock import wait_until_set
+from oncebridge.base.line_files import file_path
 from oncebridge.base.options import Doc
-from oncebridge.base.waiting import happens_within
 from oncebridge.engine.batch import Arrival
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
-from oncebridge.events.framing import Record, Records
+from oncebridge.events.framing import RawRecord, RecordReader
 from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.relay import Relay, SourceRecord
@@ -60,7 +60,7 @@ class FileSource:
         self._path = path
         self._options = options or FileSourceOptions()
         self._file: BinaryIO | None = None
-        self._records: Records | None = None
+        self._records: RecordReader | None = None
         self._relay: Relay | None = None
         self._checkpoint: Checkpoint | None = None
         self._host: Host | None = None
@@ -80,7 +80,7 @@ class FileSource:
         """Read `file:PATH`, or standard input for `-`."""
         if url == "-":
             return cls(None, options)
-        return cls(Path(path_of(url)), options)
+        return cls(Path(file_path(url)), options)
 
     # --- the life of a source ----------------------------------------------------------
 
@@ -89,7 +89,7 @@ class FileSource:
         if self._path is None:
             # Not `sys.stdin`: a thread that waits for input would keep its lock.
             self._file = os.fdopen(0, "rb", buffering=0, closefd=False)
-            self._records = Records(self._file)
+            self._records = RecordReader(self._file)
         else:
             try:
                 self._file = self._path.open("rb")
@@ -146,7 +146,7 @@ class FileSource:
             self._lines[records[-1].end] = records[-1].last_line
         return [SourceRecord(record.end, (self._arrival(record),)) for record in records]
 
-    def _arrival(self, record: Record) -> Arrival:
+    def _arrival(self, record: RawRecord) -> Arrival:
         assert self._host is not None  # noqa: S101
         if record.too_long:
             message = f"line {record.line}: too long to read; only its beginning is kept"
@@ -165,7 +165,7 @@ class FileSource:
         assert self._file is not None  # noqa: S101
         assert self._path is not None  # noqa: S101
         while not self._host.is_open():
-            if await happens_within(self._stopping, _TRY_AGAIN_S):
+            if await wait_until_set(self._stopping, _TRY_AGAIN_S):
                 return False
         if self._options.resume and self._file.seekable():
             sample = self._file.read(_SAMPLE)
@@ -185,14 +185,14 @@ class FileSource:
                 try:
                     memo = await self._checkpoint.take()
                 except StoreUnavailable:
-                    if await happens_within(self._stopping, _TRY_AGAIN_S):
+                    if await wait_until_set(self._stopping, _TRY_AGAIN_S):
                         return False
             self._place = self._read_place(memo)
         offset, self.resumed_at = self._place
         if self.resumed_at:
             told = {"source": str(self._path), "line": self.resumed_at}
             _log.info("oncebridge.resumed_at_line", extra=told)
-        self._records = Records(self._file, start=offset, line=self.resumed_at or 1)
+        self._records = RecordReader(self._file, start=offset, line=self.resumed_at or 1)
         return True
 
     async def _passed(self, end: int) -> None:
@@ -206,7 +206,7 @@ class FileSource:
             return
         now_s = asyncio.get_running_loop().time
         saved, held_s = self._place, now_s()
-        while not await happens_within(self._ended, _SAVE_EVERY_S):
+        while not await wait_until_set(self._ended, _SAVE_EVERY_S):
             place, began_s = self._place, now_s()
             try:
                 if place != saved:

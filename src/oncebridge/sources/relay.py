@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.waiting import happens_within
+from oncebridge.base.clock import wait_until_set
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.cpu_turns import SMALL
 from oncebridge.engine.router import Router, RouterAnswer
@@ -142,7 +142,7 @@ class Relay:
             while not self._is_over(takers):
                 self._changed.clear()
                 wake_s = self._dispatch()
-                await happens_within(self._changed, wake_s)
+                await wait_until_set(self._changed, wake_s)
         except asyncio.CancelledError:
             for batch in self._batches:
                 batch.cancel()
@@ -209,7 +209,7 @@ class Relay:
                 return True
             self._room_made.clear()
             look_s = min(max(unavailable_s, 0.1), _LOOK_AGAIN_S) if unavailable_s else None
-            await happens_within(self._room_made, look_s)
+            await wait_until_set(self._room_made, look_s)
 
     def _has_room(self) -> bool:
         return (

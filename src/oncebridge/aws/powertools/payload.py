@@ -15,7 +15,7 @@ from jmespath.functions import signature
 from oncebridge.errors import ConfigError, EventError
 from oncebridge.events.canonical import canonical
 from oncebridge.events.exact_float import read_decimal
-from oncebridge.events.framing import inflate
+from oncebridge.events.framing import gunzip
 from oncebridge.events.key import ExactFunctions
 
 _UNPACKED: Final = 16 << 20
@@ -35,7 +35,7 @@ class _PowertoolsFunctions(ExactFunctions):
 
     @signature({"types": ["string"]})
     def _func_powertools_base64_gzip(self, value: str) -> str:
-        return inflate(base64.b64decode(value), _UNPACKED).decode()
+        return gunzip(base64.b64decode(value), _UNPACKED).decode()
 
 
 def finder(

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.secrets import is_at_aws, masked, resolve_address
+from oncebridge.base.secrets import is_at_aws, mask_address, resolve_address
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import as_table
 from oncebridge.stores.s3.names import checked_prefix
@@ -188,7 +188,7 @@ def of_arn(found: re.Match[str]) -> Resource:
 
 def _named(service: str, name: str, where: str) -> str:
     if not re.fullmatch(_NAMES[service], name, re.ASCII):
-        raise ConfigError(where, f"{masked(name)!r} is not a name in {service}")
+        raise ConfigError(where, f"{mask_address(name)!r} is not a name in {service}")
     return name
 
 

@@ -28,7 +28,7 @@ from oncebridge.check.aws.rights import Principal
 from oncebridge.check.aws.sources import Brought
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.proxies import check_proxy
-from oncebridge.http.target import Target
+from oncebridge.http.target import HttpTarget
 from oncebridge.service.config import Setup
 
 _FEW: Final = 3
@@ -52,7 +52,7 @@ async def check(
         await _Tour(visit, role).go(functions, destinations)
         _check_clock(visit, reader)
         for url in reader.endpoints():
-            check_proxy(Target.parse(url), checkup)
+            check_proxy(HttpTarget.parse(url), checkup)
     finally:
         await reader.aclose()
 

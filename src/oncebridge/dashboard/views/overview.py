@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from oncebridge.base.formatting import listed, spelt
+from oncebridge.base.formatting import format_list, printable
 from oncebridge.dashboard import charts, health
 from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.dead_letters import opened
@@ -371,7 +371,9 @@ def _hand(report: Report, now_ms: int) -> Hand:
     if is_silent(report, now_ms):
         return Hand(state, in_flight, "bad", "not heard of")
     if state.not_ready:
-        return Hand(state, in_flight, "warn", listed([spelt(why) for why in state.not_ready]))
+        return Hand(
+            state, in_flight, "warn", format_list([printable(why) for why in state.not_ready])
+        )
     return Hand(state, in_flight, "good", "working")
 
 

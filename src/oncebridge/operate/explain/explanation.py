@@ -15,7 +15,7 @@ from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.batch import first_arrival
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.verdict import First, Verdict
-from oncebridge.events.differences import Change
+from oncebridge.events.differences import FieldChange
 from oncebridge.events.event import Event
 from oncebridge.events.exact_float import ExactFloat
 from oncebridge.operate.explain.judgement import Judged, Standing
@@ -71,7 +71,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """That one has other content: it is no repeat."""
     on_conflict: str = ""
     """What its rule does with the second of two such events."""
-    changes: tuple[Change, ...] | None = None
+    changes: tuple[FieldChange, ...] | None = None
     """How it differs from that one."""
     cause: Cause | None = None
     is_guess: bool = False

@@ -16,7 +16,7 @@ from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat, likely_ca
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.differences import changes
 from oncebridge.events.event import Event, Unreadable
-from oncebridge.events.framing import Record as FileRecord
+from oncebridge.events.framing import RawRecord as FileRecord
 from oncebridge.events.key import compile_field
 from oncebridge.events.rules import Plan, Rule
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.addresses import name_and_region
-from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
+from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
@@ -100,7 +100,7 @@ def client_for(
 ) -> AwsClient:
     """Make a client that calls as the SDK would for this operation."""
     return AwsClient(
-        Example(service, operation, arguments),
+        SampleCall(service, operation, arguments),
         region=target.region,
         endpoint=options.endpoint,
         profile=options.profile,

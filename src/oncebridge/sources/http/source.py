@@ -35,14 +35,14 @@ from oncebridge.engine.cpu_turns import SMALL
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
-from oncebridge.events.framing import BadGzip, TooLarge, TooMany, inflate, split
-from oncebridge.events.trace_context import NAME, XRAY_HEADER, Carried
+from oncebridge.events.framing import BadGzip, TooLarge, TooMany, gunzip, split_body
+from oncebridge.events.trace_context import NAME, XRAY_HEADER, BytesWithContext
 from oncebridge.http.addresses import names_loopback
-from oncebridge.http.auth import AuthOptions, Guard
-from oncebridge.http.clients import TrustedProxies, proxy_mistakes
+from oncebridge.http.auth import AuthOptions, RequestAuthenticator
+from oncebridge.http.client_address import TrustedProxies, proxy_errors
+from oncebridge.http.cross_site import OwnNames, host_errors, requested_host
 from oncebridge.http.health import ALIVE, readiness
-from oncebridge.http.server import Bounds, Request, Response, Server
-from oncebridge.http.web_pages import OwnNames, asked_host, host_mistakes
+from oncebridge.http.server import Request, Response, Server, ServerLimits
 from oncebridge.sources.api import Done, Host, TraceparentReader
 from oncebridge.sources.http.openapi import describe
 
@@ -118,10 +118,10 @@ class HttpSource:
         self._path = path
         self._address = (host, port)
         # `open` sets the real clock; nothing is served before.
-        self._guard = Guard(options, lambda: 0)
+        self._guard = RequestAuthenticator(options, lambda: 0)
         for mistake in (
-            *host_mistakes(options.hosts, "hosts"),
-            *proxy_mistakes(options.trusted_proxies, "trusted_proxies"),
+            *host_errors(options.hosts, "hosts"),
+            *proxy_errors(options.trusted_proxies, "trusted_proxies"),
         ):
             raise mistake
         self._names = OwnNames(options.hosts)
@@ -187,9 +187,9 @@ class HttpSource:
         self._host = host
         self._context = host.context
         self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
-        self._guard = Guard(options, host.clock)
+        self._guard = RequestAuthenticator(options, host.clock)
         self._openapi = _encode(describe(self._path, options, __version__))
-        bounds = Bounds(
+        bounds = ServerLimits(
             max_body=options.max_body,
             max_head=options.max_head,
             head_time=options.head_time,
@@ -280,7 +280,7 @@ class HttpSource:
         """Return a refusal of a request that a web page of another site caused, and log it."""
         if self._guard.is_ambient(request) and self._names.page(request) == "other":
             refusal, reason = _FOREIGN_PAGE, "sent by a web page of another site"
-        elif not self._guard.is_needed and not self._names.include(asked_host(request)):
+        elif not self._guard.is_needed and not self._names.include(requested_host(request)):
             refusal, reason = _FOREIGN_HOST, "sent for another Host"
         else:
             return None
@@ -346,8 +346,8 @@ class HttpSource:
         body, records, most = request.body, None, self._options.max_events
         try:
             if _encoding(request) in _GZIP:
-                body = inflate(body, self._options.max_body, cheap=True)
-            records = split(body, content_type=content_type, most=most)
+                body = gunzip(body, self._options.max_body, cheap=True)
+            records = split_body(body, content_type=content_type, most=most)
         except TooLarge:
             pending.answer(Response(413, b'{"error":"the decompressed body is too large"}'))
             return
@@ -358,7 +358,7 @@ class HttpSource:
             records = [body]  # as it arrived: it goes to the dead letters
         is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
         if self._context is not None and (context := _context(request, self._context)):
-            records = [Carried.of(raw, context) for raw in records]
+            records = [BytesWithContext.of(raw, context) for raw in records]
         assert self._host is not None  # noqa: S101 - open before it serves
         self._host.inbox.put_all(records, pending.expect(len(records), is_one=is_one))
 

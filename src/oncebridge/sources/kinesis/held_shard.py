@@ -16,8 +16,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Clock, ms
-from oncebridge.base.waiting import happens_within
+from oncebridge.base.clock import Clock, ms, wait_until_set
 from oncebridge.engine.batch import Arrival
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
@@ -177,7 +176,7 @@ class HeldShard:
         """Save the position and extend the claim, until `run` ends."""
         lease_s, save_s = self._times.lease.total_seconds(), self._times.save.total_seconds()
         saved, held_s = self._place, self._now()
-        while not await happens_within(self._over, save_s):
+        while not await wait_until_set(self._over, save_s):
             place, began_s = self._place, self._now()
             try:
                 if place.number != saved.number or place.at_ms - saved.at_ms >= _REFRESH_MS:

@@ -25,10 +25,9 @@ from msgspec import Struct
 
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
-from oncebridge.base.clock import ms
+from oncebridge.base.clock import ms, wait_until_set
 from oncebridge.base.durations import format_duration
 from oncebridge.base.options import Doc
-from oncebridge.base.waiting import happens_within
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken, read_states
@@ -159,7 +158,7 @@ class KinesisSource:
                 self._woken.clear()
                 await self._refresh()
                 pause_s = self._times.look.total_seconds()
-                await happens_within(self._woken, pause_s * (0.9 + self._host.dice.fraction() / 5))
+                await wait_until_set(self._woken, pause_s * (0.9 + self._host.dice.fraction() / 5))
             await self._leave()
         finally:
             # There are some only after a cancellation: then nothing is released.

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.addresses import name_and_region
-from oncebridge.aws.client import AwsClient, Example, Unclear
+from oncebridge.aws.client import AwsClient, SampleCall, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.aws.skewed_clock import SkewedClock
 from oncebridge.errors import ConfigError
@@ -107,7 +107,7 @@ class KinesisStream:
         self._named = self._by_arn or {"StreamName": name}
         self._page_timeout = max(_PAGE_TIMEOUT, options.timeout)
         self._client = AwsClient(
-            Example("kinesis", "describe_stream_summary", {"StreamName": name}),
+            SampleCall("kinesis", "describe_stream_summary", {"StreamName": name}),
             region=self.region,
             endpoint=options.endpoint,
             profile=options.profile,

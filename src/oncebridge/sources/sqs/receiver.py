@@ -17,7 +17,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from oncebridge.aws.client import AwsError
-from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, Queue, advice
+from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice
 from oncebridge.base.clock import Dice
 from oncebridge.errors import OncebridgeError
 
@@ -58,7 +58,7 @@ class _ReceivedMessage:
 class ReceivedMessages:
     """The messages received from *queue* that are neither deleted nor returned to it."""
 
-    def __init__(self, queue: Queue, visibility_s: int, dice: Dice) -> None:
+    def __init__(self, queue: SqsQueue, visibility_s: int, dice: Dice) -> None:
         self._queue = queue
         self._visibility_s = visibility_s
         self._dice = dice
@@ -148,7 +148,7 @@ class ReceivedMessages:
         for (held, seconds), failure in zip(changes, answers, strict=True):
             if failure is None:
                 held.until = now + seconds
-            elif not failure.passes:
+            elif not failure.is_transient:
                 self._mark_visible(held)  # it is visible again
 
     def _mark_visible(self, held: _ReceivedMessage) -> None:
@@ -179,7 +179,7 @@ class ReceivedMessages:
             changes = [
                 change
                 for change, failure in zip(changes, answers, strict=True)
-                if failure is not None and failure.passes
+                if failure is not None and failure.is_transient
             ]
             if not changes:
                 return
@@ -231,7 +231,7 @@ class ReceivedMessages:
         answers = await self._in_tens(self._queue.delete, handles, "DeleteMessage")
         left = []
         for place, failure in zip(places, answers, strict=True):
-            if failure is not None and failure.passes:
+            if failure is not None and failure.is_transient:
                 left.append(place)
             else:
                 self._unlogged[_NOT_DELETED] += failure is not None

@@ -24,13 +24,13 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
-from oncebridge.aws.queue import MOST_ENTRIES, Message, Queue, QueueAddress, advice
+from oncebridge.aws.queue import MOST_ENTRIES, Message, QueueAddress, SqsQueue, advice
 from oncebridge.base.durations import format_duration
 from oncebridge.base.options import Doc
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.events.event import Event, Unreadable, carry
+from oncebridge.events.event import Event, Unreadable, set_context
 from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE
 from oncebridge.sinks.api import Closed
@@ -83,7 +83,7 @@ class SqsSource:
 
     def __init__(self, address: QueueAddress, options: SqsSourceOptions | None = None) -> None:
         self._options = options = options or SqsSourceOptions()
-        self._queue = Queue(address, options, polls=options.receivers)
+        self._queue = SqsQueue(address, options, polls=options.receivers)
         self._visibility_s = math.ceil(options.visibility.total_seconds())
         self._is_fifo = address.is_fifo
         self._failures = FailureLog("ReceiveMessage", address.name)
@@ -280,7 +280,7 @@ def _trace(
     context = read(told.string_value if told else "", message.attributes.get(XRAY_ATTRIBUTE, ""))
     if context:
         for arrival in arrivals:
-            carry(arrival, context)
+            set_context(arrival, context)
 
 
 def _is_down(gateway: Gateway) -> bool:

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.addresses import name_and_region
-from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
+from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
 from oncebridge.aws.options import AwsStoreOptions
 from oncebridge.aws.skewed_clock import SkewedClock
 from oncebridge.base.clock import Clock, ms
@@ -131,7 +131,7 @@ class DynamoDBStore(CompareStore):
         self._max_skew_ms = ms(options.max_skew)
         self._warned_ms = 0
         self._client = AwsClient(
-            Example("dynamodb", "describe_table", {"TableName": name}),
+            SampleCall("dynamodb", "describe_table", {"TableName": name}),
             region=found["region"] if found else options.region,
             endpoint=options.endpoint,
             profile=options.profile,

@@ -32,7 +32,7 @@ Host = tuple[str, int]
 """A name or an address, or the directory of a Unix socket; and the port."""
 
 
-class Address(Struct, frozen=True):
+class PostgresAddress(Struct, frozen=True):
     """Where a database is, and how to get in."""
 
     shown: Shown
@@ -45,12 +45,12 @@ class Address(Struct, frozen=True):
     session: str
     """What a host must be good for, where there are several."""
 
-    def is_same_database(self, other: "Address") -> bool:
+    def is_same_database(self, other: "PostgresAddress") -> bool:
         """Return whether both are written as the same place; two names for one host are not."""
         return (frozenset(self.hosts), self.database) == (frozenset(other.hosts), other.database)
 
 
-def read_address(url: str, names: Sequence[str] = ()) -> tuple[Address, Mapping[str, str]]:
+def read_address(url: str, names: Sequence[str] = ()) -> tuple[PostgresAddress, Mapping[str, str]]:
     """Read *url*, and the parameters among *names* that it carries besides."""
     shown = Shown(url)
     parts = _split(shown)
@@ -68,7 +68,7 @@ def read_address(url: str, names: Sequence[str] = ()) -> tuple[Address, Mapping[
         f"{name}={quote(value, safe='/')}" for name, value in query.items() if name in _FOR_DRIVER
     )
     before = f"{user_info}@" if user_info else ""
-    address = Address(
+    address = PostgresAddress(
         shown,
         hosts,
         database,

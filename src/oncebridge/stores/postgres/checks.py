@@ -8,7 +8,7 @@ from typing import Any, Final
 import asyncpg
 from msgspec import Struct
 
-from oncebridge.base.secrets import masked
+from oncebridge.base.secrets import mask_address
 from oncebridge.errors import ConfigError
 from oncebridge.stores.postgres.pool import Link, Pool
 from oncebridge.stores.postgres.schema import Layout, quoted
@@ -102,7 +102,7 @@ async def check_server(link: Link, pool: Pool) -> Any:
     for fault in server_faults(found):
         raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
     if found["fsync"] == "off":
-        extra = {"server": masked(pool.address.shown)}
+        extra = {"server": mask_address(pool.address.shown)}
         _log.warning("oncebridge.postgres_without_fsync", extra=extra)
     return found
 

@@ -21,7 +21,7 @@ from asyncpg.prepared_stmt import PreparedStatement
 
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.stores.postgres import arrays
-from oncebridge.stores.postgres.address import Address, Host
+from oncebridge.stores.postgres.address import Host, PostgresAddress
 
 _T = TypeVar("_T")
 
@@ -111,7 +111,7 @@ class Pool:
     """At most *size* connections to *address*; nothing takes longer than *timeout*."""
 
     def __init__(
-        self, address: Address, *, size: int, timeout: timedelta, connect_timeout: timedelta
+        self, address: PostgresAddress, *, size: int, timeout: timedelta, connect_timeout: timedelta
     ) -> None:
         if size < 1:
             raise ConfigError("", f"{address.shown!r}: needs at least one connection")

@@ -46,7 +46,7 @@ from oncebridge.stores.api import (
     Reply,
     Want,
 )
-from oncebridge.stores.postgres.address import Address, read_address
+from oncebridge.stores.postgres.address import PostgresAddress, read_address
 from oncebridge.stores.postgres.arrays import (
     commit_arrays,
     folded,
@@ -140,7 +140,7 @@ class PostgresStore:
         return cls(url, options)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> PostgresAddress:
         return self.pool.address
 
     # --- setting up --------------------------------------------------------------------

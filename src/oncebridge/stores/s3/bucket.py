@@ -13,7 +13,7 @@ from urllib.parse import unquote_plus
 
 from msgspec import Struct
 
-from oncebridge.aws.client import Answer, AwsClient, AwsError, Unclear
+from oncebridge.aws.client import AwsClient, AwsError, ClientResponse, Unclear
 from oncebridge.aws.xml import document
 from oncebridge.errors import ConfigError
 
@@ -126,7 +126,7 @@ class S3Bucket:
         return _etag(answer)
 
 
-def _etag(answer: Answer) -> str:
+def _etag(answer: ClientResponse) -> str:
     etag = answer.headers.get(b"etag", b"").decode("latin-1")
     if not etag:
         raise ConfigError("", "the server names no ETag of its objects, so no change can be safe")

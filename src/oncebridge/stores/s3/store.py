@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, unquote
 
 from msgspec.structs import replace
 
-from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
+from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
 from oncebridge.aws.options import AwsStoreOptions
 from oncebridge.aws.xml import first_texts
 from oncebridge.base.clock import Clock, SystemDice, ms
@@ -234,7 +234,7 @@ class S3Store(CompareStore):
         self._name = bucket
         self._prefix = checked_prefix(bucket, prefix)
         self._client = AwsClient(
-            Example("s3", "head_bucket", {"Bucket": bucket}),
+            SampleCall("s3", "head_bucket", {"Bucket": bucket}),
             region=options.region,
             endpoint=options.endpoint,
             profile=options.profile,

@@ -10,9 +10,9 @@ from oncebridge import ConfigError, Gateway, Rule, Settings, Verdict
 from oncebridge.aws import lambda_handler
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.errors import ConfigErrors
-from oncebridge.events.access import AllowOptions, Guard
+from oncebridge.events.access import AllowOptions, SenderAllowlist
 from oncebridge.events.event import from_object, parse
-from oncebridge.events.framing import Record
+from oncebridge.events.framing import RawRecord
 from oncebridge.events.rules import RuleSet
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.operate.explain.finding import explain
@@ -46,7 +46,7 @@ def raw(*args, **envelope):
 
 
 def guarded(options=ALL, *rules):
-    return [Rule.for_strangers(Guard(options)), *rules]
+    return [Rule.for_refused_senders(SenderAllowlist(options)), *rules]
 
 
 class Watched(MemoryStore):
@@ -189,7 +189,7 @@ def test_who_is_let_in_has_the_keys_it_had():
 
 
 def test_one_list_says_nothing_about_the_others():
-    guard = Guard(AllowOptions(regions=("eu-central-1",)))
+    guard = SenderAllowlist(AllowOptions(regions=("eu-central-1",)))
     assert guard.refusal(from_object(event(source="anything", account=...))) == ""
     assert "region" in guard.refusal(from_object(event(region="us-east-1")))
     assert AllowOptions().is_open
@@ -197,7 +197,7 @@ def test_one_list_says_nothing_about_the_others():
 
 
 def test_what_is_remembered_about_one_sender_is_about_no_other():
-    guard = Guard(ALL)
+    guard = SenderAllowlist(ALL)
     senders = [{}, {"region": "x"}, {"account": "y"}, {"source": "z"}] * 2
     found = [bool(guard.refusal(from_object(event(**sender)))) for sender in senders]
     assert found == [False, True, True, True] * 2
@@ -205,7 +205,7 @@ def test_what_is_remembered_about_one_sender_is_about_no_other():
 
 def test_many_senders_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr("oncebridge.events.access._MOST_REMEMBERED", 10)
-    guard = Guard(ALL)
+    guard = SenderAllowlist(ALL)
     for n in range(50):
         assert guard.refusal(from_object(event(source=f"s{n}")))
     assert len(guard._known) <= 10
@@ -213,7 +213,7 @@ def test_many_senders_do_not_fill_the_memory(monkeypatch):
 
 
 def test_what_a_stranger_calls_itself_is_spelt_out_and_cut():
-    guard = Guard(ALL)
+    guard = SenderAllowlist(ALL)
     assert r"'\x1b[2J\u202e'" in guard.refusal(from_object(event(source="\x1b[2J\u202e")))
     assert len(guard.refusal(from_object(event(source="x" * 10_000)))) < 400
 
@@ -240,13 +240,13 @@ def test_what_a_stranger_calls_itself_is_spelt_out_and_cut():
 )
 def test_a_list_with_a_mistake_is_refused(wrong, where):
     with pytest.raises(ConfigError) as caught:
-        Guard(AllowOptions(**wrong))
+        SenderAllowlist(AllowOptions(**wrong))
     assert caught.value.where == where
 
 
 def test_every_mistake_is_named_at_once():
     with pytest.raises(ConfigErrors) as caught:
-        Guard(AllowOptions(sources=("a*b",), accounts=("1",), regions=("*",)))
+        SenderAllowlist(AllowOptions(sources=("a*b",), accounts=("1",), regions=("*",)))
     assert len(caught.value.problems) == 3
 
 
@@ -334,7 +334,7 @@ async def test_explanations_and_identities_say_the_same(tmp_path):
     (identity,) = Identities(setup).of(parse(stranger))
     assert (identity.plan.action, identity.keys) == ("dead", ())
     assert identity.all_keys() == [identity.plan.key]
-    records = [Record(stranger, 1, 0, 1), Record(raw(), 2, 0, 2)]
+    records = [RawRecord(stranger, 1, 0, 1), RawRecord(raw(), 2, 0, 2)]
     refused, known = [told async for told in explain(records, setup, None)]
     assert (refused.rule, refused.action) == ("allow", "dead")
     assert "'com.example.evil' is not among allow.sources" in refused.why

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncebridge.http.clients import TooOften, TrustedProxies, WrongTries
+from oncebridge.http.client_address import FailedAttempts, TooManyAttempts, TrustedProxies
 from oncebridge.http.server import Request
 
 NOW_MS = 1_800_000_000_000
@@ -45,14 +45,14 @@ def tries(wrong, address, count):
     for _ in range(count):
         try:
             wrong.note(address)
-        except TooOften:
+        except TooManyAttempts:
             refused += 1
     return refused
 
 
 def test_an_address_has_ten_tries_a_minute():
     now = [NOW_MS]
-    wrong = WrongTries(lambda: now[0])
+    wrong = FailedAttempts(lambda: now[0])
     assert tries(wrong, "198.51.100.7", 15) == 5
     assert tries(wrong, "198.51.100.8", 10) == 0
     now[0] += 59_999
@@ -64,12 +64,12 @@ def test_an_address_has_ten_tries_a_minute():
 
 
 def test_of_ipv6_a_network_counts_and_loopback_is_one():
-    wrong = WrongTries(lambda: NOW_MS)
+    wrong = FailedAttempts(lambda: NOW_MS)
     for number in range(1, 11):
         wrong.note(f"2001:db8:1:2::{number}")
         wrong.note(f"127.0.0.{number}")
     for address in ("2001:db8:1:2:ffff::1", "2001:db8:1:2::1%eth0", "::1", "::ffff:127.9.9.9"):
-        with pytest.raises(TooOften):
+        with pytest.raises(TooManyAttempts):
             wrong.note(address)
     wrong.note("2001:db8:1:3::1")
     wrong.note("::ffff:198.51.100.7")
@@ -78,7 +78,7 @@ def test_of_ipv6_a_network_counts_and_loopback_is_one():
 
 def test_many_addresses_together_have_a_thousand_tries_and_little_room():
     now = [NOW_MS]
-    wrong = WrongTries(lambda: now[0])
+    wrong = FailedAttempts(lambda: now[0])
     assert sum(tries(wrong, f"10.1.{n // 250}.{n % 250}", 1) for n in range(5000)) == 4000
     assert len(wrong._by_address) <= 1024
     now[0] += 60_000
@@ -86,6 +86,6 @@ def test_many_addresses_together_have_a_thousand_tries_and_little_room():
 
 
 def test_one_address_does_not_use_up_the_tries_of_all():
-    wrong = WrongTries(lambda: NOW_MS)
+    wrong = FailedAttempts(lambda: NOW_MS)
     assert tries(wrong, "198.51.100.7", 5000) == 4990
     assert tries(wrong, "198.51.100.8", 1) == 0

@@ -123,7 +123,7 @@ def test_further_names_can_be_given_for_a_proxy_in_front(tmp_path):
 @pytest.mark.parametrize("name", ["*", "*.example.com", "https://x.example.com", "a b"])
 def test_a_further_name_is_one_as_clients_send_it(name):
     flags = {"source": "http://127.0.0.1:1/", "source.hosts": f"a.example.com, {name}"}
-    with pytest.raises(ConfigError, match="is a name as clients send it"):
+    with pytest.raises(ConfigError, match="must be a host name"):
         config.load(None, environment={}, flags=flags)
 
 

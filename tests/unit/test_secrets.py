@@ -17,7 +17,7 @@ from oncebridge.base.secrets import (
     Secret,
     has_credentials,
     is_at_aws,
-    masked,
+    mask_address,
     resolve,
     resolve_address,
 )
@@ -164,7 +164,10 @@ def test_an_address_is_looked_up_everywhere_but_in_a_file(tmp_path, monkeypatch)
     (tmp_path / "out.ndjson").write_text(CANARY)
     for address in (f"file:{tmp_path / 'out.ndjson'}", "https://h/", "-", ""):
         assert resolve_address(address, "sink") == address
-    with pytest.raises(ConfigError, match="sink: the environment has no NO_SUCH_URL"):
+    with pytest.raises(
+        ConfigError,
+        match="the environment variable NO_SUCH_URL is not set",
+    ):
         resolve_address("env:NO_SUCH_URL", "sink")
 
 
@@ -227,16 +230,16 @@ def test_little_is_taken_for_a_name_at_aws(text):
     ],
 )
 def test_what_is_shown_of_an_address(url, shown):
-    assert masked(url) == (url if shown is None else shown)
+    assert mask_address(url) == (url if shown is None else shown)
 
 
 def test_two_webhooks_on_one_host_are_told_apart_by_their_hash():
     hooks = [f"https://hooks.example.com/{path}" for path in ("T0/a", "T0/b", "T0/a?x=1")]
-    shown = [masked(hook) for hook in hooks]
+    shown = [mask_address(hook) for hook in hooks]
     assert len(set(shown)) == 3
-    assert [masked(hook) for hook in hooks] == shown
+    assert [mask_address(hook) for hook in hooks] == shown
     # The password is no part of the hash, from which a short one could be guessed.
-    ones, others = (masked(f"https://u:{pw}@h/hook") for pw in ("1234", "4321"))
+    ones, others = (mask_address(f"https://u:{pw}@h/hook") for pw in ("1234", "4321"))
     assert ones == others
 
 
@@ -275,7 +278,7 @@ def pieces(secret):
 @example("https", "user", "Zq@qZ", "h", "/a@b")
 @example("redis", "", "Zq/1?token=qZ", "h", "")
 def test_no_password_shows_whatever_it_is_made_of(scheme, user, secret, host, rest):
-    shown = masked(f"{scheme}://{user}:{secret}@{host}{rest}")
+    shown = mask_address(f"{scheme}://{user}:{secret}@{host}{rest}")
     around = f"{scheme}{host}{rest}"
     for piece in pieces(secret):
         assume(piece not in around)
@@ -286,7 +289,7 @@ def test_no_password_shows_whatever_it_is_made_of(scheme, user, secret, host, re
 @given(SCHEMES, SECRETS, HOSTS, RESTS)
 def test_no_user_shows_since_tokens_stand_there(scheme, secret, host, rest):
     for url in (f"{scheme}://{secret}@{host}{rest}", f"{scheme}://{quote(secret)}@{host}{rest}"):
-        shown = masked(url)
+        shown = mask_address(url)
         for piece in [*pieces(secret), *pieces(quote(secret))]:
             assume(piece not in f"{scheme}{host}{rest}")
             assert piece not in shown
@@ -301,7 +304,7 @@ def test_no_user_shows_since_tokens_stand_there(scheme, secret, host, rest):
 )
 def test_no_token_in_the_query_shows(scheme, host, name, secret, rest):
     for value in (secret, quote(secret, safe="")):
-        shown = masked(f"{scheme}://{host or 'h'}/a?b=c&{name}={value}{rest}")
+        shown = mask_address(f"{scheme}://{host or 'h'}/a?b=c&{name}={value}{rest}")
         for piece in [*pieces(secret), *pieces(value)]:
             assume(piece not in f"{scheme}://{host}/a?b=c&{name}={rest}")
             assert piece not in shown
@@ -310,7 +313,7 @@ def test_no_token_in_the_query_shows(scheme, host, name, secret, rest):
 @given(SECRETS.filter(lambda secret: "://" not in secret), HOSTS)  # or it is a URL
 def test_no_password_shows_in_what_is_no_url(secret, host):
     for text in (f"user:{secret}@{host}", f"{secret}@{host}", f":{secret}@{host}"):
-        shown = masked(text)
+        shown = mask_address(text)
         for piece in pieces(secret):
             assume(piece not in host)
             assert piece not in shown
@@ -318,12 +321,12 @@ def test_no_password_shows_in_what_is_no_url(secret, host):
 
 @given(st.text(max_size=60))
 def test_anything_can_be_masked_and_twice_is_the_same_as_once(text):
-    shown = masked(text)
-    assert masked(shown) == shown
+    shown = mask_address(text)
+    assert mask_address(shown) == shown
     if "@" not in text and not re.search(r"[?&;#]|(?i:https?://)", text):
         assert shown == text
 
 
 def test_a_long_text_is_masked_in_no_time():
     text = "https://" + "a:b@" * 20_000 + "?token=" * 20_000
-    assert masked(text).startswith("https://***")
+    assert mask_address(text).startswith("https://***")

@@ -1,9 +1,9 @@
 """
-Tell which requests a web page of another site made a browser send.
+Detect requests that a web page of another site made a browser send.
 
-A browser sends what any page asks it to, also to this machine, and a page can have a name of its
-own resolve to this address (DNS rebinding). Such a request shows in `Host`, in `Sec-Fetch-Site`
-or in `Origin`. Clients other than browsers send neither of the last two.
+A browser sends the requests of any page, also to this machine, and a page can make its own host
+name resolve to this address (DNS rebinding). Such requests are detected by `Host`,
+`Sec-Fetch-Site` or `Origin`. Clients other than browsers send neither of the last two.
 """
 
 import re
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 _HOST: Final = re.compile(r"([0-9A-Za-z_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
-def host_mistakes(hosts: Sequence[str], where: str) -> Iterator[ConfigError]:
-    """Find what is not a host name in *hosts*; *where* is the setting."""
+def host_errors(hosts: Sequence[str], where: str) -> Iterator[ConfigError]:
+    """Yield an error for each of *hosts* that is not a host name."""
     for at, host in enumerate(hosts):
         if not _HOST.fullmatch(host):
-            message = f"{host!r}: is a name as clients send it, such as oncebridge.example.com"
+            message = f"{host!r}: must be a host name, such as oncebridge.example.com"
             yield ConfigError(f"{where}[{at}]", message)
 
 
-def asked_host(request: "Request") -> str:
+def requested_host(request: "Request") -> str:
     """Return the `Host` of *request* in lower case; empty if it has none."""
     return (request.header(b"host") or b"").decode("latin-1").lower()
 
 
 class OwnNames:
-    """The names under which a listener is reached: those of this machine, and *hosts*."""
+    """The host names of a listener: those of this machine, and *hosts*."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = {_known(host.lower()) for host in hosts}
         self.include = lru_cache(256)(self._include)
-        """Return True if a `Host`, in lower case, is one of these names."""
+        """True if a `Host`, in lower case, is one of these names."""
 
     def _include(self, host: str) -> bool:
         name = without_port(host)
@@ -48,7 +48,7 @@ class OwnNames:
         return is_here or bool({host, name} & self._hosts)
 
     def page(self, request: "Request") -> Literal["own", "other"] | None:
-        """Return whether a page of ours or of another site sent *request*; None: no page did."""
+        """Return whether our own page or another site's sent *request*; None if no page did."""
         sites = request.values(b"sec-fetch-site")
         if sites:
             return "own" if sites in ([b"same-origin"], [b"none"]) else "other"
@@ -62,7 +62,7 @@ class OwnNames:
         if len(origins) != 1 or origin.scheme not in ("http", "https"):
             return "other"
         is_known = {origin.netloc, without_port(origin.netloc)} & self._hosts
-        return "own" if is_known or origin.netloc == asked_host(request) else "other"
+        return "own" if is_known or origin.netloc == requested_host(request) else "other"
 
 
 def without_port(host: str) -> str:

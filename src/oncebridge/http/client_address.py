@@ -1,8 +1,8 @@
 """
-The address of a client, and how often it sent a wrong credential.
+The address of a client, and the number of wrong credentials it sent.
 
-`X-Forwarded-For` can be written by anyone, so it counts only as far as configured proxies wrote
-it. Without any, the address of the connection counts, also on loopback.
+A client can send any `X-Forwarded-For`, so only the part that configured proxies added is used.
+Without configured proxies, the address of the connection is used, also on loopback.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from oncebridge.base.clock import Clock
 from oncebridge.errors import ConfigError
-from oncebridge.http.web_pages import without_port
+from oncebridge.http.cross_site import without_port
 
 if TYPE_CHECKING:
     from oncebridge.http.server import Request
@@ -24,26 +24,26 @@ _MOST_WRONG_IN_ALL: Final = 1000
 _MOST_ADDRESSES: Final = 1024
 
 
-class TooOften(Exception):
+class TooManyAttempts(Exception):
     """Too many wrong credentials arrived within a minute."""
 
 
-def proxy_mistakes(proxies: Sequence[str], where: str) -> Iterator[ConfigError]:
-    """Find what is not an address or a network in *proxies*; *where* is the setting."""
+def proxy_errors(proxies: Sequence[str], where: str) -> Iterator[ConfigError]:
+    """Yield an error for each of *proxies* that is not an address or network."""
     for at, text in enumerate(proxies):
         try:
             network = ip_network(text, strict=False)
         except ValueError:
-            message = f"{text!r}: is an address or a network, such as 10.0.0.0/8"
+            message = f"{text!r}: must be an address or a network, such as 10.0.0.0/8"
             yield ConfigError(f"{where}[{at}]", message)
             continue
         if network.prefixlen == 0:
-            message = f"{text!r}: is every address; name those of your proxies"
+            message = f"{text!r}: includes every address; list only those of your proxies"
             yield ConfigError(f"{where}[{at}]", message)
 
 
 class TrustedProxies:
-    """The proxies whose `X-Forwarded-…` headers are believed."""
+    """The proxies whose `X-Forwarded-…` headers are trusted."""
 
     def __init__(self, proxies: Sequence[str]) -> None:
         self._networks = [ip_network(one, strict=False) for one in proxies]
@@ -57,8 +57,8 @@ class TrustedProxies:
         """
         Return the right-most address that is not a trusted proxy's.
 
-        Each proxy adds the address of its client at the right. What is left of the first
-        address that is not trusted was written by that client.
+        Each proxy appends the address of its client. Everything before the last address
+        that is not trusted was sent by that client.
         """
         client = request.peer
         said = b",".join(request.values(b"x-forwarded-for")).decode("latin-1")
@@ -74,13 +74,13 @@ class TrustedProxies:
         return client
 
 
-class WrongTries:
+class FailedAttempts:
     """
-    Counts wrong credentials within a minute, by address and in all.
+    Counts wrong credentials within a minute, by address and in total.
 
-    The right credential is never refused, so no one can lock others out, not even from behind
-    the same proxy. The length of a credential is what prevents guessing; this keeps the log
-    short and tells clients that are misconfigured to slow down.
+    The right credential is never refused, so no client can lock out others, not even behind
+    the same proxy. The length of a credential prevents guessing; this keeps the log short and
+    slows down misconfigured clients.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -89,27 +89,27 @@ class WrongTries:
         self._by_address: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def note(self, address: str) -> None:
-        """Count a wrong credential from *address*; raise `TooOften` if it is one too many."""
+        """Count a wrong credential from *address*; raise `TooManyAttempts` above the limit."""
         counted_as, now_ms = _counted_as(address), self._clock()
         count, _ = own = _counted(self._by_address.pop(counted_as, (0, 0)), now_ms)
         self._by_address[counted_as] = own
         if len(self._by_address) > _MOST_ADDRESSES:
             self._by_address.popitem(last=False)
         if count > _MOST_WRONG:
-            raise TooOften
+            raise TooManyAttempts
         self._in_all = _counted(self._in_all, now_ms)
         if self._in_all[0] > _MOST_WRONG_IN_ALL:
-            raise TooOften
+            raise TooManyAttempts
 
 
 def _counted(before: tuple[int, int], now_ms: int) -> tuple[int, int]:
-    """Return a count that is one higher and when it began; a new one after a minute."""
+    """Return the count plus one and the start of its minute; after a minute, start again."""
     count, since_ms = before
     return (count + 1, since_ms) if 0 <= now_ms - since_ms < _WITHIN_MS else (1, now_ms)
 
 
 def _counted_as(address: str) -> str:
-    """Return what *address* is counted by: a /64 in IPv6, and loopback as one."""
+    """Return the group that *address* is counted in: a /64 in IPv6, all loopback as one."""
     ip = _address(address)
     if ip is None:
         return ""
@@ -119,7 +119,7 @@ def _counted_as(address: str) -> str:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """Read an address, without its interface; IPv4 written as IPv6 is IPv4."""
+    """Return *text* as an address, without its interface; IPv4 mapped to IPv6 as IPv4."""
     try:
         ip = ip_address(text.partition("%")[0])
     except ValueError:
