@@ -24,8 +24,7 @@ from oncebridge import (
     parse,
 )
 from oncebridge.sinks import eventbridge as events
-from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions
-from oncebridge.sinks.eventbridge_detail import detail_with_passage
+from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions, detail_with_origin
 
 pytestmark = pytest.mark.usefixtures("aws_identity")
 GENESYS = "aws.partner/genesys.com/cloud/invented/bus"
@@ -232,7 +231,7 @@ async def test_the_default_bus_is_one_like_any_other(ministack):
 
 
 def inserted(text, **others):
-    return detail_with_passage(delivery(text, **others), "hop")
+    return detail_with_origin(delivery(text, **others), "hop")
 
 
 @pytest.mark.parametrize(
@@ -273,9 +272,9 @@ def test_a_member_that_is_not_ours_moves_into_ours(theirs):
 
 
 def test_after_several_hops_the_first_event_is_still_known():
-    first = json.loads(detail_with_passage(delivery(raw(1, source=GENESYS)), "one"))
+    first = json.loads(detail_with_origin(delivery(raw(1, source=GENESYS)), "one"))
     second_text = raw(2, first, source="oncebridge", account="999999999999")
-    made = detail_with_passage(delivery(second_text, b"\7" * 33, unprotected=True), "two")
+    made = detail_with_origin(delivery(second_text, b"\7" * 33, unprotected=True), "two")
     passage = json.loads(made, object_pairs_hook=names_once)["oncebridge"]
     assert passage == {
         **first["oncebridge"],
@@ -336,7 +335,7 @@ def test_the_detail_is_what_it_was_and_our_member(detail, indent, ascii_only, fo
     text = json.dumps(detail, indent=indent, ensure_ascii=ascii_only)
     written = {"whole": f'{{"detail" : {text}}}', "string": json.dumps({"detail": text})}
     one = delivery(written.get(form, text).encode(), bare=form == "bare")
-    found = json.loads(detail_with_passage(one, "hop"), object_pairs_hook=names_once)
+    found = json.loads(detail_with_origin(one, "hop"), object_pairs_hook=names_once)
     passage = found.pop("oncebridge")
     assert passage["via"][-1] == "hop"
     if "oncebridge" in detail:

@@ -209,7 +209,7 @@ async def test_what_is_no_answer_to_the_question_is_refused(
         for name, call in calls.items():
             for is_connected in (False, True):
                 middle.says = b""
-                store._servers.distrust()
+                store._servers.drop_connections()
                 if is_connected:
                     await store.peek([key])
                 middle.says = said

@@ -444,7 +444,7 @@ async def test_aws_credentials_that_are_refused_are_looked_for_again(
             write("AKIASECOND")
             redis_server.ask("ACL", "SETUSER", "svc", "resetpass", ">another")
             redis_server.ask("CLIENT", "KILL", "USER", "svc")
-            store._servers.distrust()
+            store._servers.drop_connections()
             with pytest.raises(StoreError, match="WRONGPASS"):
                 await store.peek([b"key"])
             keys = re.findall(rb"X-Amz-Credential=(\w+)%2F", middle.heard)

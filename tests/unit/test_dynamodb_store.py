@@ -44,7 +44,7 @@ from oncebridge.stores.api import (
     Want,
 )
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
-from oncebridge.stores.packed import packed, unpacked
+from oncebridge.stores.record_encoding import decode_record, encode_record
 from oncebridge.testing import ManualClock
 
 
@@ -149,7 +149,7 @@ def test_the_address_and_its_options_are_found_by_the_configuration():
         StorePlace.of("dynamodb://records", timeout="0s")
 
 
-# --- packed records ---------------------------------------------------------------------------
+# --- encoded records ---------------------------------------------------------------------------
 
 _times = st.integers(0, 2**53)
 _records = st.builds(
@@ -169,14 +169,14 @@ _records = st.builds(
 
 @given(_records)
 def test_a_record_comes_back_as_it_was_packed(record):
-    assert unpacked(packed(record)) == record
-    assert unpacked(packed(record, with_key=False), record.key) == record
-    assert packed(unpacked(packed(record))) == packed(record)
+    assert decode_record(encode_record(record)) == record
+    assert decode_record(encode_record(record, with_key=False), record.key) == record
+    assert encode_record(decode_record(encode_record(record))) == encode_record(record)
 
 
 @given(_records)
 def test_an_item_is_far_smaller_than_a_kilobyte(record):
-    assert len(packed(record, with_key=False)) < 80 + len(record.hash) + len(record.memo)
+    assert len(encode_record(record, with_key=False)) < 80 + len(record.hash) + len(record.memo)
 
 
 @pytest.mark.parametrize(
@@ -184,14 +184,14 @@ def test_an_item_is_far_smaller_than_a_kilobyte(record):
 )
 def test_what_is_no_record_is_not_taken_for_one(data):
     with pytest.raises(StoreError, match=r"form that this version does not know|damaged"):
-        unpacked(data)
+        decode_record(data)
 
 
 def test_a_fate_of_a_later_version_is_not_taken_for_another():
     record = Record(b"k", b"", b"g" * 16, 1, 1, b"", Fate.DEAD, b"", 0, 1)
-    data = packed(record).replace(bytes([Fate.DEAD]), b"\x63", 1)
+    data = encode_record(record).replace(bytes([Fate.DEAD]), b"\x63", 1)
     with pytest.raises(StoreError, match="damaged"):
-        unpacked(data)
+        decode_record(data)
 
 
 # --- opening ----------------------------------------------------------------------------------

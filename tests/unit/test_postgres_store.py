@@ -31,7 +31,7 @@ from tests.servers.process import free_port
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -146,13 +146,15 @@ async def test_batches_are_answered_as_one_by_one(postgres: Postgres, seed: int)
 def _one(model: dict[bytes, Record], verb: str, item: Any, now_ms: int) -> Any:
     """Do what the table of operations says, to one item."""
     if verb == "forget":
-        if may := table.may_forget(model.get(item), now_ms):
+        if may := transitions.may_forget(model.get(item), now_ms):
             del model[item]
         return may
     if verb == "claim":
-        answer, after = table.claim([model.get(part.key) for part in item.parts], item, now_ms)
+        answer, after = transitions.claim(
+            [model.get(part.key) for part in item.parts], item, now_ms
+        )
     else:
-        answer, changed = getattr(table, verb)(model.get(item.key), item, now_ms)
+        answer, changed = getattr(transitions, verb)(model.get(item.key), item, now_ms)
         after = [changed] if changed is not None else []
     model |= {record.key: record for record in after}
     return answer

@@ -36,7 +36,7 @@ from oncebridge.stores.api import (
     Reply,
     Want,
 )
-from oncebridge.stores.packed import packed, unpacked
+from oncebridge.stores.record_encoding import decode_record, encode_record
 from oncebridge.stores.s3.store import S3Options, S3Store, _name
 from oncebridge.testing import ManualClock
 
@@ -765,8 +765,10 @@ async def test_sweeping_removes_nothing_that_was_changed_meanwhile(
 
         def before(asked: Asked) -> None:
             if (asked.method, asked.path) == ("DELETE", path):
-                record = unpacked(proxy.pass_on(Asked("GET", path)).body)
-                proxy.pass_on(Asked("PUT", path, body=packed(replace(record, memo=b"touched"))))
+                record = decode_record(proxy.pass_on(Asked("GET", path)).body)
+                proxy.pass_on(
+                    Asked("PUT", path, body=encode_record(replace(record, memo=b"touched")))
+                )
 
         proxy.before = before
         assert await store.purge(1000) == 9

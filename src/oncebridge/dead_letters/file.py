@@ -35,7 +35,7 @@ class FileDeadLettersOptions(Struct, frozen=True, kw_only=True):
     """There is nothing to set about dead letters in a file."""
 
 
-class _Heading(Struct, frozen=True, gc=False):
+class _LineHeader(Struct, frozen=True, gc=False):
     """What every line has."""
 
     number: int
@@ -43,7 +43,7 @@ class _Heading(Struct, frozen=True, gc=False):
     """No letter: those up to *number* that do not stand here were dropped."""
 
 
-class _Line(_Heading, frozen=True, gc=False, kw_only=True):
+class _LetterLine(_LineHeader, frozen=True, gc=False, kw_only=True):
     """A letter as it stands in the file."""
 
     reason: str
@@ -58,8 +58,8 @@ class _Line(_Heading, frozen=True, gc=False, kw_only=True):
     raw_base64: str = ""
 
 
-_read_heading = msgspec.json.Decoder(_Heading).decode
-_read_line = msgspec.json.Decoder(_Line).decode
+_read_heading = msgspec.json.Decoder(_LineHeader).decode
+_read_line = msgspec.json.Decoder(_LetterLine).decode
 
 
 class FileDeadLetters:
@@ -249,7 +249,7 @@ def _encoded(members: dict[str, object]) -> bytes:
     return msgspec.json.encode(members) + b"\n"
 
 
-def _letter_of(line: _Line) -> DeadLetter:
+def _letter_of(line: _LetterLine) -> DeadLetter:
     return DeadLetter(
         base64.b64decode(line.raw_base64, validate=True) if line.raw is None else line.raw.encode(),
         line.reason,

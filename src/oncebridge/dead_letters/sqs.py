@@ -56,13 +56,13 @@ from oncebridge.errors import (
     StoreUnavailable,
 )
 from oncebridge.sinks.api import Closed, Never, SinkAnswer, Yes
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
-from oncebridge.sinks.sqs import understood
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
+from oncebridge.sinks.sqs import answer_to_failure
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
 
-_ROOM: Final = Room(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
+_LIMITS: Final = CallLimits(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
 _PAUSES_S: Final = (0.1, 0.4, 1.6)
 _MOST_MESSAGE: Final = 2000
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
@@ -88,7 +88,7 @@ class SqsDeadLettersOptions(AwsOptions, frozen=True, kw_only=True):
     """Where the queue is, and how long calls may take."""
 
 
-class _Seen(Struct, gc=False):
+class _SeenLetter(Struct, gc=False):
     """A letter as it was last received."""
 
     letter: DeadLetter
@@ -115,7 +115,7 @@ class SqsDeadLetters:
         self._clock = clock
         self._dice = dice or SystemDice()
         self._last = 0
-        self._seen: dict[int, dict[str, _Seen]] = {}
+        self._seen: dict[int, dict[str, _SeenLetter]] = {}
         """By number and id of the message: a letter may stand there twice."""
         self._seen_bytes = 0
         self._looked_at: float | None = None
@@ -152,7 +152,7 @@ class SqsDeadLetters:
         left = [self._entry(str(at), letter) for at, letter in enumerate(letters)]
         self._looked_at = None
         for pause_s in (*_PAUSES_S, None):
-            answers = await send_all(left, _ROOM, self._send)
+            answers = await send_all(left, _LIMITS, self._send)
             left = [
                 entry
                 for entry, answer in zip(left, answers, strict=True)
@@ -168,7 +168,7 @@ class SqsDeadLetters:
             await asyncio.sleep(pause_s)
 
     async def _send(self, messages: Sequence[Outgoing]) -> Sequence[SinkAnswer]:
-        return [understood(failure) for failure in await self._queue.send(messages)]
+        return [answer_to_failure(failure) for failure in await self._queue.send(messages)]
 
     def _entry(self, name: str, letter: DeadLetter) -> Entry[Outgoing]:
         told = {
@@ -211,7 +211,7 @@ class SqsDeadLetters:
         numbers = sorted([number for number in self._seen if number > after])[:limit]
         return [self._shown(number) for number in numbers]
 
-    def _copies(self) -> Iterator[_Seen]:
+    def _copies(self) -> Iterator[_SeenLetter]:
         return (seen for copies in self._seen.values() for seen in copies.values())
 
     def _shown(self, number: int) -> DeadLetter:
@@ -267,7 +267,7 @@ class SqsDeadLetters:
         is_new = message.message_id not in copies
         self._seen_bytes += len(letter.raw) if is_new else 0
         at = asyncio.get_running_loop().time()
-        copies[message.message_id] = _Seen(letter, message.receipt_handle, at)
+        copies[message.message_id] = _SeenLetter(letter, message.receipt_handle, at)
         return is_new
 
     # --- dropping ------------------------------------------------------------------------

@@ -47,7 +47,7 @@ from oncebridge.sinks.api import (
 from oncebridge.stores.api import Store
 from oncebridge.stores.postgres.address import Address, read_address
 from oncebridge.stores.postgres.checks import check_server, migrate
-from oncebridge.stores.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
+from oncebridge.stores.postgres.pool import AccessRefused, Link, NoReply, NotConnected, Pool
 from oncebridge.stores.postgres.schema import Layout, checked_names, choose
 from oncebridge.stores.postgres.store import PostgresStore
 from oncebridge.stores.postgres.writers import StatementWriter, TableWriter, Writer
@@ -178,7 +178,7 @@ class PostgresSink:
             )
         try:
             await self._check()
-        except Refused as error:
+        except AccessRefused as error:
             raise ConfigError("", str(error)) from error
         except (NotConnected, NoReply) as error:
             # Like any sink it may be down when we start; it is checked when it is there.
@@ -205,7 +205,7 @@ class PostgresSink:
             return []
         try:
             return await migrate(self._own, self._writer.layout)
-        except Refused as error:
+        except AccessRefused as error:
             raise ConfigError("", str(error)) from error
         except _TROUBLE as error:
             raise SinkError(str(error)) from error
@@ -343,7 +343,7 @@ def _keys(joint: Joint) -> Sequence[bytes]:
 
 def _answer(error: Exception) -> No | Unknown | Closed | Never:
     match error:
-        case Refused():
+        case AccessRefused():
             return Closed(str(error))
         case NotConnected():
             return No(str(error))

@@ -5,7 +5,7 @@ The sink that is an SNS topic.
 it is not known here.
 **What is sent:** the bytes as they were received. Beside them, as message attributes:
 `Idempotency-Key`, `oncebridge-route`, `oncebridge-unprotected` where the store was down, and
-`traceparent` where events are traced, unless there is no room for it.
+`traceparent` where events are traced, unless there is no limits for it.
 **FIFO topics** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
 with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
 after its window, is not. The group is the entity of the event, else the option `group`, else the
@@ -35,11 +35,11 @@ from oncebridge.base.options import Doc
 from oncebridge.events.trace_context import NAME
 from oncebridge.sinks.api import Delivery, SinkAnswer, Unknown, Yes
 from oncebridge.sinks.aws.answers import answer_to_code
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
-from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, short
-from oncebridge.sinks.aws.target import AwsSinkOptions, Kind, client_for, raise_or_tell
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
+from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, fifo_id
+from oncebridge.sinks.aws.target import AwsSinkOptions, TargetKind, client_for, raise_or_log
 
-_TOPIC: Final = Kind("sns", "an SNS topic", "", r"[A-Za-z0-9_-]{1,256}(\.fifo)?")
+_TOPIC: Final = TargetKind("sns", "an SNS topic", "", r"[A-Za-z0-9_-]{1,256}(\.fifo)?")
 _VERSION: Final = "2010-03-31"
 _AT_ONCE: Final = 10
 _MOST_BYTES: Final = 256 << 10
@@ -103,7 +103,7 @@ class SnsSink:
         self._is_fifo = topic.name.endswith(".fifo")
         self._group = checked_group(options.group, "topics", is_fifo=self._is_fifo)
         self._dice = dice or SystemDice()
-        self._room = Room(_AT_ONCE, _MOST_BYTES, _MOST_BYTES)
+        self._limits = CallLimits(_AT_ONCE, _MOST_BYTES, _MOST_BYTES)
         self._client = client_for(topic, options, "sns", "get_topic_attributes", TopicArn=topic.arn)
         self.concurrency = options.concurrency
 
@@ -117,16 +117,16 @@ class SnsSink:
         try:
             told = await self._call("GetTopicAttributes", [("TopicArn", self._arn)])
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_tell(error, f"SNS topic {self._arn}", "make it, or name another")
+            raise_or_log(error, f"SNS topic {self._arn}", "make it, or name another")
             return
         most = _maximum(told)
         if most is not None:
-            self._room = Room(_AT_ONCE, most, most)
+            self._limits = CallLimits(_AT_ONCE, most, most)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         messages = [self._message(delivery) for delivery in deliveries]
         entries = [Entry(message, message.size) for message in messages]
-        return await send_all(entries, self._room, self._publish, in_order=self._is_fifo)
+        return await send_all(entries, self._limits, self._publish, in_order=self._is_fifo)
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -135,7 +135,7 @@ class SnsSink:
 
     def _message(self, delivery: Delivery) -> _Message:
         message = self._written(delivery, delivery.trace)
-        if delivery.trace and message.size > self._room.each:
+        if delivery.trace and message.size > self._limits.each:
             return self._written(delivery, "")
         return message
 
@@ -150,7 +150,7 @@ class SnsSink:
         if not self._is_fifo:
             return _Message(delivery.event.raw, attributes)
         number = deduplication_id(delivery, self._dice)
-        group = short(delivery.entity) or self._group or short(delivery.key) or number
+        group = fifo_id(delivery.entity) or self._group or fifo_id(delivery.key) or number
         return _Message(delivery.event.raw, attributes, group, number)
 
     # --- a call --------------------------------------------------------------------------

@@ -5,7 +5,7 @@ The sink that is an SQS queue, standard or FIFO.
 **What is sent:** the bytes as they were received. Beside them, as message attributes:
 `Idempotency-Key`, `oncebridge-route`, `oncebridge-version` with newest-wins rules,
 `oncebridge-unprotected` where the store was down, and `traceparent` where events are traced,
-unless there is no room for it.
+unless there is no limits for it.
 **FIFO queues** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
 with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
 after its window, is not. The group is the entity of the event, else the option `group`, else the
@@ -41,9 +41,9 @@ from oncebridge.base.options import Doc
 from oncebridge.events.trace_context import NAME
 from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Yes
 from oncebridge.sinks.aws.answers import answer_to_code
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
-from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, short
-from oncebridge.sinks.aws.target import AwsSinkOptions, raise_or_tell
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
+from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, fifo_id
+from oncebridge.sinks.aws.target import AwsSinkOptions, raise_or_log
 
 
 class SqsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class SqsSink:
         self._group = checked_group(options.group, "queues", is_fifo=address.is_fifo)
         self._dice = dice or SystemDice()
         self._queue = Queue(address, options)
-        self._room = Room(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
+        self._limits = CallLimits(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
 
     @classmethod
     def from_url(cls, url: str, options: SqsSinkOptions | None = None) -> Self:
@@ -88,13 +88,13 @@ class SqsSink:
             await self._queue.open()
             settings = await self._queue.settings()
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_tell(error, f"SQS queue {self._queue.name}", "make it, or name another")
+            raise_or_log(error, f"SQS queue {self._queue.name}", "make it, or name another")
         else:
-            self._room = Room(MOST_ENTRIES, MOST_BYTES, settings.max_bytes)
+            self._limits = CallLimits(MOST_ENTRIES, MOST_BYTES, settings.max_bytes)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         entries = [self._entry(str(at), delivery) for at, delivery in enumerate(deliveries)]
-        return await send_all(entries, self._room, self._send, in_order=self._is_fifo)
+        return await send_all(entries, self._limits, self._send, in_order=self._is_fifo)
 
     async def aclose(self) -> None:
         await self._queue.aclose()
@@ -109,21 +109,21 @@ class SqsSink:
             return Never(f"SQS does not take the character {refused}")
         attributes = _attributes(delivery)
         size = size_of(raw, attributes)
-        if size > self._room.each and attributes.pop(NAME, None) is not None:
+        if size > self._limits.each and attributes.pop(NAME, None) is not None:
             size = size_of(raw, attributes)
         if not self._is_fifo:
             return Entry(Outgoing(number, text, attributes), size)
         unique = deduplication_id(delivery, self._dice)
-        group = short(delivery.entity) or self._group or short(delivery.key) or unique
+        group = fifo_id(delivery.entity) or self._group or fifo_id(delivery.key) or unique
         return Entry(Outgoing(number, text, attributes, group, unique), size)
 
     # --- a call --------------------------------------------------------------------------
 
     async def _send(self, messages: Sequence[Outgoing]) -> Sequence[SinkAnswer]:
-        return [understood(failure) for failure in await self._queue.send(messages)]
+        return [answer_to_failure(failure) for failure in await self._queue.send(messages)]
 
 
-def understood(failure: Failure | None) -> SinkAnswer:
+def answer_to_failure(failure: Failure | None) -> SinkAnswer:
     """Return what became of one message of a batch."""
     if failure is None:
         return Yes()

@@ -1,13 +1,13 @@
 """
-A store on cells that can be compared and set, and nothing more.
+A store on entries that can be compared and set, and nothing more.
 
-Where a backend cannot run the operations table itself, it is run here: read the cell,
-decide with `oncebridge.stores.transitions`, and write under the condition that the cell is still what
+Where a backend cannot run the operations table itself, it is run here: read the entry,
+decide with `oncebridge.stores.transitions`, and write under the condition that the entry is still what
 was read. Whoever loses that race reads again. So every decision holds at the moment of its
 write, and the table stands in one place.
 
 Most claims meet nothing, so a claim writes first, as if nothing were there, and reads only
-where that fails. Most commits follow a claim of this process, whose cell is remembered, so a
+where that fails. Most commits follow a claim of this process, whose entry is remembered, so a
 commit writes first too. Both are one round trip.
 
 Such backends have no clock that a condition could ask. Time is this host's, corrected by
@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -47,7 +47,7 @@ _MOST_HELD = 20_000
 _CONTENDED = NoAnswer("others keep changing this key")
 
 
-class Cell(Struct, frozen=True, gc=False):
+class VersionedRecord(Struct, frozen=True, gc=False):
     """What stands in one place, and the backend's name for this very version of it."""
 
     record: Record | None
@@ -55,30 +55,30 @@ class Cell(Struct, frozen=True, gc=False):
     version: Any
 
 
-class Change(Struct, frozen=True, gc=False):
+class RecordChange(Struct, frozen=True, gc=False):
     """Write *after* (None: remove), if *before* (None: nothing at all) still stands there."""
 
     key: bytes
-    before: Cell | None
+    before: VersionedRecord | None
     after: Record | None
 
 
-class Changed(Struct, frozen=True, gc=False):
-    """It was written; *cell* is what stands there now."""
+class RecordChanged(Struct, frozen=True, gc=False):
+    """It was written; *entry* is what stands there now."""
 
-    cell: Cell | None
+    entry: VersionedRecord | None
 
 
-class Other(Struct, frozen=True, gc=False):
+class RecordDiffers(Struct, frozen=True, gc=False):
     """Something else stands there than was thought, and nothing was written."""
 
 
-ChangeAnswer = Changed | Other | NoAnswer
+ChangeAnswer = RecordChanged | RecordDiffers | NoAnswer
 
-_OTHER = Other()
+_DIFFERS = RecordDiffers()
 
 
-class Cells(Protocol):
+class ConditionalBackend(Protocol):
     """
     What a backend has to be able to do.
 
@@ -91,32 +91,32 @@ class Cells(Protocol):
         """Tell the backend's time, as well as it is known."""
         ...
 
-    async def read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
-        """Read the latest state of cells."""
+    async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
+        """Read the latest state of entries."""
         ...
 
-    async def change(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
-        """Write each cell whose condition holds, independently of the others."""
+    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
+        """Write each entry whose condition holds, independently of the others."""
         ...
 
     async def change_together(
-        self, groups: Sequence[Sequence[Change]]
-    ) -> list[list[Changed] | Other | NoAnswer]:
-        """Write all cells of a group, or none; groups are independent of each other."""
+        self, groups: Sequence[Sequence[RecordChange]]
+    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+        """Write all entries of a group, or none; groups are independent of each other."""
         ...
 
 
-class CompareStore:
+class ConditionalStore:
     """
-    The operations of PROTOCOL §3 over *cells*.
+    The operations of PROTOCOL §3 over *entries*.
 
     Inherit this; `open`, `scan`, `purge`, `now_ms` and `aclose` are the backend's own.
     """
 
-    def __init__(self, cells: Cells, *, margin_ms: int = 0) -> None:
-        self._cells = cells
+    def __init__(self, backend: ConditionalBackend, *, margin_ms: int = 0) -> None:
+        self._backend = backend
         self._margin_ms = margin_ms
-        self._held: dict[bytes, Cell] = {}
+        self._held: dict[bytes, VersionedRecord] = {}
         """What this process wrote last under the keys it holds."""
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
@@ -126,16 +126,16 @@ class CompareStore:
         """Claim, as if nothing were there until we know better, or after a *look*."""
         answers: list[ClaimAnswer] = [_CONTENDED] * len(wants)
         pending: Sequence[int] = range(len(wants))
-        cells: dict[bytes, Cell | None] = {}
+        entries: dict[bytes, VersionedRecord | None] = {}
         for _ in range(_ROUNDS):
             if look:
-                cells, silent = await self._read(
+                entries, silent = await self._read(
                     [part.key for at in pending for part in wants[at].parts]
                 )
                 for at in pending:
                     answers[at] = _first(silent, wants[at]) or _CONTENDED
                 pending = [at for at in pending if answers[at] is _CONTENDED]
-            groups = self._decide_claims(wants, pending, cells, answers)
+            groups = self._decide_claims(wants, pending, entries, answers)
             pending = await self._write_claims(groups, answers)
             if not pending:
                 break
@@ -146,21 +146,23 @@ class CompareStore:
         self,
         wants: Sequence[Want],
         pending: Sequence[int],
-        cells: Mapping[bytes, Cell | None],
+        entries: Mapping[bytes, VersionedRecord | None],
         answers: list[ClaimAnswer],
-    ) -> dict[int, list[Change]]:
+    ) -> dict[int, list[RecordChange]]:
         """Write down an answer to each, and give what has to be written for it to hold."""
-        now = self._cells.now_ms()
-        groups: dict[int, list[Change]] = {}
+        now = self._backend.now_ms()
+        groups: dict[int, list[RecordChange]] = {}
         for at in pending:
             want = wants[at]
-            before = [cells.get(part.key) for part in want.parts]
-            answers[at], after = table.claim([self._judged(cell) for cell in before], want, now)
+            before = [entries.get(part.key) for part in want.parts]
+            answers[at], after = transitions.claim(
+                [self._judged(entry) for entry in before], want, now
+            )
             written = {record.key: record for record in after}
             if after:
                 groups[at] = [
-                    Change(part.key, cell, written[part.key])
-                    for part, cell in zip(want.parts, before, strict=True)
+                    RecordChange(part.key, entry, written[part.key])
+                    for part, entry in zip(want.parts, before, strict=True)
                     if part.key in written
                 ]
             elif isinstance(answers[at], Claim):
@@ -168,7 +170,7 @@ class CompareStore:
         return groups
 
     async def _write_claims(
-        self, groups: Mapping[int, list[Change]], answers: list[ClaimAnswer]
+        self, groups: Mapping[int, list[RecordChange]], answers: list[ClaimAnswer]
     ) -> list[int]:
         """Write, and tell which met something else than was thought."""
         lost: list[int] = []
@@ -176,43 +178,47 @@ class CompareStore:
         for at, outcome in zip(groups, outcomes, strict=True):
             if isinstance(outcome, NoAnswer):
                 answers[at] = outcome
-            elif isinstance(outcome, Other):
+            elif isinstance(outcome, RecordDiffers):
                 answers[at] = _CONTENDED
                 lost.append(at)
             elif isinstance(answers[at], Claim):
-                self._hold([changed.cell for changed in outcome])
+                self._hold([changed.entry for changed in outcome])
         return lost
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return await self._each(table.commit, commits)
+        return await self._each(transitions.commit, commits)
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each(table.release, releases)
+        return await self._each(transitions.release, releases)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return await self._each(table.extend, extensions, keep=True)
+        return await self._each(transitions.extend, extensions, keep=True)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        return await self._each(table.remember, memories, judged=True)
+        return await self._each(transitions.remember, memories, judged=True)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        return await self._each(table.load, records, judged=True)
+        return await self._each(transitions.load, records, judged=True)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        cells = await self._read_or_raise(keys)
-        return [_record_of(cells[key]) for key in keys]
+        entries = await self._read_or_raise(keys)
+        return [_record_of(entries[key]) for key in keys]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
         gone: dict[bytes, bool] = {}
         pending = list(keys)
         for _ in range(_ROUNDS):
-            cells = await self._read_or_raise(pending)
-            now = self._cells.now_ms()
-            going = [key for key in pending if table.may_forget(self._judged(cells[key]), now)]
-            results = await self._cells.change([Change(key, cells[key], None) for key in going])
+            entries = await self._read_or_raise(pending)
+            now = self._backend.now_ms()
+            going = [
+                key for key in pending if transitions.may_forget(self._judged(entries[key]), now)
+            ]
+            results = await self._backend.change(
+                [RecordChange(key, entries[key], None) for key in going]
+            )
             pending = []
             for key, result in zip(going, results, strict=True):
-                if isinstance(result, Changed):
+                if isinstance(result, RecordChanged):
                     gone[key] = True
                     self._held.pop(key, None)
                 else:
@@ -221,11 +227,11 @@ class CompareStore:
                 return [gone.get(key, False) for key in keys]
         raise StoreUnavailable(_CONTENDED.reason)
 
-    async def _read_or_raise(self, keys: Sequence[bytes]) -> dict[bytes, Cell | None]:
-        cells, silent = await self._read(keys)
+    async def _read_or_raise(self, keys: Sequence[bytes]) -> dict[bytes, VersionedRecord | None]:
+        entries, silent = await self._read(keys)
         for answer in silent.values():
             raise StoreUnavailable(answer.reason)
-        return cells
+        return entries
 
     # --- the loop of all operations on one record --------------------------------------
 
@@ -243,31 +249,31 @@ class CompareStore:
         Only what was written under its condition, or read just now, is an answer.
         """
         answers: list[_Answer | NoAnswer] = [_CONTENDED] * len(items)
-        cells: dict[bytes, Cell | None] = {}
+        entries: dict[bytes, VersionedRecord | None] = {}
         for item in items:
             held = self._held.pop(item.key, None)
             if held is not None:
-                cells[item.key] = held
-        guessed = set(cells)
+                entries[item.key] = held
+        guessed = set(entries)
         pending: Sequence[int] = range(len(items))
         for _ in range(_ROUNDS):
             read, silent = await self._read(
-                [items[at].key for at in pending if items[at].key not in cells]
+                [items[at].key for at in pending if items[at].key not in entries]
             )
-            cells |= read
-            now = self._cells.now_ms()
-            changes: dict[int, Change] = {}
+            entries |= read
+            now = self._backend.now_ms()
+            changes: dict[int, RecordChange] = {}
             again: list[int] = []
             for at in pending:
                 item = items[at]
                 if item.key in silent:
                     answers[at] = silent[item.key]
                     continue
-                cell = cells[item.key]
-                record = self._judged(cell) if judged else _record_of(cell)
+                entry = entries[item.key]
+                record = self._judged(entry) if judged else _record_of(entry)
                 answers[at], after = decide(record, item, now)
                 if after is not None:
-                    changes[at] = Change(item.key, cell, after)
+                    changes[at] = RecordChange(item.key, entry, after)
                 elif item.key in guessed:
                     again.append(at)
             again += await self._write_each(changes, answers, keep=keep)
@@ -275,97 +281,97 @@ class CompareStore:
                 return answers
             for at in again:
                 answers[at] = _CONTENDED
-                del cells[items[at].key]
+                del entries[items[at].key]
                 guessed.discard(items[at].key)
             pending = again
         return answers
 
     async def _write_each(
-        self, changes: Mapping[int, Change], answers: list[_Answer | NoAnswer], *, keep: bool
+        self, changes: Mapping[int, RecordChange], answers: list[_Answer | NoAnswer], *, keep: bool
     ) -> list[int]:
         """Write, and tell which met something else than was thought."""
         lost: list[int] = []
-        results = await self._cells.change(list(changes.values())) if changes else []
+        results = await self._backend.change(list(changes.values())) if changes else []
         for at, result in zip(changes, results, strict=True):
             if isinstance(result, NoAnswer):
                 answers[at] = result
-            elif isinstance(result, Other):
+            elif isinstance(result, RecordDiffers):
                 lost.append(at)
             elif keep:
-                self._hold([result.cell])
+                self._hold([result.entry])
         return lost
 
     async def _read(
         self, keys: Sequence[bytes]
-    ) -> tuple[dict[bytes, Cell | None], dict[bytes, NoAnswer]]:
-        """Read cells; tell apart what could not be read."""
-        cells: dict[bytes, Cell | None] = {}
+    ) -> tuple[dict[bytes, VersionedRecord | None], dict[bytes, NoAnswer]]:
+        """Read entries; tell apart what could not be read."""
+        entries: dict[bytes, VersionedRecord | None] = {}
         silent: dict[bytes, NoAnswer] = {}
-        for key, cell in zip(keys, await self._cells.read(keys) if keys else (), strict=True):
-            if isinstance(cell, NoAnswer):
-                silent[key] = cell
+        for key, entry in zip(keys, await self._backend.read(keys) if keys else (), strict=True):
+            if isinstance(entry, NoAnswer):
+                silent[key] = entry
             else:
-                cells[key] = cell
-        return cells, silent
+                entries[key] = entry
+        return entries, silent
 
     async def _write(
-        self, groups: Sequence[Sequence[Change]]
-    ) -> list[list[Changed] | Other | NoAnswer]:
-        """Write groups of cells; most are groups of one, which share a call."""
-        outcomes: list[list[Changed] | Other | NoAnswer] = [_OTHER] * len(groups)
+        self, groups: Sequence[Sequence[RecordChange]]
+    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+        """Write groups of entries; most are groups of one, which share a call."""
+        outcomes: list[list[RecordChanged] | RecordDiffers | NoAnswer] = [_DIFFERS] * len(groups)
         ones = [at for at, group in enumerate(groups) if len(group) == 1]
         several = [at for at, group in enumerate(groups) if len(group) > 1]
         if ones:
-            answers = await self._cells.change([groups[at][0] for at in ones])
+            answers = await self._backend.change([groups[at][0] for at in ones])
             for at, answer in zip(ones, answers, strict=True):
-                outcomes[at] = [answer] if isinstance(answer, Changed) else answer
+                outcomes[at] = [answer] if isinstance(answer, RecordChanged) else answer
         if several:
-            together = await self._cells.change_together([groups[at] for at in several])
+            together = await self._backend.change_together([groups[at] for at in several])
             for at, outcome in zip(several, together, strict=True):
                 outcomes[at] = outcome
         return outcomes
 
-    def _hold(self, cells: Sequence[Cell | None]) -> None:
-        for cell in cells:
-            if cell is not None and cell.record is not None:
-                self._held[cell.record.key] = cell
+    def _hold(self, entries: Sequence[VersionedRecord | None]) -> None:
+        for entry in entries:
+            if entry is not None and entry.record is not None:
+                self._held[entry.record.key] = entry
         while len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
 
-    def _judged(self, cell: Cell | None) -> Record | None:
+    def _judged(self, entry: VersionedRecord | None) -> Record | None:
         """See a hold as lasting a little longer: its holder's clock may be behind ours."""
-        record = _record_of(cell)
+        record = _record_of(entry)
         if record is None or not self._margin_ms or not record.token or record.fate is not None:
             return record
         return replace(record, until_ms=record.until_ms + self._margin_ms)
 
 
-async def in_turn(
-    cells: Cells, groups: Sequence[Sequence[Change]]
-) -> list[list[Changed] | Other | NoAnswer]:
+async def change_in_turn(
+    backend: ConditionalBackend, groups: Sequence[Sequence[RecordChange]]
+) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
     """
-    Write the cells of each group one after the other, and undo where one fails.
+    Write the entries of each group one after the other, and undo where one fails.
 
     For backends that cannot write several at once. In the order of the keys, so that of
     many who overlap one gets through. A worker that dies in between leaves a hold behind
     that ends with its lease.
     """
     ordered = [sorted(group, key=lambda change: change.key) for group in groups]
-    outcomes: list[list[Changed] | Other | NoAnswer] = [[] for _ in groups]
+    outcomes: list[list[RecordChanged] | RecordDiffers | NoAnswer] = [[] for _ in groups]
     for turn in range(max((len(group) for group in ordered), default=0)):
         going = [
             at
             for at, group in enumerate(ordered)
             if turn < len(group) and isinstance(outcomes[at], list)
         ]
-        answers = await cells.change([ordered[at][turn] for at in going])
+        answers = await backend.change([ordered[at][turn] for at in going])
         for at, answer in zip(going, answers, strict=True):
             written = outcomes[at]
             assert isinstance(written, list)  # noqa: S101 - only those go on
-            if isinstance(answer, Changed):
+            if isinstance(answer, RecordChanged):
                 written.append(answer)
                 continue
-            await _undo(cells, ordered[at], written)
+            await _undo(backend, ordered[at], written)
             outcomes[at] = answer
     return [
         _as_asked(group, sorted_, outcome)
@@ -373,28 +379,30 @@ async def in_turn(
     ]
 
 
-async def _undo(cells: Cells, changes: Sequence[Change], written: Sequence[Changed]) -> None:
+async def _undo(
+    backend: ConditionalBackend, changes: Sequence[RecordChange], written: Sequence[RecordChanged]
+) -> None:
     undone = [
-        Change(change.key, done.cell, _record_of(change.before))
+        RecordChange(change.key, done.entry, _record_of(change.before))
         for change, done in zip(changes, written, strict=False)
     ]
     if undone:
-        await cells.change(undone)
+        await backend.change(undone)
 
 
 def _as_asked(
-    group: Sequence[Change],
-    ordered: Sequence[Change],
-    outcome: list[Changed] | Other | NoAnswer,
-) -> list[Changed] | Other | NoAnswer:
+    group: Sequence[RecordChange],
+    ordered: Sequence[RecordChange],
+    outcome: list[RecordChanged] | RecordDiffers | NoAnswer,
+) -> list[RecordChanged] | RecordDiffers | NoAnswer:
     if not isinstance(outcome, list):
         return outcome
     by_key = {change.key: done for change, done in zip(ordered, outcome, strict=True)}
     return [by_key[change.key] for change in group]
 
 
-def _record_of(cell: Cell | None) -> Record | None:
-    return cell.record if cell is not None else None
+def _record_of(entry: VersionedRecord | None) -> Record | None:
+    return entry.record if entry is not None else None
 
 
 def _first(silent: Mapping[bytes, NoAnswer], want: Want) -> NoAnswer | None:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import NoAnswer, Portable, Record, Reply, Store
 
 BATCH = 1000
@@ -41,7 +41,7 @@ def is_portable(store: Store) -> TypeGuard[Portable]:
     return callable(getattr(store, "scan", None)) and callable(getattr(store, "load", None))
 
 
-class Held(Struct, frozen=True):
+class HeldKey(Struct, frozen=True):
     """A key that was left, as a worker has it in hand."""
 
     key: bytes
@@ -70,7 +70,7 @@ class Copying:
         self.expired = 0
         self.live = 0
         """Left, as a worker has them in hand."""
-        self.held: list[Held] = []
+        self.held: list[HeldKey] = []
         """The first few of those."""
         self.held_ms = 0
         """When the last of them ends, seen from now."""
@@ -118,7 +118,8 @@ class Copying:
         if self._dry_run:
             found = await _tried(lambda: target.peek([one.key for one in records]))
             answers: list[Reply] = [
-                table.load(there, one, now_ms)[0] for there, one in zip(found, records, strict=True)
+                transitions.load(there, one, now_ms)[0]
+                for there, one in zip(found, records, strict=True)
             ]
         else:
             answers = await _load(target, records)
@@ -134,7 +135,7 @@ class Copying:
         for ours, theirs in zip(records, found, strict=True):
             if theirs is None or not is_former(theirs, ours, now_ms):
                 self.known += 1
-            elif table.state(theirs, now_ms) == "claimed":
+            elif transitions.state(theirs, now_ms) == "claimed":
                 self._leave(ours.key, theirs.until_ms - now_ms)
             else:
                 former.append(ours)
@@ -149,7 +150,7 @@ class Copying:
         self.live += 1
         self.held_ms = max(self.held_ms, left_ms)
         if len(self.held) < _NAMED and all(one.key != key for one in self.held):
-            self.held.append(Held(key, left_ms))
+            self.held.append(HeldKey(key, left_ms))
 
 
 # --- what is to be done with a record -----------------------------------------------------

@@ -25,7 +25,7 @@ from msgspec import Struct
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -98,13 +98,13 @@ class MemoryStore:
             return [self._claim(want, now) for want in wants]
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return self._each(table.commit, commits)
+        return self._each(transitions.commit, commits)
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return self._each(table.release, releases)
+        return self._each(transitions.release, releases)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return self._each(table.extend, extensions)
+        return self._each(transitions.extend, extensions)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
         with self._lock:
@@ -116,7 +116,7 @@ class MemoryStore:
                 if before is None and self._count >= self._max_keys:
                     answers.append(self._full())
                     continue
-                answer, after = table.remember(before, asked, now)
+                answer, after = transitions.remember(before, asked, now)
                 if after is not None:
                     self._write(name, after, is_new=before is None)
                 answers.append(answer)
@@ -132,7 +132,7 @@ class MemoryStore:
             answers = []
             for key in keys:
                 name = self._name_of(key)
-                may = table.may_forget(self._read(name, key), now)
+                may = transitions.may_forget(self._read(name, key), now)
                 if may:
                     self._remove(name)
                 answers.append(may)
@@ -169,7 +169,7 @@ class MemoryStore:
             record = self._read(name, part.key)
             found[part.key] = name, record
             before.append(record)
-        answer, after = table.claim(before, want, now)
+        answer, after = transitions.claim(before, want, now)
         fresh = before.count(None)
         if fresh and type(answer) is Claim and self._count + fresh > self._max_keys:
             # What is known is still answered; only what needs room is refused.

@@ -31,7 +31,7 @@ from oncebridge.stores.api import (
 
 
 @dataclass(slots=True)
-class Row:
+class ReferenceRow:
     """One record, as a store should show it."""
 
     token: bytes
@@ -48,7 +48,7 @@ class Row:
 class Reference:
     """The answers a store has to give, one item at a time."""
 
-    def __init__(self, clock: Clock, rows: dict[bytes, Row] | None = None) -> None:
+    def __init__(self, clock: Clock, rows: dict[bytes, ReferenceRow] | None = None) -> None:
         self.clock = clock
         self.rows = rows or {}
 
@@ -60,10 +60,10 @@ class Reference:
                 rows = {key: replace(row) for key, row in self.rows.items() if key not in gone}
                 yield Reference(self.clock, rows)
 
-    def is_done(self, row: Row | None) -> bool:
+    def is_done(self, row: ReferenceRow | None) -> bool:
         return row is not None and row.fate is not None and self.clock() < row.until_ms
 
-    def is_claimed(self, row: Row | None) -> bool:
+    def is_claimed(self, row: ReferenceRow | None) -> bool:
         return row is not None and row.fate is None and self.clock() < row.until_ms
 
     def claim(self, want: Want) -> ClaimAnswer:
@@ -87,7 +87,7 @@ class Reference:
             return self._duplicate(part, row)
         return Claim(want.token, tuple(self._take(part, want) for part in want.parts), now)
 
-    def _duplicate(self, part: Part, row: Row) -> Duplicate:
+    def _duplicate(self, part: Part, row: ReferenceRow) -> Duplicate:
         assert row.fate is not None
         if part.slide_ms and row.hard_until_ms:
             pushed = min(self.clock() + part.slide_ms, row.hard_until_ms)
@@ -99,7 +99,7 @@ class Reference:
         if row is None or not _owns(row, want.token):
             until = self.clock() + want.lease_ms
             if row is None or row.fate is not None or not _same(part, row):
-                row = Row(b"", want.generation, 0, 0, part.hash, None, want.memo, 0, 0)
+                row = ReferenceRow(b"", want.generation, 0, 0, part.hash, None, want.memo, 0, 0)
                 self.rows[part.key] = row
             row.token, row.until_ms, row.attempts = want.token, until, row.attempts + 1
             row.hash, row.keep_until_ms = row.hash or part.hash, until + want.keep_ms
@@ -143,7 +143,7 @@ class Reference:
         free = row if row is not None and row.fate is None else None
         generation, attempts = (free.generation, free.attempts) if free else (asked.generation, 0)
         until = self.clock() + asked.window_ms
-        self.rows[asked.key] = Row(
+        self.rows[asked.key] = ReferenceRow(
             b"", generation, until, attempts, asked.hash, asked.fate, asked.memo, 0, until
         )
         return Reply.REMEMBERED
@@ -154,9 +154,9 @@ class Reference:
         return self.rows.pop(key, None) is not None
 
 
-def _owns(row: Row, token: bytes) -> bool:
+def _owns(row: ReferenceRow, token: bytes) -> bool:
     return bool(token) and row.token == token
 
 
-def _same(part: Part, row: Row) -> bool:
+def _same(part: Part, row: ReferenceRow) -> bool:
     return not part.hash or not row.hash or part.hash == row.hash

@@ -42,7 +42,7 @@ from oncebridge.stores.api import (
     Want,
 )
 from oncebridge.testing.clock import ManualClock
-from oncebridge.testing.reference import Reference, Row
+from oncebridge.testing.reference import Reference, ReferenceRow
 
 _T = TypeVar("_T")
 
@@ -64,7 +64,7 @@ _fates = st.sampled_from(Fate)
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClaimRequest:
     """One claim request. Its number, not its token, says whose hold a hold is."""
 
     number: int
@@ -74,11 +74,11 @@ class Asked:
         return f"<{self.number}: {self.want}>"
 
 
-Hold = tuple[Asked, int, bool]
+Hold = tuple[ClaimRequest, int, bool]
 """A request, one of its parts, and whether the part's present holder is meant instead."""
 
 
-def _holds(asked: Bundle[Asked]) -> st.SearchStrategy[Hold]:
+def _holds(asked: Bundle[ClaimRequest]) -> st.SearchStrategy[Hold]:
     return st.tuples(asked, st.integers(0, 1), st.booleans())
 
 
@@ -90,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
     attempts_kept = 15
     """How far a store counts the attempts of a done record at least."""
 
-    asked = Bundle[Asked]("asked")
+    asked = Bundle[ClaimRequest]("asked")
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model = Reference(self.clock)
         self.count = 0
         self.generations: dict[tuple[int, bytes], bytes] = {}
-        self.leases: dict[bytes, tuple[Asked, int]] = {}
+        self.leases: dict[bytes, tuple[ClaimRequest, int]] = {}
         self.remembered: dict[bytes, int] = {}
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
@@ -121,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
     # --- claim -------------------------------------------------------------------
 
     @rule(target=asked, worker=_workers, part=_parts, lease=_leases, keep=_keeps, memo=_memos)
-    def claim(self, worker: str, part: Part, lease: int, keep: int, memo: bytes) -> Asked:
+    def claim(self, worker: str, part: Part, lease: int, keep: int, memo: bytes) -> ClaimRequest:
         return self._claim_anew(worker, (part,), lease, keep, memo)
 
     @rule(
@@ -134,15 +134,17 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def claim_two_tiers(
         self, worker: str, parts: tuple[Part, Part], lease: int, keep: int, memo: bytes
-    ) -> Asked:
+    ) -> ClaimRequest:
         return self._claim_anew(worker, parts, lease, keep, memo)
 
     @rule(asked=asked)
-    def repeat_a_claim(self, asked: Asked) -> None:
+    def repeat_a_claim(self, asked: ClaimRequest) -> None:
         self._claim(asked)
 
     @rule(target=asked, worker=_workers, part=_parts, fate=_fates, window=_windows, hard=_hards)
-    def deliver(self, *, worker: str, part: Part, fate: Fate, window: int, hard: int) -> Asked:
+    def deliver(
+        self, *, worker: str, part: Part, fate: Fate, window: int, hard: int
+    ) -> ClaimRequest:
         """Claim and commit: walks that have to find this by themselves rarely do."""
         asked = self._claim_anew(worker, (part,), 1000, 300, b"d")
         if (asked.number, part.key) in self.generations:
@@ -150,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
         return asked
 
     @rule(target=asked, worker=_workers, part=_parts, memo=_memos)
-    def stall(self, worker: str, part: Part, memo: bytes) -> Asked:
+    def stall(self, worker: str, part: Part, memo: bytes) -> ClaimRequest:
         """Claim and sleep past the lease."""
         asked = self._claim_anew(worker, (part,), 20, 100_000, memo)
         self.clock.advance(20)
@@ -243,15 +245,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _claim_anew(
         self, worker: str, parts: tuple[Part, ...], lease: int, keep: int, memo: bytes
-    ) -> Asked:
+    ) -> ClaimRequest:
         self.count += 1
         generation = _bits(f"generation {self.count}")
         want = Want(parts, self.token(worker), generation, lease, keep, memo)
-        asked = Asked(self.count, want)
+        asked = ClaimRequest(self.count, want)
         self._claim(asked)
         return asked
 
-    def _claim(self, asked: Asked) -> None:
+    def _claim(self, asked: ClaimRequest) -> None:
         answer: ClaimAnswer = self._step("claim", asked.want)
         now = self.clock()
         if isinstance(answer, Duplicate | Mismatch):
@@ -264,7 +266,7 @@ class StoreMachine(RuleBasedStateMachine):
             for held in answer.held:
                 self._granted(asked, held.key, held.generation)
 
-    def _granted(self, asked: Asked, key: bytes, generation: bytes) -> None:
+    def _granted(self, asked: ClaimRequest, key: bytes, generation: bytes) -> None:
         now = self.clock()
         assert now >= self.remembered.pop(key, 0), f"{key!r} passed although it is remembered"
         holder, _ = self.leases.get(key, (asked, 0))
@@ -277,7 +279,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _commit(
         self,
-        asked: Asked,
+        asked: ClaimRequest,
         key: bytes,
         *,
         fate: Fate,
@@ -291,12 +293,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.leases.pop(key, None)
             self.remembered[key] = self.clock() + window
 
-    def _chosen(self, hold: Hold) -> tuple[Asked, bytes]:
+    def _chosen(self, hold: Hold) -> tuple[ClaimRequest, bytes]:
         asked, part, present = hold
         key = asked.want.parts[part % len(asked.want.parts)].key
         return (self.leases[key][0] if present and key in self.leases else asked), key
 
-    def _must_hold(self, asked: Asked, key: bytes) -> None:
+    def _must_hold(self, asked: ClaimRequest, key: bytes) -> None:
         holder, _ = self.leases.get(key, (None, 0))
         assert holder is asked, f"the token of {asked} served for the hold of {holder}"
 
@@ -331,7 +333,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _shows(self, seen: dict[bytes, Record | None], world: Reference) -> bool:
         return all(self._is_alike(seen[key], world.rows.get(key)) for key in KEYS)
 
-    def _is_alike(self, record: Record | None, row: Row | None) -> bool:
+    def _is_alike(self, record: Record | None, row: ReferenceRow | None) -> bool:
         if record is None or row is None:
             return record is None and row is None
         whole = record.fate is None

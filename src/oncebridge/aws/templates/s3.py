@@ -3,8 +3,7 @@
 from datetime import timedelta
 from typing import Literal
 
-from oncebridge.stores.s3.lifecycle_rule import rule_for
-from oncebridge.stores.s3.names import checked_prefix
+from oncebridge.aws.s3_buckets import checked_prefix, rule_for
 
 _CLOUDFORMATION = """\
 AWSTemplateFormatVersion: "2010-09-09"

@@ -27,7 +27,7 @@ class Entry(Struct, Generic[T], frozen=True):
     size: int
 
 
-class Room(Struct, frozen=True):
+class CallLimits(Struct, frozen=True):
     """How much fits into a call."""
 
     entries: int
@@ -41,33 +41,39 @@ Send = Callable[[Sequence[T]], Awaitable[Sequence[SinkAnswer]]]
 
 
 async def send_all(
-    entries: Sequence[Entry[T] | Never], room: Room, send: Send[T], *, in_order: bool = False
+    entries: Sequence[Entry[T] | Never],
+    limits: CallLimits,
+    send: Send[T],
+    *,
+    in_order: bool = False,
 ) -> list[SinkAnswer]:
     """Send all *entries* that can be sent, and answer for each, in order."""
-    answers: list[SinkAnswer] = [_unsent(entry, room) for entry in entries]
+    answers: list[SinkAnswer] = [_unsent(entry, limits) for entry in entries]
     fitting = [
         (at, entry)
         for at, entry in enumerate(entries)
-        if isinstance(entry, Entry) and entry.size <= room.each
+        if isinstance(entry, Entry) and entry.size <= limits.each
     ]
-    parts = list(_parts([entry for _, entry in fitting], room))
-    given = await _each([[entry.content for entry in part] for part in parts], send, in_order)
+    parts = list(_parts([entry for _, entry in fitting], limits))
+    given = await _send_parts(
+        [[entry.content for entry in part] for part in parts], send, in_order=in_order
+    )
     for (at, _), answer in zip(fitting, given, strict=True):
         answers[at] = answer
     return answers
 
 
-def _unsent(entry: Entry[T] | Never, room: Room) -> Never:
+def _unsent(entry: Entry[T] | Never, limits: CallLimits) -> Never:
     if isinstance(entry, Never):
         return entry
-    return Never(f"too large: {entry.size} bytes, and at most {room.each} are taken")
+    return Never(f"too large: {entry.size} bytes, and at most {limits.each} are taken")
 
 
-def _parts(entries: Sequence[Entry[T]], room: Room) -> Iterator[list[Entry[T]]]:
+def _parts(entries: Sequence[Entry[T]], limits: CallLimits) -> Iterator[list[Entry[T]]]:
     part: list[Entry[T]] = []
     size = 0
     for entry in entries:
-        if part and (len(part) == room.entries or size + entry.size > room.bytes):
+        if part and (len(part) == limits.entries or size + entry.size > limits.bytes):
             yield part
             part, size = [], 0
         part.append(entry)
@@ -76,17 +82,21 @@ def _parts(entries: Sequence[Entry[T]], room: Room) -> Iterator[list[Entry[T]]]:
         yield part
 
 
-async def _each(parts: Sequence[Sequence[T]], send: Send[T], in_order: bool) -> list[SinkAnswer]:  # noqa: FBT001 - of this module only
+async def _send_parts(
+    parts: Sequence[Sequence[T]], send: Send[T], *, in_order: bool
+) -> list[SinkAnswer]:
     if len(parts) == 1:
-        return await _call(parts[0], send, in_order)
+        return await _send_part(parts[0], send, in_order=in_order)
     if in_order:
-        answered = [await _call(part, send, in_order) for part in parts]
+        answered = [await _send_part(part, send, in_order=in_order) for part in parts]
     else:
-        answered = await asyncio.gather(*[_call(part, send, in_order) for part in parts])
+        answered = await asyncio.gather(
+            *[_send_part(part, send, in_order=in_order) for part in parts]
+        )
     return [answer for answers in answered for answer in answers]
 
 
-async def _call(part: Sequence[T], send: Send[T], in_order: bool) -> list[SinkAnswer]:  # noqa: FBT001 - of this module only
+async def _send_part(part: Sequence[T], send: Send[T], *, in_order: bool) -> list[SinkAnswer]:
     answer: SinkAnswer
     try:
         answers = await send(part)
@@ -94,7 +104,7 @@ async def _call(part: Sequence[T], send: Send[T], in_order: bool) -> list[SinkAn
         answer = answer_to(error)
         if isinstance(answer, Never) and len(part) > 1:
             middle = len(part) // 2
-            return await _each([part[:middle], part[middle:]], send, in_order)
+            return await _send_parts([part[:middle], part[middle:]], send, in_order=in_order)
     except ConfigError as error:  # there are no credentials any more
         answer = Closed(str(error))
     else:

@@ -12,7 +12,7 @@ _MOST_ID: Final = 128
 _GROUP = re.compile(r"[!-~]{1,128}")
 
 
-def short(name: bytes) -> str:
+def fifo_id(name: bytes) -> str:
     """Write *name* so that it is no longer than an id may be."""
     text = name.hex()
     return text if len(text) <= _MOST_ID else hashlib.sha256(name).hexdigest()
@@ -27,7 +27,7 @@ def deduplication_id(delivery: Delivery, dice: Dice) -> str:
     """
     key = delivery.sent_as or delivery.key
     if delivery.generation:
-        return short(key + delivery.generation)
+        return fifo_id(key + delivery.generation)
     if key and delivery.unprotected:
         return hashlib.sha256(key + delivery.event.raw).hexdigest()
     return dice.tokens(1)[0].hex()

@@ -34,7 +34,7 @@ class AwsSinkOptions(AwsOptions, frozen=True, kw_only=True):
     ] = 8
 
 
-class Target(Struct, frozen=True):
+class AwsTarget(Struct, frozen=True):
     """What a sink sends to."""
 
     name: str
@@ -49,7 +49,7 @@ class Target(Struct, frozen=True):
         return self.arn or self.name
 
 
-class Kind(Struct, frozen=True):
+class TargetKind(Struct, frozen=True):
     """What targets of one kind are called, and how their names and ARNs look."""
 
     scheme: str
@@ -59,7 +59,7 @@ class Kind(Struct, frozen=True):
     name: str
     """A pattern of all names."""
 
-    def from_url(self, url: str, region: str | None) -> Target:
+    def from_url(self, url: str, region: str | None) -> AwsTarget:
         """Read `SCHEME://NAME`, `SCHEME://NAME?region=REGION` or `SCHEME:ARN`."""
         rest = url.removeprefix(f"{self.scheme}:")
         if rest.startswith("arn:"):
@@ -68,9 +68,9 @@ class Kind(Struct, frozen=True):
         if found is None:
             raise ConfigError("", f"{url!r} is no address of {self._forms()}")
         name, own = found
-        return Target(self._checked(name), "", own)
+        return AwsTarget(self._checked(name), "", own)
 
-    def from_arn(self, arn: str, region: str | None) -> Target:
+    def from_arn(self, arn: str, region: str | None) -> AwsTarget:
         """Take an ARN apart."""
         found = _ARN.fullmatch(arn)
         if (
@@ -82,7 +82,7 @@ class Kind(Struct, frozen=True):
         if region not in (None, found["region"]):
             raise ConfigError("region", f"the ARN says {found['region']}")
         name = self._checked(found["resource"].removeprefix(self.resource))
-        return Target(name, arn, found["region"])
+        return AwsTarget(name, arn, found["region"])
 
     def _checked(self, name: str) -> str:
         if not re.fullmatch(self.name, name):
@@ -96,7 +96,7 @@ class Kind(Struct, frozen=True):
 
 
 def client_for(
-    target: Target, options: AwsSinkOptions, service: str, operation: str, **arguments: Any
+    target: AwsTarget, options: AwsSinkOptions, service: str, operation: str, **arguments: Any
 ) -> AwsClient:
     """Make a client that calls as the SDK would for this operation."""
     return AwsClient(
@@ -110,7 +110,7 @@ def client_for(
     )
 
 
-def raise_or_tell(error: AwsError | NotSent | Unclear, what: str, advice: str) -> None:
+def raise_or_log(error: AwsError | NotSent | Unclear, what: str, advice: str) -> None:
     """
     Deal with an *error* where it was asked at the start whether *what* is there.
 
@@ -125,7 +125,7 @@ def raise_or_tell(error: AwsError | NotSent | Unclear, what: str, advice: str) -
     _log.info("oncebridge.sink_not_checked", extra={"target": what, "reason": str(error)})
 
 
-def understood(decode: Callable[[bytes], T], told: bytes) -> T:
+def decode_answer(decode: Callable[[bytes], T], told: bytes) -> T:
     """Read an answer; one that cannot be read is none."""
     try:
         return decode(told)

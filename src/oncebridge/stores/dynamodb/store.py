@@ -30,7 +30,12 @@ from oncebridge.base.clock import Clock, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.stores.api import Record
-from oncebridge.stores.conditional import Cell, Change, Changed, CompareStore
+from oncebridge.stores.conditional import (
+    ConditionalStore,
+    RecordChange,
+    RecordChanged,
+    VersionedRecord,
+)
 from oncebridge.stores.dynamodb.table import DynamoDBTable, advice
 
 _T = TypeVar("_T")
@@ -76,7 +81,7 @@ class _Table(Struct, rename="pascal"):
     table_size_bytes: Any = None
 
 
-class _Described(Struct, rename="pascal"):
+class _TableDescription(Struct, rename="pascal"):
     table: _Table
 
 
@@ -89,7 +94,7 @@ class _Expiry(Struct, rename="pascal"):
     time_to_live_description: _TimeToLive
 
 
-_described = msgspec.json.Decoder(_Described).decode
+_described = msgspec.json.Decoder(_TableDescription).decode
 _expiry = msgspec.json.Decoder(_Expiry).decode
 
 
@@ -101,7 +106,7 @@ class DynamoDBOptions(AwsStoreOptions, frozen=True, kw_only=True):
     ] = 32
 
 
-class DynamoDBStore(CompareStore):
+class DynamoDBStore(ConditionalStore):
     """
     Keep records in the DynamoDB table *table*, given by its name or its ARN.
 
@@ -193,7 +198,9 @@ class DynamoDBStore(CompareStore):
         """Read and change an item that is not there, so that missing rights show now."""
         try:
             await self._table.read([_PROBE])
-            await self._table.change([Change(_PROBE, Cell(None, b"never"), _NOTHING)])
+            await self._table.change(
+                [RecordChange(_PROBE, VersionedRecord(None, b"never"), _NOTHING)]
+            )
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -312,8 +319,8 @@ class DynamoDBStore(CompareStore):
     # --- all records ---------------------------------------------------------------------
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
-        cells, following = await self._table.scan(place, limit)
-        return [cell.record for cell in cells if cell.record is not None], following
+        entries, following = await self._table.scan(place, limit)
+        return [entry.record for entry in entries if entry.record is not None], following
 
     async def purge(self, limit: int = 1000) -> int:
         """
@@ -330,20 +337,20 @@ class DynamoDBStore(CompareStore):
         while self._looks > 0 and gone < limit:
             page = min(self._looks, _PAGE)
             # What has changed since is not removed, so a cheaper look is enough.
-            cells, self._hand = await self._table.scan(self._hand, page, consistent=False)
-            gone += await self._remove(cells)
-            self._looks = self._looks - len(cells) if self._hand else 0  # once round is enough
+            entries, self._hand = await self._table.scan(self._hand, page, consistent=False)
+            gone += await self._remove(entries)
+            self._looks = self._looks - len(entries) if self._hand else 0  # once round is enough
         return gone
 
-    async def _remove(self, cells: Sequence[Cell]) -> int:
+    async def _remove(self, entries: Sequence[VersionedRecord]) -> int:
         now = self._table.now_ms()
         past = [
-            Change(cell.record.key, cell, None)
-            for cell in cells
-            if cell.record is not None and cell.record.keep_until_ms + self._margin_ms <= now
+            RecordChange(entry.record.key, entry, None)
+            for entry in entries
+            if entry.record is not None and entry.record.keep_until_ms + self._margin_ms <= now
         ]
         answers = await self._table.change(past)
-        return sum(isinstance(answer, Changed) for answer in answers)
+        return sum(isinstance(answer, RecordChanged) for answer in answers)
 
     # --- making the table ----------------------------------------------------------------
 

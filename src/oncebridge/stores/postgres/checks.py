@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 import asyncpg
-from msgspec import Struct
 
 from oncebridge.base.secrets import masked
 from oncebridge.errors import ConfigError
+from oncebridge.stores.faults import ServerFault
 from oncebridge.stores.postgres.pool import Link, Pool
 from oncebridge.stores.postgres.schema import Layout, quoted
 
@@ -43,43 +43,31 @@ SELECT to_regclass($1) IS NOT NULL AS has_versions,
 _log = logging.getLogger("oncebridge")
 
 
-class Fault(Struct, frozen=True):
-    """Why a server or a table will not do."""
-
-    code: str
-    seen: str
-    remedy: str = ""
-    mark: str = "; "
-    """What stands between the two."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.seen}{self.mark}{self.remedy}" if self.remedy else self.seen
-
-
-async def look_at_server(link: Link) -> Any:
+async def read_server(link: Link) -> Any:
     """Ask for the settings that count."""
     (found,) = await link.fetch(_SERVER)
     return found
 
 
-def server_faults(found: Any) -> Iterator[Fault]:
+def server_faults(found: Any) -> Iterator[ServerFault]:
     """List why a server would take no writes, or say yes and forget them."""
     if found["version"] < _OLDEST:
         seen = f"the server is PostgreSQL {found['version_name']}"
-        yield Fault("version", seen, "14 or later is needed")
+        yield ServerFault("version", seen, "14 or later is needed")
     if found["is_standby"]:
-        yield Fault(
+        yield ServerFault(
             "standby",
             "the server is a standby and takes no writes",
             "name the primary, or several hosts (postgresql://…@HOST,HOST/…) of which the primary "
             "is found",
         )
     elif found["read_only"] == "on":
-        yield Fault("read-only", "the server takes no writes (default_transaction_read_only is on)")
+        yield ServerFault(
+            "read-only", "the server takes no writes (default_transaction_read_only is on)"
+        )
     role = quoted(found["role"])
     if found["isolation"] != "read committed":
-        yield Fault(
+        yield ServerFault(
             "isolation",
             f"transactions begin as {found['isolation']!r}, and have to see what others commit "
             "meanwhile",
@@ -87,7 +75,7 @@ def server_faults(found: Any) -> Iterator[Fault]:
             ": ",
         )
     if found["synchronous_commit"] == "off":
-        yield Fault(
+        yield ServerFault(
             "synchronous-commit",
             "synchronous_commit is off, so a crash of the server would forget what it has "
             "confirmed",
@@ -98,7 +86,7 @@ def server_faults(found: Any) -> Iterator[Fault]:
 
 async def check_server(link: Link, pool: Pool) -> Any:
     """Refuse a server that would take no writes, or say yes and forget them; tell its settings."""
-    found = await look_at_server(link)
+    found = await read_server(link)
     for fault in server_faults(found):
         raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
     if found["fsync"] == "off":
@@ -107,26 +95,26 @@ async def check_server(link: Link, pool: Pool) -> Any:
     return found
 
 
-async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[Fault]:
+async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[ServerFault]:
     """List why tables cannot be used: of another layout, emptied by a crash, or not for us."""
     found, version = await _look(link, pool, layout)
     shown = layout.shown
     if version is None or not found["persistence"]:
-        return [Fault("table", f"there is no table {shown}", _REMEDY)]
+        return [ServerFault("table", f"there is no table {shown}", _REMEDY)]
     faults = []
     if version > layout.version:
         seen = f"{shown} has layout {version}, of a newer oncebridge"
-        return [Fault("table-newer", seen, f"this one knows {layout.version}")]
+        return [ServerFault("table-newer", seen, f"this one knows {layout.version}")]
     if version < layout.version or found["functions"]:
         seen = f"{shown} has layout {version}, and this oncebridge needs all of {layout.version}"
-        faults.append(Fault("table", seen, _REMEDY))
+        faults.append(ServerFault("table", seen, _REMEDY))
     if found["rights"]:
         missing, role = ", ".join(found["rights"]), quoted(found["role"])
         grant = f"GRANT {missing} ON {layout.named()} TO {role}"
-        faults.append(Fault("rights", "a right is missing", grant, ": "))
+        faults.append(ServerFault("rights", "a right is missing", grant, ": "))
     if found["persistence"] != "p":
         faults.append(
-            Fault(
+            ServerFault(
                 "unlogged",
                 f"{shown} is not logged, and a crash of the server would empty it",
                 f"ALTER TABLE {layout.named()} SET LOGGED",

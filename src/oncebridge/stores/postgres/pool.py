@@ -28,8 +28,8 @@ _T = TypeVar("_T")
 _IDLE_S = 120.0  # firewalls forget a quiet connection after a few minutes
 _LIFE_S = 1800.0  # a server's process grows with age, and names move to other hosts
 _CLOSE_S = 2.0
-_AGAIN: Final = 3  # times, where transactions stood in each other's way
-_IN_THE_WAY = frozenset({"40001", "40P01"})
+_RETRIES: Final = 3  # times, where transactions stood in each other's way
+_RETRYABLE = frozenset({"40001", "40P01"})
 _OUTDATED = frozenset({"26000", "42P05"})
 _READ_ONLY = "25006"
 
@@ -56,7 +56,7 @@ class NotConnected(OncebridgeError):
     """There is no connection; nothing was sent."""
 
 
-class Refused(NotConnected):
+class AccessRefused(NotConnected):
     """The server does not let us in; somebody has to put that right."""
 
 
@@ -67,7 +67,7 @@ class NoReply(OncebridgeError):
 class _Stage:
     """How far a call has come."""
 
-    told = "all connections were in use, and none came free"
+    missing = "all connections were in use, and none came free"
     is_sent = False
 
 
@@ -153,7 +153,7 @@ class Pool:
         Work that is *repeatable* is also done again if the connection turns out to have died
         since it was last used. What the server says against it is raised as it is.
         """
-        self._come_home()
+        self._use_running_loop()
         seconds = within.total_seconds() if within else self._timeout_s
         stage = _Stage()
         try:
@@ -161,34 +161,34 @@ class Pool:
                 link = self._idle_link()
                 if link is not None:
                     try:
-                        return await self._patiently(link, work, stage)
+                        return await self._run_with_retries(link, work, stage)
                     except NoReply:
                         if not repeatable:
                             raise
                     stage.is_sent = False
-                return await self._patiently(None, work, stage)
+                return await self._run_with_retries(None, work, stage)
         except TimeoutError:
-            what = f"{self.address.shown!r}: {stage.told} within {seconds:g}s"
+            what = f"{self.address.shown!r}: {stage.missing} within {seconds:g}s"
             raise (NoReply if stage.is_sent else NotConnected)(what) from None
 
-    async def _patiently(
+    async def _run_with_retries(
         self, link: Link | None, work: Callable[[Link], Awaitable[_T]], stage: "_Stage"
     ) -> _T:
-        for left in range(_AGAIN, -1, -1):
+        for left in range(_RETRIES, -1, -1):
             if link is None:
-                stage.told = "no connection"
+                stage.missing = "no connection"
                 link = await self._connect()
-            stage.told, stage.is_sent = "no answer", True
+            stage.missing, stage.is_sent = "no answer", True
             try:
-                return await self._on(link, work)
+                return await self._run_on(link, work)
             except asyncpg.PostgresError as error:
-                if error.sqlstate not in _IN_THE_WAY or not left:
+                if error.sqlstate not in _RETRYABLE or not left:
                     raise
             stage.is_sent = False
             link = self._idle_link()
         raise AssertionError  # the last time returns or raises
 
-    async def _on(self, link: Link, work: Callable[[Link], Awaitable[_T]]) -> _T:
+    async def _run_on(self, link: Link, work: Callable[[Link], Awaitable[_T]]) -> _T:
         try:
             done = await work(link)
         except asyncpg.PostgresError as error:
@@ -196,14 +196,14 @@ class Pool:
                 self._drop_idle()
             is_outdated = _is_outdated(error)
             self._settle(link, is_outdated or error.sqlstate == _READ_ONLY)
-            if is_outdated or _is_loss(error):
-                raise NoReply(f"{self.address.shown!r}: {_told(error)}") from error
+            if is_outdated or _is_connection_loss(error):
+                raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
             raise
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             self._settle(link, True)
             if isinstance(error, ValueError):  # an argument that the driver cannot write
                 raise
-            raise NoReply(f"{self.address.shown!r}: {_told(error)}") from error
+            raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
         except BaseException:
             self._settle(link, True)
             raise
@@ -216,7 +216,7 @@ class Pool:
         if connection.is_closed():
             connection.terminate()
         elif is_spent or self.is_closed or connection.is_in_transaction():
-            self._let_go(link)
+            self._close_later(link)
         else:
             link.used_s = asyncio.get_running_loop().time()
             self._idle.append(link)
@@ -227,14 +227,14 @@ class Pool:
             link = self._idle.pop()
             if link.is_good(now_s):
                 return link
-            self._let_go(link)
+            self._close_later(link)
         return None
 
     def _drop_idle(self) -> None:
         while self._idle:
-            self._let_go(self._idle.pop())
+            self._close_later(self._idle.pop())
 
-    def _let_go(self, link: Link) -> None:
+    def _close_later(self, link: Link) -> None:
         """
         Close a connection behind everybody's back.
 
@@ -244,7 +244,7 @@ class Pool:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def _come_home(self) -> None:
+    def _use_running_loop(self) -> None:
         """Start anew on another loop: connections cannot leave the one they were made on."""
         if self.is_closed:
             raise NotConnected(f"{self.address.shown!r}: has been closed")
@@ -270,7 +270,7 @@ class Pool:
                 is_good = True
                 return link
             except NotConnected as error:
-                why = error if why is None or isinstance(error, Refused) else why
+                why = error if why is None or isinstance(error, AccessRefused) else why
             finally:
                 if not is_good:
                     self._hosts.remove(host)
@@ -298,16 +298,18 @@ class Pool:
         except asyncpg.ClientConfigurationError as error:
             raise ConfigError("", f"{what}{error}") from None
         except ssl.SSLCertVerificationError as error:
-            raise Refused(f"{what}its certificate: {error.verify_message}") from error
+            raise AccessRefused(f"{what}its certificate: {error.verify_message}") from error
         except TimeoutError:
             raise NotConnected(f"{what}no connection within {self._connect_s:g}s") from None
         except asyncpg.PostgresError as error:
             is_shut = (error.sqlstate or "")[:2] in ("28", "3D", "42")
-            raise (Refused if is_shut else NotConnected)(f"{what}{_told(error)}") from error
+            raise (AccessRefused if is_shut else NotConnected)(
+                f"{what}{_error_text(error)}"
+            ) from error
         except UnicodeError:
-            raise Refused(f"{what}that is no name of a host") from None
+            raise AccessRefused(f"{what}that is no name of a host") from None
         except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            raise NotConnected(f"{what}{_told(error)}") from error
+            raise NotConnected(f"{what}{_error_text(error)}") from error
         settings: Any = connection.get_settings()
         with suppress(AttributeError, TypeError):  # then it writes them itself, and slower
             settings.add_python_codec(*_BYTEA_ARRAY, arrays.written, arrays.read, "binary")
@@ -337,13 +339,13 @@ def _is_outdated(error: asyncpg.PostgresError) -> bool:
     return error.sqlstate in _OUTDATED or isinstance(error, asyncpg.InvalidCachedStatementError)
 
 
-def _is_loss(error: asyncpg.PostgresError) -> bool:
+def _is_connection_loss(error: asyncpg.PostgresError) -> bool:
     """Return whether the connection ended, so that nobody knows what came of the statement."""
     state = error.sqlstate or ""
     return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "40003")
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     state = getattr(error, "sqlstate", None)
     text = str(error) or type(error).__name__
     return f"{text} ({state})" if state else text

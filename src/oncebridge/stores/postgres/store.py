@@ -55,7 +55,7 @@ from oncebridge.stores.postgres.arrays import (
     whole_keys,
 )
 from oncebridge.stores.postgres.checks import check_server, check_table, migrate
-from oncebridge.stores.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
+from oncebridge.stores.postgres.pool import AccessRefused, Link, NoReply, NotConnected, Pool
 from oncebridge.stores.postgres.schema import Layout, checked_names, choose
 from oncebridge.stores.postgres.writers import Settling
 
@@ -520,7 +520,7 @@ async def _opened(work: Callable[[], Awaitable[_T]]) -> _T:
     """Do what is done before use: what a human has to change is a `ConfigError`."""
     try:
         return await work()
-    except Refused as error:
+    except AccessRefused as error:
         raise ConfigError("", str(error)) from error
     except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise _translated(error) from error
@@ -528,7 +528,7 @@ async def _opened(work: Callable[[], Awaitable[_T]]) -> _T:
 
 def _translated(error: Exception) -> StoreError:
     """Say whether it is worth trying again."""
-    if isinstance(error, Refused):
+    if isinstance(error, AccessRefused):
         return StoreError(str(error))
     if isinstance(error, NotConnected | NoReply):
         return StoreUnavailable(str(error))

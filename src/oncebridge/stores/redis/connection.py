@@ -10,6 +10,7 @@ all who wait for it hear `StoreUnavailable`.
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import re
@@ -23,20 +24,21 @@ from typing import Any, Final, cast
 from hiredis import HiredisError, Reader, ReplyError, pack_command
 from msgspec import Struct
 
-from oncebridge.errors import StoreError, StoreUnavailable
+from oncebridge.base.secrets import Secret
+from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 
 _log = logging.getLogger("oncebridge")
 
-Address = tuple[str, int] | str
+ServerAddress = tuple[str, int] | str
 """A host and a port, or the path of a socket."""
 
-Words = tuple[bytes | int, ...]
+Command = tuple[bytes | int, ...]
 """A command."""
 
-Login = Callable[[bool], Awaitable[Words]]
+Login = Callable[[bool], Awaitable[Command]]
 """Returns the command to log in with, and is told whether the last one was refused."""
 
-_pack = cast("Callable[[Words], bytes]", pack_command)  # its stub knows of one word only
+_pack = cast("Callable[[Command], bytes]", pack_command)  # its stub knows of one word only
 _NOTHING: Final = object()
 _LOOK_AFTER_S: Final = 0.5
 """A connection that rested for longer is looked at before it is used."""
@@ -52,33 +54,33 @@ _PASSING = re.compile(
 )
 
 
-class Unfit(StoreError):
+class UnusableServer(StoreError):
     """The server is there, but somebody has to change something before it can be used."""
 
 
-class WrongPassword(Unfit):
+class WrongPassword(UnusableServer):
     """The server knows no such user, or another password."""
 
 
-class Nonsense(StoreUnavailable):
+class InvalidReply(StoreUnavailable):
     """What came is no answer to what was asked: a stranger, or somebody in between."""
 
     def __init__(self) -> None:
         super().__init__("Redis: the answer makes no sense; is this a Redis server?")
 
 
-class NotThePrimary(StoreUnavailable):
+class NotPrimary(StoreUnavailable):
     """A replica answered where the primary was expected; it may become one."""
 
 
-def failure(error: ReplyError) -> StoreError:
+def error_of(error: ReplyError) -> StoreError:
     """Return what a server's refusal means for the caller."""
     text = _text(error)
     passing = _PASSING.search(text)
     if passing is None:
         return StoreError(f"Redis refuses: {text}")
     if passing[1] == "READONLY":
-        return NotThePrimary("Redis refuses: READONLY, the server is a replica now")
+        return NotPrimary("Redis refuses: READONLY, the server is a replica now")
     return StoreUnavailable(f"Redis refuses: {text[passing.start() :]}")
 
 
@@ -87,7 +89,7 @@ def _text(error: ReplyError) -> str:
     return str(error).partition(", with args")[0][:300]
 
 
-def shown(address: Address) -> str:
+def address_text(address: ServerAddress) -> str:
     """Write an address for people."""
     if isinstance(address, str):
         return address
@@ -110,7 +112,9 @@ class _Request:
 class Connection(asyncio.Protocol):
     """One connection to the server at *address*."""
 
-    def __init__(self, address: Address, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, address: ServerAddress, timeout_s: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.address = address
         self.closed: asyncio.Future[None] = loop.create_future()
         self._timeout_s = timeout_s
@@ -141,9 +145,9 @@ class Connection(asyncio.Protocol):
         look.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return rested_s > _REST_S or bool(look.poll(0))
 
-    def ask(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
+    def ask(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send *commands*; their answers come together. Refusals are among them, as values."""
-        data = b"".join([_pack(words) for words in commands])  # whole, before anything is noted
+        data = b"".join([_pack(command) for command in commands])  # whole, before anything is noted
         waiter: asyncio.Future[list[Any]] = self._loop.create_future()
         if not commands:
             waiter.set_result([])  # no answer would ever come
@@ -154,7 +158,7 @@ class Connection(asyncio.Protocol):
         now = self._loop.time()
         self._under_way.append(_Request(len(commands), waiter, now))
         if self._watch is None:
-            self._watch = self._loop.call_at(now + self._timeout_s, self._look_at_the_clock)
+            self._watch = self._loop.call_at(now + self._timeout_s, self._check_timeout)
         self._transport.write(data)
         return waiter
 
@@ -192,13 +196,13 @@ class Connection(asyncio.Protocol):
 
     # --- the end ------------------------------------------------------------------------
 
-    def _look_at_the_clock(self) -> None:
+    def _check_timeout(self) -> None:
         self._watch = None
         if not self._under_way:
             return
         due = self._under_way[0].sent + self._timeout_s
         if self._loop.time() < due:
-            self._watch = self._loop.call_at(due, self._look_at_the_clock)
+            self._watch = self._loop.call_at(due, self._check_timeout)
         else:
             self.abort(f"no answer within {self._timeout_s:g} s")
 
@@ -212,7 +216,7 @@ class Connection(asyncio.Protocol):
                 waiter.set_exception(self._unavailable(reason))
 
     def _unavailable(self, reason: str) -> StoreUnavailable:
-        return StoreUnavailable(f"Redis at {shown(self.address)}: {reason}")
+        return StoreUnavailable(f"Redis at {address_text(self.address)}: {reason}")
 
 
 class Dialer(Struct, frozen=True):
@@ -226,10 +230,10 @@ class Dialer(Struct, frozen=True):
     db: int = 0
     tls: Callable[[], ssl.SSLContext] | None = None
     tls_name: str | None = None
-    check: Callable[[dict[str, str], Address], None] | None = None
+    check: Callable[[dict[str, str], ServerAddress], None] | None = None
     """Looks at what the server says about itself, and raises if that will not do."""
 
-    async def connect(self, address: Address) -> Connection:
+    async def connect(self, address: ServerAddress) -> Connection:
         """Connect, log in, and look at what is there."""
         connection: Connection | None = None
         problem: StoreError
@@ -241,14 +245,14 @@ class Dialer(Struct, frozen=True):
                 return connection
         except TimeoutError:
             problem = StoreUnavailable(
-                f"Redis at {shown(address)}: no connection within {self.connect_timeout_s:g} s"
+                f"Redis at {address_text(address)}: no connection within {self.connect_timeout_s:g} s"
             )
         except ssl.SSLCertVerificationError as error:
-            problem = Unfit(f"Redis at {shown(address)}: {reason_of(error)}")
+            problem = UnusableServer(f"Redis at {address_text(address)}: {reason_of(error)}")
         except UnicodeError:
-            problem = Unfit(f"Redis at {shown(address)}: that is no name of a host")
+            problem = UnusableServer(f"Redis at {address_text(address)}: that is no name of a host")
         except OSError as error:
-            problem = StoreUnavailable(f"Redis at {shown(address)}: {reason_of(error)}")
+            problem = StoreUnavailable(f"Redis at {address_text(address)}: {reason_of(error)}")
         except BaseException:
             if connection is not None:
                 connection.abort()
@@ -257,7 +261,7 @@ class Dialer(Struct, frozen=True):
             connection.abort()
         raise problem
 
-    async def _reach(self, address: Address) -> Connection:
+    async def _reach(self, address: ServerAddress) -> Connection:
         loop = asyncio.get_running_loop()
 
         def made() -> Connection:
@@ -283,29 +287,29 @@ class Dialer(Struct, frozen=True):
         if self.login is None:
             await self._introduce(connection, [])
             return
-        words = await self.login(False)
+        command = await self.login(False)
         try:
-            await self._introduce(connection, [words])
+            await self._introduce(connection, [command])
         except WrongPassword:
             again = await self.login(True)
-            if again == words:
+            if again == command:
                 raise
             await self._introduce(connection, [again])  # the password was changed just now
 
-    async def _introduce(self, connection: Connection, commands: list[Words]) -> None:
+    async def _introduce(self, connection: Connection, commands: list[Command]) -> None:
         if self.db:
             commands.append((b"SELECT", self.db))
         if self.check is not None:
             commands.append((b"INFO",))
         if not commands:
             return
-        for words, answer in zip(commands, await connection.ask(commands), strict=True):
+        for command, answer in zip(commands, await connection.ask(commands), strict=True):
             if isinstance(answer, ReplyError):
-                raise _refused(words, answer, connection.address)
-            if not isinstance(answer, bytes) or (words != (b"INFO",) and answer != b"OK"):
-                raise Nonsense
+                raise _refused(command, answer, connection.address)
+            if not isinstance(answer, bytes) or (command != (b"INFO",) and answer != b"OK"):
+                raise InvalidReply
         if self.check is not None:
-            self.check(info_of(answer), connection.address)
+            self.check(parse_info(answer), connection.address)
 
     def _prolong(self, connection: Connection) -> None:
         """Log in again now and then, for as long as the connection is open."""
@@ -323,31 +327,31 @@ class Dialer(Struct, frozen=True):
             wait_s = every_s
             try:
                 async with asyncio.timeout(self.connect_timeout_s):
-                    words = await login(is_refused)
-                    (answer,) = await connection.ask([words])
+                    command = await login(is_refused)
+                    (answer,) = await connection.ask([command])
                 if isinstance(answer, ReplyError):
-                    raise _refused(words, answer, connection.address)
+                    raise _refused(command, answer, connection.address)
                 if answer != b"OK":
-                    raise Nonsense
+                    raise InvalidReply
                 is_refused = False
             except (StoreError, TimeoutError) as error:
                 # What was allowed so far still is, until the server ends it.
                 wait_s = min(every_s, _LOGIN_AGAIN_AFTER_S)
                 is_refused = isinstance(error, WrongPassword)
-                server, why = shown(connection.address), str(error) or type(error).__name__
+                server, why = address_text(connection.address), str(error) or type(error).__name__
                 _log.warning("oncebridge.redis_login_failed", extra={"server": server, "why": why})
 
 
-def _refused(words: Words, error: ReplyError, address: Address) -> StoreError:
-    problem = failure(error)
+def _refused(command: Command, error: ReplyError, address: ServerAddress) -> StoreError:
+    problem = error_of(error)
     if isinstance(problem, StoreUnavailable):
         return problem
-    what = cast("bytes", words[0]).decode()
-    kind = WrongPassword if _text(error).startswith("WRONGPASS") else Unfit
-    return kind(f"Redis at {shown(address)} refuses {what}: {_text(error)}")
+    what = cast("bytes", command[0]).decode()
+    kind = WrongPassword if _text(error).startswith("WRONGPASS") else UnusableServer
+    return kind(f"Redis at {address_text(address)} refuses {what}: {_text(error)}")
 
 
-def info_of(text: bytes) -> dict[str, str]:
+def parse_info(text: bytes) -> dict[str, str]:
     """Read what a server says about itself: `NAME:VALUE`, one on each line."""
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
@@ -368,7 +372,7 @@ class Node:
         self._open_from = 0.0
         self._is_closed = False
 
-    def ask(self, commands: Sequence[Words]) -> Awaitable[list[Any]]:
+    def ask(self, commands: Sequence[Command]) -> Awaitable[list[Any]]:
         """Send *commands* in one go; refusals are among the answers, as values."""
         connection = self._least_busy()
         if connection is None:
@@ -377,7 +381,7 @@ class Node:
             self._open_another()
         return connection.ask(commands)
 
-    async def _ask_first(self, commands: Sequence[Words]) -> list[Any]:
+    async def _ask_first(self, commands: Sequence[Command]) -> list[Any]:
         return await (await self._first()).ask(commands)
 
     def drop(self) -> None:
@@ -414,7 +418,7 @@ class Node:
 
     async def _first(self) -> Connection:
         # All who wait share one attempt: one after the other, they would wait ever longer.
-        await joined(self._open_another())
+        await wait_for_shared(self._open_another())
         connection = self._least_busy()
         if connection is None:
             raise StoreUnavailable("Redis: connection closed")
@@ -436,12 +440,12 @@ class Node:
 
     def _opened(self, task: asyncio.Task[None]) -> None:
         self._opening = None
-        # Whoever waits has heard of a failure; perhaps nobody does.
+        # Whoever waits has heard of a error_of; perhaps nobody does.
         if not task.cancelled() and task.exception() is not None:
             self._open_from = asyncio.get_running_loop().time() + _TRY_ANOTHER_AFTER_S
 
 
-async def joined(task: asyncio.Task[None]) -> None:
+async def wait_for_shared(task: asyncio.Task[None]) -> None:
     """Wait for a task that others wait for too: neither cancels the other."""
     try:
         await asyncio.shield(task)
@@ -453,7 +457,7 @@ async def joined(task: asyncio.Task[None]) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Say what failed in words of our own or the system's."""
+    """Say what failed in command of our own or the system's."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"certificate verify failed: {error.verify_message}"
@@ -465,3 +469,56 @@ def reason_of(error: Exception) -> str:
             return os.strerror(number).lower()
         case _:
             return str(error) or type(error).__name__
+
+
+# --- logging in ---------------------------------------------------------------------------
+
+Credentials = Callable[[], tuple[str, str] | Awaitable[tuple[str, str]]]
+"""
+Returns a user and a password; an empty user is the default one.
+
+An `async` function is called on the loop, a plain one in a thread, so that it may block.
+"""
+
+
+def fixed_login(user: str, password: Secret | None) -> Login | None:
+    """Return a login that never changes; None without a password."""
+    if password is None:
+        return None
+    command = _auth(user, password.reveal())
+
+    async def login(_: bool) -> Command:  # noqa: FBT001 - a `Login`
+        return command
+
+    return login
+
+
+def login_with(credentials: Credentials, again: Credentials | None = None) -> Login:
+    """Return a login that requests *credentials* each time, or *again* after a refusal."""
+
+    async def login(is_refused: bool) -> Command:  # noqa: FBT001 - a `Login`
+        ask = again if again is not None and is_refused else credentials
+        try:
+            told = ask() if inspect.iscoroutinefunction(ask) else await asyncio.to_thread(ask)
+            match await told if inspect.isawaitable(told) else told:
+                case (str(user), str(password)) if password:
+                    return _auth(user, password)
+        except StoreError:
+            raise
+        except ConfigError as error:
+            raise UnusableServer(f"no credentials for Redis: {error.message}") from error
+        except OncebridgeError as error:
+            raise StoreUnavailable(f"no credentials for Redis: {error}") from error
+        except Exception as error:
+            name = type(error).__name__
+            raise StoreUnavailable(f"no credentials for Redis: {name} was raised") from error
+        raise UnusableServer(
+            "no credentials for Redis: a user and a password must be returned, as texts"
+        )
+
+    return login
+
+
+def _auth(user: str, password: str) -> Command:
+    given = [text.encode(errors="surrogateescape") for text in (user, password) if text]
+    return (b"AUTH", *given)

@@ -8,7 +8,7 @@
 -- and how. There ARGV[2] are all terms that occur, one after the other, ARGV[3] is a byte for
 -- each name that tells which of them it has (from 1), and ARGV[n + 3] is what is its own.
 --
--- A script is the part "every" followed by its own; `redis_scripts.py` puts them together,
+-- A script is the part "every" followed by its own; `scripts.py` puts them together,
 -- writes what is asked and reads the answers. A record is kept as one string, its numbers with
 -- the highest byte first:
 --

@@ -62,7 +62,7 @@ class Script(Struct, frozen=True):
 
 
 @cache
-def scripts() -> dict[str, Script]:
+def read_scripts() -> dict[str, Script]:
     """Read all scripts, by the name of their operation."""
     text = files(__package__).joinpath("records.lua").read_text("utf-8")
     _, *parts = re.split(r"(?m)^--# (\w+)$", text)
@@ -83,7 +83,7 @@ def _without_comments(source: str) -> str:
 # --- what is asked ----------------------------------------------------------------------
 
 
-def asked_wants(wants: Sequence[Want]) -> list[bytes]:
+def encode_wants(wants: Sequence[Want]) -> list[bytes]:
     """Say what is wanted: all terms, which of them each part has, and what is its own."""
     terms: dict[tuple[int, ...], int] = {}
     which = bytearray()
@@ -92,7 +92,7 @@ def asked_wants(wants: Sequence[Want]) -> list[bytes]:
         token, generation = want.token or _NOBODY, want.generation
         if len(token) != 16 or len(generation) != 16:
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
-        is_short, memo = _short(want.memo)
+        is_short, memo = _shorten_memo(want.memo)
         lease_ms, keep_ms, count, first = (
             want.lease_ms,
             want.keep_ms,
@@ -107,7 +107,7 @@ def asked_wants(wants: Sequence[Want]) -> list[bytes]:
     return [b"".join([_WANT(*said) for said in terms]), bytes(which), *own]
 
 
-def asked_commits(commits: Sequence[Commit]) -> list[bytes]:
+def encode_commits(commits: Sequence[Commit]) -> list[bytes]:
     """Say what is committed: all terms, which of them each has, and what is its own."""
     terms: dict[tuple[int, ...], int] = {}
     which = bytearray()
@@ -120,7 +120,7 @@ def asked_commits(commits: Sequence[Commit]) -> list[bytes]:
     return [b"".join([_COMMIT(*said) for said in terms]), bytes(which), *own]
 
 
-def asked_release(release: Release) -> bytes:
+def encode_release(release: Release) -> bytes:
     how, memo = _new_memo(release.memo)
     return (
         _RELEASE(release.delay_ms, release.keep_ms, release.unsent, how)
@@ -129,12 +129,12 @@ def asked_release(release: Release) -> bytes:
     )
 
 
-def asked_extension(extension: Extension) -> bytes:
+def encode_extension(extension: Extension) -> bytes:
     return _EXTENSION(extension.lease_ms) + _sixteen(extension.token)
 
 
-def asked_memory(memory: Memory) -> bytes:
-    is_short, memo = _short(memory.memo)
+def encode_memory(memory: Memory) -> bytes:
+    is_short, memo = _shorten_memo(memory.memo)
     form, field = _hash_field(memory.hash)
     return (
         _MEMORY(memory.window_ms, memory.fate, is_short, form)
@@ -144,16 +144,16 @@ def asked_memory(memory: Memory) -> bytes:
     )
 
 
-def asked_load(record: Record) -> bytes:
-    return _LOAD(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + written(record)
+def encode_load(record: Record) -> bytes:
+    return _LOAD(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + encode_record(record)
 
 
-def asked_swap(expected: bytes, value: bytes, keep_until_ms: int) -> bytes:
+def encode_swap(expected: bytes, value: bytes, keep_until_ms: int) -> bytes:
     """Ask to write *value* (empty: nothing) if *expected* (empty: nothing) stands there."""
     return _SWAP(1 if value else 0, keep_until_ms, 0, 0, len(expected)) + expected + value
 
 
-def asked_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
+def encode_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
     """Ask to write *value*, with a lease from now on, if nothing stands there."""
     return _SWAP(2, 0, lease_ms, keep_ms, 0) + value
 
@@ -166,7 +166,7 @@ def _sixteen(name: bytes) -> bytes:
 def _new_memo(memo: bytes | None) -> tuple[int, bytes]:
     if memo is None:
         return 0, b""
-    is_short, text = _short(memo)
+    is_short, text = _shorten_memo(memo)
     return 1 + is_short, text
 
 
@@ -181,9 +181,9 @@ def _hash_field(content: bytes) -> tuple[int, bytes]:
 # --- records ----------------------------------------------------------------------------
 
 
-def written(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:
     """Write *record* as the scripts do."""
-    is_short, memo = _short(record.memo)
+    is_short, memo = _shorten_memo(record.memo)
     form, field = _hash_field(record.hash)
     until = _within(record.until_ms, LATEST_MS)
     if record.fate is None:
@@ -208,13 +208,13 @@ def written(record: Record) -> bytes:
     )
 
 
-def record_of(key: bytes, value: bytes) -> Record:
+def decode_record(key: bytes, value: bytes) -> Record:
     """Read a record as the scripts write it."""
     try:
         return _read(key, value)
     except (IndexError, TypeError, ValueError) as error:
         raise StoreError(
-            "a record cannot be read; was it written by a newer version, or by something else?"
+            "a record cannot be read; was it encode_record by a newer version, or by something else?"
         ) from error
 
 
@@ -245,7 +245,7 @@ def _content_and_memo(value: bytes, at: int, form: int, *, is_short: int) -> tup
     if form == 2:
         size, at = int.from_bytes(value[at : at + 2], "big"), at + 2
     memo = value[at + size :]
-    return value[at : at + size], _long(memo) if is_short else memo
+    return value[at : at + size], _restore_memo(memo) if is_short else memo
 
 
 def _within(number: int, most: int) -> int:
@@ -262,7 +262,7 @@ _SHAPE = bytes.maketrans(b"h" + _HEX, b"x" + b"h" * 16)
 _UUID = b"hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh"
 
 
-def _short(memo: bytes) -> tuple[int, bytes]:
+def _shorten_memo(memo: bytes) -> tuple[int, bytes]:
     """Shorten *memo* if it can be; tell whether (1 or 0), and what is kept."""
     if (
         memo[:2] == b'["'
@@ -274,7 +274,7 @@ def _short(memo: bytes) -> tuple[int, bytes]:
     return 0, memo
 
 
-def _long(kept: bytes) -> bytes:
+def _restore_memo(kept: bytes) -> bytes:
     name = hexlify(kept[:16])
     return b'["%b-%b-%b-%b-%b",%b]' % (
         name[:8],
@@ -299,11 +299,11 @@ def claim_answer(want: Want, said: Any, now_ms: int) -> ClaimAnswer:
         held = tuple([Held(p.key, want.generation, 1, want.memo) for p in parts])
         return Claim(want.token, held, now_ms)
     if isinstance(said, list):
-        records = [record_of(p.key, v) for p, v in zip(want.parts, said, strict=True)]
+        records = [decode_record(p.key, v) for p, v in zip(want.parts, said, strict=True)]
         held = tuple([Held(r.key, r.generation, r.attempts, r.memo) for r in records])
         return Claim(want.token, held, now_ms)
     part: Part = want.parts[said[1] - 1]
-    return _REFUSALS[said[0]](record_of(part.key, said[2:]), now_ms)
+    return _REFUSALS[said[0]](decode_record(part.key, said[2:]), now_ms)
 
 
 def _duplicate(record: Record, _: int) -> ClaimAnswer:

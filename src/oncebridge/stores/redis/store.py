@@ -16,7 +16,7 @@ blocked for longer than about a millisecond. Redis removes records by itself; it
 them (`maxmemory-policy noeviction`), as an evicted record is a duplicate let through.
 
 In a cluster, the parts of one claim may live on different servers. Such claims are made in
-turn, and undone where one part fails (`redis_tiers.py`).
+turn, and undone where one part fails (`cluster_claims.py`).
 """
 
 import asyncio
@@ -47,34 +47,36 @@ from oncebridge.stores.api import (
     Reply,
     Want,
 )
-from oncebridge.stores.conditional import CompareStore
+from oncebridge.stores.conditional import ConditionalStore
 from oncebridge.stores.redis import scripts
 from oncebridge.stores.redis.address import RedisAddress
 from oncebridge.stores.redis.checks import doubts, faults
+from oncebridge.stores.redis.cluster_claims import ClusterBackend
 from oncebridge.stores.redis.connection import (
-    Address,
+    Command,
+    Credentials,
     Dialer,
+    InvalidReply,
     Login,
-    Nonsense,
-    NotThePrimary,
-    Unfit,
-    Words,
-    info_of,
-    shown,
+    NotPrimary,
+    ServerAddress,
+    UnusableServer,
+    address_text,
+    fixed_login,
+    login_with,
+    parse_info,
 )
-from oncebridge.stores.redis.login import Credentials, asked, fixed
 from oncebridge.stores.redis.options import RedisOptions, check, tls_context
 from oncebridge.stores.redis.servers import (
-    Ask,
     Cluster,
-    Copies,
-    Moving,
     OneServer,
+    RedisRequest,
+    ReplicaWait,
     Sentinels,
     Servers,
-    TooFewCopies,
+    SlotMoving,
+    TooFewReplicas,
 )
-from oncebridge.stores.redis.tiers import RedisCells
 
 _log = logging.getLogger("oncebridge")
 
@@ -88,7 +90,7 @@ _CHUNK: Final = 200
 """Records per script: one takes the server about 3 µs, so others wait for 0.6 ms at most."""
 _FAULTS: Final[Mapping[str, type[StoreError]]] = {
     "loading": StoreUnavailable,
-    "replica": NotThePrimary,
+    "replica": NotPrimary,
 }
 """What passes by itself; whatever else is wrong, somebody has to put right."""
 
@@ -134,14 +136,14 @@ class RedisStore:
         self._login_every = login_every
         self._login = self._login_of(credentials)
         self._prefix = options.prefix.encode() + b":"
-        self._scripts = scripts.scripts()
+        self._scripts = scripts.read_scripts()
         self._copies = (
-            Copies(options.wait_replicas, ms(options.wait_timeout))
+            ReplicaWait(options.wait_replicas, ms(options.wait_timeout))
             if options.wait_replicas
             else None
         )
         self._tls: ssl.SSLContext | None = None
-        self._told: set[tuple[str, Address]] = set()
+        self._told: set[tuple[str, ServerAddress]] = set()
         self._servers = self._found(self._dialer())
         self._ahead_ms: int | None = None
         """How far the server's clock is ahead of this loop's."""
@@ -167,7 +169,7 @@ class RedisStore:
         try:
             await self._servers.open(self._scripts.values())
             await self.peek([b""])  # so that missing permissions show now
-        except NotThePrimary as error:
+        except NotPrimary as error:
             if self._address.kind in ("sentinel", "cluster"):
                 raise  # a failover is under way
             raise ConfigError("", f"{error}; name the primary") from error
@@ -191,27 +193,27 @@ class RedisStore:
         return answers
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return await self._each("commit", commits, scripts.asked_commits, _COMMITS, self._copies)
+        return await self._each("commit", commits, scripts.encode_commits, _COMMITS, self._copies)
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each("release", releases, _one_by_one(scripts.asked_release), _RELEASES)
+        return await self._each("release", releases, _one_by_one(scripts.encode_release), _RELEASES)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        write = _one_by_one(scripts.asked_extension)
+        write = _one_by_one(scripts.encode_extension)
         return await self._each("extend", extensions, write, _EXTENSIONS)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        write = _one_by_one(scripts.asked_memory)
+        write = _one_by_one(scripts.encode_memory)
         return await self._each("remember", memories, write, _MEMORIES, self._copies)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        write = _one_by_one(scripts.asked_load)
+        write = _one_by_one(scripts.encode_load)
         return await self._each("load", records, write, _MEMORIES, self._copies)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         values = _all(await self._ask_about("look", keys))
         return [
-            None if value is None else scripts.record_of(key, value)
+            None if value is None else scripts.decode_record(key, value)
             for key, value in zip(keys, values, strict=True)
         ]
 
@@ -220,7 +222,7 @@ class RedisStore:
         try:
             return [_FORGOTTEN[answer] for answer in said]
         except (KeyError, TypeError):
-            raise self._nonsense() from None
+            raise self._invalid_reply() from None
 
     async def purge(self, limit: int = 1000) -> int:  # noqa: ARG002 - Redis does it by itself
         """Do nothing: Redis removes what is past keeping."""
@@ -232,12 +234,12 @@ class RedisStore:
         servers = await self._servers.places()
         server = server or servers[0]
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
-        words = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", limit)
-        match _answered(await self._servers.ask_at(server, words)):
+        command = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", limit)
+        match _answered(await self._servers.ask_server(server, command)):
             case [bytes(after), list(names)]:
                 keys = [name[len(self._prefix) :] for name in dict.fromkeys(names)]
             case _:
-                raise self._nonsense()
+                raise self._invalid_reply()
         records = [record for record in await self.peek(keys) if record is not None]
         if after != b"0":
             return records, after + b" " + server
@@ -248,12 +250,12 @@ class RedisStore:
         if self._clock is not None:
             return self._clock()
         self._check_open()
-        (answer,) = await self._servers.ask([Ask((b"TIME",))])
+        (answer,) = await self._servers.ask([RedisRequest((b"TIME",))])
         match _answered(answer):
             case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
                 now = int(seconds) * 1000 + int(micros) // 1000
             case _:
-                raise self._nonsense()
+                raise self._invalid_reply()
         self._note_time(now)
         return now
 
@@ -261,7 +263,7 @@ class RedisStore:
         """
         Return how much memory the servers use, and how many keys they have evicted, in sum.
 
-        Both are a server's, whoever else uses it. How many records are ours it cannot tell
+        Both are a server's, whoever else uses it. How many records are ours it cannot load_scripts
         without looking at every key.
         """
         self._check_open()
@@ -273,10 +275,10 @@ class RedisStore:
         }
 
     async def _info(self, place: bytes) -> dict[str, str]:
-        answer = _answered(await self._servers.ask_at(place, (b"INFO",)))
+        answer = _answered(await self._servers.ask_server(place, (b"INFO",)))
         if not isinstance(answer, bytes):
-            raise self._nonsense()
-        return info_of(answer)
+            raise self._invalid_reply()
+        return parse_info(answer)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -302,14 +304,14 @@ class RedisStore:
         sizes = None
         if len(names) > len(wants):
             sizes = [len(want.parts) for want in wants]
-        said, times = await self._decide("claim", wants, names, scripts.asked_wants, sizes=sizes)
+        said, times = await self._decide("claim", wants, names, scripts.encode_wants, sizes=sizes)
         try:
             return [
                 _claim_answer(want, answer, now)
                 for want, answer, now in zip(wants, _some(said), times, strict=True)
             ]
         except (IndexError, KeyError, TypeError, ValueError):
-            raise self._nonsense() from None
+            raise self._invalid_reply() from None
 
     def _apart(self, wants: Sequence[Want]) -> list[int]:
         """Find the wants whose parts no single script can see."""
@@ -326,12 +328,12 @@ class RedisStore:
         if self._clock is None and self._ahead_ms is None:
             await self.now_ms()
         time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
-        cells = RedisCells(
+        backend = ClusterBackend(
             self._ask_about,
             self._clock or (lambda: int(time_s() * 1000) + ahead),
             is_shared_clock=self._clock is not None,
         )
-        return await CompareStore(cells).claim(wants)
+        return await ConditionalStore(backend).claim(wants)
 
     # --- to the servers and back --------------------------------------------------------
 
@@ -341,12 +343,12 @@ class RedisStore:
         items: Sequence[_Keyed],
         write: Callable[[Sequence[_Keyed]], list[bytes]],
         meanings: Mapping[int, _Answer],
-        copies: Copies | None = None,
+        replicas: ReplicaWait | None = None,
     ) -> list[_Answer | NoAnswer]:
         """Run a script over one record each, and read its short answers."""
         prefix = self._prefix
         names = [prefix + item.key for item in items]
-        said, _ = await self._decide(script, items, names, write, copies=copies)
+        said, _ = await self._decide(script, items, names, write, replicas=replicas)
         if said.count(1) == len(said):  # the common case by far
             return [meanings[1]] * len(said)
         try:
@@ -355,7 +357,7 @@ class RedisStore:
                 for answer in _some(said)
             ]
         except (KeyError, TypeError):
-            raise self._nonsense() from None
+            raise self._invalid_reply() from None
 
     async def _ask_about(
         self,
@@ -377,22 +379,22 @@ class RedisStore:
         write: Callable[[Sequence[_Item]], list[bytes]],
         *,
         sizes: Sequence[int] | None = None,
-        copies: Copies | None = None,
+        replicas: ReplicaWait | None = None,
     ) -> tuple[list[Any], list[int]]:
         """
         Run a script over all *items*, in as few pieces as may be.
 
-        *sizes* tell how many of the *names* an item has, where that is not one each; *write*
-        says what is asked. For each item, tell what the script says (a `StoreError` where it
+        *sizes* load_scripts how many of the *names* an item has, where that is not one each; *write*
+        says what is asked. For each item, load_scripts what the script says (a `StoreError` where it
         does not) and what time it was.
         """
         self._check_open()
         if len(names) <= _CHUNK and self._address.kind != "cluster" and items:
             ask = self._ask(script, 0, names, write(items))
-            (answer,) = await self._answers([ask], copies)
+            (answer,) = await self._answers([ask], replicas)
             now, *said = self._checked(answer, len(items))
             return said, [now] * len(said)
-        return await self._decide_in_pieces(script, items, _split(names, sizes), write, copies)
+        return await self._decide_in_pieces(script, items, _split(names, sizes), write, replicas)
 
     async def _decide_in_pieces(
         self,
@@ -400,20 +402,20 @@ class RedisStore:
         items: Sequence[_Item],
         names: Sequence[Sequence[bytes]],
         write: Callable[[Sequence[_Item]], list[bytes]],
-        copies: Copies | None,
+        replicas: ReplicaWait | None,
     ) -> tuple[list[Any], list[int]]:
         said: list[Any] = [None] * len(items)
         times = [0] * len(items)
         pieces = self._pieces(names)
         while pieces:
-            asks = []
+            requests = []
             for slot, piece in pieces:
                 theirs = [name for at in piece for name in names[at]]
-                asks.append(self._ask(script, slot, theirs, write([items[at] for at in piece])))
-            answers = await self._answers(asks, copies)
+                requests.append(self._ask(script, slot, theirs, write([items[at] for at in piece])))
+            answers = await self._answers(requests, replicas)
             moving: list[_Piece] = []
             for (slot, piece), answer in zip(pieces, answers, strict=True):
-                if isinstance(answer, Moving) and len(piece) > 1:
+                if isinstance(answer, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
                     continue
                 now, *each = self._checked(answer, len(piece))
@@ -423,11 +425,13 @@ class RedisStore:
             pieces = moving
         return said, times
 
-    async def _answers(self, asks: Sequence[Ask], copies: Copies | None) -> list[Any]:
+    async def _answers(
+        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None
+    ) -> list[Any]:
         try:
-            return await self._servers.ask(asks, copies)
+            return await self._servers.ask(requests, replicas)
         except StoreError as error:
-            return [error] * len(asks)
+            return [error] * len(requests)
 
     def _checked(self, answer: Any, count: int) -> list[Any]:
         """Make sure that an answer is the time, and one for each question."""
@@ -438,14 +442,14 @@ class RedisStore:
             or len(answer) != count + 1
             or not isinstance(answer[0], int)
         ):
-            return [0, *[self._nonsense()] * count]
+            return [0, *[self._invalid_reply()] * count]
         if self._address.kind == "cluster":
             self._note_time(answer[0])
         return answer
 
-    def _nonsense(self) -> StoreError:
-        self._servers.distrust()
-        return Nonsense()
+    def _invalid_reply(self) -> StoreError:
+        self._servers.drop_connections()
+        return InvalidReply()
 
     def _pieces(self, names: Sequence[Sequence[bytes]]) -> list[_Piece]:
         """Group what can be asked together, in pieces that do not block a server for long."""
@@ -467,11 +471,13 @@ class RedisStore:
             pieces.append((slot, places[start:]))
         return pieces
 
-    def _ask(self, name: str, slot: int, names: Sequence[bytes], asked: Sequence[bytes]) -> Ask:
+    def _ask(
+        self, name: str, slot: int, names: Sequence[bytes], asked: Sequence[bytes]
+    ) -> RedisRequest:
         script = self._scripts[name]
         now = b"" if self._clock is None else b"%d" % self._clock()
-        words: Words = (b"EVALSHA", script.sha, len(names), *names, now, *asked)
-        return Ask(words, slot, len(names), script)
+        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, *asked)
+        return RedisRequest(command, slot, len(names), script)
 
     def _note_time(self, now_ms: int) -> None:
         self._ahead_ms = now_ms - int(asyncio.get_running_loop().time() * 1000)
@@ -482,7 +488,7 @@ class RedisStore:
 
     # --- who is asked -------------------------------------------------------------------
 
-    def unchecked(self) -> Servers:
+    def unchecked_servers(self) -> Servers:
         """Return the servers to somebody who looks at them as they are; he closes them."""
         return self._found(replace(self._dialer(), check=None))
 
@@ -493,7 +499,7 @@ class RedisStore:
             return None
         watcher = replace(
             self._dialer(),
-            login=fixed(options.sentinel_user or "", options.sentinel_password),
+            login=fixed_login(options.sentinel_user or "", options.sentinel_password),
             login_every_s=None,
             db=0,
             check=None,
@@ -503,11 +509,11 @@ class RedisStore:
     def _login_of(self, credentials: Credentials | None) -> Login | None:
         address, options = self._address, self._options
         if credentials is None and options.iam_user is None:
-            return fixed(address.user, address.password)
+            return fixed_login(address.user, address.password)
         if credentials is not None:
             if address.password is not None or options.iam_user is not None:
                 raise ConfigError("", "credentials stand in place of a password and of iam_user")
-            return asked(credentials)
+            return login_with(credentials)
         assert options.iam_user is not None and options.iam_cache is not None  # noqa: S101,PT018
         try:
             from oncebridge.aws.elasticache import (  # noqa: PLC0415 - few need AWS here
@@ -528,7 +534,7 @@ class RedisStore:
         )
         self._close_login = iam.close
         self._login_every = LOGIN_EVERY
-        return asked(iam.login, iam.login_again)
+        return login_with(iam.login, iam.login_again)
 
     def _dialer(self) -> Dialer:
         address, options, every = self._address, self._options, self._login_every
@@ -549,9 +555,9 @@ class RedisStore:
             return Cluster(dialer, address.hosts, options.connections)
         if (sentinels := self.sentinels()) is not None:
             return OneServer(dialer, sentinels.primary, options.connections)
-        where: Address = address.path or address.hosts[0]
+        where: ServerAddress = address.path or address.hosts[0]
 
-        async def there() -> Address:
+        async def there() -> ServerAddress:
             return where
 
         return OneServer(dialer, there, options.connections)
@@ -561,21 +567,23 @@ class RedisStore:
             try:
                 self._tls = tls_context(self._options)
             except ConfigError as error:
-                raise Unfit(str(error)) from error
+                raise UnusableServer(str(error)) from error
         return self._tls
 
-    def _check(self, info: dict[str, str], address: Address) -> None:
+    def _check(self, info: dict[str, str], address: ServerAddress) -> None:
         """Look at what a server says about itself, at every connection."""
         for fault in faults(info, is_cluster=self._address.kind == "cluster"):
-            raise _FAULTS.get(fault.code, Unfit)(f"Redis at {shown(address)} {fault.text}")
+            raise _FAULTS.get(fault.code, UnusableServer)(
+                f"Redis at {address_text(address)} {fault.text}"
+            )
         for doubt in doubts(info, replicas=self._options.wait_replicas):
             self._warn(f"oncebridge.redis_{doubt}", address)
 
-    def _warn(self, what: str, address: Address) -> None:
+    def _warn(self, what: str, address: ServerAddress) -> None:
         """Say it once for each server."""
         if (what, address) not in self._told:
             self._told.add((what, address))
-            _log.warning(what, extra={"server": shown(address)})
+            _log.warning(what, extra={"server": address_text(address)})
 
 
 def _one_by_one(write: Callable[[_Item], bytes]) -> Callable[[Sequence[_Item]], list[bytes]]:
@@ -600,7 +608,7 @@ def _all(decided: tuple[list[Any], list[int]]) -> list[Any]:
 
 def _some(said: list[Any]) -> list[Any]:
     """Insist on an answer to something; that it is not safe yet is an answer too."""
-    if said and all(isinstance(a, StoreError) and type(a) is not TooFewCopies for a in said):
+    if said and all(isinstance(a, StoreError) and type(a) is not TooFewReplicas for a in said):
         raise next((a for a in said if not isinstance(a, StoreUnavailable)), said[0])
     return said
 
@@ -612,7 +620,7 @@ def _answered(answer: Any) -> Any:
 
 
 def _sum(name: str, infos: Sequence[Mapping[str, str]]) -> int | None:
-    """Add a number up; None where one of the servers does not tell it."""
+    """Add a number up; None where one of the servers does not load_scripts it."""
     numbers = [info.get(name, "") for info in infos]
     return sum(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
 

@@ -3,7 +3,7 @@ A bucket whose objects are changed only under conditions.
 
 An object is created where there is none (`If-None-Match: *`), and replaced or removed as
 the very version that was read (`If-Match`). Whoever comes second hears no, and nothing
-was written. `tried` finds out whether a bucket's server keeps to that: on AWS all do, but
+was written. `try_conditions` finds out whether a bucket's server keeps to that: on AWS all do, but
 there are servers that take the headers and heed none.
 """
 
@@ -27,14 +27,14 @@ Another was first, is at it just now, or has removed it. Reading again shows whi
 """
 
 
-class Found(Struct, frozen=True, gc=False):
+class StoredObject(Struct, frozen=True, gc=False):
     """An object as it was read."""
 
     body: bytes
     etag: str
 
 
-class Page(Struct, frozen=True):
+class ObjectPage(Struct, frozen=True):
     """A part of the listing."""
 
     names: Sequence[str]
@@ -53,7 +53,7 @@ class S3Bucket:
         self._root = f"/{prefix}"
         self._prefix = prefix
 
-    async def read(self, name: str) -> Found | None:
+    async def read(self, name: str) -> StoredObject | None:
         """Read an object; None where there is none."""
         try:
             answer = await self._client.request("GET", self._root + name)
@@ -61,7 +61,7 @@ class S3Bucket:
             if error.code == "NoSuchKey":
                 return None
             raise
-        return Found(answer.body, _etag(answer))
+        return StoredObject(answer.body, _etag(answer))
 
     async def create(self, name: str, body: bytes) -> str | None:
         """Write a new object, and give its ETag; None where there is one already."""
@@ -85,7 +85,7 @@ class S3Bucket:
         """Remove an object whatever it is; for what only we know of."""
         await self._client.request("DELETE", self._root + name)
 
-    async def page(self, after: str, limit: int) -> Page:
+    async def page(self, after: str, limit: int) -> ObjectPage:
         """List about *limit* names that follow *after*, in order."""
         query = [("list-type", "2"), ("max-keys", str(min(limit, _MOST_LISTED)))]
         query += [("encoding-type", "url")]  # XML cannot hold every name
@@ -101,7 +101,7 @@ class S3Bucket:
             raise Unclear("the answer does not tell whether the list of objects goes on")
         if not all(names) or (goes_on == "true" and not names):
             raise Unclear("the answer lists objects without their names")
-        return Page([name.removeprefix(self._prefix) for name in names], goes_on == "true")
+        return ObjectPage([name.removeprefix(self._prefix) for name in names], goes_on == "true")
 
     async def keeps_versions(self) -> bool | None:
         """Return whether every change leaves the old version behind; None if that is not told."""
@@ -133,7 +133,7 @@ def _etag(answer: Answer) -> str:
     return etag
 
 
-async def tried(bucket: S3Bucket, name: str) -> bool:
+async def try_conditions(bucket: S3Bucket, name: str) -> bool:
     """
     Try with the object *name*, which nobody else uses, whether conditions are heeded.
 
@@ -154,12 +154,12 @@ async def tried(bucket: S3Bucket, name: str) -> bool:
     etag = await bucket.replace(name, etag, b"third")
     if etag is None:
         raise ConfigError("", "the server refuses to replace an object that was just written")
-    if await bucket.read(name) != Found(b"third", etag):
+    if await bucket.read(name) != StoredObject(b"third", etag):
         raise ConfigError("", "the server does not show what was just written")
-    return await _is_removed_with_care(bucket, name, etag)
+    return await _heeds_conditional_removal(bucket, name, etag)
 
 
-async def _is_removed_with_care(bucket: S3Bucket, name: str, etag: str) -> bool:
+async def _heeds_conditional_removal(bucket: S3Bucket, name: str, etag: str) -> bool:
     try:
         if await bucket.remove(name, _NO_ETAG):
             return False

@@ -6,8 +6,8 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from oncebridge.aws.client import AwsClient, AwsError
+from oncebridge.aws.s3_buckets import Expiry
 from oncebridge.aws.xml import document
-from oncebridge.stores.s3.lifecycle_rule import Expiry
 
 _NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 _TRANSITIONS: Final = "x-amz-transition-default-minimum-object-size"

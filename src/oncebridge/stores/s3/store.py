@@ -28,25 +28,24 @@ from msgspec.structs import replace
 
 from oncebridge.aws.client import AwsClient, AwsError, Example, NotSent, Unclear
 from oncebridge.aws.options import AwsStoreOptions
+from oncebridge.aws.s3_buckets import KEPT_SIZE, Expiry, checked_prefix, days_of, rule_for
 from oncebridge.aws.xml import first_texts
 from oncebridge.base.clock import Clock, SystemDice, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.stores.api import Claim, ClaimAnswer, NoAnswer, Record, Want
 from oncebridge.stores.conditional import (
-    Cell,
-    Change,
     ChangeAnswer,
-    Changed,
-    CompareStore,
-    Other,
-    in_turn,
+    ConditionalStore,
+    RecordChange,
+    RecordChanged,
+    RecordDiffers,
+    VersionedRecord,
+    change_in_turn,
 )
-from oncebridge.stores.packed import packed, unpacked
-from oncebridge.stores.s3.bucket import S3Bucket, tried
+from oncebridge.stores.record_encoding import decode_record, encode_record
+from oncebridge.stores.s3.bucket import S3Bucket, try_conditions
 from oncebridge.stores.s3.lifecycle import expiries, write_expiry
-from oncebridge.stores.s3.lifecycle_rule import PASSED_OVER, Expiry, days_of, rule_for
-from oncebridge.stores.s3.names import checked_prefix
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -73,8 +72,8 @@ write costs 12.5 times as much as a read, whether or not its condition holds.
 """
 _LOOKED_BACK: Final = 200
 
-_OTHER: Final = Other()
-_GONE: Final = Changed(None)
+_DIFFERS: Final = RecordDiffers()
+_GONE: Final = RecordChanged(None)
 
 
 class S3Options(AwsStoreOptions, frozen=True, kw_only=True):
@@ -110,13 +109,13 @@ class S3Options(AwsStoreOptions, frozen=True, kw_only=True):
     ] = timedelta(days=7)
 
 
-class _Cells:
-    """Objects as cells; see `oncebridge.stores.conditional.Cells`."""
+class _ObjectBackend:
+    """Objects as entries; see `oncebridge.stores.conditional.ConditionalBackend`."""
 
     def __init__(self, bucket: S3Bucket, clock: Clock) -> None:
         self._bucket = bucket
         self._clock = clock
-        self.removes_with_care = True
+        self.has_conditional_removal = True
         """Else what is removed leaves an object behind that stands for nothing."""
         self.rule_ms: int | None = None
         """How long after its last write the bucket removes a record by itself."""
@@ -125,34 +124,34 @@ class _Cells:
     def now_ms(self) -> int:
         return self._clock()
 
-    async def read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
+    async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         return await _at_once(self._read, keys)
 
-    async def change(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         return await _at_once(self._change, changes)
 
     async def change_together(
-        self, groups: Sequence[Sequence[Change]]
-    ) -> list[list[Changed] | Other | NoAnswer]:
-        return await in_turn(self, groups)
+        self, groups: Sequence[Sequence[RecordChange]]
+    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+        return await change_in_turn(self, groups)
 
-    async def read_names(self, names: Sequence[str]) -> list[Cell | NoAnswer | None]:
+    async def read_names(self, names: Sequence[str]) -> list[VersionedRecord | NoAnswer | None]:
         """Read objects that a listing named."""
         return await _at_once(self._read_name, [name for name in names if _RECORD.fullmatch(name)])
 
-    async def _read(self, key: bytes) -> Cell | NoAnswer | None:
+    async def _read(self, key: bytes) -> VersionedRecord | NoAnswer | None:
         return await self._read_name(_name(key))
 
-    async def _read_name(self, name: str) -> Cell | NoAnswer | None:
+    async def _read_name(self, name: str) -> VersionedRecord | NoAnswer | None:
         try:
             found = await self._bucket.read(name)
             if found is None:
                 return None
-            return Cell(_record(found.body), found.etag)
+            return VersionedRecord(_record(found.body), found.etag)
         except _FAILURES as error:
             return NoAnswer(_reason(error))
 
-    async def _change(self, change: Change) -> ChangeAnswer:
+    async def _change(self, change: RecordChange) -> ChangeAnswer:
         try:
             if change.after is None:
                 return await self._remove(change)
@@ -163,19 +162,19 @@ class _Cells:
                 etag = await self._bucket.replace(name, change.before.version, body)
         except _FAILURES as error:
             return NoAnswer(_reason(error))
-        return _OTHER if etag is None else Changed(Cell(change.after, etag))
+        return _DIFFERS if etag is None else RecordChanged(VersionedRecord(change.after, etag))
 
-    async def _remove(self, change: Change) -> ChangeAnswer:
+    async def _remove(self, change: RecordChange) -> ChangeAnswer:
         if change.before is None:
             return _GONE
         name, etag = _name(change.key), change.before.version
-        if self.removes_with_care:
-            return _GONE if await self._bucket.remove(name, etag) else _OTHER
+        if self.has_conditional_removal:
+            return _GONE if await self._bucket.remove(name, etag) else _DIFFERS
         left = await self._bucket.replace(name, etag, _REMOVED)
-        return _OTHER if left is None else Changed(Cell(None, left))
+        return _DIFFERS if left is None else RecordChanged(VersionedRecord(None, left))
 
     def _body(self, record: Record) -> bytes:
-        body = packed(record)
+        body = encode_record(record)
         keep_ms = record.keep_until_ms - self._clock()
         if self.rule_ms is None or keep_ms <= self.rule_ms:
             return body
@@ -183,7 +182,7 @@ class _Cells:
             self._has_warned = True
             extra = {"rule_days": self.rule_ms // _DAY_MS, "window_days": keep_ms // _DAY_MS + 1}
             _log.warning("oncebridge.s3_window_outlives_rule", extra=extra)
-        return (_PADDED + len(body).to_bytes(4, "big") + body).ljust(PASSED_OVER, b"\0")
+        return (_PADDED + len(body).to_bytes(4, "big") + body).ljust(KEPT_SIZE, b"\0")
 
 
 def _name(key: bytes) -> str:
@@ -199,7 +198,7 @@ def _record(body: bytes) -> Record | None:
         return None
     if body[:1] == _PADDED:
         body = body[5 : 5 + int.from_bytes(body[1:5], "big")]
-    return unpacked(body)
+    return decode_record(body)
 
 
 def _reason(error: Exception) -> str:
@@ -213,7 +212,7 @@ async def _at_once(ask: Callable[[_Item], Awaitable[_T]], items: Sequence[_Item]
     return await asyncio.gather(*map(ask, items))
 
 
-class S3Store(CompareStore):
+class S3Store(ConditionalStore):
     """
     Keep records in *bucket*, as objects whose names begin with *prefix*.
 
@@ -247,7 +246,7 @@ class S3Store(CompareStore):
         self._is_timed_by_s3 = clock is None
         self._clock = clock or self._time
         self._bucket = S3Bucket(self._client, self._prefix)
-        self._objects = _Cells(self._bucket, self._clock)
+        self._objects = _ObjectBackend(self._bucket, self._clock)
         super().__init__(self._objects, margin_ms=0 if clock else self._max_skew_ms)
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -281,7 +280,7 @@ class S3Store(CompareStore):
     async def open(self) -> None:
         async with self._opening:
             if not self._is_open:
-                await self._told(self._check())
+                await self._explained(self._check())
                 self._is_open = True
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
@@ -296,8 +295,8 @@ class S3Store(CompareStore):
         return answers
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
-        cells, following = await self._walk(place.decode(), limit)
-        return [cell.record for cell in cells if cell.record is not None], following.encode()
+        entries, following = await self._walk(place.decode(), limit)
+        return [entry.record for entry in entries if entry.record is not None], following.encode()
 
     async def purge(self, limit: int = 1000) -> int:
         """
@@ -309,14 +308,16 @@ class S3Store(CompareStore):
             return 0
         gone = 0
         for looks in range(limit, 0, -_PAGE):
-            cells, self._hand = await self._walk(self._hand, min(looks, _PAGE))
+            entries, self._hand = await self._walk(self._hand, min(looks, _PAGE))
             now = self._clock() - self._margin_ms
             past = [
-                Change(cell.record.key, cell, None)
-                for cell in cells
-                if cell.record is not None and cell.record.keep_until_ms <= now
+                RecordChange(entry.record.key, entry, None)
+                for entry in entries
+                if entry.record is not None and entry.record.keep_until_ms <= now
             ]
-            gone += sum(type(answer) is Changed for answer in await self._objects.change(past))
+            gone += sum(
+                type(answer) is RecordChanged for answer in await self._objects.change(past)
+            )
             if not self._hand:
                 break
         return gone
@@ -337,7 +338,7 @@ class S3Store(CompareStore):
 
     async def migrate(self) -> list[str]:
         """Make the bucket where there is none, and the lifecycle rule."""
-        return await self._told(self._migrate())
+        return await self._explained(self._migrate())
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -364,26 +365,26 @@ class S3Store(CompareStore):
 
     # --- walking through the bucket -----------------------------------------------------
 
-    async def _walk(self, after: str, limit: int) -> tuple[list[Cell], str]:
+    async def _walk(self, after: str, limit: int) -> tuple[list[VersionedRecord], str]:
         """Read the next objects, and tell after which name to go on; none: the end."""
         try:
             page = await self._bucket.page(after, limit)
         except (AwsError, NotSent, Unclear) as error:
             raise StoreUnavailable(_reason(error)) from None
-        cells: list[Cell] = []
-        for cell in await self._objects.read_names(page.names):
-            if isinstance(cell, NoAnswer):
-                raise StoreUnavailable(cell.reason)
-            if cell is not None:
-                cells.append(cell)
-        return cells, page.names[-1] if page.names and page.goes_on else ""
+        entries: list[VersionedRecord] = []
+        for entry in await self._objects.read_names(page.names):
+            if isinstance(entry, NoAnswer):
+                raise StoreUnavailable(entry.reason)
+            if entry is not None:
+                entries.append(entry)
+        return entries, page.names[-1] if page.names and page.goes_on else ""
 
     # --- at the start -------------------------------------------------------------------
 
     async def _check(self) -> None:
         await self._client.open()
         probe = _PROBE + SystemDice().tokens(1)[0].hex()
-        self._objects.removes_with_care = await tried(self._bucket, probe)
+        self._objects.has_conditional_removal = await try_conditions(self._bucket, probe)
         self._check_clock()
         keeps_versions, rules = await asyncio.gather(
             self._bucket.keeps_versions(), expiries(self._client, self._prefix)
@@ -398,7 +399,7 @@ class S3Store(CompareStore):
                 },
             )
         if rules is not None:
-            self._heed(rules)
+            self._note_rules(rules)
             return
         # There may be one all the same, as `oncebridge migrate` makes it.
         self._objects.rule_ms = ms(timedelta(days=days_of(self._options.expire_after)))
@@ -414,7 +415,7 @@ class S3Store(CompareStore):
         if self._is_timed_by_s3 and not self._client.clock.check(self._max_skew_ms):
             _log.warning("oncebridge.s3_clock_unknown", extra={"bucket": self._name})
 
-    def _heed(self, rules: Sequence[Expiry]) -> None:
+    def _note_rules(self, rules: Sequence[Expiry]) -> None:
         """See what the bucket removes by itself, and when."""
         wished = days_of(self._options.expire_after)
         for rule in rules:
@@ -433,7 +434,7 @@ class S3Store(CompareStore):
                     "bucket": self._name,
                     "rule": rule.id,
                     "what": "it also removes what must stay longer, such as that a route is "
-                    f"paused; limit it to objects smaller than {PASSED_OVER} bytes, as "
+                    f"paused; limit it to objects smaller than {KEPT_SIZE} bytes, as "
                     "`oncebridge migrate` does",
                 },
             )
@@ -466,7 +467,7 @@ class S3Store(CompareStore):
                 done.append(f"made the rule {rule.id}: records go after {rule.days} days")
         return done
 
-    async def _told(self, work: Awaitable[_T]) -> _T:
+    async def _explained(self, work: Awaitable[_T]) -> _T:
         """Say what to do about what goes wrong at the start."""
         try:
             return await work

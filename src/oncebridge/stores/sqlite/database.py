@@ -82,7 +82,9 @@ class SQLiteFile:
         self._busy_timeout = busy_timeout
         self._thread = _Thread()
         self._connection: sqlite3.Connection | None = None
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _WriteQueue] = (
+            WeakKeyDictionary()
+        )
         self._closed = False
 
     @property
@@ -120,20 +122,20 @@ class SQLiteFile:
         if self._closed:
             raise StoreError(f"{self._path}: has been closed")
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            line = self._lines[loop] = _Line()
-        if line.is_free:
-            line.is_free = False
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = _WriteQueue()
+        if queue.is_free:
+            queue.is_free = False
             try:
                 ((value, error),) = await self._in_thread(loop, [work])
             finally:
-                self._go_on(loop, line)
+                self._continue(loop, queue)
             if error is not None:
                 raise error
             return cast("_T", value)
         result: asyncio.Future[_T] = loop.create_future()
-        line.waiting.append((work, result))
+        queue.waiting.append((work, result))
         return await result
 
     def _in_thread(
@@ -141,29 +143,29 @@ class SQLiteFile:
     ) -> asyncio.Future[list[_Done]]:
         return self._thread.do(loop, lambda: self._together(works))
 
-    def _go_on(self, loop: asyncio.AbstractEventLoop, line: "_Line") -> None:
-        if line.waiting:
-            line.task = loop.create_task(self._empty(line))
+    def _continue(self, loop: asyncio.AbstractEventLoop, queue: "_WriteQueue") -> None:
+        if queue.waiting:
+            queue.task = loop.create_task(self._drain(queue))
         else:
-            line.is_free = True
+            queue.is_free = True
 
-    async def _empty(self, line: "_Line") -> None:
+    async def _drain(self, queue: "_WriteQueue") -> None:
         loop = asyncio.get_running_loop()
         try:
-            while line.waiting:
-                group = line.waiting[:_TOGETHER]
-                del line.waiting[:_TOGETHER]
+            while queue.waiting:
+                group = queue.waiting[:_TOGETHER]
+                del queue.waiting[:_TOGETHER]
                 done = await self._in_thread(loop, [work for work, _ in group])
                 for (_, result), (value, error) in zip(group, done, strict=True):
-                    _tell(result, value, error)
+                    _set_result(result, value, error)
         except BaseException as error:
-            for _, result in [*group, *line.waiting]:
+            for _, result in [*group, *queue.waiting]:
                 if not result.done():
                     result.set_exception(StoreError(f"{self._path}: {error!r}"))
-            line.waiting.clear()
+            queue.waiting.clear()
             raise
         finally:
-            line.is_free = True
+            queue.is_free = True
 
     def _together(self, works: Sequence[_Work]) -> list[_Done]:
         """Do all in one transaction; if that fails, each in one of its own."""
@@ -186,9 +188,9 @@ class SQLiteFile:
         if self._closed:
             return
         self._closed = True
-        line = self._lines.get(asyncio.get_running_loop())
-        if line is not None and line.task is not None:
-            await asyncio.wait([line.task])
+        queue = self._queues.get(asyncio.get_running_loop())
+        if queue is not None and queue.task is not None:
+            await asyncio.wait([queue.task])
         await self._thread.do(asyncio.get_running_loop(), self._close)
         self._thread.stop()
 
@@ -301,7 +303,7 @@ class _Thread:
 
     def _start(self) -> None:
         name = "oncebridge-sqlite"
-        thread = threading.Thread(target=_work_off, args=[self._jobs], name=name, daemon=True)
+        thread = threading.Thread(target=_run_jobs, args=[self._jobs], name=name, daemon=True)
         thread.start()
         finalize(self, _stop, self._jobs, thread)  # also at the end of the interpreter
         self._is_started = True
@@ -313,7 +315,7 @@ class _Thread:
             self._jobs.put(None)
 
 
-def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
+def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
         work, loop, result = job
         value, error = None, None
@@ -322,11 +324,11 @@ def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
         except BaseException as raised:  # noqa: BLE001 - handed to whoever asked for it
             error = raised
         with suppress(RuntimeError):  # the loop has been closed, and nobody waits
-            loop.call_soon_threadsafe(_tell, result, value, error)
+            loop.call_soon_threadsafe(_set_result, result, value, error)
         del job, work, loop, result, value, error  # it may be long until the next one
 
 
-def _tell(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
+def _set_result(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
     if result.done():
         return  # whoever asked has been cancelled
     if error is not None:
@@ -341,7 +343,7 @@ def _stop(jobs: "SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
         thread.join()
 
 
-class _Line:
+class _WriteQueue:
     """What one loop is waiting for."""
 
     def __init__(self) -> None:
@@ -384,7 +386,7 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
 
 
 @contextmanager
-def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
+def open_unchanged(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the file at *path* as it is: nothing is changed, and nothing made beside it."""
     beside = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
     # Where its helpers are not there, nobody has it open; SQLite would make them for us.

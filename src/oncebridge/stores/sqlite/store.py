@@ -24,7 +24,7 @@ from msgspec import Struct
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -165,26 +165,26 @@ class SQLiteStore:
             try:
                 await self._file.change(partial(self._commit, items=chunk))
             except _NotAll:
-                answers += await self._each(table.commit, chunk)
+                answers += await self._each(transitions.commit, chunk)
             else:
                 answers += [Reply.COMMITTED] * len(chunk)
         return answers
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each(table.release, releases)
+        return await self._each(transitions.release, releases)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return await self._each(table.extend, extensions)
+        return await self._each(transitions.extend, extensions)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        return await self._each(table.remember, memories)
+        return await self._each(transitions.remember, memories)
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         rows = await self._file.run(lambda db: db.execute(_SCAN, (place, limit)).fetchall())
         return [_record(row) for row in rows], rows[-1][0] if len(rows) == limit else b""
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        return await self._each(table.load, records)
+        return await self._each(transitions.load, records)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         def read(db: sqlite3.Connection) -> list[Record | None]:
@@ -197,7 +197,7 @@ class SQLiteStore:
         def remove(db: sqlite3.Connection) -> list[bool]:
             now = self._clock()
             found = _read(db, keys)
-            may = [table.may_forget(found.get(key), now) for key in keys]
+            may = [transitions.may_forget(found.get(key), now) for key in keys]
             gone = [(key,) for key, yes in zip(keys, may, strict=True) if yes]
             db.executemany(_REMOVE, gone)
             return may
@@ -246,7 +246,7 @@ class SQLiteStore:
                 started.append(want)
                 continue
             before = [found.get(part.key) for part in parts]
-            answer, after = table.claim(before, want, now)
+            answer, after = transitions.claim(before, want, now)
             answers.append(answer)
             changed += after
         _start(db, started, now)

@@ -19,7 +19,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Fields).decode
 
 
-def packed(record: Record, *, with_key: bool = True) -> bytes:
+def encode_record(record: Record, *, with_key: bool = True) -> bytes:
     """Write *record*; without its key where the place it goes to tells that."""
     return _VERSION + _encode(
         (
@@ -37,8 +37,8 @@ def packed(record: Record, *, with_key: bool = True) -> bytes:
     )
 
 
-def unpacked(data: bytes, key: bytes | None = None) -> Record:
-    """Read what `packed` wrote; *key* is for records without theirs."""
+def decode_record(data: bytes, key: bytes | None = None) -> Record:
+    """Read what `encode_record` wrote; *key* is for records without theirs."""
     if data[:1] != _VERSION:
         raise StoreError(
             "a record is in a form that this version does not know; was it written by a newer one?"

@@ -18,29 +18,36 @@ from msgspec.structs import replace
 from oncebridge.base.clock import Clock
 from oncebridge.errors import StoreError
 from oncebridge.stores.api import NoAnswer, Record
-from oncebridge.stores.conditional import Cell, Change, ChangeAnswer, Changed, Other, in_turn
+from oncebridge.stores.conditional import (
+    ChangeAnswer,
+    RecordChange,
+    RecordChanged,
+    RecordDiffers,
+    VersionedRecord,
+    change_in_turn,
+)
 from oncebridge.stores.redis.scripts import (
-    asked_start,
-    asked_swap,
-    record_of,
-    written,
+    decode_record,
+    encode_record,
+    encode_start,
+    encode_swap,
 )
 
 Decide = Callable[[str, Sequence[bytes], Sequence[bytes]], Awaitable[tuple[list[Any], list[int]]]]
 """Run a script over keys, one argument each: what it says, and what the clock showed."""
 
-_OTHER = Other()
+_DIFFERS = RecordDiffers()
 
 
 class _Version(Struct, frozen=True, gc=False):
-    """The bytes that stand in a cell, what to add to its server's time, and what stood before."""
+    """The bytes that stand in a entry, what to add to its server's time, and what stood before."""
 
     value: bytes
     shift_ms: int
-    before: Cell | None = None
+    before: VersionedRecord | None = None
 
 
-class RedisCells:
+class ClusterBackend:
     """The records of a cluster, one by one; made for one call."""
 
     def __init__(self, decide: Decide, clock: Clock, *, is_shared_clock: bool) -> None:
@@ -53,20 +60,24 @@ class RedisCells:
         self._now_ms = self._clock()
         return self._now_ms
 
-    async def read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
+    async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         values, times = await self._decide("look", keys, [b""] * len(keys))
-        cells: list[Cell | NoAnswer | None] = []
+        entries: list[VersionedRecord | NoAnswer | None] = []
         for key, value, time in zip(keys, values, times, strict=True):
             if isinstance(value, StoreError):
-                cells.append(NoAnswer(str(value)))
+                entries.append(NoAnswer(str(value)))
             elif value is None:
-                cells.append(None)
+                entries.append(None)
             else:
                 shift = self._shift(time)
-                cells.append(Cell(_shifted(record_of(key, value), shift), _Version(value, shift)))
-        return cells
+                entries.append(
+                    VersionedRecord(
+                        _shifted(decode_record(key, value), shift), _Version(value, shift)
+                    )
+                )
+        return entries
 
-    async def change(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         now = self._now_ms
         asked = [_asked(change, now) for change in changes]
         said, times = await self._decide("swap", [c.key for c in changes], asked)
@@ -75,41 +86,43 @@ class RedisCells:
             if isinstance(answer, StoreError):
                 answers.append(NoAnswer(str(answer)))
             elif not answer:
-                answers.append(_OTHER)
+                answers.append(_DIFFERS)
             else:
-                answers.append(Changed(self._written(change, time, now)))
+                answers.append(RecordChanged(self._written(change, time, now)))
         return answers
 
     async def change_together(
-        self, groups: Sequence[Sequence[Change]]
-    ) -> list[list[Changed] | Other | NoAnswer]:
-        return await in_turn(self, groups)
+        self, groups: Sequence[Sequence[RecordChange]]
+    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+        return await change_in_turn(self, groups)
 
-    def _written(self, change: Change, time_ms: int, now_ms: int) -> Cell | None:
+    def _written(self, change: RecordChange, time_ms: int, now_ms: int) -> VersionedRecord | None:
         """Return what stands there now, to the byte."""
         if change.after is None:
             return None
         if change.before is None:
             there = _shifted(change.after, time_ms - now_ms)
-            return Cell(change.after, _Version(written(there), self._shift(time_ms)))
+            return VersionedRecord(
+                change.after, _Version(encode_record(there), self._shift(time_ms))
+            )
         version: _Version = change.before.version
         value = _value(change.after, version)
-        return Cell(change.after, _Version(value, version.shift_ms, change.before))
+        return VersionedRecord(change.after, _Version(value, version.shift_ms, change.before))
 
     def _shift(self, time_ms: int) -> int:
         return 0 if self._is_shared_clock else self._clock() - time_ms
 
 
-def _asked(change: Change, now_ms: int) -> bytes:
+def _asked(change: RecordChange, now_ms: int) -> bytes:
     after = change.after
     if change.before is None:
         assert after is not None  # noqa: S101 - where nothing stands, nothing is removed
         keep_ms = after.keep_until_ms - after.until_ms
-        return asked_start(written(after), after.until_ms - now_ms, keep_ms)
+        return encode_start(encode_record(after), after.until_ms - now_ms, keep_ms)
     version: _Version = change.before.version
     value = b"" if after is None else _value(after, version)
-    keep_until_ms = record_of(change.key, value).keep_until_ms if value else 0
-    return asked_swap(version.value, value, keep_until_ms)
+    keep_until_ms = decode_record(change.key, value).keep_until_ms if value else 0
+    return encode_swap(version.value, value, keep_until_ms)
 
 
 def _value(after: Record, version: _Version) -> bytes:
@@ -117,7 +130,7 @@ def _value(after: Record, version: _Version) -> bytes:
     if version.before is not None and after is version.before.record:
         undone: _Version = version.before.version
         return undone.value  # to the byte, as it was
-    return written(_shifted(after, -version.shift_ms))
+    return encode_record(_shifted(after, -version.shift_ms))
 
 
 def _shifted(record: Record, by_ms: int) -> Record:
