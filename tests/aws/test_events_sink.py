@@ -688,4 +688,4 @@ async def test_the_region_may_stand_in_the_address(bus):
 
 def test_an_event_that_claims_to_have_passed_here_is_believed():
     text = raw(1, {"oncebridge": {"via": ["a#b", "c#d"]}})
-    assert events.went_through(parse(text)) == ["a#b", "c#d"]
+    assert events.hops_of(parse(text)) == ["a#b", "c#d"]

@@ -530,7 +530,7 @@ async def test_a_transaction_that_keeps_meeting_others_is_handed_back(meddler, t
     async with opened(meddler, table) as store:
         meddler.always("TransactWriteItems", _cancelled("None", "TransactionConflict"))
         (answer,) = await store.claim([want(b"one", b"two")])
-        assert answer == NoAnswer("others keep changing this key")
+        assert answer == NoAnswer("other workers keep changing this key")
 
 
 async def test_a_transaction_that_is_throttled_is_handed_back(meddler, table):

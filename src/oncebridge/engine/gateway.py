@@ -93,8 +93,8 @@ from oncebridge.sinks.api import (
     Unknown,
     Unwell,
     Yes,
-    instead,
-    joint,
+    replace_sink,
+    as_joint_sink,
 )
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import (
@@ -181,7 +181,7 @@ class Gateway:
         self._holds = Holds(claims, self.books, lease_ms=self._lease_ms)
         self._ledger = Ledger(claims, self.books, self._dice)
         self._registers = Registers(self._ledger, self._holds, self.books, self._dice, settings)
-        self._joint = joint(self._sink, store)
+        self._joint = as_joint_sink(self._sink, store)
         self._slots = Slots(self._sink.concurrency, self._tell_send if trip_hooks else None)
         self._sends: dict[Sends, deque[list[Flight]]] = {}
         """What is sent, and what still waits to be."""
@@ -243,7 +243,7 @@ class Gateway:
         """
         return Gateway(
             store=self._store,
-            sink=instead(self._sink, sink),
+            sink=replace_sink(self._sink, sink),
             rules=self.rules.rules,
             dead=self._dead,
             route=self.route,

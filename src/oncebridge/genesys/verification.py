@@ -66,7 +66,7 @@ from oncebridge.sinks.api import (
     Sink,
     SinkAnswer,
     Unknown,
-    joint,
+    as_joint_sink,
 )
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import Store
@@ -208,7 +208,7 @@ class VerifyingSink:
 
     def joins(self, store: Store) -> bool:
         """Return whether the sink inside keeps its events where *store* keeps its records."""
-        self._joint = joint(self._sink, store)
+        self._joint = as_joint_sink(self._sink, store)
         return self._joint is not None
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:

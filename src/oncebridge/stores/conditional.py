@@ -1,18 +1,18 @@
 """
-A store on entries that can be compared and set, and nothing more.
+A store for backends that offer conditional writes only: DynamoDB, S3, and claims across the
+servers of a Redis cluster.
 
-Where a backend cannot run the operations table itself, it is run here: read the entry,
-decide with `oncebridge.stores.transitions`, and write under the condition that the entry is still what
-was read. Whoever loses that race reads again. So every decision holds at the moment of its
-write, and the table stands in one place.
+Such a backend cannot decide by itself, so this process does: read the record, decide with
+`oncebridge.stores.transitions`, and write on the condition that the record has not changed since.
+A worker that loses this race reads again. So every decision is still true when it is written.
 
-Most claims meet nothing, so a claim writes first, as if nothing were there, and reads only
-where that fails. Most commits follow a claim of this process, whose entry is remembered, so a
-commit writes first too. Both are one round trip.
+Most claims are for new keys. A claim therefore writes first, as if there were no record, and
+reads only if that fails. Most commits follow a claim of this process, which remembers what it
+wrote, so a commit writes first too. Both take one round trip.
 
-Such backends have no clock that a condition could ask. Time is this host's, corrected by
-what the backend's answers say, and may be wrong by *margin_ms*: a claim is taken over only
-when it has been over for that long.
+A condition cannot ask such a backend for its time. Time is that of this host, corrected by the
+dates in the backend's answers. It may be wrong by *margin_ms*, so a claim is taken over only when
+its lease has been over for that long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,21 +42,21 @@ from oncebridge.stores.api import (
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
 _Answer = TypeVar("_Answer")
 
-_ROUNDS = 12  # how often to lose a race before saying that there is no answer
+_ROUNDS = 12  # how many races to lose before giving up
 _MOST_HELD = 20_000
-_CONTENDED = NoAnswer("others keep changing this key")
+_CONTENDED = NoAnswer("other workers keep changing this key")
 
 
 class VersionedRecord(Struct, frozen=True, gc=False):
-    """What stands in one place, and the backend's name for this very version of it."""
+    """A record as it was read or written, and the backend's name for this version of it."""
 
     record: Record | None
-    """None where the backend keeps the place of what was removed."""
+    """None if the backend keeps a marker for a record that was removed."""
     version: Any
 
 
 class RecordChange(Struct, frozen=True, gc=False):
-    """Write *after* (None: remove), if *before* (None: nothing at all) still stands there."""
+    """Write *after* (None: remove) if *before* (None: no record) is still stored."""
 
     key: bytes
     before: VersionedRecord | None
@@ -64,13 +64,13 @@ class RecordChange(Struct, frozen=True, gc=False):
 
 
 class RecordChanged(Struct, frozen=True, gc=False):
-    """It was written; *entry* is what stands there now."""
+    """The change was written; *entry* is what is stored now."""
 
     entry: VersionedRecord | None
 
 
 class RecordDiffers(Struct, frozen=True, gc=False):
-    """Something else stands there than was thought, and nothing was written."""
+    """Something else is stored than the change expected; nothing was written."""
 
 
 ChangeAnswer = RecordChanged | RecordDiffers | NoAnswer
@@ -80,55 +80,55 @@ _DIFFERS = RecordDiffers()
 
 class ConditionalBackend(Protocol):
     """
-    What a backend has to be able to do.
+    The operations that `ConditionalStore` needs.
 
-    The keys of one call are distinct. Answers are one per item, in order; what the backend
-    could not answer for is `NoAnswer`, and where it could not answer at all it raises
-    `StoreUnavailable`. It makes its own chunks, and bounds its own calls.
+    The keys of one call are distinct. Each method returns one answer per item, in order:
+    `NoAnswer` for items that the backend could not answer for. It raises `StoreUnavailable` if
+    it could not answer at all. It splits large calls itself, and limits their time.
     """
 
     def now_ms(self) -> int:
-        """Tell the backend's time, as well as it is known."""
+        """Return the backend's time, as well as it is known."""
         ...
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        """Read the latest state of entries."""
+        """Read the latest state of *keys*, None for each that has no record."""
         ...
 
     async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
-        """Write each entry whose condition holds, independently of the others."""
+        """Write each change whose condition holds, independently of the others."""
         ...
 
     async def change_together(
         self, groups: Sequence[Sequence[RecordChange]]
     ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
-        """Write all entries of a group, or none; groups are independent of each other."""
+        """Write all changes of a group, or none; groups are independent of each other."""
         ...
 
 
 class ConditionalStore:
     """
-    The operations of PROTOCOL §3 over *entries*.
+    The operations of a store over *backend*.
 
-    Inherit this; `open`, `scan`, `purge`, `now_ms` and `aclose` are the backend's own.
+    Inherit this and write `open`, `scan`, `purge`, `now_ms` and `aclose`.
     """
 
     def __init__(self, backend: ConditionalBackend, *, margin_ms: int = 0) -> None:
         self._backend = backend
         self._margin_ms = margin_ms
         self._held: dict[bytes, VersionedRecord] = {}
-        """What this process wrote last under the keys it holds."""
+        """The last write of this process, for each key that it holds."""
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        return await self._claim(wants, look=False)
+        return await self._claim(wants, read_first=False)
 
-    async def _claim(self, wants: Sequence[Want], *, look: bool) -> list[ClaimAnswer]:
-        """Claim, as if nothing were there until we know better, or after a *look*."""
+    async def _claim(self, wants: Sequence[Want], *, read_first: bool) -> list[ClaimAnswer]:
+        """Claim as if there were no records, and read where that fails; or *read_first*."""
         answers: list[ClaimAnswer] = [_CONTENDED] * len(wants)
         pending: Sequence[int] = range(len(wants))
         entries: dict[bytes, VersionedRecord | None] = {}
         for _ in range(_ROUNDS):
-            if look:
+            if read_first:
                 entries, silent = await self._read(
                     [part.key for at in pending for part in wants[at].parts]
                 )
@@ -139,7 +139,7 @@ class ConditionalStore:
             pending = await self._write_claims(groups, answers)
             if not pending:
                 break
-            look = True
+            read_first = True
         return answers
 
     def _decide_claims(
@@ -149,14 +149,14 @@ class ConditionalStore:
         entries: Mapping[bytes, VersionedRecord | None],
         answers: list[ClaimAnswer],
     ) -> dict[int, list[RecordChange]]:
-        """Write down an answer to each, and give what has to be written for it to hold."""
+        """Put an answer to each into *answers*; return the changes that make them true."""
         now = self._backend.now_ms()
         groups: dict[int, list[RecordChange]] = {}
         for at in pending:
             want = wants[at]
             before = [entries.get(part.key) for part in want.parts]
             answers[at], after = transitions.claim(
-                [self._judged(entry) for entry in before], want, now
+                [self._with_margin(entry) for entry in before], want, now
             )
             written = {record.key: record for record in after}
             if after:
@@ -172,7 +172,7 @@ class ConditionalStore:
     async def _write_claims(
         self, groups: Mapping[int, list[RecordChange]], answers: list[ClaimAnswer]
     ) -> list[int]:
-        """Write, and tell which met something else than was thought."""
+        """Write, and return those that found another record than expected."""
         lost: list[int] = []
         outcomes = await self._write(list(groups.values()))
         for at, outcome in zip(groups, outcomes, strict=True):
@@ -195,10 +195,10 @@ class ConditionalStore:
         return await self._each(transitions.extend, extensions, keep=True)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        return await self._each(transitions.remember, memories, judged=True)
+        return await self._each(transitions.remember, memories, with_margin=True)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        return await self._each(transitions.load, records, judged=True)
+        return await self._each(transitions.load, records, with_margin=True)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         entries = await self._read_or_raise(keys)
@@ -211,7 +211,7 @@ class ConditionalStore:
             entries = await self._read_or_raise(pending)
             now = self._backend.now_ms()
             going = [
-                key for key in pending if transitions.may_forget(self._judged(entries[key]), now)
+                key for key in pending if transitions.may_forget(self._with_margin(entries[key]), now)
             ]
             results = await self._backend.change(
                 [RecordChange(key, entries[key], None) for key in going]
@@ -233,20 +233,21 @@ class ConditionalStore:
             raise StoreUnavailable(answer.reason)
         return entries
 
-    # --- the loop of all operations on one record --------------------------------------
+    # --- operations on one record each -------------------------------------------------
 
     async def _each(
         self,
         decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
         items: Sequence[_Asked],
         *,
-        judged: bool = False,
+        with_margin: bool = False,
         keep: bool = False,
     ) -> list[_Answer | NoAnswer]:
         """
-        Decide operations on one record each, from what we think stands there first.
+        Decide operations on one record each, first from what this process wrote last.
 
-        Only what was written under its condition, or read just now, is an answer.
+        An answer counts only if its change was written, or if the record was just read.
+        *with_margin*: a hold counts for *margin_ms* longer. *keep*: the write is remembered.
         """
         answers: list[_Answer | NoAnswer] = [_CONTENDED] * len(items)
         entries: dict[bytes, VersionedRecord | None] = {}
@@ -270,7 +271,7 @@ class ConditionalStore:
                     answers[at] = silent[item.key]
                     continue
                 entry = entries[item.key]
-                record = self._judged(entry) if judged else _record_of(entry)
+                record = self._with_margin(entry) if with_margin else _record_of(entry)
                 answers[at], after = decide(record, item, now)
                 if after is not None:
                     changes[at] = RecordChange(item.key, entry, after)
@@ -289,7 +290,7 @@ class ConditionalStore:
     async def _write_each(
         self, changes: Mapping[int, RecordChange], answers: list[_Answer | NoAnswer], *, keep: bool
     ) -> list[int]:
-        """Write, and tell which met something else than was thought."""
+        """Write, and return those that found another record than expected."""
         lost: list[int] = []
         results = await self._backend.change(list(changes.values())) if changes else []
         for at, result in zip(changes, results, strict=True):
@@ -304,7 +305,7 @@ class ConditionalStore:
     async def _read(
         self, keys: Sequence[bytes]
     ) -> tuple[dict[bytes, VersionedRecord | None], dict[bytes, NoAnswer]]:
-        """Read entries; tell apart what could not be read."""
+        """Return the records that could be read, and the reasons for those that could not."""
         entries: dict[bytes, VersionedRecord | None] = {}
         silent: dict[bytes, NoAnswer] = {}
         for key, entry in zip(keys, await self._backend.read(keys) if keys else (), strict=True):
@@ -317,7 +318,7 @@ class ConditionalStore:
     async def _write(
         self, groups: Sequence[Sequence[RecordChange]]
     ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
-        """Write groups of entries; most are groups of one, which share a call."""
+        """Write groups of changes; most are groups of one, which share a call."""
         outcomes: list[list[RecordChanged] | RecordDiffers | NoAnswer] = [_DIFFERS] * len(groups)
         ones = [at for at, group in enumerate(groups) if len(group) == 1]
         several = [at for at, group in enumerate(groups) if len(group) > 1]
@@ -338,8 +339,8 @@ class ConditionalStore:
         while len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
 
-    def _judged(self, entry: VersionedRecord | None) -> Record | None:
-        """See a hold as lasting a little longer: its holder's clock may be behind ours."""
+    def _with_margin(self, entry: VersionedRecord | None) -> Record | None:
+        """Return the record with its hold prolonged: the holder's clock may be behind ours."""
         record = _record_of(entry)
         if record is None or not self._margin_ms or not record.token or record.fate is not None:
             return record
@@ -350,11 +351,11 @@ async def change_in_turn(
     backend: ConditionalBackend, groups: Sequence[Sequence[RecordChange]]
 ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
     """
-    Write the entries of each group one after the other, and undo where one fails.
+    Write the changes of each group one after the other, and undo them if one fails.
 
-    For backends that cannot write several at once. In the order of the keys, so that of
-    many who overlap one gets through. A worker that dies in between leaves a hold behind
-    that ends with its lease.
+    For backends that cannot write several records at once. Changes are written in the order of
+    their keys, so that one of several overlapping groups succeeds. A worker that dies in between
+    leaves a hold that ends with its lease.
     """
     ordered = [sorted(group, key=lambda change: change.key) for group in groups]
     outcomes: list[list[RecordChanged] | RecordDiffers | NoAnswer] = [[] for _ in groups]
@@ -367,7 +368,7 @@ async def change_in_turn(
         answers = await backend.change([ordered[at][turn] for at in going])
         for at, answer in zip(going, answers, strict=True):
             written = outcomes[at]
-            assert isinstance(written, list)  # noqa: S101 - only those go on
+            assert isinstance(written, list)  # noqa: S101 - filtered above
             if isinstance(answer, RecordChanged):
                 written.append(answer)
                 continue

@@ -489,7 +489,7 @@ def _refusal(key: bytes, row: Any) -> ClaimAnswer:
         return Busy(key, row["number"])
     if verdict == _MISMATCH:
         return Mismatch(key, row["memo"])
-    return NoAnswer("others keep changing this key")
+    return NoAnswer("other workers keep changing this key")
 
 
 def _remember_answers(keys: Sequence[bytes], done: Sequence[bytes]) -> list[RememberAnswer]:

@@ -287,7 +287,7 @@ class S3Store(ConditionalStore):
         looks = self._options.look_first
         answers = await self._claim(
             wants,
-            look=looks == "always" or (looks == "auto" and self._repeats >= _WORTH_A_LOOK),
+            read_first=looks == "always" or (looks == "auto" and self._repeats >= _WORTH_A_LOOK),
         )
         if wants:
             share = sum(map(_met_something, answers)) / len(wants)
