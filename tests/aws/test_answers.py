@@ -180,7 +180,7 @@ async def test_entries_go_into_as_few_calls_as_their_size_allows():
 async def test_what_is_too_large_alone_is_not_sent():
     service = Service()
     answers = await send_all(entries(5, 101, 5), LIMITS, service)
-    assert answers == [Yes(), Never("too large: 101 bytes, and at most 100 are taken"), Yes()]
+    assert answers == [Yes(), Never("too large: 101 bytes; at most 100 are accepted"), Yes()]
     assert service.calls == [[0, 2]]
 
 
@@ -238,4 +238,4 @@ async def test_too_few_answers_are_none():
         return [Yes()]
 
     answers = await send_all(entries(1, 1), LIMITS, send)
-    assert answers == [Unknown("1 answers came for 2 entries")] * 2
+    assert answers == [Unknown("AWS returned 1 answers for 2 entries")] * 2

@@ -563,7 +563,7 @@ async def test_what_a_human_must_put_right_is_told_at_the_start(bus, code):
 
 
 async def test_who_may_send_need_not_be_allowed_to_ask(bus, caplog, monkeypatch):
-    monkeypatch.setattr(events, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "_CHECK_EVERY_S", 0.0)
     caplog.set_level(logging.INFO, "oncebridge")
     async with meddling(bus.server) as between:
         between.always("DescribeEventBus", failing("AccessDeniedException"))
@@ -585,7 +585,7 @@ async def test_a_bus_that_does_not_answer_at_the_start_may_later(bus):
 
 async def test_a_bus_that_goes_away_is_noticed(bus, monkeypatch):
     """AWS would go on taking events for it, and drop them."""
-    monkeypatch.setattr(events, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "_CHECK_EVERY_S", 0.0)
     async with meddling(bus.server) as between, opened(bus.sink(between)) as sink:
         assert await sink.deliver([delivery()]) == [Yes()]
         between.next("DescribeEventBus", failing("ResourceNotFoundException"))
@@ -599,7 +599,7 @@ async def test_a_bus_that_goes_away_is_noticed(bus, monkeypatch):
 
 
 async def test_credentials_that_are_gone_are_told(bus, monkeypatch):
-    monkeypatch.setattr(events, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "_CHECK_EVERY_S", 0.0)
 
     async def nobody():
         raise ConfigError("", "no AWS credentials were found")

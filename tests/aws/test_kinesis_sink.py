@@ -154,7 +154,7 @@ async def test_a_record_that_is_too_large_is_never_sent(stream):
     async with opened(stream.sink()) as sink:
         fits, answer, last = await sink.deliver(several(*texts))
     assert (fits, last) == (Yes(), Yes())
-    assert answer == Never(f"too large: {MIB + 1} bytes, and at most {MIB} are taken")
+    assert answer == Never(f"too large: {MIB + 1} bytes; at most {MIB} are accepted")
     assert stream.data() == sorted([texts[0], texts[2]])
 
 

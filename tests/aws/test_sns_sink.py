@@ -296,7 +296,7 @@ async def test_what_is_too_large_is_never_sent(topic):
     async with opened(topic.sink()) as sink:
         fits, answer, last = await sink.deliver(several(*texts))
     assert (fits, last) == (Yes(), Yes())
-    assert answer == Never(f"too large: {LIMIT + 1} bytes, and at most {LIMIT} are taken")
+    assert answer == Never(f"too large: {LIMIT + 1} bytes; at most {LIMIT} are accepted")
     assert topic.bodies() == sorted([texts[0], texts[2]])
 
 
@@ -373,8 +373,8 @@ async def test_a_call_that_fails_fails_for_all_and_is_not_repeated(rule, kind):
         ("<MessageId>m</MessageId><Id><![CDATA[0]]></Id>", Yes()),
         ("<MessageId>m</MessageId><Id>\n 0 \n</Id>", Yes()),
         ("<MessageId>m</MessageId><Id>&#48;</Id>", Yes()),
-        ("<MessageId>m</MessageId><Id>1</Id>", Unknown("nothing came back for it")),
-        ("<MessageId/><Id>0</Id>", Unknown("nothing came back for it")),
+        ("<MessageId>m</MessageId><Id>1</Id>", Unknown("SNS returned no result for the message")),
+        ("<MessageId/><Id>0</Id>", Unknown("SNS returned no result for the message")),
     ],
 )
 async def test_an_answer_is_understood_in_every_way_xml_can_write_it(member, answer):

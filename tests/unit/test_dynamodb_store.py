@@ -183,7 +183,7 @@ def test_an_item_is_far_smaller_than_a_kilobyte(record):
     "data", [b"", b"\x00", b"\x02", b"\x01", b"\x01\x90", b"\x01" + b"\xff" * 40]
 )
 def test_what_is_no_record_is_not_taken_for_one(data):
-    with pytest.raises(StoreError, match=r"form that this version does not know|damaged"):
+    with pytest.raises(StoreError, match=r"format that this version does not know|damaged"):
         decode_record(data)
 
 

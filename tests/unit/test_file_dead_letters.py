@@ -195,8 +195,8 @@ async def test_a_page_far_behind_is_found_without_reading_all(path, monkeypatch)
         read = []
         from oncebridge.dead_letters import file as module
 
-        heading = module._read_heading
-        monkeypatch.setattr(module, "_read_heading", lambda text: read.append(1) or heading(text))
+        heading = module._read_header
+        monkeypatch.setattr(module, "_read_header", lambda text: read.append(1) or heading(text))
         (last,) = await dead.list(after=2999)
         assert last.number == 3000
         assert len(read) < 100

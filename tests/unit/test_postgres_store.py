@@ -392,7 +392,7 @@ async def test_a_table_that_is_not_logged_is_refused(postgres: Postgres) -> None
     ("setting", "told"),
     [
         ("synchronous_commit = off", 'ALTER ROLE "guarded" SET synchronous_commit = on'),
-        ("default_transaction_read_only = on", "takes no writes"),
+        ("default_transaction_read_only = on", "accepts no writes"),
         (
             "default_transaction_isolation = 'serializable'",
             "ALTER ROLE \"guarded\" SET default_transaction_isolation = 'read committed'",
@@ -413,7 +413,7 @@ async def test_a_server_that_cannot_keep_the_promise_is_refused(
 
 async def test_a_standby_is_refused_and_the_primary_beside_it_found(own_server: Postgres) -> None:
     with standby(own_server) as copy:
-        assert "is a standby and takes no writes" in await refusal(copy.url)
+        assert "is a standby and accepts no writes" in await refusal(copy.url)
         nobody = free_port()
         hosts = ",".join(f"127.0.0.1:{port}" for port in (nobody, copy.port, own_server.port))
         async with opened(f"postgresql://oncebridge@{hosts}/events") as store:
@@ -501,7 +501,7 @@ async def test_many_may_migrate_at_once(postgres: Postgres) -> None:
     given = options(auto_migrate=False)
     stores = [PostgresStore(postgres.url, given) for _ in range(8)]
     told = await asyncio.gather(*(store.migrate() for store in stores))
-    assert [f"made: {given.schema}.oncebridge_records, layout 1"] in told
+    assert [f"created the table {given.schema}.oncebridge_records, layout 1"] in told
     for store in stores:
         await store.open()
         await store.aclose()
@@ -527,12 +527,15 @@ async def test_another_layout_is_refused(postgres: Postgres) -> None:
         set_to = f"UPDATE {store.layout.versions} SET version = "
         await ask(postgres.url, set_to + "0", "SELECT 1")
         told = await refusal(postgres.url, schema=store.layout.schema)
-        assert "has layout 0, and this oncebridge needs all of 1; run `oncebridge migrate`" in told
+        assert (
+            "has layout 0; this oncebridge needs layout 1, complete; run `oncebridge migrate`"
+            in told
+        )
         async with opened(postgres.url, schema=store.layout.schema):
             pass
         await ask(postgres.url, set_to + "2", "SELECT 1")
         told = await refusal(postgres.url, schema=store.layout.schema)
-        assert "of a newer oncebridge" in told
+        assert "which a newer oncebridge wrote" in told
         with pytest.raises(ConfigError, match="made by a newer oncebridge"):
             await store.migrate()
 
@@ -559,7 +562,7 @@ async def test_a_function_that_is_gone_is_told(postgres: Postgres) -> None:
         with pytest.raises(ConfigError, match="run `oncebridge migrate`"):
             await PostgresStore(postgres.url, PostgresOptions(schema=store.layout.schema)).open()
         (done,) = await store.migrate()
-        assert done.startswith("brought up to date")
+        assert done.startswith("updated")
         assert await store.extend([Extension(b"k", b"t", 1)]) == [Reply.FENCED]
 
 

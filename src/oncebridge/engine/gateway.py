@@ -93,8 +93,8 @@ from oncebridge.sinks.api import (
     Unknown,
     Unwell,
     Yes,
-    replace_sink,
     as_joint_sink,
+    replace_sink,
 )
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import (

@@ -188,7 +188,7 @@ class JointSink(Sink, Protocol):
     """
 
     def joins(self, store: Store) -> bool:
-        """True if *store* keeps its records in this sink's database; called before `open`."""
+        """Return True if *store* keeps its records in this sink's database; called before `open`."""
         ...
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:

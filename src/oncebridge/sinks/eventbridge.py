@@ -60,7 +60,7 @@ from oncebridge.sinks.aws.target import (
 
 _BUS: Final = TargetKind("events", "an event bus", "event-bus/", r"[.\-_A-Za-z0-9]{1,256}")
 _LIMITS: Final = CallLimits(entries=10, bytes=1 << 20, each=1 << 20)
-_LOOK_EVERY_S: Final = 60.0
+_CHECK_EVERY_S: Final = 60.0
 _TIME_BYTES: Final = 14
 _MOST_DETAIL_TYPE: Final = 128
 _DEFAULT_SOURCE: Final = "oncebridge"
@@ -72,13 +72,13 @@ _WHITESPACE: Final = b" \t\r\n"
 
 
 class EventsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
-    """What can be set about an EventBridge sink."""
+    """Options of the EventBridge sink."""
 
     source: Annotated[
         str | None,
         Doc(
-            "The source of all events sent; if it is not set, only events without one, or with "
-            "one that begins with aws. (which AWS refuses), get another: oncebridge.",
+            "The source of all events sent. If it is not set, events keep their source; events "
+            "without one, or with one that begins with aws. (which AWS refuses), get oncebridge.",
             "crm.clean",
         ),
     ] = None
@@ -97,11 +97,11 @@ class _Put(Struct, frozen=True, omit_defaults=True, rename="pascal"):
     time: int | None = None
     resources: Sequence[str] = ()
     trace_header: str = ""
-    """Does not count."""
+    """Not part of the size."""
 
     @property
     def size(self) -> int:
-        """Count as AWS does."""
+        """Size as AWS counts it."""
         texts = (self.source, self.detail_type, self.detail, *self.resources)
         return sum(len(text.encode()) for text in texts) + _TIME_BYTES * (self.time is not None)
 
@@ -119,7 +119,9 @@ class _EntryResult(Struct, frozen=True, rename="pascal"):
     def answer(self) -> SinkAnswer:
         if self.error_code:
             return answer_to_code(self.error_code, self.error_message or "")
-        return Yes() if self.event_id else Unknown("neither an id nor an error came back")
+        return (
+            Yes() if self.event_id else Unknown("EventBridge returned neither an id nor an error")
+        )
 
 
 class _EntryResults(Struct, frozen=True, rename="pascal"):
@@ -157,9 +159,9 @@ class EventsSink:
             self._bus, options, "events", "describe_event_bus", Name=self._bus.name
         )
         self._hop = ""
-        """The bus, unlike any other; known once its Region is."""
-        self._look_at = -inf
-        self._gone: Closed | None = None
+        """Identifies the bus; known when its Region is."""
+        self._check_at = -inf
+        self._missing: Closed | None = None
 
     @classmethod
     def from_url(cls, url: str, options: EventsSinkOptions | None = None) -> Self:
@@ -167,17 +169,17 @@ class EventsSink:
         return cls(url, options)
 
     async def open(self) -> None:
-        """Look whether the bus is there; one that cannot be asked now may be there later."""
+        """Check that the bus exists; if that cannot be found out now, it is checked later."""
         try:
-            await self._look()
+            await self._check_bus()
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_log(error, f"event bus {self._bus.name}", "make it, or name another")
-            self._ask_later(error)
+            raise_or_log(error, f"event bus {self._bus.name}", "create it, or use another name")
+            self._note_failed_check(error)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        shut = await self._shut() if deliveries else None
-        if shut is not None:
-            return [shut] * len(deliveries)
+        refusal = await self._refusal_of_all() if deliveries else None
+        if refusal is not None:
+            return [refusal] * len(deliveries)
         return await send_all([self._entry(one) for one in deliveries], _LIMITS, self._put)
 
     async def aclose(self) -> None:
@@ -185,36 +187,36 @@ class EventsSink:
 
     # --- the bus -------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        """Ask for the bus."""
+    async def _check_bus(self) -> None:
+        """Describe the bus; raise if it does not exist, or if AWS does not answer."""
         place = await self._client.open()
         self._hop = self._hop or self._bus.arn or f"events://{self._bus.name}?region={place.region}"
-        self._look_at = asyncio.get_running_loop().time() + _LOOK_EVERY_S
+        self._check_at = asyncio.get_running_loop().time() + _CHECK_EVERY_S
         asked = _encode({"Name": self._bus.given})
-        told = await self._client.call("DescribeEventBus", asked)
-        described = decode_answer(_described, told)
+        body = await self._client.call("DescribeEventBus", asked)
+        described = decode_answer(_described, body)
         self._hop = described.arn or self._hop
-        self._gone = None
+        self._missing = None
 
-    async def _shut(self) -> SinkAnswer | None:
-        """Look again from time to time, and say what keeps all events from being sent."""
-        if self._gone is None and asyncio.get_running_loop().time() < self._look_at:
+    async def _refusal_of_all(self) -> SinkAnswer | None:
+        """Check the bus again from time to time; return the answer if nothing can be sent."""
+        if self._missing is None and asyncio.get_running_loop().time() < self._check_at:
             return None
         try:
-            await self._look()
+            await self._check_bus()
         except (AwsError, NotSent, Unclear) as error:
-            self._ask_later(error)
+            self._note_failed_check(error)
             if not self._hop:
                 return answer_to(error)
-        except ConfigError as error:  # there are no credentials any more
+        except ConfigError as error:  # the credentials are gone
             return Closed(str(error))
-        return self._gone
+        return self._missing
 
-    def _ask_later(self, error: AwsError | NotSent | Unclear) -> None:
+    def _note_failed_check(self, error: AwsError | NotSent | Unclear) -> None:
         if isinstance(error, AwsError) and error.is_missing:
-            self._gone = Closed(f"there is no event bus {self._bus.name}")
+            self._missing = Closed(f"there is no event bus {self._bus.name}")
         elif isinstance(error, AwsError) and error.is_denied:
-            self._look_at = inf
+            self._check_at = inf
 
     # --- sending -------------------------------------------------------------------------
 
@@ -225,12 +227,12 @@ class EventsSink:
             return Never(self._advice(event.source))
         detail_type = event.detail_type or self._options.detail_type
         if len(detail_type) > _MOST_DETAIL_TYPE:
-            # AWS would take the event and drop it.
+            # AWS would accept the event and drop it.
             return Never(f"the detail-type is longer than {_MOST_DETAIL_TYPE} characters")
         try:
             detail = detail_with_origin(delivery, hop).decode()
         except (ValueError, RecursionError) as error:
-            return Never(f"the detail cannot be taken apart: {type(error).__name__}")
+            return Never(f"the detail cannot be read: {type(error).__name__}")
         put = _Put(
             self._source(event.source),
             detail_type,
@@ -252,7 +254,7 @@ class EventsSink:
         pattern = (
             _encode({"source": [{"anything-but": ours}]}).decode()
             if source == ours
-            # It was kept, and is that of the events which are to pass, too.
+            # The source was kept, so a pattern on it would also match new events.
             else '{"detail": {"oncebridge": {"via": [{"exists": false}]}}}'
         )
         return (
@@ -261,12 +263,12 @@ class EventsSink:
         )
 
     async def _put(self, puts: Sequence[_Put]) -> Sequence[SinkAnswer]:
-        told = await self._client.call("PutEvents", _encode(_Puts(puts)))
-        return [result.answer for result in decode_answer(_results, told).entries]
+        body = await self._client.call("PutEvents", _encode(_Puts(puts)))
+        return [result.answer for result in decode_answer(_results, body).entries]
 
 
 def _seconds(time: str | None) -> int | None:
-    """Read the time of an event as PutEvents takes it; None where it is no time."""
+    """Return the time of an event as PutEvents takes it; None if it is not a time."""
     if time is None or not _RFC3339.fullmatch(time):
         return None
     try:
@@ -282,7 +284,7 @@ def _is_reserved(source: str) -> bool:
 
 def _check(options: EventsSinkOptions) -> None:
     if options.source is not None and (not options.source or _is_reserved(options.source)):
-        raise ConfigError("source", "must not be empty, nor begin with aws., which AWS refuses")
+        raise ConfigError("source", "must not be empty or begin with aws., which AWS refuses")
     if not 1 <= len(options.detail_type) <= _MOST_DETAIL_TYPE:
         raise ConfigError("detail_type", f"must have 1 to {_MOST_DETAIL_TYPE} characters")
 
@@ -291,7 +293,7 @@ def _check(options: EventsSinkOptions) -> None:
 
 
 def hops_of(event: Event) -> list[str]:
-    """List the buses and routes of oncebridge that *event* came through."""
+    """Return the buses and routes of oncebridge that *event* went through."""
     member = event.detail.get(_MEMBER)
     via = member.get("via") if isinstance(member, dict) else None
     is_ours = isinstance(via, list) and all(isinstance(hop, str) for hop in via)
@@ -299,14 +301,14 @@ def hops_of(event: Event) -> list[str]:
 
 
 def detail_with_origin(delivery: Delivery, hop: str) -> bytes:
-    """Return the text of the detail with where the event came from, *hop* included."""
+    """Return the detail as JSON, with the member that has the event's origin and *hop*."""
     event = delivery.event
     text = _detail(event)
     if _MEMBER not in event.detail:
         rest = text[1:] if event.detail else b"}"
         comma = b"," if event.detail else b""
         return b'{"%b":%b%b%b' % (_MEMBER.encode(), _encode(_origin(delivery, hop)), comma, rest)
-    # The text around our member is written anew; each other value stays as it is.
+    # The object is encoded again; the value of each other member stays as it is.
     members = _members(text)
     origin = _origin(delivery, hop)
     if via := hops_of(event):
@@ -318,7 +320,7 @@ def detail_with_origin(delivery: Delivery, hop: str) -> bytes:
 
 
 def _detail(event: Event) -> bytes:
-    """Return the object that is the detail, as it was received."""
+    """Return the detail as it was received."""
     if event.bare:
         return event.raw.strip(_WHITESPACE)
     text = bytes(_event_detail(event.raw).detail)

@@ -1,14 +1,14 @@
 """
-The sink that is a Kinesis data stream.
+The Kinesis sink: puts events into a data stream.
 
-**What a yes means:** the record is in a shard of the stream, on several hosts, until its
-retention ends.
-**What is sent:** the bytes as they were received; a record has no place for more.
-**Where to:** the partition key is the entity of the event, so that all records about it are in
-one shard and in order if the gateway sends them in order (`order = "entity"`); else the key; for
-events without one, by chance.
+**`Yes` means:** the record is in a shard of the stream, on several hosts, until its retention
+ends.
+**What is sent:** the bytes as they were received; a record has no room for anything else.
+**Partition key:** the entity of the event, so that all records about it are in one shard, and in
+order if the gateway sends them in order (`order = "entity"`). Without an entity it is the key, and
+without a key it is random.
 
-| what came of it                                    | answer      |
+| result                                             | answer      |
 | -------------------------------------------------- | ----------- |
 | it has a sequence number                           | `Yes`       |
 | nothing could be sent                              | `No`        |
@@ -40,13 +40,13 @@ from oncebridge.sinks.aws.target import (
 _STREAM: Final = TargetKind("kinesis", "a Kinesis stream", "stream/", r"[A-Za-z0-9_.-]{1,128}")
 _AT_ONCE: Final = 500
 _MOST_BYTES: Final = 2 << 20
-"""Kinesis takes 10 MiB; a call has to get through in its time, on a slow line too."""
+"""Kinesis accepts 10 MiB; a smaller call is sent in time even over a slow connection."""
 _MOST_RECORD: Final = 1 << 20
 _MOST_KEY: Final = 256
 
 
 class KinesisSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
-    """What can be set about a Kinesis sink."""
+    """Options of the Kinesis sink."""
 
 
 class _Record(Struct, frozen=True, rename="pascal"):
@@ -55,7 +55,7 @@ class _Record(Struct, frozen=True, rename="pascal"):
 
     @property
     def size(self) -> int:
-        """Count as AWS does."""
+        """Size as AWS counts it."""
         return len(self.data) + len(self.partition_key)
 
 
@@ -70,7 +70,7 @@ class _PutResult(Struct, frozen=True, rename="pascal"):
             return answer_to_code(self.error_code, self.error_message or "")
         if self.sequence_number:
             return Yes()
-        return Unknown("neither a sequence number nor an error came back")
+        return Unknown("Kinesis returned neither a sequence number nor an error")
 
 
 class _PutResults(Struct, frozen=True, rename="pascal"):
@@ -117,12 +117,12 @@ class KinesisSink:
         return cls(url, options)
 
     async def open(self) -> None:
-        """Look whether the stream is there, and how large its records may be."""
+        """Check that the stream exists, and read how large its records may be."""
         try:
-            told = await self._client.call("DescribeStreamSummary", _encode(self._named))
-            summary = decode_answer(_described, told).stream_description_summary
+            body = await self._client.call("DescribeStreamSummary", _encode(self._named))
+            summary = decode_answer(_described, body).stream_description_summary
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_log(error, f"Kinesis stream {self._name}", "make it, or name another")
+            raise_or_log(error, f"Kinesis stream {self._name}", "create it, or use another name")
             return
         if summary.most_kib:
             most = summary.most_kib << 10
@@ -141,5 +141,5 @@ class KinesisSink:
         return about.hex()[:_MOST_KEY]
 
     async def _put(self, records: Sequence[_Record]) -> Sequence[SinkAnswer]:
-        told = await self._client.call("PutRecords", _encode({**self._named, "Records": records}))
-        return [result.answer for result in decode_answer(_results, told).records]
+        body = await self._client.call("PutRecords", _encode({**self._named, "Records": records}))
+        return [result.answer for result in decode_answer(_results, body).records]

@@ -1,24 +1,23 @@
 """
-The sink that is an SQS queue, standard or FIFO.
+The SQS sink: sends events to a queue, standard or FIFO.
 
-**What a yes means:** the queue has the message.
-**What is sent:** the bytes as they were received. Beside them, as message attributes:
-`Idempotency-Key`, `oncebridge-route`, `oncebridge-version` with newest-wins rules,
-`oncebridge-unprotected` where the store was down, and `traceparent` where events are traced,
-unless there is no limits for it.
-**FIFO queues** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
-with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
-after its window, is not. The group is the entity of the event, else the option `group`, else the
-key; what has neither is its own group.
+**`Yes` means:** the queue has the message.
+**What is sent:** the bytes as they were received. Message attributes: `Idempotency-Key`,
+`oncebridge-route`, `oncebridge-version` with newest-wins rules, `oncebridge-unprotected` if the
+store was unavailable, and `traceparent` if events are traced and there is room for it.
+**FIFO queues** (`….fifo`) deduplicate for five minutes by themselves. The deduplication id is the
+key with its generation: a second attempt at one delivery is dropped, the next delivery of the same
+key, after its window, is not. The message group is the entity of the event, else the option
+`group`, else the key; an event without any of them is a group of its own.
 
-| what came of it                                            | answer      |
+| result                                                     | answer      |
 | ---------------------------------------------------------- | ----------- |
 | it has an id                                               | `Yes`       |
 | nothing could be sent                                      | `No`        |
 | throttled                                                  | `Throttled` |
 | `InternalError`, no answer                                 | `Unknown`   |
 | access denied, no such queue, its key is disabled          | `Closed`    |
-| too large, or a character that SQS does not take           | `Never`     |
+| too large, or a character that SQS does not accept         | `Never`     |
 """
 
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ from oncebridge.sinks.aws.target import AwsSinkOptions, raise_or_log
 
 
 class SqsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
-    """What can be set about an SQS sink."""
+    """Options of the SQS sink."""
 
     group: Annotated[
         str | None,
@@ -83,12 +82,12 @@ class SqsSink:
         return cls(QueueAddress.parse(url), options)
 
     async def open(self) -> None:
-        """Look whether the queue is there, and how large its messages may be."""
+        """Check that the queue exists, and read how large its messages may be."""
         try:
             await self._queue.open()
             settings = await self._queue.settings()
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_log(error, f"SQS queue {self._queue.name}", "make it, or name another")
+            raise_or_log(error, f"SQS queue {self._queue.name}", "create it, or use another name")
         else:
             self._limits = CallLimits(MOST_ENTRIES, MOST_BYTES, settings.max_bytes)
 
@@ -106,7 +105,7 @@ class SqsSink:
         text = raw.decode()
         refused = refused_character(text)
         if refused:
-            return Never(f"SQS does not take the character {refused}")
+            return Never(f"SQS does not accept the character {refused}")
         attributes = _attributes(delivery)
         size = size_of(raw, attributes)
         if size > self._limits.each and attributes.pop(NAME, None) is not None:
@@ -124,7 +123,7 @@ class SqsSink:
 
 
 def answer_to_failure(failure: Failure | None) -> SinkAnswer:
-    """Return what became of one message of a batch."""
+    """Return the answer for one message of a batch."""
     if failure is None:
         return Yes()
     status = 400 if failure.sender_fault else 500
@@ -132,11 +131,11 @@ def answer_to_failure(failure: Failure | None) -> SinkAnswer:
 
 
 def _attributes(delivery: Delivery) -> dict[str, TextAttribute]:
-    told = {
+    values = {
         "Idempotency-Key": delivery.idempotency_key,
         "oncebridge-route": delivery.route,
         "oncebridge-version": "" if delivery.version is None else str(delivery.version),
         "oncebridge-unprotected": "true" if delivery.unprotected else "",
         NAME: delivery.trace,
     }
-    return {name: TextAttribute.of(value) for name, value in told.items() if value}
+    return {name: TextAttribute.of(value) for name, value in values.items() if value}

@@ -1,8 +1,8 @@
 """
-A store for backends that offer conditional writes only: DynamoDB, S3, and claims across the
-servers of a Redis cluster.
+A store for backends that offer only conditional writes.
 
-Such a backend cannot decide by itself, so this process does: read the record, decide with
+DynamoDB and S3 are such backends, and so is a Redis cluster for claims across its servers. Such a
+backend cannot decide by itself, so this process does: read the record, decide with
 `oncebridge.stores.transitions`, and write on the condition that the record has not changed since.
 A worker that loses this race reads again. So every decision is still true when it is written.
 
@@ -211,7 +211,9 @@ class ConditionalStore:
             entries = await self._read_or_raise(pending)
             now = self._backend.now_ms()
             going = [
-                key for key in pending if transitions.may_forget(self._with_margin(entries[key]), now)
+                key
+                for key in pending
+                if transitions.may_forget(self._with_margin(entries[key]), now)
             ]
             results = await self._backend.change(
                 [RecordChange(key, entries[key], None) for key in going]

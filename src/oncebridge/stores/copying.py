@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 def is_portable(store: Store) -> TypeGuard[Portable]:
-    """True if records can be copied from and to *store*."""
+    """Return True if records can be copied from and to *store*."""
     return callable(getattr(store, "scan", None)) and callable(getattr(store, "load", None))
 
 
@@ -176,7 +176,7 @@ def shifted(record: Record, by_ms: int) -> Record:
 
 
 def is_former(theirs: Record, ours: Record, now_ms: int) -> bool:
-    """True if *theirs* is an earlier state of *ours*, or is past keeping."""
+    """Return True if *theirs* is an earlier state of *ours*, or is past keeping."""
     if theirs.fate is not None:
         return False
     if ours.fate is not None or now_ms >= theirs.keep_until_ms:

@@ -250,7 +250,7 @@ def load(record: Record | None, asked: Record, now_ms: int) -> tuple[_RememberRe
 
 
 def may_forget(record: Record | None, now_ms: int) -> bool:
-    """True if an operator may remove the record: it exists, and no worker holds it."""
+    """Return True if an operator may remove the record: it exists, and no worker holds it."""
     return record is not None and state(record, now_ms) != "claimed"
 
 

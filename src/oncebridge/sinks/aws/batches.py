@@ -1,9 +1,9 @@
 """
-Many entries in as few calls as their number and size allow.
+Send entries in as few calls as their number and size allow.
 
-The calls of one batch go out together, or one after the other where order counts. One bad entry
-does not spoil its neighbours: where AWS refuses a whole call for its content, the entries are
-sent in two halves, until the bad one is alone. Nothing that may have been taken is sent again.
+The calls of one batch are made at the same time, or one after the other if order matters. If AWS
+refuses a whole call for its content, the entries are sent in two halves, until the bad entry is
+alone; the others are not affected. An entry that may have been accepted is not sent again.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Entry(Struct, Generic[T], frozen=True):
-    """What is sent for one event, and how many bytes of a call it takes."""
+    """The content sent for one event, and how many bytes of a call it takes."""
 
     content: T
     size: int
 
 
 class CallLimits(Struct, frozen=True):
-    """How much fits into a call."""
+    """How many entries and bytes fit into a call."""
 
     entries: int
     bytes: int
@@ -37,7 +37,7 @@ class CallLimits(Struct, frozen=True):
 
 
 Send = Callable[[Sequence[T]], Awaitable[Sequence[SinkAnswer]]]
-"""Makes one call, and answers for each entry; an error of the client is one of the whole call."""
+"""Make one call and return an answer for each entry; raise if the whole call fails."""
 
 
 async def send_all(
@@ -47,7 +47,7 @@ async def send_all(
     *,
     in_order: bool = False,
 ) -> list[SinkAnswer]:
-    """Send all *entries* that can be sent, and answer for each, in order."""
+    """Send all *entries* that can be sent; return an answer for each, in order."""
     answers: list[SinkAnswer] = [_unsent(entry, limits) for entry in entries]
     fitting = [
         (at, entry)
@@ -66,7 +66,7 @@ async def send_all(
 def _unsent(entry: Entry[T] | Never, limits: CallLimits) -> Never:
     if isinstance(entry, Never):
         return entry
-    return Never(f"too large: {entry.size} bytes, and at most {limits.each} are taken")
+    return Never(f"too large: {entry.size} bytes; at most {limits.each} are accepted")
 
 
 def _parts(entries: Sequence[Entry[T]], limits: CallLimits) -> Iterator[list[Entry[T]]]:
@@ -105,10 +105,10 @@ async def _send_part(part: Sequence[T], send: Send[T], *, in_order: bool) -> lis
         if isinstance(answer, Never) and len(part) > 1:
             middle = len(part) // 2
             return await _send_parts([part[:middle], part[middle:]], send, in_order=in_order)
-    except ConfigError as error:  # there are no credentials any more
+    except ConfigError as error:  # the credentials are gone
         answer = Closed(str(error))
     else:
         if len(answers) == len(part):
             return list(answers)
-        answer = Unknown(f"{len(answers)} answers came for {len(part)} entries")
+        answer = Unknown(f"AWS returned {len(answers)} answers for {len(part)} entries")
     return [answer] * len(part)
