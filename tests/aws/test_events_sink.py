@@ -547,7 +547,7 @@ async def test_an_event_that_is_never_taken_ends_in_the_dead_letters(bus, caplog
 
 async def test_a_bus_that_is_not_there_is_told_at_the_start(ministack):
     sink = EventsSink("events://nowhere", EventsSinkOptions(endpoint=ministack.endpoint))
-    with pytest.raises(ConfigError, match="there is no event bus nowhere; make it"):
+    with pytest.raises(ConfigError, match="there is no event bus nowhere; create it"):
         await sink.open()
     await sink.aclose()
 

@@ -280,7 +280,7 @@ async def test_an_event_that_is_never_taken_ends_in_the_dead_letters(stream, cap
 
 async def test_a_stream_that_is_not_there_is_told_at_the_start(ministack):
     sink = KinesisSink("kinesis://nowhere", KinesisSinkOptions(endpoint=ministack.endpoint))
-    with pytest.raises(ConfigError, match="there is no Kinesis stream nowhere; make it"):
+    with pytest.raises(ConfigError, match="there is no Kinesis stream nowhere; create it"):
         await sink.open()
     await sink.aclose()
 

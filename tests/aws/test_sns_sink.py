@@ -448,7 +448,7 @@ async def test_an_event_that_is_never_taken_ends_in_the_dead_letters(caplog):
 async def test_a_topic_that_is_not_there_is_told_at_the_start(ministack):
     arn = "arn:aws:sns:us-east-1:000000000000:nowhere"
     sink = SnsSink(f"sns:{arn}", SnsSinkOptions(endpoint=ministack.endpoint))
-    with pytest.raises(ConfigError, match=f"there is no SNS topic {arn}; make it"):
+    with pytest.raises(ConfigError, match=f"there is no SNS topic {arn}; create it"):
         await sink.open()
     await sink.aclose()
 

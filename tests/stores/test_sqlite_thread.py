@@ -121,7 +121,7 @@ async def test_one_who_is_cancelled_takes_nobody_along(tmp_path: Path) -> None:
 
 LEAVES = """
 import asyncio, sys, time
-from oncebridge.sqlite_file import SQLiteFile
+from oncebridge.stores.sqlite.database import SQLiteFile
 
 file = SQLiteFile(sys.argv[1], name="x", version=1, schema="CREATE TABLE IF NOT EXISTS x(a)")
 

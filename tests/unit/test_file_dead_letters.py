@@ -284,7 +284,7 @@ async def test_a_line_in_the_middle_that_is_no_letter_is_an_error_and_not_quoted
     async with opened(path) as dead:
         await dead.put([letter(1)])
         path.write_bytes(line + b"\n" + path.read_bytes())
-        with pytest.raises(StoreError, match="no dead letter") as caught:
+        with pytest.raises(StoreError, match="not a dead letter") as caught:
             await dead.list()
         assert "4111" not in str(caught.value)
         assert caught.value.__cause__ is None

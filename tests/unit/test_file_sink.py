@@ -479,7 +479,7 @@ async def test_what_cannot_be_rotated_is_not_written(path):
 WRITER = """
 import asyncio, json, sys
 from oncebridge import Delivery, Yes, parse
-from oncebridge.options import Size
+from oncebridge.base.options import Size
 from oncebridge.sinks.file import FileSink, FileSinkOptions
 
 async def main(path, first, count, size):

@@ -379,9 +379,9 @@ async def test_a_statement_gets_no_body_where_jsonb_refuses_it(place: Place) -> 
     ("statement", "told"),
     [
         ("INSERT INTO x VALUES (:event)", "did you mean 'event_id'?"),
-        ("INSERT INTO x VALUES ($14)", "there are \\$1 to \\$13"),
-        ("INSERT INTO x VALUES ($0)", "there are \\$1 to \\$13"),
-        ("INSERT INTO x VALUES (1)", "takes nothing of the event"),
+        ("INSERT INTO x VALUES ($14)", "use \\$1 to \\$13"),
+        ("INSERT INTO x VALUES ($0)", "use \\$1 to \\$13"),
+        ("INSERT INTO x VALUES (1)", "uses no part of the event"),
     ],
 )
 def test_a_statement_that_cannot_work_is_refused(statement: str, told: str) -> None:

@@ -914,15 +914,15 @@ def test_addresses_are_read_as_libpq_reads_them(
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("postgresql:d", "a database is postgresql://"),
-        ("postgresql://u:hush#hush@h/d", "a # in the password is written %23"),
-        ("postgresql://u:hush@hush@h/d", "an @ in the password is written %40"),
-        ("postgresql://u:hush/hush@h/d", "a port is a number|a / in the password|NAME:PORT"),
-        ("postgresql://u:hush?hush@h/d", "a \\? in the password is written %3F"),
-        ("postgresql://u:hush@h:x/d", "a host is NAME:PORT"),
-        ("postgresql://u:hush@h:99999/d", "a port is a number from 1 to 65535"),
-        ("postgresql://u:hush@h:0/d", "a port is a number from 1 to 65535"),
-        ("postgresql://u:hush@h,,i/d", "a host is NAME:PORT"),
+        ("postgresql:d", "write it as postgresql://"),
+        ("postgresql://u:hush#hush@h/d", "write a # in the password as %23"),
+        ("postgresql://u:hush@hush@h/d", "write an @ in the password as %40"),
+        ("postgresql://u:hush/hush@h/d", "a port must be a number|a / in the password|NAME:PORT"),
+        ("postgresql://u:hush?hush@h/d", "write a \\? in the password as %3F"),
+        ("postgresql://u:hush@h:x/d", "write a host as NAME:PORT"),
+        ("postgresql://u:hush@h:99999/d", "a port must be a number from 1 to 65535"),
+        ("postgresql://u:hush@h:0/d", "a port must be a number from 1 to 65535"),
+        ("postgresql://u:hush@h,,i/d", "write a host as NAME:PORT"),
         ("postgresql://u:hush@[::1/d", "its host or port cannot be read"),
         ("postgresql://u:hush@h/d?sslmod=require", "did you mean 'sslmode'"),
         ("postgresql://u:hush@h/d?target_session_attrs=readwrite", "did you mean 'read-write'"),
@@ -950,7 +950,7 @@ def test_table_and_schema_stand_in_the_address_or_the_options() -> None:
     assert store.layout.shown == "b.a"
     store = PostgresStore("postgresql://h/d?table=a", PostgresOptions(schema="c", table="a"))
     assert store.layout.shown == "c.a"
-    with pytest.raises(ConfigError, match="'x', but the address says 'a'") as caught:
+    with pytest.raises(ConfigError, match="'x', but the address has 'a'") as caught:
         PostgresStore("postgresql://h/d?table=a", PostgresOptions(table="x"))
     assert caught.value.where == "table"
 

@@ -31,7 +31,7 @@ async def check_redis(store: RedisStore, subject: str, checkup: Checkup, *, cloc
     """Look at every server that keeps records."""
     servers = store.unchecked_servers()
     try:
-        places = await servers.places()
+        places = await servers.server_names()
         for place in places:
             where = subject if len(places) == 1 else f"{subject} at {place.decode()}"
             await _check_server(store, servers, place, where, checkup)

@@ -1,4 +1,4 @@
-"""What must be true of a Redis server before anything relies on it, by what `INFO` says."""
+"""Checks of a Redis server by its `INFO`, before it is used."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Doubt = Literal["eviction_unknown", "without_aof", "too_few_replicas"]
 
 
 def faults(info: Mapping[str, str], *, is_cluster: bool) -> Iterator[ServerFault]:
-    """List what is wrong with a server, the gravest first; *is_cluster* says what is expected."""
+    """Yield why a server cannot be used, the most serious first; *is_cluster*: what is expected."""
     version = info.get("redis_version", "")
     if _numbers(version) < _LEAST_VERSION:
         yield ServerFault("version", f"is version {version or 'unknown'}", "6.2 or later is needed")
@@ -30,15 +30,15 @@ def faults(info: Mapping[str, str], *, is_cluster: bool) -> Iterator[ServerFault
     if policy not in (None, "noeviction"):
         yield ServerFault(
             "eviction",
-            f"has maxmemory-policy {policy}, which evicts records, and each evicted record is a "
-            "duplicate let through",
+            f"has maxmemory-policy {policy}, which evicts records; each evicted record lets a "
+            "duplicate through",
             "set it to noeviction (CONFIG SET, redis.conf, or the parameter group of a managed "
             "Redis)",
         )
 
 
 def doubts(info: Mapping[str, str], *, replicas: int) -> Iterator[Doubt]:
-    """List what is worth a word; *replicas* is how many must have what is marked done."""
+    """Yield what is worth a warning; *replicas* is how many must confirm a commit."""
     if "maxmemory_policy" not in info:
         yield "eviction_unknown"
     if info.get("aof_enabled") == "0":

@@ -1,12 +1,12 @@
 """
-Claims whose parts live on different servers of a cluster.
+Claims whose parts are on different servers of a cluster.
 
-No script sees them together. So they are decided here, and written part by part under the
-condition that each is still what was read (`oncebridge.stores.conditional`).
+No script can read all of them. So this process decides, and writes part by part, on the condition
+that each has not changed since it was read (`oncebridge.stores.conditional`).
 
-Each server has its own clock, and what it keeps is in its own time. It is therefore carried
-over into one time when it is read, and back when it is written: what counts is how long a hold
-still lasts, not what a clock shows.
+The times of a record are by the clock of its server. They are converted to one common time when
+the record is read, and back when it is written. So the time that a lease has left counts, not
+what a clock shows.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -33,14 +33,16 @@ from oncebridge.stores.redis.scripts import (
     encode_swap,
 )
 
-Decide = Callable[[str, Sequence[bytes], Sequence[bytes]], Awaitable[tuple[list[Any], list[int]]]]
-"""Run a script over keys, one argument each: what it says, and what the clock showed."""
+RunScript = Callable[
+    [str, Sequence[bytes], Sequence[bytes]], Awaitable[tuple[list[Any], list[int]]]
+]
+"""Run a script over keys, with one argument each; return its results, and the server's times."""
 
 _DIFFERS = RecordDiffers()
 
 
 class _Version(Struct, frozen=True, gc=False):
-    """The bytes that stand in a entry, what to add to its server's time, and what stood before."""
+    """The stored bytes, the milliseconds to add to its server's time, and what it replaced."""
 
     value: bytes
     shift_ms: int
@@ -48,10 +50,10 @@ class _Version(Struct, frozen=True, gc=False):
 
 
 class ClusterBackend:
-    """The records of a cluster, one by one; made for one call."""
+    """The records of a cluster, one by one; created for one call of the store."""
 
-    def __init__(self, decide: Decide, clock: Clock, *, is_shared_clock: bool) -> None:
-        self._decide = decide
+    def __init__(self, run_script: RunScript, clock: Clock, *, is_shared_clock: bool) -> None:
+        self._run_script = run_script
         self._clock = clock
         self._is_shared_clock = is_shared_clock
         self._now_ms = 0
@@ -61,7 +63,7 @@ class ClusterBackend:
         return self._now_ms
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        values, times = await self._decide("look", keys, [b""] * len(keys))
+        values, times = await self._run_script("look", keys, [b""] * len(keys))
         entries: list[VersionedRecord | NoAnswer | None] = []
         for key, value, time in zip(keys, values, times, strict=True):
             if isinstance(value, StoreError):
@@ -79,10 +81,10 @@ class ClusterBackend:
 
     async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         now = self._now_ms
-        asked = [_asked(change, now) for change in changes]
-        said, times = await self._decide("swap", [c.key for c in changes], asked)
+        asked = [_swap_arguments(change, now) for change in changes]
+        results, times = await self._run_script("swap", [c.key for c in changes], asked)
         answers: list[ChangeAnswer] = []
-        for change, answer, time in zip(changes, said, times, strict=True):
+        for change, answer, time in zip(changes, results, times, strict=True):
             if isinstance(answer, StoreError):
                 answers.append(NoAnswer(str(answer)))
             elif not answer:
@@ -97,7 +99,7 @@ class ClusterBackend:
         return await change_in_turn(self, groups)
 
     def _written(self, change: RecordChange, time_ms: int, now_ms: int) -> VersionedRecord | None:
-        """Return what stands there now, to the byte."""
+        """Return what the server has stored, exactly."""
         if change.after is None:
             return None
         if change.before is None:
@@ -113,10 +115,10 @@ class ClusterBackend:
         return 0 if self._is_shared_clock else self._clock() - time_ms
 
 
-def _asked(change: RecordChange, now_ms: int) -> bytes:
+def _swap_arguments(change: RecordChange, now_ms: int) -> bytes:
     after = change.after
     if change.before is None:
-        assert after is not None  # noqa: S101 - where nothing stands, nothing is removed
+        assert after is not None  # noqa: S101 - a record that does not exist is not removed
         keep_ms = after.keep_until_ms - after.until_ms
         return encode_start(encode_record(after), after.until_ms - now_ms, keep_ms)
     version: _Version = change.before.version
@@ -126,10 +128,10 @@ def _asked(change: RecordChange, now_ms: int) -> bytes:
 
 
 def _value(after: Record, version: _Version) -> bytes:
-    """Write what shall stand there instead, in its server's time."""
+    """Return the bytes to store for *after*, in its server's time."""
     if version.before is not None and after is version.before.record:
         undone: _Version = version.before.version
-        return undone.value  # to the byte, as it was
+        return undone.value  # exactly as it was
     return encode_record(_shifted(after, -version.shift_ms))
 
 

@@ -1,5 +1,5 @@
 """
-Which server is asked: the only one, the one that Sentinel names, or the one that has the slot.
+Which server gets a request: the only one, the one that Sentinel names, or the owner of the slot.
 
 A request is a list of `RedisRequest`s, each about names of one slot. It is answered by a list as long,
 in order; what could not be answered is a `StoreError` in its place.
@@ -34,68 +34,68 @@ from oncebridge.stores.redis.scripts import Script
 _REDIRECTIONS: Final = 5
 """How often to follow a slot that moves."""
 _LEARN_EVERY_S: Final = 0.25
-"""While a server of the cluster is away, how often to ask who has its slots now."""
+"""While a server of the cluster is unavailable, how often to ask which one has its slots."""
 
 
 class RedisRequest(Struct, frozen=True, gc=False):
-    """One command, and the slot that its names are in."""
+    """One command, and the slot of its keys."""
 
     command: Command
     slot: int = 0
     names: int = 1
     script: Script | None = None
-    """What the command runs, if the server has to be told."""
+    """The script that the command runs, if any."""
 
 
 class ReplicaWait(Struct, frozen=True):
-    """How many replicas must have what was written, and how long to wait for them."""
+    """How many replicas must confirm a write, and how long to wait for them."""
 
     count: int
     within_ms: int
 
 
 class TooFewReplicas(StoreUnavailable):
-    """It is written, but not on as many servers as it should be."""
+    """The primary has written it, but too few replicas have confirmed it."""
 
 
 class SlotMoving(StoreUnavailable):
-    """The slot is on its way to another server, and its keys have to be asked for one by one."""
+    """The slot is moving to another server; requests must have one key each meanwhile."""
 
 
 class Servers(Protocol):
-    """All servers that keep our records."""
+    """The servers that keep our records."""
 
     def slot_of(self, name: bytes) -> int:
-        """Return which names can be asked for together: those of one slot."""
+        """Return the slot of a key; keys of one slot may be in one request."""
         ...
 
     async def open(self, scripts: Iterable[Script]) -> None:
-        """Connect to every server, which checks it, and load_scripts it the scripts."""
+        """Connect to every server, check it, and load the scripts."""
         ...
 
     async def ask(
         self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
     ) -> list[Any]:
-        """RedisRequest, all at once; what was written counts only if *replicas* of it are made."""
+        """Send all requests at once; a write counts only if *replicas* confirm it."""
         ...
 
     def drop_connections(self) -> None:
-        """Close all connections, as an answer made no sense."""
+        """Close all connections, because a reply was not valid."""
         ...
 
-    async def places(self) -> list[bytes]:
-        """Name the servers in a fixed order, for those who look at all there is."""
+    async def server_names(self) -> list[bytes]:
+        """Return the names of the servers in a fixed order, to scan them one after the other."""
         ...
 
     async def ask_server(self, place: bytes, command: Command) -> Any:
-        """RedisRequest one of them."""
+        """Send a command to the server *place*."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class OneServer:
-    """The server that *locate* tells, asked anew for each connection."""
+    """The server that *locate* returns; it is called for each connection."""
 
     def __init__(
         self, dialer: Dialer, locate: Callable[[], Awaitable[ServerAddress]], connections: int
@@ -127,7 +127,7 @@ class OneServer:
     def drop_connections(self) -> None:
         self._node.drop()
 
-    async def places(self) -> list[bytes]:
+    async def server_names(self) -> list[bytes]:
         return [b"0"]
 
     async def ask_server(self, place: bytes, command: Command) -> Any:  # noqa: ARG002 - there is only one
@@ -144,10 +144,10 @@ async def send_requests(
     *,
     asking: bool = False,
 ) -> list[Any]:
-    """RedisRequest one server, and load_scripts it the scripts that it does not know."""
+    """Send requests to one server; load the scripts that it does not have."""
     answers = await _send(node, requests, replicas, asking=asking)
     if any(_begins(answer, "NOAUTH") for answer in answers):
-        node.drop()  # the next connection logs in anew
+        node.drop()  # the next connection logs in again
     unknown = [at for at, answer in enumerate(answers) if _begins(answer, "NOSCRIPT")]
     if unknown:
         await load_scripts(
@@ -160,7 +160,7 @@ async def send_requests(
 
 
 async def load_scripts(node: Node, scripts: Iterable[Script]) -> None:
-    """Tell a server scripts, so that it knows them by their names."""
+    """Load scripts into a server, so that EVALSHA finds them."""
     told = list(scripts)
     answers = await node.ask([(b"SCRIPT", b"LOAD", script.source) for script in told])
     for script, answer in zip(told, answers, strict=True):
@@ -182,9 +182,9 @@ def _send(
 async def _send_with_more(
     node: Node, requests: Sequence[RedisRequest], replicas: ReplicaWait | None, *, asking: bool
 ) -> list[Any]:
-    """Put before each what lets it through, and after all what waits for replicas."""
+    """Send ASKING before each request if *asking*, and WAIT after all of them."""
     commands = [ask.command for ask in requests]
-    if asking:  # it is for the next command only
+    if asking:  # applies to the next command only
         commands = [command for ask in requests for command in ((b"ASKING",), ask.command)]
     if replicas is None:
         answers = await node.ask(commands)
@@ -210,7 +210,7 @@ def _begins(answer: Any, *codes: str) -> bool:
 
 
 class Sentinels:
-    """Those who know which server is the primary of *service*."""
+    """The Sentinels, which know the primary of *service*."""
 
     def __init__(self, dialer: Dialer, addresses: Sequence[ServerAddress], service: str) -> None:
         self._dialer = dialer
@@ -218,12 +218,14 @@ class Sentinels:
         self._service = service
 
     async def primary(self) -> ServerAddress:
-        """RedisRequest one after the other; the first that knows decides."""
+        """Return the primary, by the first Sentinel that knows it."""
         try:
             async with asyncio.timeout(self._dialer.timeout_s):
                 return await self._first_told()
         except TimeoutError:
-            raise StoreUnavailable("Redis Sentinel: nobody has told the primary in time") from None
+            raise StoreUnavailable(
+                "Redis Sentinel: no Sentinel has named the primary in time"
+            ) from None
 
     async def _first_told(self) -> ServerAddress:
         problems = []
@@ -237,11 +239,11 @@ class Sentinels:
                 self._addresses.remove(address)  # it is asked first from now on
                 self._addresses.insert(0, address)
                 return found
-            problems.append(f"{address_text(address)} knows of no {self._service!r}")
+            problems.append(f"{address_text(address)} does not know the service {self._service!r}")
         raise StoreUnavailable(f"Redis Sentinel names no primary: {'; '.join(problems)}")
 
     async def refusals(self) -> dict[str, StoreError]:
-        """RedisRequest each whether a failover could be agreed on; load_scripts who does not say yes, and why."""
+        """Return the Sentinels that could not agree on a failover now, and why."""
         command = (b"SENTINEL", b"CKQUORUM", self._service.encode())
         asked = [self._ask_one(address, command) for address in self._addresses]
         told = await asyncio.gather(*asked, return_exceptions=True)
@@ -276,7 +278,7 @@ class Sentinels:
 
 
 def slot_of(name: bytes) -> int:
-    """Tell the slot of a name: of what stands in its first braces, if anything does."""
+    """Return the slot of a key: by the text in its first braces, if there is any."""
     start = name.find(b"{")
     if start >= 0:
         end = name.find(b"}", start + 1)
@@ -287,7 +289,7 @@ def slot_of(name: bytes) -> int:
 
 _Host = tuple[str, int]
 _Target = tuple[_Host | None, bool]
-"""Where a request goes, and whether only this once, while its slot is moving there."""
+"""The server for a request, and whether only for this request, as its slot is moving there."""
 
 
 class Cluster:
@@ -301,7 +303,7 @@ class Cluster:
         self._owners: dict[int, _Host] = {}
         self._primaries: list[_Host] = []
         self._teller: _Host | None = None
-        """Who told us last; asked first."""
+        """The server that described the cluster last; asked first."""
         self._is_outdated = True
         self._learn_from = 0.0
         self._learning: asyncio.Task[None] | None = None
@@ -348,7 +350,7 @@ class Cluster:
     async def _ask_there(
         self, target: _Target, requests: Sequence[RedisRequest], replicas: ReplicaWait | None
     ) -> list[Any]:
-        """RedisRequest one server; it may not answer, but that is an answer too."""
+        """Send requests to one server; return the error for each if it does not answer."""
         host, is_once = target
         try:
             if host is None:
@@ -361,14 +363,14 @@ class Cluster:
     def _redirection(
         self, said: ReplyError, ask: RedisRequest, asked: _Target
     ) -> _Target | StoreError:
-        """Return where to ask next, if that helps."""
+        """Return the server to ask next, or the error if there is none."""
         kind, *rest = str(said).split()
         if kind != "MOVED" and ask.names > 1:
-            # Some keys are here and some there, or will be in a moment.
+            # Some keys are on this server and some on the other, or will be soon.
             return SlotMoving("Redis: the slot is moving to another server")
         if kind == "TRYAGAIN":
             return error_of(said)
-        # `MOVED 3999 127.0.0.1:6381`; without a host, it is the one that says so.
+        # `MOVED 3999 127.0.0.1:6381`; without a host, it is the one that replied.
         host, _, port = rest[-1].rpartition(":")
         if not port.isdecimal():
             return InvalidReply()
@@ -388,7 +390,7 @@ class Cluster:
         for node in self._nodes.values():
             node.drop()
 
-    async def places(self) -> list[bytes]:
+    async def server_names(self) -> list[bytes]:
         await self._learn_if_outdated()
         return sorted(address_text(address).encode() for address in self._primaries)
 
@@ -398,7 +400,9 @@ class Cluster:
             if address_text(address).encode() == place:
                 (answer,) = await send_requests(self._node(address), [RedisRequest(command)], None)
                 return self._failure(answer) if isinstance(answer, ReplyError) else answer
-        return StoreError(f"Redis: {place.decode()} is no primary any more; scan from the start")
+        return StoreError(
+            f"Redis: {place.decode()} is not a primary any more; start the scan again"
+        )
 
     async def aclose(self) -> None:
         if self._learning is not None:
@@ -406,7 +410,7 @@ class Cluster:
             await asyncio.wait([self._learning])
         await asyncio.gather(*[node.aclose() for node in self._nodes.values()])
 
-    # --- who has what -------------------------------------------------------------------
+    # --- which server has which slots ---------------------------------------------------
 
     def _node(self, address: _Host) -> Node:
         node = self._nodes.get(address)
@@ -421,20 +425,20 @@ class Cluster:
             await self._learn()
 
     async def _learn(self) -> None:
-        """RedisRequest who has which slots; all who need to know share one attempt."""
+        """Find out which server has which slots; all callers share one attempt."""
         if self._learning is None:
             self._learning = asyncio.get_running_loop().create_task(self._fetch_topology())
             self._learning.add_done_callback(self._learned)
         try:
-            async with asyncio.timeout(self._dialer.timeout_s):  # not all may answer; it goes on
+            async with asyncio.timeout(self._dialer.timeout_s):  # the task goes on
                 await wait_for_shared(self._learning)
         except TimeoutError:
-            raise StoreUnavailable("Redis: nobody has told yet which server has what") from None
+            raise StoreUnavailable("Redis: no server has described the cluster in time") from None
 
     def _learned(self, task: asyncio.Task[None]) -> None:
         self._learning = None
         if not task.cancelled():
-            task.exception()  # whoever waits has heard it; perhaps nobody does
+            task.exception()  # retrieved, as there may be no caller that waits
 
     async def _fetch_topology(self) -> None:
         first = [self._teller] if self._teller else []
@@ -452,7 +456,7 @@ class Cluster:
         raise (lasting or problems)[0]
 
     async def _fetch_slots(self, address: _Host) -> list[Any]:
-        # Replicas may be asked too, so this is a connection of its own, without the checks.
+        # A replica may be asked too, so this connection is not checked.
         connection = await replace(self._dialer, check=None).connect(address)
         try:
             (answer,) = await connection.ask([(b"CLUSTER", b"SLOTS")])
@@ -472,7 +476,7 @@ class Cluster:
     def _note(self, ranges: list[Any], asked: _Host) -> None:
         owners: dict[int, _Host] = {}
         for first, last, (host, port, *_), *_ in ranges:
-            # A node that does not know its own name means the one it was reached by.
+            # A node that does not know its own name is known by the one we used.
             named = host.decode() if host and host != b"?" else asked[0]
             owners.update(dict.fromkeys(range(first, last + 1), (named, port)))
         self._owners = owners
