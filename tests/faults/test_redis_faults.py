@@ -182,7 +182,7 @@ async def test_what_is_no_redis_is_refused(redis_server: RedisServer) -> None:
     async with between(redis_server.port) as middle:
         middle.says = b"HTTP/1.1 400 Bad Request\r\n\r\n"
         store = RedisStore(f"redis://127.0.0.1:{middle.port}")
-        with pytest.raises(StoreUnavailable, match="is this a Redis server"):
+        with pytest.raises(StoreUnavailable, match="this is a Redis server"):
             await store.open()
         await store.aclose()
 

@@ -199,7 +199,7 @@ def test_a_fate_of_a_later_version_is_not_taken_for_another():
 
 async def test_a_table_that_is_not_there_is_told_with_what_to_do(server):
     store = DynamoDBStore("nowhere", DynamoDBOptions(endpoint=server.endpoint))
-    with pytest.raises(ConfigError, match=r"table nowhere is not there.*oncebridge migrate"):
+    with pytest.raises(ConfigError, match=r"no DynamoDB table nowhere.*oncebridge migrate"):
         await store.open()
     await store.aclose()
 
@@ -225,9 +225,9 @@ async def test_items_of_others_are_not_taken_for_records(server, table):
     item = {"k": {"B": "AAAA"}, "v": {"S": "something else"}}
     server.ask("PutItem", {"TableName": table, "Item": item})
     async with DynamoDBStore(table, DynamoDBOptions(endpoint=server.endpoint)) as store:
-        with pytest.raises(StoreError, match="items that are not oncebridge's"):
+        with pytest.raises(StoreError, match="items that are not from oncebridge"):
             await store.peek([b"\0\0\0"])
-        with pytest.raises(StoreError, match="items that are not oncebridge's"):
+        with pytest.raises(StoreError, match="items that are not from oncebridge"):
             await store.scan()
 
 
@@ -248,7 +248,7 @@ _REPLICAS = [{"RegionName": "eu-central-1", "ReplicaStatus": "ACTIVE"}]
 )
 async def test_replicas_that_are_eventually_consistent_are_refused(meddler, table, more):
     meddler.next("DescribeTable", _described(**more))
-    with pytest.raises(ConfigError, match="two Regions could both pass on the same event"):
+    with pytest.raises(ConfigError, match="two Regions could both deliver the same event"):
         async with opened(meddler, table):
             pass
 
@@ -496,7 +496,7 @@ async def test_a_call_that_is_throttled_is_handed_back(meddler, table, code):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("ResourceNotFound", "is not there; create it with: oncebridge migrate"),
+        ("ResourceNotFound", "; create it with: oncebridge migrate"),
         ("AccessDenied", "AWS denies access"),
         ("ValidationError", "DynamoDB refuses"),
     ],

@@ -41,16 +41,16 @@ class Expiry(Struct, frozen=True):
 
 
 def checked_prefix(bucket: str, prefix: str) -> str:
-    """Return *prefix* with the slash at its end, or raise `ConfigError` for names that cannot be."""
+    """Return *prefix* with a slash at its end; raise `ConfigError` if a name is not valid."""
     if bucket.endswith(_DIRECTORY):
         raise ConfigError(
             "",
             "directory buckets (S3 Express One Zone) are not supported: their requests are signed "
-            "in another way, and they forget everything with their zone; use a general purpose "
+            "in another way, and they lose everything if their zone fails; use a general purpose "
             "bucket",
         )
     if not _BUCKET.fullmatch(bucket):
-        raise ConfigError("", f"{bucket!r} is not the name of a bucket")
+        raise ConfigError("", f"{bucket!r} is not a valid bucket name")
     folders = prefix.strip("/").split("/") if prefix.strip("/") else []
     if not _PREFIX.fullmatch(prefix) or any(folder in ("", ".", "..") for folder in folders):
         raise ConfigError(

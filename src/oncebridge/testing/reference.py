@@ -1,10 +1,10 @@
 """
-What the operations mean: one dict and one clock.
+A reference store: one dict and one clock.
 
-Written from PROTOCOL §2, §3 and §10 alone, on purpose without `oncebridge.stores.transitions`, so
-that a mistake there is not repeated here. It is slow, it is plain, and it has only one
-subtlety: a record past keeping may or may not have been removed, so there is more than
-one state a healthy store can be in (`worlds`).
+Written from `docs/protocol.md` alone and on purpose without `oncebridge.stores.transitions`, so that
+a mistake there is not repeated here. It is slow and simple, with one complication: a record past
+keeping may or may not have been removed, so a correct store can be in more than one state
+(`worlds`).
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from oncebridge.stores.api import (
 
 @dataclass(slots=True)
 class ReferenceRow:
-    """One record, as a store should show it."""
+    """One record, as a store should return it."""
 
     token: bytes
     generation: bytes
@@ -46,14 +46,14 @@ class ReferenceRow:
 
 
 class Reference:
-    """The answers a store has to give, one item at a time."""
+    """A model of a store, for one item at a time: returns the answers that a store must return."""
 
     def __init__(self, clock: Clock, rows: dict[bytes, ReferenceRow] | None = None) -> None:
         self.clock = clock
         self.rows = rows or {}
 
     def worlds(self) -> Iterator["Reference"]:
-        """Copy this state, once for each choice of the rows that may have been purged."""
+        """Yield a copy of this state for each choice of rows that may have been purged."""
         loose = [key for key, row in self.rows.items() if self.clock() >= row.keep_until_ms]
         for count in range(len(loose) + 1):
             for gone in combinations(loose, count):

@@ -1,5 +1,5 @@
 """
-Random walks through the operations, compared with the reference step by step.
+Random sequences of operations, compared with the reference step by step.
 
     class MyMachine(StoreMachine):
         @asynccontextmanager
@@ -9,10 +9,10 @@ Random walks through the operations, compared with the reference step by step.
 
     TestMyMachine = MyMachine.TestCase
 
-Three workers, three keys. Every request ever made can be repeated, and every hold ever
-granted can be committed, released or extended, stale ones above all. After each step
-the answer and all records must be what `Reference` says, and a few facts must hold that
-are kept from the answers alone, so that a mistake in the reference shows as well.
+There are three workers and three keys. Every earlier request can be repeated, and every hold can be
+committed, released or extended, even after it has ended. After each step the answer and all records
+must be those of `Reference`. A few invariants are checked from the answers alone, so that a mistake
+in the reference is found as well.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ _fates = st.sampled_from(Fate)
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """One claim request. Its number, not its token, says whose hold a hold is."""
+    """One claim request. Its number identifies its holds; its token might not be unique."""
 
     number: int
     want: Want
@@ -75,7 +75,7 @@ class ClaimRequest:
 
 
 Hold = tuple[ClaimRequest, int, bool]
-"""A request, one of its parts, and whether the part's present holder is meant instead."""
+"""A request, one of its parts, and whether to use the part's current holder instead."""
 
 
 def _holds(asked: Bundle[ClaimRequest]) -> st.SearchStrategy[Hold]:
@@ -83,12 +83,12 @@ def _holds(asked: Bundle[ClaimRequest]) -> st.SearchStrategy[Hold]:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Inherit this and write `open`."""
+    """Random tests of a store against `Reference`: inherit it and write `open`."""
 
     generation_kept = 8
-    """How many bytes of a done record's generation a store keeps at least."""
+    """How many bytes of a done record's generation the store keeps at least."""
     attempts_kept = 15
-    """How far a store counts the attempts of a done record at least."""
+    """Up to which number the store counts the attempts of a done record at least."""
 
     asked = Bundle[ClaimRequest]("asked")
 
@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def token(self, worker: str) -> bytes:
-        """Draw the token for one claim of *worker*."""
+        """Return a new token for a claim of *worker*."""
         return _bits(f"token {worker} {self.count}")
 
     def teardown(self) -> None:
@@ -273,7 +273,7 @@ class StoreMachine(RuleBasedStateMachine):
         if holder is not asked:
             assert not self._is_leased(key), f"{key!r} has two live leases"
         record = self._peek()[key]
-        # A claim sent again keeps its old end; one past keeping may be gone when we look.
+        # A claim sent again keeps its old end; a record past keeping may be gone already.
         self.leases[key] = (asked, record.until_ms if record else now)
         self.generations[asked.number, key] = generation
 
@@ -308,7 +308,7 @@ class StoreMachine(RuleBasedStateMachine):
     # --- the comparison ----------------------------------------------------------
 
     def _step(self, verb: str, item: object) -> Any:
-        """Do the same at the store and at the reference, and compare."""
+        """Run the operation on the store and on the reference, and compare."""
         (answer,) = self._await(getattr(self.store, verb)([item]))
         self._compare(verb, item, answer, lambda world: getattr(world, verb)(item))
         return answer
@@ -320,7 +320,7 @@ class StoreMachine(RuleBasedStateMachine):
         expected = []
         for before in self.model.worlds():
             said = apply(before)
-            for world in before.worlds():  # what is past keeping may go before or after
+            for world in before.worlds():  # a record past keeping may be removed before or after
                 if said == answer and self._shows(seen, world):
                     self.model = world
                     return

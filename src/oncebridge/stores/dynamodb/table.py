@@ -1,12 +1,11 @@
 """
-A DynamoDB table as entries: each item a encode_record record, each write under its condition.
+A DynamoDB table of records, written with conditions.
 
-An item has the key `k`, the record `r`, and for the service's own clean-up `x`, the second
-after which nobody misses it. The condition of a change is that `r` is byte for byte what
-was read.
+An item has the key `k`, the encoded record `r`, and `x`, the second after which DynamoDB may
+remove it. The condition of a change is that `r` has exactly the bytes that were read.
 
-Writes go in batches of statements, which DynamoDB runs one by one and answers one by one.
-The texts of the statements are constant; all that varies are parameters.
+Writes are batches of statements, which DynamoDB runs and answers one by one. The texts of the
+statements are constant; all values are parameters.
 """
 
 import asyncio
@@ -44,9 +43,9 @@ _PAUSE_S: Final = 0.05
 _DIFFERS: Final = RecordDiffers()
 _encode = msgspec.json.Encoder().encode
 
-_MET_ANOTHER = frozenset({"ConditionalCheckFailed", "DuplicateItem", "TransactionConflict"})
-"""Somebody else wrote, or is writing just now; reading again shows what came of it."""
-_FINAL = frozenset({"AccessDenied", "ResourceNotFound", "ValidationError"})
+_CONFLICT_CODES = frozenset({"ConditionalCheckFailed", "DuplicateItem", "TransactionConflict"})
+"""Another worker has written the item, or is writing it; reading again shows the result."""
+_FINAL_CODES = frozenset({"AccessDenied", "ResourceNotFound", "ValidationError"})
 
 
 class _Bytes(Struct):
@@ -102,20 +101,20 @@ _an_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 class DynamoDBTable:
     """
-    The table *name*, asked through *client*: see `oncebridge.stores.conditional.ConditionalBackend`.
+    The table *name*; see `oncebridge.stores.conditional.ConditionalBackend`.
 
-    What DynamoDB leaves unread is asked for again for *timeout_s*.
+    Keys that DynamoDB leaves unread are requested again for *timeout_s*.
     """
 
     def __init__(self, client: AwsClient, name: str, *, clock: Clock, timeout_s: float) -> None:
         self.has_transactions = True
         self.written = 0
-        """How many statements were run: two for each item that was added, or more."""
+        """How many statements were run: at least two for each item that was added."""
         self._client = client
         self._name = name
         self._clock = clock
         self._timeout_s = timeout_s
-        # Only a name that was checked stands in these; values are parameters.
+        # The name was checked; all values are parameters.
         self._insert = f"INSERT INTO \"{name}\" VALUE {{'k': ?, 'r': ?, 'x': ?}}"
         self._update = f'UPDATE "{name}" SET r = ?, x = ? WHERE k = ? AND r = ?'  # noqa: S608
 
@@ -144,7 +143,7 @@ class DynamoDBTable:
     async def scan(
         self, place: bytes, limit: int, *, consistent: bool = True
     ) -> tuple[list[VersionedRecord], bytes]:
-        """Read about *limit* entries from *place* on, and tell the next place; none: the end."""
+        """Return about *limit* records from *place* on, and the next place; empty at the end."""
         asked: dict[str, Any] = {
             "TableName": self._name,
             "Limit": limit,
@@ -157,7 +156,7 @@ class DynamoDBTable:
         return [_entry(item) for item in page.items], following.k.value if following else b""
 
     async def call(self, operation: str, asked: Any, expected: Collection[str] = ()) -> bytes:
-        """Call an operation. Raises a `StoreError`, or an `AwsError` whose code is *expected*."""
+        """Call an operation; raise `StoreError`, or `AwsError` if its code is *expected*."""
         try:
             return await self._client.call(operation, _encode(asked))
         except (NotSent, Unclear) as error:
@@ -190,8 +189,10 @@ class DynamoDBTable:
                 break
             await asyncio.sleep(pause)
             pause *= 2
-        silent = dict.fromkeys(unread, NoAnswer("DynamoDB throttles: it did not read this key"))
-        return [silent.get(place) or entries.get(place) for place in places]
+        unread_answers = dict.fromkeys(
+            unread, NoAnswer("DynamoDB throttles: it did not read this key")
+        )
+        return [unread_answers.get(place) or entries.get(place) for place in places]
 
     async def _write(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         soonest_ms = self._client.clock.local()
@@ -219,7 +220,7 @@ class DynamoDBTable:
         return answers
 
     async def _remove(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
-        """Remove one item; a statement would not tell whether there was anything to remove."""
+        """Remove one item; a statement would not report whether it existed."""
         (change,) = changes
         asked = {
             "TableName": self._name,
@@ -240,8 +241,8 @@ class DynamoDBTable:
         """
         Write one group.
 
-        Without a token that makes DynamoDB answer *yes* to a repeat for ten minutes: by then
-        the yes may not be true any more. A claim that is repeated reads, and knows its own.
+        Without a ClientRequestToken: with it, DynamoDB would confirm a repeated request for ten
+        minutes, even if the claim was taken over meanwhile. A repeated claim reads the item instead.
         """
         (group,) = groups
         soonest_ms = self._client.clock.local()
@@ -259,15 +260,15 @@ class DynamoDBTable:
             answer = await self.call("TransactWriteItems", asked, ("TransactionCanceledException",))
         except AwsError as error:
             return [self._refused(_read(_cancelled, error.body).cancellation_reasons)]
-        _read(_an_object, answer)  # a stranger's page would be no yes
+        _read(_an_object, answer)  # another server's page does not confirm anything
         return [[RecordChanged(entry) for _, entry, _ in written]]
 
     def _refused(self, failures: Sequence[_StatementError]) -> RecordDiffers | NoAnswer:
         for failure in failures:
-            if failure.code in _FINAL:
+            if failure.code in _FINAL_CODES:
                 raise StoreError(advice(failure.code, failure.message or "", self._name))
         codes = [failure.code for failure in failures if failure.code != "None"]
-        if _MET_ANOTHER.intersection(codes):
+        if _CONFLICT_CODES.intersection(codes):
             return _DIFFERS
         return NoAnswer(f"DynamoDB: {', '.join(codes)}")
 
@@ -275,22 +276,22 @@ class DynamoDBTable:
 async def _in_chunks(
     items: Sequence[_Item], size: int, call: Callable[[Sequence[_Item]], Awaitable[list[_T]]]
 ) -> list[_T | NoAnswer]:
-    """Ask for all at once, *size* in a call; only if no call is answered, none is."""
+    """Make calls with *size* items each, all at once; raise only if all calls fail."""
     if len(items) <= size:
         return [*await call(items)] if items else []
     chunks = [items[at : at + size] for at in range(0, len(items), size)]
     results = await asyncio.gather(*map(call, chunks), return_exceptions=True)
     answers: list[_T | NoAnswer] = []
-    silent = 0
+    failed = 0
     for chunk, result in zip(chunks, results, strict=True):
         if isinstance(result, StoreUnavailable):
             answers += [NoAnswer(str(result))] * len(chunk)
-            silent += 1
+            failed += 1
         elif isinstance(result, BaseException):
             raise result
         else:
             answers += result
-    if silent == len(chunks):
+    if failed == len(chunks):
         raise StoreUnavailable(str(results[0]))
     return answers
 
@@ -299,8 +300,8 @@ def _place(key: bytes) -> bytes:
     """
     Return the `k` of an item.
 
-    A key that DynamoDB does not take is replaced by its digest, and so is one that could be
-    mistaken for such; then the record itself holds the key.
+    A key that DynamoDB does not accept is replaced by its digest, and so is a key that looks like
+    a digest. The record then contains the key.
     """
     if 0 < len(key) <= _LONGEST_KEY and not key.startswith(_DIGESTED):
         return key
@@ -318,9 +319,9 @@ def _written(
 ) -> tuple[dict[str, Any], VersionedRecord, dict[str, str]]:
     """Return the values of `k`, `r` (with the record that it means) and `x`."""
     place, record = _place(change.key), change.after
-    assert isinstance(record, Record)  # noqa: S101 - what is removed is not written
+    assert isinstance(record, Record)  # noqa: S101 - removals are not written
     entry = VersionedRecord(record, encode_record(record, with_key=place is not change.key))
-    # Whatever clock decides here, DynamoDB looks at its own, so it is never asked to hurry.
+    # DynamoDB expires items by its own clock, whichever clock decides here; so never too early.
     ends = max(record.keep_until_ms, soonest_ms) // 1000 + _DAY_S
     return {"B": place}, entry, {"N": str(ends)}
 
@@ -337,22 +338,22 @@ def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:
         return decode(body)
     except msgspec.ValidationError:
         raise StoreError(
-            "the DynamoDB table holds items that are not oncebridge's; give it one of its own"
+            "the DynamoDB table has items that are not from oncebridge; use a table of its own"
         ) from None
     except msgspec.DecodeError:
         raise StoreUnavailable("DynamoDB: the answer cannot be read") from None
 
 
 def advice(code: str, message: str, table: str) -> str:
-    """Say what to do where DynamoDB said no for good."""
+    """Return what to do about an error that a retry does not solve."""
     match code.removesuffix("Exception"):
         case "ResourceNotFound":
-            return f"the DynamoDB table {table} is not there; create it with: oncebridge migrate"
+            return f"there is no DynamoDB table {table}; create it with: oncebridge migrate"
         case "AccessDenied":
             return f"AWS denies access to the DynamoDB table {table}: {message}"
         case "UnrecognizedClient" | "ExpiredToken" | "InvalidClientTokenId":
             return f"AWS does not accept the credentials: {message or code}"
         case "InvalidSignature" | "IncompleteSignature" | "RequestExpired":
-            return f"AWS does not accept the signature; is this host's clock right? {message}"
+            return f"AWS does not accept the signature; check this host's clock: {message}"
         case _:
             return f"DynamoDB refuses: {code}: {message}"

@@ -1,10 +1,9 @@
 """
-A SQLite file, as the store and the dead letters use it.
+A SQLite file, for the store, the dead letters and the spool.
 
-SQLite blocks, so it lives in a thread of its own: one, as there is one writer anyway.
-Everything that is written is durable when the call returns (`synchronous=FULL`). Changes
-that are asked for while the thread is busy go together in its next transaction: one fsync
-for all of them.
+SQLite blocks, so it runs in a thread: one, since SQLite has a single writer anyway. Everything
+written is durable when the call returns (`synchronous=FULL`). Changes that are requested while the
+thread is busy share its next transaction: one fsync for all of them.
 """
 
 import asyncio
@@ -36,10 +35,10 @@ CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INT
 _VERSION_OF = "SELECT version FROM oncebridge_schema WHERE name = ?"
 _creating = threading.Lock()
 _PAUSE_MS = 10
-_TOGETHER = 16  # works in one transaction: other processes get their turn in between
+_TOGETHER = 16  # changes per transaction, so that other processes can write in between
 _WAL_LEAST, _WAL_MOST = 64 * 1024, 16 * 1024 * 1024
 _WAL_SHARE = 32
-"""Of the disk: several files may be on it."""
+"""The part of the disk that one log may use; several files may be on it."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
@@ -62,8 +61,8 @@ class SQLiteFile:
     """
     The file at *path*, with the tables of *schema*.
 
-    *name* and *version* say whose tables and which layout they are, so that a file
-    written by another version is refused rather than misread.
+    *name* and *version* identify the tables and their layout, so that a file written by another
+    version is refused rather than misread.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class SQLiteFile:
         return self._path
 
     def refusal(self, db: sqlite3.Connection) -> str:
-        """Return why the file behind *db* would be refused; nothing if it would not."""
+        """Return why the file of *db* would be refused; empty if it would not."""
         has_versions = "SELECT 1 FROM sqlite_master WHERE name = 'oncebridge_schema'"
         if not db.execute(has_versions).fetchone():
             return ""
@@ -106,7 +105,7 @@ class SQLiteFile:
         )
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Do *work* in the thread; the file is opened, checked and set up on first use."""
+        """Run *work* in the thread; the file is opened, checked and set up on first use."""
         if self._closed:
             raise StoreError(f"{self._path}: has been closed")
         loop = asyncio.get_running_loop()
@@ -114,10 +113,10 @@ class SQLiteFile:
 
     async def change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """
-        Do *work* in the thread and in a transaction, perhaps together with others.
+        Run *work* in the thread and in a transaction, which it may share with others.
 
-        It is done wholly or not at all, and may be done twice if another's work beside it
-        fails; it must change nothing but the file.
+        It is done completely or not at all. It may run twice, if another change in its transaction
+        fails, so it must change nothing but the file.
         """
         if self._closed:
             raise StoreError(f"{self._path}: has been closed")
@@ -168,7 +167,7 @@ class SQLiteFile:
             queue.is_free = True
 
     def _together(self, works: Sequence[_Work]) -> list[_Done]:
-        """Do all in one transaction; if that fails, each in one of its own."""
+        """Run all in one transaction; if that fails, each in one of its own."""
 
         def all_of_them(db: sqlite3.Connection) -> list[_Done]:
             with transaction(db):
@@ -177,9 +176,9 @@ class SQLiteFile:
         try:
             return self._guarded(all_of_them)
         except StoreUnavailable as error:
-            # It would be away for each of them too, and each would wait as long.
+            # It would be unavailable for each of them too, and each would wait as long.
             return [(None, error)] * len(works)
-        except Exception as error:  # noqa: BLE001 - handed to whoever asked for it
+        except Exception as error:  # noqa: BLE001 - passed to the caller
             if len(works) == 1:
                 return [(None, error)]
         return [self._together([work])[0] for work in works]
@@ -211,14 +210,14 @@ class SQLiteFile:
 
     def _connect(self) -> sqlite3.Connection:
         if self._path.name == ":memory:":
-            raise StoreError("sqlite: needs a file; to keep nothing, write memory: instead")
+            raise StoreError("sqlite: needs a file; to keep records in memory, use memory: instead")
         _refuse_network_file_system(self._path)
         if not self._path.parent.is_dir():
             raise StoreError(
-                f"{self._path}: the directory does not exist; create it, or name another path"
+                f"{self._path}: the directory does not exist; create it, or use another path"
             )
-        # First, as SQLite gives its log the mode of the file; SQLite reports what goes wrong. One
-        # thread at a time: closing a file releases the locks of this process's connections to it.
+        # Created first, because SQLite gives its log the mode of the file; SQLite reports errors.
+        # One thread at a time: closing a file releases all locks of this process on it.
         with _creating, suppress(OSError):
             os.close(create_private(self._path))
         db = sqlite3.connect(
@@ -240,12 +239,12 @@ class SQLiteFile:
         mode = self._switch_to_wal(db)
         if mode != "wal":
             raise StoreError(
-                f"{self._path}: this file system gives SQLite no write-ahead log "
+                f"{self._path}: this file system does not support SQLite's write-ahead log "
                 f"(journal mode {mode!r}); put the file on a local disk"
             )
         db.execute("PRAGMA synchronous = FULL")
-        # Keys are random, so every write touches pages all over the table: keep them at hand,
-        # and carry them over to the main file less often than every 4 MB, where there is room.
+        # Keys are random, so every write touches pages all over the table: cache them, and write
+        # them to the main file less often than every 4 MB, if the disk has room.
         db.execute("PRAGMA cache_size = -65536")
         most = wal_limit(self._path)
         (page_size,) = db.execute("PRAGMA page_size").fetchone()
@@ -262,7 +261,7 @@ class SQLiteFile:
             db.execute(self._schema)
 
     def _switch_to_wal(self, db: sqlite3.Connection) -> str:
-        """Ask for a write-ahead log; SQLite itself does not wait when several ask at once."""
+        """Switch to a write-ahead log; SQLite does not wait if several processes do so at once."""
         left = ms(self._busy_timeout) // _PAUSE_MS
         while True:
             try:
@@ -279,10 +278,10 @@ _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"
 
 class _Thread:
     """
-    A thread that does one thing after the other, for any loop.
+    A thread that runs one job after the other, for any loop.
 
-    An executor of one thread would do the same, at half as much again for each call. What has
-    begun when the interpreter ends is still done.
+    An executor with one thread would do the same, with 50 % more overhead per call. A job that
+    runs when the interpreter exits is finished.
     """
 
     def __init__(self) -> None:
@@ -291,7 +290,7 @@ class _Thread:
         self._is_started = self._is_stopped = False
 
     def do(self, loop: asyncio.AbstractEventLoop, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Do *work*; whoever is cancelled while waiting leaves it to be done all the same."""
+        """Run *work*; it is run even if the caller is cancelled while it waits."""
         result: asyncio.Future[_T] = loop.create_future()
         with self._lock:
             if self._is_stopped:
@@ -305,11 +304,11 @@ class _Thread:
         name = "oncebridge-sqlite"
         thread = threading.Thread(target=_run_jobs, args=[self._jobs], name=name, daemon=True)
         thread.start()
-        finalize(self, _stop, self._jobs, thread)  # also at the end of the interpreter
+        finalize(self, _stop, self._jobs, thread)  # also when the interpreter exits
         self._is_started = True
 
     def stop(self) -> None:
-        """Let the thread end when it has done what it was asked to."""
+        """End the thread after its last job."""
         with self._lock:
             self._is_stopped = True
             self._jobs.put(None)
@@ -321,16 +320,16 @@ def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
         value, error = None, None
         try:
             value = work()
-        except BaseException as raised:  # noqa: BLE001 - handed to whoever asked for it
+        except BaseException as raised:  # noqa: BLE001 - passed to the caller
             error = raised
-        with suppress(RuntimeError):  # the loop has been closed, and nobody waits
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
             loop.call_soon_threadsafe(_set_result, result, value, error)
-        del job, work, loop, result, value, error  # it may be long until the next one
+        del job, work, loop, result, value, error  # freed now: the next job may come late
 
 
 def _set_result(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
     if result.done():
-        return  # whoever asked has been cancelled
+        return  # the caller was cancelled
     if error is not None:
         result.set_exception(error)
     else:
@@ -344,18 +343,18 @@ def _stop(jobs: "SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
 
 
 class _WriteQueue:
-    """What one loop is waiting for."""
+    """The changes that wait for the thread, for one loop."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[_Work, asyncio.Future[Any]]] = []
         self.is_free = True
         self.task: asyncio.Task[None] | None = None
-        """Kept, as the loop itself holds it weakly only."""
+        """Kept, because the loop has only a weak reference."""
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Do all of the block or nothing, alone among all processes that share the file."""
+    """Run the block in a transaction, exclusively among all processes that share the file."""
     # IMMEDIATE takes the write lock before the first read, so nothing that was read can change.
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -371,15 +370,16 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_READONLY:
         return StoreError(
-            f"{path}: the file or its directory is read-only; SQLite has to write beside it too"
+            f"{path}: the file or its directory is read-only; make both writable, as SQLite also "
+            "creates files beside it"
         )
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreError(
             f"{path}: cannot be opened or created; the directory must exist and be writable, and "
-            "a symbolic link must lead to a file"
+            "a symbolic link must point to a file"
         )
     if code == sqlite3.SQLITE_NOTADB:
-        return StoreError(f"{path}: is not a SQLite file; name another path")
+        return StoreError(f"{path}: is not a SQLite file; use another path")
     if code in _TRANSIENT:
         return StoreUnavailable(f"{path}: {error}")
     return StoreError(f"{path}: {error}")
@@ -387,9 +387,9 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
 
 @contextmanager
 def open_unchanged(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file at *path* as it is: nothing is changed, and nothing made beside it."""
+    """Open the file at *path* for reading, without creating files beside it."""
     beside = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
-    # Where its helpers are not there, nobody has it open; SQLite would make them for us.
+    # Without these files no process has it open; SQLite would create them for us.
     how = "mode=ro" if all(file.exists() for file in beside) else "immutable=1"
     db = sqlite3.connect(
         _uri(path, how),
@@ -409,15 +409,15 @@ def _uri(path: Path, how: str) -> str:
 
 
 class Disk(Struct, frozen=True):
-    """The file system that a file is on, in bytes; zeros where the system does not tell."""
+    """Size and free space of a file system in bytes; zero if the system does not report them."""
 
     size: int = 0
     free: int = 0
-    """What this process may use."""
+    """Available to this process."""
 
     @classmethod
     def of(cls, path: Path) -> "Disk":
-        """Return the disk of *path*, which need not exist; its directory does."""
+        """Return the disk of *path*; the file need not exist, its directory must."""
         try:
             found = os.statvfs(path.absolute().parent)
         except OSError:
@@ -427,17 +427,17 @@ class Disk(Struct, frozen=True):
 
 def wal_limit(path: Path) -> int:
     """
-    Return how large the write-ahead log of the file at *path* should become, in bytes.
+    Return the maximum size of the write-ahead log of the file at *path*, in bytes.
 
-    A log that is larger than the disk would never be carried over to the main file, and no
-    write would succeed any more, not even a deletion.
+    A log that fills the disk could not be written to the main file any more, and then no write
+    would succeed, not even a deletion.
     """
     size = Disk.of(path).size
     return max(min(size // _WAL_SHARE, _WAL_MOST), _WAL_LEAST) if size else _WAL_MOST
 
 
 def network_file_system(path: Path) -> str:
-    """Name the type of the file system that *path* is on if others share it, by the network."""
+    """Return the type of the file system of *path* if it is a network one, otherwise empty."""
     kind = file_system(path)
     return kind if kind in _NETWORK_FILE_SYSTEMS else ""
 
@@ -446,14 +446,14 @@ def _refuse_network_file_system(path: Path) -> None:
     kind = network_file_system(path)
     if kind:
         raise StoreError(
-            f"{path}: lies on a network file system ({kind}), where SQLite's locks do not hold "
-            "and two workers would both win; put the file on a local disk, or use a store made "
-            "for several hosts (redis, postgresql, dynamodb)"
+            f"{path}: is on a network file system ({kind}), where SQLite's locks are not reliable "
+            "and two workers could deliver the same event; put the file on a local disk, or use a "
+            "store for several hosts (redis, postgresql, dynamodb)"
         )
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Name the type of the file system that *path* is on; empty where the system does not tell."""
+    """Return the type of the file system of *path*; empty if the system does not report it."""
     try:
         lines = mounts.read_bytes().splitlines()
     except OSError:
@@ -465,7 +465,7 @@ def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
         fields, types = left.split(), right.split()
         if len(fields) < 5 or not types:
             continue
-        # the kernel writes blanks in a path as octal escapes
+        # The kernel writes spaces in a path as octal escapes.
         name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8) & 0xFF]), fields[4])
         point = Path(os.fsdecode(name))
         depth = len(point.parts)

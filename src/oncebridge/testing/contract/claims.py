@@ -15,7 +15,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class ClaimCases(Harness):
-    """A claim of one key takes what is absent or free, and tells what stands against it."""
+    """Claims of one key: granted if it is absent or free, otherwise refused with the reason."""
 
     # --- claim: one key ----------------------------------------------------------
 

@@ -28,7 +28,7 @@ _Item = TypeVar("_Item")
 
 
 class ConcurrencyCases(Harness):
-    """Of many who ask at once, through one handle or two, exactly one wins."""
+    """Concurrent requests, through one handle or two: exactly one of them succeeds."""
 
     # --- many at once ------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class PartCases(Harness):
-    """A claim of several parts takes all of them or none, and tells what weighs most."""
+    """Claims of several parts: all are granted or none, and precedence decides the answer."""
 
     # --- several parts: claiming -------------------------------------------------
 
