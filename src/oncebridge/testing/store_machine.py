@@ -235,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
     # --- facts -------------------------------------------------------------------
 
     @invariant()
-    def whoever_has_a_lease_is_the_one_on_record(self) -> None:
+    def a_lease_is_the_one_on_record(self) -> None:
         seen = self._peek()
         for key, (asked, _) in self.leases.items():
             record = seen[key]

@@ -133,7 +133,7 @@ class PostgresStore:
         )
         self._auto_migrate = options.auto_migrate
         self._clock = clock
-        self._calls = _Calls(self.layout)
+        self._statements = _Statements(self.layout)
         self._hand: int | None = None
 
     @classmethod
@@ -207,7 +207,7 @@ class PostgresStore:
         keys = [part.key for part in parts]
         slides = folded([part.slide_ms for part in parts])
         rows = await self._ask(
-            self._calls.claim,
+            self._statements.claim,
             careful or slides != [0],
             stored_keys(keys),
             folded([part.hash for part in parts]),
@@ -227,7 +227,7 @@ class PostgresStore:
         return await self._chunks(self._commit, commits)
 
     async def _commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        rows = await self._ask(self._calls.commit, *commit_arrays(commits), self._test_time())
+        rows = await self._ask(self._statements.commit, *commit_arrays(commits), self._test_time())
         answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
         for part, verdict in rows:
             answers[part - 1] = _COMMIT_REPLIES[verdict]
@@ -238,7 +238,7 @@ class PostgresStore:
 
     async def _release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
         ((done,),) = await self._ask(
-            self._calls.release, *release_arrays(releases), self._test_time()
+            self._statements.release, *release_arrays(releases), self._test_time()
         )
         answers: list[ReleaseAnswer] = [Reply.FENCED] * len(releases)
         for part in done:
@@ -250,7 +250,7 @@ class PostgresStore:
 
     async def _extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
         ((done,),) = await self._ask(
-            self._calls.extend,
+            self._statements.extend,
             stored_keys([asked.key for asked in extensions]),
             [asked.token for asked in extensions],
             folded([asked.lease_ms for asked in extensions]),
@@ -268,7 +268,7 @@ class PostgresStore:
         keys = [asked.key for asked in memories]
         stored = stored_keys(keys)
         ((done,),) = await self._ask(
-            self._calls.remember,
+            self._statements.remember,
             stored,
             [asked.generation for asked in memories],
             folded([int(asked.fate) for asked in memories]),
@@ -283,7 +283,7 @@ class PostgresStore:
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         found: dict[bytes, Record] = {}
         for at in range(0, len(keys), _CHUNK):
-            rows = await self._ask(self._calls.peek, stored_keys(keys[at : at + _CHUNK]))
+            rows = await self._ask(self._statements.peek, stored_keys(keys[at : at + _CHUNK]))
             found |= {record.key: record for record in map(_record, rows)}
         return [found.get(key) for key in keys]
 
@@ -292,7 +292,7 @@ class PostgresStore:
         stored = stored_keys(keys)
         for at in range(0, len(keys), _CHUNK):
             ((done,),) = await self._ask(
-                self._calls.forget, stored[at : at + _CHUNK], self._test_time()
+                self._statements.forget, stored[at : at + _CHUNK], self._test_time()
             )
             gone.update(done)
         return [key in gone for key in stored]
@@ -305,7 +305,7 @@ class PostgresStore:
         together are on the same page and expire together. An index of dates would have to be
         updated by every write.
         """
-        ((pages, now_ms),) = await self._ask(self._calls.pages, self._test_time())
+        ((pages, now_ms),) = await self._ask(self._statements.pages, self._test_time())
         if not pages:
             return 0
         hand = self._hand
@@ -317,7 +317,7 @@ class PostgresStore:
         while left > 0 and removed < limit:
             first = hand if hand < pages else 0
             hand = min(first + min(step, left), pages)
-            ((gone,),) = await self._ask(self._calls.purge, first, hand, self._test_time())
+            ((gone,),) = await self._ask(self._statements.purge, first, hand, self._test_time())
             left -= hand - first
             removed += gone
         self._hand = hand
@@ -326,7 +326,7 @@ class PostgresStore:
     async def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()
-        ((now_ms,),) = await self._ask(self._calls.now, None)
+        ((now_ms,),) = await self._ask(self._statements.now, None)
         return int(now_ms)
 
     async def vitals(self) -> Mapping[str, int | None]:
@@ -336,14 +336,14 @@ class PostgresStore:
         The number of rows is the server's estimate from the last vacuum or analyze; None if
         there was none.
         """
-        ((records, size),) = await self._ask(self._calls.size)
+        ((records, size),) = await self._ask(self._statements.size)
         return {"records": records, "bytes": size}
 
     # --- copying records ---------------------------------------------------------------
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         # A key may be empty, so a place is a key with a prefix.
-        query = self._calls.scan if place else self._calls.scan_first
+        query = self._statements.scan if place else self._statements.scan_first
         rows = await self._ask(query, place[1:], limit)
         return [_record(row) for row in rows], b">" + rows[-1]["key"] if len(rows) == limit else b""
 
@@ -354,7 +354,7 @@ class PostgresStore:
         keys = [record.key for record in records]
         stored = stored_keys(keys)
         ((done,),) = await self._ask(
-            self._calls.load,
+            self._statements.load,
             [record.until_ms for record in records],
             [record.keep_until_ms for record in records],
             [record.hard_until_ms for record in records],
@@ -421,7 +421,7 @@ class PostgresStore:
         return answers
 
 
-class _Calls:
+class _Statements:
     """The statements, with the names of one table in them."""
 
     def __init__(self, layout: Layout) -> None:

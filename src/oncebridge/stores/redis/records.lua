@@ -15,7 +15,7 @@
 --     1 byte    32 * fate (0: open) + 16 if the memo is in short form + attempts, if done (<= 15)
 --     6 bytes   2^46 * form of the hash + 2^45 if there is a hard end + end (ms since 1970)
 --     done:     8 bytes of the generation, [6 hard end], hash, memo
---     open:     6 keep until, 4 attempts, 16 token (zeros: nobody's), 16 generation, hash, memo
+--     open:     6 keep until, 4 attempts, 16 token (zeros: none), 16 generation, hash, memo
 --
 -- The hash is nothing (form 0), 32 bytes (1), or its length in 2 bytes and itself (2).
 

@@ -241,7 +241,7 @@ class ClaimCases(Harness):
         await self.committed(store, without)
         assert isinstance(await ask(store, self.want(with_hash)), Duplicate)
         assert isinstance(await ask(store, self.want(without, content=CONTENT)), Duplicate)
-        # and an unset content is not filled in by whoever came by
+        # and an unset content is not filled in by a refused claim
         assert isinstance(await ask(store, self.want(without, content=OTHER)), Duplicate)
 
     async def test_done_with_other_content_is_a_mismatch(self, store: Store) -> None:
