@@ -158,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock.advance(20)
         return asked
 
-    # --- with any hold ever asked for, or the one that stands --------------------
+    # --- with any earlier hold, or the current one -------------------------------
 
     @rule(hold=_holds(asked), fate=_fates, window=_windows, hard=_hards, memo=_new_memos)
     def commit(self, *, hold: Hold, fate: Fate, window: int, hard: int, memo: bytes | None) -> None:
@@ -213,7 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif what == "purge":
             removed = self._await(self.store.purge())
             gone = [key for key, record in self._peek().items() if before[key] and not record]
-            assert removed == len(gone), f"purge told {removed}, and removed {gone}"
+            assert removed == len(gone), f"purge returned {removed}, but removed {gone}"
             self._compare("purge", None, None, lambda _: None)
         else:
             assert self._peek() == before, "peek changed something"
@@ -325,9 +325,9 @@ class StoreMachine(RuleBasedStateMachine):
                     self.model = world
                     return
                 expected.append(f"{said} with {world.rows}")
-        told = "\n or ".join(expected)
+        models = "\n or ".join(expected)
         raise AssertionError(
-            f"{verb} {item} at {self.clock()}\n store: {answer} with {seen}\n model: {told}"
+            f"{verb} {item} at {self.clock()}\n store: {answer} with {seen}\n model: {models}"
         )
 
     def _shows(self, seen: dict[bytes, Record | None], world: Reference) -> bool:

@@ -161,9 +161,9 @@ async def send_requests(
 
 async def load_scripts(node: Node, scripts: Iterable[Script]) -> None:
     """Load scripts into a server, so that EVALSHA finds them."""
-    told = list(scripts)
-    answers = await node.ask([(b"SCRIPT", b"LOAD", script.source) for script in told])
-    for script, answer in zip(told, answers, strict=True):
+    loaded = list(scripts)
+    answers = await node.ask([(b"SCRIPT", b"LOAD", script.source) for script in loaded])
+    for script, answer in zip(loaded, answers, strict=True):
         if isinstance(answer, ReplyError):
             raise error_of(answer)
         if answer != script.sha:
@@ -246,9 +246,9 @@ class Sentinels:
         """Return the Sentinels that could not agree on a failover now, and why."""
         command = (b"SENTINEL", b"CKQUORUM", self._service.encode())
         asked = [self._ask_one(address, command) for address in self._addresses]
-        told = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         found = {}
-        for address, answer in zip(self._addresses, told, strict=True):
+        for address, answer in zip(self._addresses, answers, strict=True):
             if isinstance(answer, StoreError):
                 found[address_text(address)] = answer
             elif isinstance(answer, BaseException):
@@ -332,10 +332,10 @@ class Cluster:
                 self._ask_there(target, [requests[at] for at in places], replicas)
                 for target, places in plan.items()
             ]
-            told = [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
+            replies = [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
             targets = {}
-            for target, said in zip(plan, told, strict=True):
-                for at, answer in zip(plan[target], said, strict=True):
+            for target, answered in zip(plan, replies, strict=True):
+                for at, answer in zip(plan[target], answered, strict=True):
                     answers[at] = answer
                     if _begins(answer, "MOVED ", "ASK ", "TRYAGAIN "):
                         further = self._redirection(answer, requests[at], target)

@@ -113,8 +113,8 @@ class S3Bucket:
             if error.retryable:
                 raise
             return None
-        told = document(answer.body, "VersioningConfiguration")
-        return told.findtext("{*}Status", "").strip() == "Enabled"
+        versioning = document(answer.body, "VersioningConfiguration")
+        return versioning.findtext("{*}Status", "").strip() == "Enabled"
 
     async def _put(self, name: str, body: bytes, condition: tuple[str, str]) -> str | None:
         try:

@@ -91,7 +91,7 @@ class Harness:
         else:
             self.clock.advance(ms)
 
-    def token(self, worker: str = "") -> bytes:  # noqa: ARG002 - a faulty harness looks at it
+    def token(self, worker: str = "") -> bytes:  # noqa: ARG002 - used by a faulty harness
         """Return a new token for a claim of *worker*."""
         return _fresh()
 
