@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from oncebridge import Closed, ConfigError, Never, No, Throttled, Unknown, Unwell, Yes
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.sinks.aws.answers import answer_to, answer_to_code
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
 
-ROOM = Room(entries=10, bytes=100, each=100)
+LIMITS = CallLimits(entries=10, bytes=100, each=100)
 
 
 # --- what an error means ----------------------------------------------------------------------
@@ -167,27 +167,27 @@ class Service:
 
 async def test_entries_go_into_as_few_calls_as_their_number_allows():
     service = Service()
-    assert await send_all(entries(*[1] * 23), ROOM, service) == [Yes()] * 23
+    assert await send_all(entries(*[1] * 23), LIMITS, service) == [Yes()] * 23
     assert [len(call) for call in service.calls] == [10, 10, 3]
 
 
 async def test_entries_go_into_as_few_calls_as_their_size_allows():
     service = Service()
-    assert await send_all(entries(60, 40, 1, 99, 1, 100), ROOM, service) == [Yes()] * 6
+    assert await send_all(entries(60, 40, 1, 99, 1, 100), LIMITS, service) == [Yes()] * 6
     assert service.calls == [[0, 1], [2, 3], [4], [5]]
 
 
 async def test_what_is_too_large_alone_is_not_sent():
     service = Service()
-    answers = await send_all(entries(5, 101, 5), ROOM, service)
-    assert answers == [Yes(), Never("too large: 101 bytes, and at most 100 are taken"), Yes()]
+    answers = await send_all(entries(5, 101, 5), LIMITS, service)
+    assert answers == [Yes(), Never("too large: 101 bytes; at most 100 are accepted"), Yes()]
     assert service.calls == [[0, 2]]
 
 
 async def test_nothing_to_send_is_no_call():
     service = Service()
-    assert await send_all([Never("no")], ROOM, service) == [Never("no")]
-    assert await send_all([], ROOM, service) == []
+    assert await send_all([Never("no")], LIMITS, service) == [Never("no")]
+    assert await send_all([], LIMITS, service) == []
     assert service.calls == []
 
 
@@ -198,7 +198,7 @@ async def test_nothing_to_send_is_no_call():
 )
 def test_one_bad_entry_does_not_spoil_its_neighbours(sizes, bad, in_order):
     service = Service(bad)
-    answers = asyncio.run(send_all(entries(*sizes), ROOM, service, in_order=in_order))
+    answers = asyncio.run(send_all(entries(*sizes), LIMITS, service, in_order=in_order))
     for at, (size, answer) in enumerate(zip(sizes, answers, strict=True)):
         assert type(answer) is (Never if size > 100 or at in bad else Yes)
     assert len(service.taken) == len(set(service.taken)), "sent again though it was taken"
@@ -212,7 +212,7 @@ def test_one_bad_entry_does_not_spoil_its_neighbours(sizes, bad, in_order):
 )
 async def test_only_a_call_refused_for_its_content_is_sent_in_parts(code, kind):
     service = Service(bad=[2], code=code)
-    answers = await send_all(entries(1, 1, 1, 1), ROOM, service)
+    answers = await send_all(entries(1, 1, 1, 1), LIMITS, service)
     assert [type(answer) for answer in answers] == [kind] * 4
     assert len(service.calls) == 1
 
@@ -223,19 +223,19 @@ async def test_a_call_that_fails_leaves_the_others_of_the_batch_alone():
             raise Unclear("gone")
         return [Yes() for _ in part]
 
-    assert await send_all(entries(60, 60), ROOM, send) == [Unknown("gone"), Yes()]
+    assert await send_all(entries(60, 60), LIMITS, send) == [Unknown("gone"), Yes()]
 
 
 async def test_credentials_that_are_gone_are_told():
     async def send(part):
         raise ConfigError("", "no AWS credentials were found")
 
-    assert await send_all(entries(1), ROOM, send) == [Closed("no AWS credentials were found")]
+    assert await send_all(entries(1), LIMITS, send) == [Closed("no AWS credentials were found")]
 
 
 async def test_too_few_answers_are_none():
     async def send(part):
         return [Yes()]
 
-    answers = await send_all(entries(1, 1), ROOM, send)
-    assert answers == [Unknown("1 answers came for 2 entries")] * 2
+    answers = await send_all(entries(1, 1), LIMITS, send)
+    assert answers == [Unknown("AWS returned 1 answers for 2 entries")] * 2

@@ -24,8 +24,7 @@ from oncebridge import (
     parse,
 )
 from oncebridge.sinks import eventbridge as events
-from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions
-from oncebridge.sinks.eventbridge_detail import detail_with_passage
+from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions, detail_with_origin
 
 pytestmark = pytest.mark.usefixtures("aws_identity")
 GENESYS = "aws.partner/genesys.com/cloud/invented/bus"
@@ -232,7 +231,7 @@ async def test_the_default_bus_is_one_like_any_other(ministack):
 
 
 def inserted(text, **others):
-    return detail_with_passage(delivery(text, **others), "hop")
+    return detail_with_origin(delivery(text, **others), "hop")
 
 
 @pytest.mark.parametrize(
@@ -273,9 +272,9 @@ def test_a_member_that_is_not_ours_moves_into_ours(theirs):
 
 
 def test_after_several_hops_the_first_event_is_still_known():
-    first = json.loads(detail_with_passage(delivery(raw(1, source=GENESYS)), "one"))
+    first = json.loads(detail_with_origin(delivery(raw(1, source=GENESYS)), "one"))
     second_text = raw(2, first, source="oncebridge", account="999999999999")
-    made = detail_with_passage(delivery(second_text, b"\7" * 33, unprotected=True), "two")
+    made = detail_with_origin(delivery(second_text, b"\7" * 33, unprotected=True), "two")
     passage = json.loads(made, object_pairs_hook=names_once)["oncebridge"]
     assert passage == {
         **first["oncebridge"],
@@ -336,7 +335,7 @@ def test_the_detail_is_what_it_was_and_our_member(detail, indent, ascii_only, fo
     text = json.dumps(detail, indent=indent, ensure_ascii=ascii_only)
     written = {"whole": f'{{"detail" : {text}}}', "string": json.dumps({"detail": text})}
     one = delivery(written.get(form, text).encode(), bare=form == "bare")
-    found = json.loads(detail_with_passage(one, "hop"), object_pairs_hook=names_once)
+    found = json.loads(detail_with_origin(one, "hop"), object_pairs_hook=names_once)
     passage = found.pop("oncebridge")
     assert passage["via"][-1] == "hop"
     if "oncebridge" in detail:
@@ -548,7 +547,7 @@ async def test_an_event_that_is_never_taken_ends_in_the_dead_letters(bus, caplog
 
 async def test_a_bus_that_is_not_there_is_told_at_the_start(ministack):
     sink = EventsSink("events://nowhere", EventsSinkOptions(endpoint=ministack.endpoint))
-    with pytest.raises(ConfigError, match="there is no event bus nowhere; make it"):
+    with pytest.raises(ConfigError, match="there is no event bus nowhere; create it"):
         await sink.open()
     await sink.aclose()
 
@@ -564,7 +563,7 @@ async def test_what_a_human_must_put_right_is_told_at_the_start(bus, code):
 
 
 async def test_who_may_send_need_not_be_allowed_to_ask(bus, caplog, monkeypatch):
-    monkeypatch.setattr(events, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "_CHECK_EVERY_S", 0.0)
     caplog.set_level(logging.INFO, "oncebridge")
     async with meddling(bus.server) as between:
         between.always("DescribeEventBus", failing("AccessDeniedException"))
@@ -586,7 +585,7 @@ async def test_a_bus_that_does_not_answer_at_the_start_may_later(bus):
 
 async def test_a_bus_that_goes_away_is_noticed(bus, monkeypatch):
     """AWS would go on taking events for it, and drop them."""
-    monkeypatch.setattr(events, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "_CHECK_EVERY_S", 0.0)
     async with meddling(bus.server) as between, opened(bus.sink(between)) as sink:
         assert await sink.deliver([delivery()]) == [Yes()]
         between.next("DescribeEventBus", failing("ResourceNotFoundException"))
@@ -600,7 +599,7 @@ async def test_a_bus_that_goes_away_is_noticed(bus, monkeypatch):
 
 
 async def test_credentials_that_are_gone_are_told(bus, monkeypatch):
-    monkeypatch.setattr(events, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "_CHECK_EVERY_S", 0.0)
 
     async def nobody():
         raise ConfigError("", "no AWS credentials were found")
@@ -689,4 +688,4 @@ async def test_the_region_may_stand_in_the_address(bus):
 
 def test_an_event_that_claims_to_have_passed_here_is_believed():
     text = raw(1, {"oncebridge": {"via": ["a#b", "c#d"]}})
-    assert events.went_through(parse(text)) == ["a#b", "c#d"]
+    assert events.hops_of(parse(text)) == ["a#b", "c#d"]

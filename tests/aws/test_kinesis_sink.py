@@ -154,7 +154,7 @@ async def test_a_record_that_is_too_large_is_never_sent(stream):
     async with opened(stream.sink()) as sink:
         fits, answer, last = await sink.deliver(several(*texts))
     assert (fits, last) == (Yes(), Yes())
-    assert answer == Never(f"too large: {MIB + 1} bytes, and at most {MIB} are taken")
+    assert answer == Never(f"too large: {MIB + 1} bytes; at most {MIB} are accepted")
     assert stream.data() == sorted([texts[0], texts[2]])
 
 
@@ -280,7 +280,7 @@ async def test_an_event_that_is_never_taken_ends_in_the_dead_letters(stream, cap
 
 async def test_a_stream_that_is_not_there_is_told_at_the_start(ministack):
     sink = KinesisSink("kinesis://nowhere", KinesisSinkOptions(endpoint=ministack.endpoint))
-    with pytest.raises(ConfigError, match="there is no Kinesis stream nowhere; make it"):
+    with pytest.raises(ConfigError, match="there is no Kinesis stream nowhere; create it"):
         await sink.open()
     await sink.aclose()
 

@@ -296,7 +296,7 @@ async def test_what_is_too_large_is_never_sent(topic):
     async with opened(topic.sink()) as sink:
         fits, answer, last = await sink.deliver(several(*texts))
     assert (fits, last) == (Yes(), Yes())
-    assert answer == Never(f"too large: {LIMIT + 1} bytes, and at most {LIMIT} are taken")
+    assert answer == Never(f"too large: {LIMIT + 1} bytes; at most {LIMIT} are accepted")
     assert topic.bodies() == sorted([texts[0], texts[2]])
 
 
@@ -373,8 +373,8 @@ async def test_a_call_that_fails_fails_for_all_and_is_not_repeated(rule, kind):
         ("<MessageId>m</MessageId><Id><![CDATA[0]]></Id>", Yes()),
         ("<MessageId>m</MessageId><Id>\n 0 \n</Id>", Yes()),
         ("<MessageId>m</MessageId><Id>&#48;</Id>", Yes()),
-        ("<MessageId>m</MessageId><Id>1</Id>", Unknown("nothing came back for it")),
-        ("<MessageId/><Id>0</Id>", Unknown("nothing came back for it")),
+        ("<MessageId>m</MessageId><Id>1</Id>", Unknown("SNS returned no result for the message")),
+        ("<MessageId/><Id>0</Id>", Unknown("SNS returned no result for the message")),
     ],
 )
 async def test_an_answer_is_understood_in_every_way_xml_can_write_it(member, answer):
@@ -448,7 +448,7 @@ async def test_an_event_that_is_never_taken_ends_in_the_dead_letters(caplog):
 async def test_a_topic_that_is_not_there_is_told_at_the_start(ministack):
     arn = "arn:aws:sns:us-east-1:000000000000:nowhere"
     sink = SnsSink(f"sns:{arn}", SnsSinkOptions(endpoint=ministack.endpoint))
-    with pytest.raises(ConfigError, match=f"there is no SNS topic {arn}; make it"):
+    with pytest.raises(ConfigError, match=f"there is no SNS topic {arn}; create it"):
         await sink.open()
     await sink.aclose()
 

@@ -14,7 +14,7 @@ from tests.servers.meddler import failing, hang, meddling, saying, swallow, vani
 from oncebridge import ConfigError, Delivery, Gateway, Settings, Verdict, parse
 from oncebridge.aws.queue import MOST_BYTES, Failure
 from oncebridge.sinks.api import Closed, Never, No, Throttled, Unknown, Yes
-from oncebridge.sinks.sqs import SqsSink, SqsSinkOptions, understood
+from oncebridge.sinks.sqs import SqsSink, SqsSinkOptions, answer_to_failure
 from oncebridge.stores.memory import MemoryStore
 
 KEY, GENERATION = bytes(range(33)), bytes(range(16))
@@ -225,7 +225,7 @@ class TestAnswers:
         ],
     )
     def test_of_an_entry(self, code, sender_fault, kind):
-        answer = understood(Failure("0", code, "so it is", sender_fault))
+        answer = answer_to_failure(Failure("0", code, "so it is", sender_fault))
         assert type(answer) is kind
         assert code in answer.reason
 

@@ -35,11 +35,11 @@ from oncebridge.stores.api import (
     Store,
     Want,
 )
-from oncebridge.stores.conditional import Cell
+from oncebridge.stores.conditional import VersionedRecord
 from oncebridge.stores.memory import MemoryStore, _name
 from oncebridge.testing import ManualClock, StoreContract, StoreMachine
 
-from .test_compare_store import CellsInMemory, StoreInMemory
+from .test_conditional_store import BackendInMemory, StoreInMemory
 
 
 class Faulty(MemoryStore):
@@ -291,10 +291,10 @@ class Carried(StoreInMemory):
     """A store whose records can be carried to another, as that in memory cannot."""
 
     def __init__(self, *, clock: ManualClock) -> None:
-        super().__init__(CellsInMemory(clock))
+        super().__init__(BackendInMemory(clock))
 
     def put(self, record: Record) -> None:
-        self.cells.cells[record.key] = Cell(record, next(self.cells.numbers))
+        self.backend.entries[record.key] = VersionedRecord(record, next(self.backend.numbers))
 
 
 class ScanSkipsWhereItGoesOn(Carried):
@@ -310,9 +310,9 @@ class ScanByNumber(Carried):
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         at = int(place or b"0")
-        keys = list(islice(sorted(self.cells.cells), at, at + limit))
+        keys = list(islice(sorted(self.backend.entries), at, at + limit))
         after = b"%d" % (at + limit) if len(keys) == limit else b""
-        return [self.cells.cells[key].record for key in keys], after
+        return [self.backend.entries[key].record for key in keys], after
 
 
 class ScanOfWhatIsDone(Carried):

@@ -76,7 +76,7 @@ class TestS3StoreThatCannotRemove(
     async def open_second(self, clock: ManualClock) -> AsyncIterator[Store]:
         async with super().open_second(clock) as store:
             assert isinstance(store, S3Store)
-            store._objects.removes_with_care = False
+            store._objects.has_conditional_removal = False
             yield store
 
 

@@ -172,11 +172,11 @@ def _refuse() -> tuple[str, str]:
         (_fail, StoreUnavailable, "no credentials for Redis: RuntimeError"),
         (_time_out, StoreUnavailable, "no credentials for Redis: TimeoutError"),
         (_refuse, ConfigError, "set VAULT_ADDR"),
-        (lambda: "s3cret", ConfigError, "a user and a password"),
-        (lambda: ("ann", b"s3cret"), ConfigError, "a user and a password"),
-        (lambda: ("ann", ""), ConfigError, "a user and a password"),
-        (lambda: ("ann", "s3cret", 1), ConfigError, "a user and a password"),
-        (lambda: None, ConfigError, "a user and a password"),
+        (lambda: "s3cret", ConfigError, "must return \\(user, password\\)"),
+        (lambda: ("ann", b"s3cret"), ConfigError, "must return \\(user, password\\)"),
+        (lambda: ("ann", ""), ConfigError, "must return \\(user, password\\)"),
+        (lambda: ("ann", "s3cret", 1), ConfigError, "must return \\(user, password\\)"),
+        (lambda: None, ConfigError, "must return \\(user, password\\)"),
         (lambda: ("ann", "s3cret\ud800"), StoreUnavailable, "UnicodeEncodeError"),
     ],
 )
@@ -207,10 +207,10 @@ async def test_a_function_that_hangs_is_given_up_in_time(redis_server: RedisServ
 
 def test_credentials_and_a_password_in_the_address_are_refused() -> None:
     for url in ("redis://ann:pw@cache", "redis://:pw@cache"):
-        with pytest.raises(ConfigError, match="in place of a password"):
+        with pytest.raises(ConfigError, match="replace a password"):
             RedisStore(url, credentials=lambda: ("ann", "pw"))
     iam = RedisOptions(iam_user="ann", iam_cache="orders")
-    with pytest.raises(ConfigError, match="in place of a password"):
+    with pytest.raises(ConfigError, match="replace a password"):
         RedisStore("rediss://cache", iam, credentials=lambda: ("ann", "pw"))
     with pytest.raises(ConfigError, match="login_every"):
         RedisStore("redis://cache", credentials=lambda: ("a", "b"), login_every=timedelta(0))
@@ -444,7 +444,7 @@ async def test_aws_credentials_that_are_refused_are_looked_for_again(
             write("AKIASECOND")
             redis_server.ask("ACL", "SETUSER", "svc", "resetpass", ">another")
             redis_server.ask("CLIENT", "KILL", "USER", "svc")
-            store._servers.distrust()
+            store._servers.drop_connections()
             with pytest.raises(StoreError, match="WRONGPASS"):
                 await store.peek([b"key"])
             keys = re.findall(rb"X-Amz-Credential=(\w+)%2F", middle.heard)

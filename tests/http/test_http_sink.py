@@ -613,10 +613,10 @@ async def test_a_file_that_cannot_be_used_is_named_at_the_start(options, where, 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("Idempotency-Key", "s3cret", "by itself"),
-        ("idempotency-key", "s3cret", "by itself"),
-        ("X-Oncebridge", "s3cret", "by itself"),
-        ("x-oncebridge-attempt", "s3cret", "by itself"),
+        ("Idempotency-Key", "s3cret", "is set for each event"),
+        ("idempotency-key", "s3cret", "is set for each event"),
+        ("X-Oncebridge", "s3cret", "is set for each event"),
+        ("x-oncebridge-attempt", "s3cret", "is set for each event"),
         ("Host", "s3cret", "client itself"),
         ("content-length", "s3cret", "client itself"),
         ("Transfer-Encoding", "s3cret", "client itself"),
@@ -674,7 +674,7 @@ async def test_headers_that_are_not_ours_at_the_moment_are_the_users():
             "https://u:s3cret@h.example",
             {"headers": {"authorization": Secret("s3cret")}},
             "headers.Authorization",
-            "user already",
+            "already has a user",
         ),
     ],
 )

@@ -37,7 +37,7 @@ from oncebridge.sinks.api import (
     SinkAnswer,
     Unwell,
 )
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import Claim, Commit, Mismatch, NoAnswer, Record, Reply, Store
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -940,7 +940,9 @@ class JointSinkClient(SinkClient):
         asked = [*joint.commits, *joint.releases]
         records = await world.store.peek([one.key for one in asked])
         replies = [
-            (table.commit if isinstance(one, Commit) else table.release)(record, one, now)[0]
+            (transitions.commit if isinstance(one, Commit) else transitions.release)(
+                record, one, now
+            )[0]
             for one, record in zip(asked, records, strict=True)
         ]
         if Reply.FENCED in replies:

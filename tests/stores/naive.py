@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -33,7 +33,7 @@ class GetThenPut(SQLiteStore):
         changed: list[Record] = []
         for want in wants:
             before = [found[part.key] for part in want.parts]
-            answer, after = table.claim(before, want, await self.now_ms())
+            answer, after = transitions.claim(before, want, await self.now_ms())
             answers.append(answer)
             changed += after
         await self._put(changed)
@@ -42,7 +42,7 @@ class GetThenPut(SQLiteStore):
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
         found = await self.peek([commit.key for commit in commits])
         now = await self.now_ms()
-        decided = [table.commit(r, c, now) for r, c in zip(found, commits, strict=True)]
+        decided = [transitions.commit(r, c, now) for r, c in zip(found, commits, strict=True)]
         await self._put([after for _, after in decided if after is not None])
         return [answer for answer, _ in decided]
 

@@ -1,4 +1,4 @@
-"""Arrays of bytes, written and read by us in the form of the server."""
+"""Arrays of bytes, encoded and decoded by us in the format of the server."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ import pytest
 from tests.servers.postgres import Postgres
 
 from oncebridge.stores.postgres.address import read_address
-from oncebridge.stores.postgres.arrays import read, written
+from oncebridge.stores.postgres.arrays import decode_array, encode_array
 from oncebridge.stores.postgres.pool import Pool
 
 ARRAYS: list[list[bytes | None]] = [
@@ -28,7 +28,7 @@ ARRAYS: list[list[bytes | None]] = [
 
 @pytest.mark.parametrize("values", ARRAYS, ids=range(len(ARRAYS)))
 def test_what_was_written_can_be_read(values: list[bytes | None]) -> None:
-    assert read(written(values)) == values
+    assert decode_array(encode_array(values)) == values
 
 
 async def test_the_server_understands_it_as_it_was_meant(postgres: Postgres) -> None:

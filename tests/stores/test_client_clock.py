@@ -12,7 +12,7 @@ from tests.servers.process import Process, free_port, listens
 
 from oncebridge.stores.api import Busy, Claim, Commit, Duplicate, Fate, Release, Reply
 
-from . import abroad
+from . import wrong_clock
 from .kinds import SHARED, Kind, Running
 from .operations import fresh, only, want
 from .wired import WiredStore
@@ -31,7 +31,7 @@ def living(running: Running, moved_s: float, folder: Path) -> Iterator[WiredStor
     port = free_port()
     place = msgspec.json.encode(running.place()).decode()
     process = Process(
-        [sys.executable, "-m", abroad.__name__, str(moved_s), str(port), place],
+        [sys.executable, "-m", wrong_clock.__name__, str(moved_s), str(port), place],
         log=folder / f"{port}.log",
         ready=lambda: listens(port),
         env={"PYTHONPATH": str(_ROOT)},

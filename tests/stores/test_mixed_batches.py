@@ -15,7 +15,7 @@ from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 
 from oncebridge.events.key import Part
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -55,12 +55,12 @@ class Model:
 
     def claim(self, want: Want) -> ClaimAnswer:
         before = [self._rows.get(part.key) for part in want.parts]
-        answer, after = table.claim(before, want, self._clock())
+        answer, after = transitions.claim(before, want, self._clock())
         self._rows |= {record.key: record for record in after}
         return answer
 
     def commit(self, asked: Commit) -> CommitAnswer:
-        answer, after = table.commit(self._rows.get(asked.key), asked, self._clock())
+        answer, after = transitions.commit(self._rows.get(asked.key), asked, self._clock())
         if after is not None:
             self._rows[asked.key] = after
         return answer

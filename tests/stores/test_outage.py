@@ -17,7 +17,7 @@ from oncebridge.service.config import load
 from oncebridge.service.service import Service
 
 from .kinds import QUICK, REDIS, REDIS_IN_MEMORY, SHARED, Running, running
-from .town import RECEIVE, Town, event
+from .outage_setup import RECEIVE, Town, event
 
 
 @pytest.fixture

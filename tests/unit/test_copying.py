@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.contract.test_compare_store import CellsInMemory, StoreInMemory
+from tests.contract.test_conditional_store import BackendInMemory, StoreInMemory
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
@@ -24,7 +24,7 @@ from oncebridge.stores.api import (
     Reply,
     Want,
 )
-from oncebridge.stores.copying import Copying, Held, condition, is_former, is_portable, shifted
+from oncebridge.stores.copying import Copying, HeldKey, condition, is_former, is_portable, shifted
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, ahead_ms: int = AHEAD) -> None:
         self.clocks = ManualClock(NOW), ManualClock(NOW + ahead_ms)
-        self.source, self.target = (StoreInMemory(CellsInMemory(clock)) for clock in self.clocks)
+        self.source, self.target = (StoreInMemory(BackendInMemory(clock)) for clock in self.clocks)
         self.tokens = iter(range(10**6))
 
     def wait(self, ms: int) -> None:
@@ -78,7 +78,7 @@ class World:
         return {name: n for name, n in (await self.copy(**more)).counts().items() if n}
 
     def records(self, store: StoreInMemory) -> dict[bytes, Record]:
-        return {key: cell.record for key, cell in store.cells.cells.items()}
+        return {key: entry.record for key, entry in store.backend.entries.items()}
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def test_what_a_worker_holds_is_left_and_named(world):
     world.wait(1000)
     copied = await world.copy()
     assert (copied.live, copied.copied) == (2, 1)
-    assert copied.held == [Held(b"a", 19_000), Held(b"b", 29_000)]
+    assert copied.held == [HeldKey(b"a", 19_000), HeldKey(b"b", 29_000)]
     assert copied.held_ms == 29_000
     assert list(world.records(world.target)) == [b"c"]
     world.wait(29_000)
@@ -215,7 +215,7 @@ async def test_what_a_worker_of_the_other_store_holds_is_left_and_named(world):
     claim = await world.hold(b"a", store=world.target)
     assert await world.counts(dry_run=True) == {"live": 1}
     copied = await world.copy()
-    assert copied.held == [Held(b"a", 30_000)]
+    assert copied.held == [HeldKey(b"a", 30_000)]
     asked = Commit(b"a", claim.held[0].generation, Fate.DELIVERED, HOUR)
     assert await world.target.commit([asked]) == [Reply.COMMITTED]
     assert await world.counts() == {"known": 1}
@@ -379,8 +379,8 @@ async def test_a_store_that_stays_away_is_told(world, monkeypatch):
 async def test_records_that_had_no_answer_are_put_again(world):
     for key in (b"a", b"b", b"c"):
         await world.done(key)
-    cells = world.target.cells
-    cells.silent = {b"b"}
+    backend = world.target.backend
+    backend.silent = {b"b"}
     with pytest.raises(StoreUnavailable, match="silent"):
         await world.copy()
     assert set(world.records(world.target)) == {b"a", b"c"}
@@ -389,7 +389,7 @@ async def test_records_that_had_no_answer_are_put_again(world):
     async def hearing_in_the_end(records):
         asked.append([one.key for one in records])
         answers = await load(records)
-        cells.silent = set()
+        backend.silent = set()
         return answers
 
     world.target.load = hearing_in_the_end
@@ -399,7 +399,7 @@ async def test_records_that_had_no_answer_are_put_again(world):
 
 async def test_an_answer_that_was_lost_is_no_second_record(world):
     await world.done(b"a")
-    world.target.cells.swallow = {b"a"}
+    world.target.backend.swallow = {b"a"}
     assert await world.counts() == {"known": 1}
     assert set(world.records(world.target)) == {b"a"}
 

@@ -44,7 +44,7 @@ from oncebridge.stores.api import (
     Want,
 )
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
-from oncebridge.stores.packed import packed, unpacked
+from oncebridge.stores.record_encoding import decode_record, encode_record
 from oncebridge.testing import ManualClock
 
 
@@ -149,7 +149,7 @@ def test_the_address_and_its_options_are_found_by_the_configuration():
         StorePlace.of("dynamodb://records", timeout="0s")
 
 
-# --- packed records ---------------------------------------------------------------------------
+# --- encoded records ---------------------------------------------------------------------------
 
 _times = st.integers(0, 2**53)
 _records = st.builds(
@@ -169,29 +169,29 @@ _records = st.builds(
 
 @given(_records)
 def test_a_record_comes_back_as_it_was_packed(record):
-    assert unpacked(packed(record)) == record
-    assert unpacked(packed(record, with_key=False), record.key) == record
-    assert packed(unpacked(packed(record))) == packed(record)
+    assert decode_record(encode_record(record)) == record
+    assert decode_record(encode_record(record, with_key=False), record.key) == record
+    assert encode_record(decode_record(encode_record(record))) == encode_record(record)
 
 
 @given(_records)
 def test_an_item_is_far_smaller_than_a_kilobyte(record):
-    assert len(packed(record, with_key=False)) < 80 + len(record.hash) + len(record.memo)
+    assert len(encode_record(record, with_key=False)) < 80 + len(record.hash) + len(record.memo)
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\x00", b"\x02", b"\x01", b"\x01\x90", b"\x01" + b"\xff" * 40]
 )
 def test_what_is_no_record_is_not_taken_for_one(data):
-    with pytest.raises(StoreError, match=r"form that this version does not know|damaged"):
-        unpacked(data)
+    with pytest.raises(StoreError, match=r"format that this version does not know|damaged"):
+        decode_record(data)
 
 
 def test_a_fate_of_a_later_version_is_not_taken_for_another():
     record = Record(b"k", b"", b"g" * 16, 1, 1, b"", Fate.DEAD, b"", 0, 1)
-    data = packed(record).replace(bytes([Fate.DEAD]), b"\x63", 1)
+    data = encode_record(record).replace(bytes([Fate.DEAD]), b"\x63", 1)
     with pytest.raises(StoreError, match="damaged"):
-        unpacked(data)
+        decode_record(data)
 
 
 # --- opening ----------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_a_fate_of_a_later_version_is_not_taken_for_another():
 
 async def test_a_table_that_is_not_there_is_told_with_what_to_do(server):
     store = DynamoDBStore("nowhere", DynamoDBOptions(endpoint=server.endpoint))
-    with pytest.raises(ConfigError, match=r"table nowhere is not there.*oncebridge migrate"):
+    with pytest.raises(ConfigError, match=r"no DynamoDB table nowhere.*oncebridge migrate"):
         await store.open()
     await store.aclose()
 
@@ -225,9 +225,9 @@ async def test_items_of_others_are_not_taken_for_records(server, table):
     item = {"k": {"B": "AAAA"}, "v": {"S": "something else"}}
     server.ask("PutItem", {"TableName": table, "Item": item})
     async with DynamoDBStore(table, DynamoDBOptions(endpoint=server.endpoint)) as store:
-        with pytest.raises(StoreError, match="items that are not oncebridge's"):
+        with pytest.raises(StoreError, match="items that are not from oncebridge"):
             await store.peek([b"\0\0\0"])
-        with pytest.raises(StoreError, match="items that are not oncebridge's"):
+        with pytest.raises(StoreError, match="items that are not from oncebridge"):
             await store.scan()
 
 
@@ -248,7 +248,7 @@ _REPLICAS = [{"RegionName": "eu-central-1", "ReplicaStatus": "ACTIVE"}]
 )
 async def test_replicas_that_are_eventually_consistent_are_refused(meddler, table, more):
     meddler.next("DescribeTable", _described(**more))
-    with pytest.raises(ConfigError, match="two Regions could both pass on the same event"):
+    with pytest.raises(ConfigError, match="two Regions could both deliver the same event"):
         async with opened(meddler, table):
             pass
 
@@ -496,7 +496,7 @@ async def test_a_call_that_is_throttled_is_handed_back(meddler, table, code):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("ResourceNotFound", "is not there; create it with: oncebridge migrate"),
+        ("ResourceNotFound", "; create it with: oncebridge migrate"),
         ("AccessDenied", "AWS denies access"),
         ("ValidationError", "DynamoDB refuses"),
     ],
@@ -530,7 +530,7 @@ async def test_a_transaction_that_keeps_meeting_others_is_handed_back(meddler, t
     async with opened(meddler, table) as store:
         meddler.always("TransactWriteItems", _cancelled("None", "TransactionConflict"))
         (answer,) = await store.claim([want(b"one", b"two")])
-        assert answer == NoAnswer("others keep changing this key")
+        assert answer == NoAnswer("other workers keep changing this key")
 
 
 async def test_a_transaction_that_is_throttled_is_handed_back(meddler, table):

@@ -141,6 +141,12 @@ def test_the_store_in_memory_asks_for_no_driver():
     assert not loaded_after("from oncebridge.stores.memory import MemoryStore") & DRIVERS
 
 
+# Was a bug: both read the rules for buckets from the package of the S3 store, which needs botocore.
+@pytest.mark.parametrize("module", ["oncebridge.cli.template", "oncebridge.cli.check"])
+def test_templates_and_checks_ask_for_no_driver_of_aws(module):
+    assert not loaded_after(f"import {module}") & {"boto3", "botocore", "hiredis", "asyncpg"}
+
+
 def test_a_configuration_loads_the_drivers_of_what_it_names_and_no_others():
     assert not loaded_after("from oncebridge.service.config import load") & DRIVERS
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:print"}

@@ -196,8 +196,8 @@ async def test_a_page_far_behind_is_found_without_reading_all(path, monkeypatch)
         read = []
         from oncebridge.dead_letters import file as module
 
-        heading = module._read_heading
-        monkeypatch.setattr(module, "_read_heading", lambda text: read.append(1) or heading(text))
+        heading = module._read_header
+        monkeypatch.setattr(module, "_read_header", lambda text: read.append(1) or heading(text))
         (last,) = await dead.list(after=2999)
         assert last.number == 3000
         assert len(read) < 100
@@ -285,7 +285,7 @@ async def test_a_line_in_the_middle_that_is_no_letter_is_an_error_and_not_quoted
     async with opened(path) as dead:
         await dead.put([letter(1)])
         path.write_bytes(line + b"\n" + path.read_bytes())
-        with pytest.raises(StoreError, match="no dead letter") as caught:
+        with pytest.raises(StoreError, match="not a dead letter") as caught:
             await dead.list()
         assert "4111" not in str(caught.value)
         assert caught.value.__cause__ is None

@@ -379,9 +379,9 @@ async def test_a_statement_gets_no_body_where_jsonb_refuses_it(place: Place) -> 
     ("statement", "told"),
     [
         ("INSERT INTO x VALUES (:event)", "did you mean 'event_id'?"),
-        ("INSERT INTO x VALUES ($14)", "there are \\$1 to \\$13"),
-        ("INSERT INTO x VALUES ($0)", "there are \\$1 to \\$13"),
-        ("INSERT INTO x VALUES (1)", "takes nothing of the event"),
+        ("INSERT INTO x VALUES ($14)", "use \\$1 to \\$13"),
+        ("INSERT INTO x VALUES ($0)", "use \\$1 to \\$13"),
+        ("INSERT INTO x VALUES (1)", "uses no part of the event"),
     ],
 )
 def test_a_statement_that_cannot_work_is_refused(statement: str, told: str) -> None:
@@ -412,7 +412,7 @@ async def test_a_statement_is_tried_before_use(place: Place, statement: str, tol
 def test_a_statement_names_its_table_itself() -> None:
     for url, given in (("postgresql://h/d?table=x", {}), ("postgresql://h/d", {"schema": "x"})):
         options = PostgresSinkOptions(statement="SELECT :raw", **given)
-        with pytest.raises(ConfigError, match="names its table itself"):
+        with pytest.raises(ConfigError, match="names its own table"):
             PostgresSink(url, options)
 
 
@@ -682,7 +682,7 @@ async def test_a_table_that_is_not_there_is_told_with_what_to_do(place: Place) -
     sink = place.sink(auto_migrate=False)
     with pytest.raises(ConfigError, match="oncebridge_events; run `oncebridge migrate`"):
         await sink.open()
-    assert await sink.migrate() == [f"made: {place.schema}.oncebridge_events, layout 1"]
+    assert await sink.migrate() == [f"created the table {place.schema}.oncebridge_events, layout 1"]
     assert await sink.migrate() == []
     await sink.open()
     assert await sink.deliver([delivery(1)]) == [Yes()]
@@ -708,7 +708,7 @@ async def test_a_database_of_another_encoding_is_refused(postgres: Postgres) -> 
         "SELECT 1",
     )
     sink = PostgresSink(postgres.url.replace("/events", "/latin"))
-    with pytest.raises(ConfigError, match="LATIN1, and events are UTF-8"):
+    with pytest.raises(ConfigError, match="LATIN1, but events are UTF-8"):
         await sink.open()
     await sink.aclose()
 

@@ -31,7 +31,7 @@ from tests.servers.process import free_port
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -146,13 +146,15 @@ async def test_batches_are_answered_as_one_by_one(postgres: Postgres, seed: int)
 def _one(model: dict[bytes, Record], verb: str, item: Any, now_ms: int) -> Any:
     """Do what the table of operations says, to one item."""
     if verb == "forget":
-        if may := table.may_forget(model.get(item), now_ms):
+        if may := transitions.may_forget(model.get(item), now_ms):
             del model[item]
         return may
     if verb == "claim":
-        answer, after = table.claim([model.get(part.key) for part in item.parts], item, now_ms)
+        answer, after = transitions.claim(
+            [model.get(part.key) for part in item.parts], item, now_ms
+        )
     else:
-        answer, changed = getattr(table, verb)(model.get(item.key), item, now_ms)
+        answer, changed = getattr(transitions, verb)(model.get(item.key), item, now_ms)
         after = [changed] if changed is not None else []
     model |= {record.key: record for record in after}
     return answer
@@ -390,7 +392,7 @@ async def test_a_table_that_is_not_logged_is_refused(postgres: Postgres) -> None
     ("setting", "told"),
     [
         ("synchronous_commit = off", 'ALTER ROLE "guarded" SET synchronous_commit = on'),
-        ("default_transaction_read_only = on", "takes no writes"),
+        ("default_transaction_read_only = on", "accepts no writes"),
         (
             "default_transaction_isolation = 'serializable'",
             "ALTER ROLE \"guarded\" SET default_transaction_isolation = 'read committed'",
@@ -413,7 +415,7 @@ async def test_a_server_that_cannot_keep_the_promise_is_refused(
 @pytest.mark.full
 async def test_a_standby_is_refused_and_the_primary_beside_it_found(own_server: Postgres) -> None:
     with standby(own_server) as copy:
-        assert "is a standby and takes no writes" in await refusal(copy.url)
+        assert "is a standby and accepts no writes" in await refusal(copy.url)
         nobody = free_port()
         hosts = ",".join(f"127.0.0.1:{port}" for port in (nobody, copy.port, own_server.port))
         async with opened(f"postgresql://oncebridge@{hosts}/events") as store:
@@ -501,7 +503,7 @@ async def test_many_may_migrate_at_once(postgres: Postgres) -> None:
     given = options(auto_migrate=False)
     stores = [PostgresStore(postgres.url, given) for _ in range(8)]
     told = await asyncio.gather(*(store.migrate() for store in stores))
-    assert [f"made: {given.schema}.oncebridge_records, layout 1"] in told
+    assert [f"created the table {given.schema}.oncebridge_records, layout 1"] in told
     for store in stores:
         await store.open()
         await store.aclose()
@@ -527,12 +529,15 @@ async def test_another_layout_is_refused(postgres: Postgres) -> None:
         set_to = f"UPDATE {store.layout.versions} SET version = "
         await ask(postgres.url, set_to + "0", "SELECT 1")
         told = await refusal(postgres.url, schema=store.layout.schema)
-        assert "has layout 0, and this oncebridge needs all of 1; run `oncebridge migrate`" in told
+        assert (
+            "has layout 0; this oncebridge needs layout 1, complete; run `oncebridge migrate`"
+            in told
+        )
         async with opened(postgres.url, schema=store.layout.schema):
             pass
         await ask(postgres.url, set_to + "2", "SELECT 1")
         told = await refusal(postgres.url, schema=store.layout.schema)
-        assert "of a newer oncebridge" in told
+        assert "which a newer oncebridge wrote" in told
         with pytest.raises(ConfigError, match="made by a newer oncebridge"):
             await store.migrate()
 
@@ -559,7 +564,7 @@ async def test_a_function_that_is_gone_is_told(postgres: Postgres) -> None:
         with pytest.raises(ConfigError, match="run `oncebridge migrate`"):
             await PostgresStore(postgres.url, PostgresOptions(schema=store.layout.schema)).open()
         (done,) = await store.migrate()
-        assert done.startswith("brought up to date")
+        assert done.startswith("updated")
         assert await store.extend([Extension(b"k", b"t", 1)]) == [Reply.FENCED]
 
 
@@ -913,15 +918,15 @@ def test_addresses_are_read_as_libpq_reads_them(
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("postgresql:d", "a database is postgresql://"),
-        ("postgresql://u:hush#hush@h/d", "a # in the password is written %23"),
-        ("postgresql://u:hush@hush@h/d", "an @ in the password is written %40"),
-        ("postgresql://u:hush/hush@h/d", "a port is a number|a / in the password|NAME:PORT"),
-        ("postgresql://u:hush?hush@h/d", "a \\? in the password is written %3F"),
-        ("postgresql://u:hush@h:x/d", "a host is NAME:PORT"),
-        ("postgresql://u:hush@h:99999/d", "a port is a number from 1 to 65535"),
-        ("postgresql://u:hush@h:0/d", "a port is a number from 1 to 65535"),
-        ("postgresql://u:hush@h,,i/d", "a host is NAME:PORT"),
+        ("postgresql:d", "write it as postgresql://"),
+        ("postgresql://u:hush#hush@h/d", "write a # in the password as %23"),
+        ("postgresql://u:hush@hush@h/d", "write an @ in the password as %40"),
+        ("postgresql://u:hush/hush@h/d", "a port must be a number|a / in the password|NAME:PORT"),
+        ("postgresql://u:hush?hush@h/d", "write a \\? in the password as %3F"),
+        ("postgresql://u:hush@h:x/d", "write a host as NAME:PORT"),
+        ("postgresql://u:hush@h:99999/d", "a port must be a number from 1 to 65535"),
+        ("postgresql://u:hush@h:0/d", "a port must be a number from 1 to 65535"),
+        ("postgresql://u:hush@h,,i/d", "write a host as NAME:PORT"),
         ("postgresql://u:hush@[::1/d", "its host or port cannot be read"),
         ("postgresql://u:hush@h/d?sslmod=require", "did you mean 'sslmode'"),
         ("postgresql://u:hush@h/d?target_session_attrs=readwrite", "did you mean 'read-write'"),
@@ -949,7 +954,7 @@ def test_table_and_schema_stand_in_the_address_or_the_options() -> None:
     assert store.layout.shown == "b.a"
     store = PostgresStore("postgresql://h/d?table=a", PostgresOptions(schema="c", table="a"))
     assert store.layout.shown == "c.a"
-    with pytest.raises(ConfigError, match="'x', but the address says 'a'") as caught:
+    with pytest.raises(ConfigError, match="'x', but the address has 'a'") as caught:
         PostgresStore("postgresql://h/d?table=a", PostgresOptions(table="x"))
     assert caught.value.where == "table"
 

@@ -111,7 +111,7 @@ async def test_a_store_in_memory_is_another_kind(tmp_path, monkeypatch):
 async def test_no_sqlite_file_is_created_through_a_link(tmp_path):
     link, target = dangling(tmp_path, "seen.db")
     store = SQLiteStore(link)
-    with pytest.raises(StoreError, match="a symbolic link must lead to a file"):
+    with pytest.raises(StoreError, match="a symbolic link must point to a file"):
         await store.open()
     await store.aclose()
     assert not target.exists()

@@ -14,8 +14,15 @@ from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.service.addresses import StorePlace
 from oncebridge.stores.api import Fate, Record
 from oncebridge.stores.redis.address import RedisAddress
-from oncebridge.stores.redis.connection import NotThePrimary, Unfit, failure
-from oncebridge.stores.redis.scripts import LATEST_MS, _long, _short, record_of, scripts, written
+from oncebridge.stores.redis.connection import NotPrimary, UnusableServer, error_of
+from oncebridge.stores.redis.scripts import (
+    LATEST_MS,
+    _restore_memo,
+    _shorten_memo,
+    decode_record,
+    encode_record,
+    read_scripts,
+)
 from oncebridge.stores.redis.servers import slot_of
 from oncebridge.stores.redis.store import RedisOptions, RedisStore
 
@@ -97,13 +104,13 @@ def test_an_address_is_taken_apart(url: str, meant: RedisAddress) -> None:
         ("redis://", "host or port"),
         ("redis://cache:0", "host or port"),
         ("redis://cache:70000", "host or port"),
-        ("redis://one,two", "has one host"),
+        ("redis://one,two", "takes one host"),
         ("redis://ann@cache", "no password"),
         ("redis://ann:secret#word,@cache:x", "host or port"),
         ("redis://cache/orders", "number of a database"),
         ("redis://cache?timeout=3", "'timeout'"),
         ("redis+unix://run/redis.sock", "three slashes"),
-        ("redis+sentinel://one", "name of the service"),
+        ("redis+sentinel://one", "has no service name"),
         ("redis+cluster://one/3", "no databases"),
     ],
 )
@@ -193,20 +200,20 @@ def test_new_servers_are_taken(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["6.0.16", "5.0.7", "2.8", "", None])
 def test_old_servers_are_refused(version: str | None) -> None:
-    with pytest.raises(Unfit, match=r"6\.2 or later"):
+    with pytest.raises(UnusableServer, match=r"6\.2 or later"):
         checked(redis_version=version)
 
 
 def test_a_server_of_the_other_kind_is_refused() -> None:
     checked("redis+cluster://cache", cluster_enabled="1")
-    with pytest.raises(Unfit, match=r"is a node of a cluster; write redis\+cluster://"):
+    with pytest.raises(UnusableServer, match=r"is a node of a cluster; write redis\+cluster://"):
         checked(cluster_enabled="1")
-    with pytest.raises(Unfit, match="is not a node of a cluster; write redis://"):
+    with pytest.raises(UnusableServer, match="is not a node of a cluster; write redis://"):
         checked("redis+cluster://cache")
 
 
 def test_a_replica_may_become_the_primary() -> None:
-    with pytest.raises(NotThePrimary):
+    with pytest.raises(NotPrimary):
         checked(role="slave")
 
 
@@ -247,7 +254,7 @@ def test_where_nothing_is_said_about_eviction_that_is_told(
     ],
 )
 def test_a_passing_refusal_is_worth_trying_again(said: str) -> None:
-    assert isinstance(failure(ReplyError(said)), StoreUnavailable)
+    assert isinstance(error_of(ReplyError(said)), StoreUnavailable)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +269,7 @@ def test_a_passing_refusal_is_worth_trying_again(said: str) -> None:
     ],
 )
 def test_a_lasting_refusal_is_not(said: str) -> None:
-    problem = failure(ReplyError(said))
+    problem = error_of(ReplyError(said))
     assert not isinstance(problem, StoreUnavailable)
     assert "secret" not in str(problem)
 
@@ -289,13 +296,13 @@ _times = st.integers(0, LATEST_MS)
 @example(memo=b'["' + UUID.replace(b"-", b"0") + b'",1]')
 @example(memo=b'["' + UUID[::-1] + b'",1]')
 def test_a_memo_comes_back_as_it_was(memo: bytes) -> None:
-    is_short, kept = _short(memo)
-    assert (_long(kept) if is_short else kept) == memo
+    is_short, kept = _shorten_memo(memo)
+    assert (_restore_memo(kept) if is_short else kept) == memo
 
 
 def test_the_usual_memo_takes_half_its_length() -> None:
     memo = b'["' + UUID + b'",1763200000000]'
-    is_short, kept = _short(memo)
+    is_short, kept = _shorten_memo(memo)
     assert (is_short, len(memo), len(kept)) == (1, 54, 29)
 
 
@@ -311,7 +318,7 @@ def test_a_done_record_comes_back_as_it_was(
     *, until: int, attempts: int, content: bytes, fate: Fate, memo: bytes, hard: int
 ) -> None:
     record = Record(b"k", b"", b"g" * 8, until, attempts, content, fate, memo, hard, until)
-    assert record_of(b"k", written(record)) == record
+    assert decode_record(b"k", encode_record(record)) == record
 
 
 @given(
@@ -326,12 +333,12 @@ def test_an_open_record_comes_back_as_it_was(
     *, token: bytes, until: int, attempts: int, content: bytes, memo: bytes, keep: int
 ) -> None:
     record = Record(b"k", token, b"g" * 16, until, attempts, content, None, memo, 0, keep)
-    assert record_of(b"k", written(record)) == record
+    assert decode_record(b"k", encode_record(record)) == record
 
 
 def test_what_is_too_large_is_cut() -> None:
     record = Record(b"k", b"", b"g" * 16, 2**60, 99, b"", Fate.DEAD, b"", 2**60, 2**60)
-    read = record_of(b"k", written(record))
+    read = decode_record(b"k", encode_record(record))
     assert (read.until_ms, read.hard_until_ms) == (LATEST_MS, LATEST_MS)
     assert (read.attempts, read.generation) == (15, b"g" * 8)
 
@@ -339,11 +346,11 @@ def test_what_is_too_large_is_cut() -> None:
 @pytest.mark.parametrize("value", [b"", b"\x20", b"\x00" * 40, b"\x20" * 9, b"\xff" * 60])
 def test_what_is_no_record_is_not_read_as_one(value: bytes) -> None:
     with pytest.raises(StoreError, match="cannot be read"):
-        record_of(b"k", value)
+        decode_record(b"k", value)
 
 
 def test_scripts_are_read_without_their_comments() -> None:
-    known = scripts()
+    known = read_scripts()
     assert {"claim", "commit", "release", "extend", "remember", "load", "forget"} < known.keys()
     for script in known.values():
         assert b"--" not in script.source

@@ -399,7 +399,8 @@ async def test_purging_removes_what_is_past_keeping_and_nothing_else(tmp_path):
 
 WORKER = """
 import asyncio, json, sys
-from oncebridge.stores.api import Claim, Commit, Fate, Part, Want
+from oncebridge.events.key import Part
+from oncebridge.stores.api import Claim, Commit, Fate, Want
 from oncebridge.stores.sqlite import SQLiteStore
 import os
 

@@ -233,7 +233,7 @@ async def test_without_a_standard_output_it_does_not_start(monkeypatch, stdout):
 def test_its_address_is_a_dash():
     assert isinstance(StdoutSink.from_url("-", StdoutSinkOptions()), StdoutSink)
     for url in ("", "--", "-x", "file:-", "stdout:"):
-        with pytest.raises(ConfigError, match="just '-'") as caught:
+        with pytest.raises(ConfigError, match="output is '-'") as caught:
             StdoutSink.from_url(url)
         assert caught.value.where == ""
 

@@ -21,7 +21,7 @@ from oncebridge.check.finding import Checkup, Severity, in_shell
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.config import Setup
 from oncebridge.sources.spool import Spool
-from oncebridge.stores.sqlite.database import SQLiteFile, looking_at, network_file_system
+from oncebridge.stores.sqlite.database import SQLiteFile, network_file_system, open_unchanged
 
 _LOW: Final = 1024**3
 _VERY_LOW: Final = 100 * 1024**2
@@ -176,7 +176,7 @@ def _check_sqlite(one: Kept, checkup: Checkup) -> None:
     if not one.path.is_file() or not one.path.stat().st_size:
         return
     try:
-        with looking_at(one.path) as db:
+        with open_unchanged(one.path) as db:
             _look_inside(one, db, checkup)
     except sqlite3.Error as error:
         _tell_damage(one, error, checkup)

@@ -14,7 +14,8 @@ from oncebridge.base.clock import Clock
 from oncebridge.check.clocks import judge, measure
 from oncebridge.check.finding import Checkup, Severity, capitalised
 from oncebridge.errors import ConfigError
-from oncebridge.stores.postgres.checks import Fault, look_at_server, server_faults, table_faults
+from oncebridge.stores.faults import ServerFault
+from oncebridge.stores.postgres.checks import read_server, server_faults, table_faults
 from oncebridge.stores.postgres.pool import Link, Pool
 from oncebridge.stores.postgres.schema import Layout, quoted
 
@@ -72,7 +73,7 @@ async def check_postgres(
         if await pool.run(_is_torn):
             _torn(subject, checkup)
             return
-        server = await pool.run(look_at_server)
+        server = await pool.run(read_server)
         before = len(checkup.findings)
         for fault in server_faults(server):
             _tell(fault, subject, checkup)
@@ -91,7 +92,7 @@ async def check_postgres(
         await pool.aclose()
 
 
-def _tell(fault: Fault, subject: str, checkup: Checkup) -> None:
+def _tell(fault: ServerFault, subject: str, checkup: Checkup) -> None:
     is_sql = fault.remedy.startswith(("ALTER", "GRANT"))
     fix = f"{_BY_DBA}\n{fault.remedy};" if is_sql else capitalised(fault.remedy)
     checkup.find(

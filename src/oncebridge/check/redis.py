@@ -14,7 +14,7 @@ from oncebridge.check.clocks import judge, measure
 from oncebridge.check.finding import Checkup, Severity, capitalised
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.stores.redis.checks import faults
-from oncebridge.stores.redis.connection import Nonsense, info_of
+from oncebridge.stores.redis.connection import InvalidReply, parse_info
 from oncebridge.stores.redis.servers import Servers
 from oncebridge.stores.redis.store import RedisStore
 
@@ -29,9 +29,9 @@ store = "redis+sentinel://HOST,HOST/SERVICE\"""",
 
 async def check_redis(store: RedisStore, subject: str, checkup: Checkup, *, clock: Clock) -> None:
     """Look at every server that keeps records."""
-    servers = store.unchecked()
+    servers = store.unchecked_servers()
     try:
-        places = await servers.places()
+        places = await servers.server_names()
         for place in places:
             where = subject if len(places) == 1 else f"{subject} at {place.decode()}"
             await _check_server(store, servers, place, where, checkup)
@@ -80,12 +80,12 @@ async def _check_server(
 async def _info(servers: Servers, place: bytes) -> dict[str, str]:
     answer = await _asked(servers, place, b"INFO")
     if not isinstance(answer, bytes):
-        raise Nonsense
-    return info_of(answer)
+        raise InvalidReply
+    return parse_info(answer)
 
 
 async def _settings(servers: Servers, place: bytes) -> dict[str, str] | None:
-    """Ask for settings; None where that is forbidden."""
+    """RedisRequest for settings; None where that is forbidden."""
     try:
         told = [await _asked(servers, place, b"CONFIG", b"GET", name) for name in _SETTINGS]
     except StoreUnavailable:
@@ -97,7 +97,7 @@ async def _settings(servers: Servers, place: bytes) -> dict[str, str] | None:
 
 
 async def _asked(servers: Servers, place: bytes, *words: bytes) -> Any:
-    answer = await servers.ask_at(place, words)
+    answer = await servers.ask_server(place, words)
     if isinstance(answer, StoreError):
         raise answer
     return answer
@@ -221,7 +221,7 @@ async def _check_clock(
         match await _asked(servers, place, b"TIME"):
             case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
                 return int(seconds) * 1000 + int(micros) // 1000
-        raise Nonsense
+        raise InvalidReply
 
     judge(subject, await measure(theirs, clock), checkup, decides=True)
 
@@ -233,7 +233,7 @@ async def _check_cluster(
     servers: Servers, places: list[bytes], subject: str, checkup: Checkup
 ) -> None:
     told = await asyncio.gather(*[_asked(servers, place, b"CLUSTER", b"INFO") for place in places])
-    states = [info_of(one) for one in told if isinstance(one, bytes)]
+    states = [parse_info(one) for one in told if isinstance(one, bytes)]
     bad = [one for one in states if one.get("cluster_state") != "ok"]
     if bad:
         checkup.find(

@@ -1,9 +1,9 @@
 """
 How often a dead letter arrived again.
 
-Some records go to the dead letters without being sent: they are not events, or have no key.
-Each is kept once; a copy of it is a duplicate. Letters in a file or a queue cannot be
-changed, so the count of the copies is in a record of the store.
+Some records become dead letters without being sent: they are not events, or have no key.
+Each is kept once; a copy of it is a duplicate. Dead letters in a file or a queue cannot be
+changed, so the number of copies is kept in a record of the store.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ async def count_copies(
     store: Claims, dice: Dice, counts: Mapping[bytes, int], *, keep_ms: int
 ) -> None:
     """
-    Add to the counts of letters, by their keys, in two round trips.
+    Add *counts* to the counts of dead letters, by key, in two round trips.
 
-    A count is only information: where the store does not answer, or another worker holds the
-    record for long, it is left as it is.
+    The count is only information: if the store does not answer, or another worker holds the
+    record for long, it stays as it is.
     """
     left = dict(counts)
     for pause_s in (0.0, *_PAUSES_S):
@@ -56,7 +56,7 @@ async def count_copies(
             await asyncio.sleep(pause_s * (0.5 + dice.fraction()))
         tokens = iter(dice.tokens(2 * len(left)))
         wants = [
-            Want((Part(_place(key)),), next(tokens), next(tokens), _LEASE_MS, keep_ms)
+            Want((Part(_count_key(key)),), next(tokens), next(tokens), _LEASE_MS, keep_ms)
             for key in left
         ]
         try:
@@ -88,10 +88,10 @@ async def count_copies(
 
 
 async def copies_of(store: Store, keys: Sequence[bytes]) -> list[Copies]:
-    """Return how often the letters with *keys* arrived again."""
-    found = await store.peek([_place(key) for key in keys]) if keys else []
+    """Return how often the dead letters with *keys* arrived again."""
+    found = await store.peek([_count_key(key) for key in keys]) if keys else []
     return [Copies.read(record.memo) if record else Copies() for record in found]
 
 
-def _place(key: bytes) -> bytes:
+def _count_key(key: bytes) -> bytes:
     return make_key("", b"copies", "", "", (key,))

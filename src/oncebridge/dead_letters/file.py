@@ -1,11 +1,11 @@
 """
-Dead letters in a file: NDJSON, one letter per line, to be read with any tool.
+Dead letters in a file: NDJSON, one dead letter per line, readable with any tool.
 
-A letter is on the disk before its event is acknowledged. The event stands in the line as
-text under `raw`, or under `raw_base64` if it is not UTF-8. Several processes may share the
-file (`oncebridge.base.line_files` says how). Numbers ascend from line to line. Dropping letters
-writes the file anew beside the old one and then puts it in its place; the highest number
-so far stays behind in a line of its own, so that no number is given twice.
+A dead letter is on the disk before its event is acknowledged. The line has the event as text under
+`raw`, or under `raw_base64` if it is not UTF-8. Several processes may share the file
+(`oncebridge.base.line_files`). Numbers ascend from line to line. `drop` writes a new file beside
+the old one and then replaces it. If the highest number was dropped, a line of its own keeps it, so
+that no number is assigned twice.
 """
 
 import base64
@@ -28,23 +28,23 @@ from oncebridge.errors import DeadLetterError, StoreError, StoreUnavailable
 
 _T = TypeVar("_T")
 
-_NEAR: Final = 64 * 1024  # what is read through rather than searched
+_NEAR: Final = 64 * 1024  # a shorter range is read, not searched
 
 
 class FileDeadLettersOptions(Struct, frozen=True, kw_only=True):
-    """There is nothing to set about dead letters in a file."""
+    """Dead letters in a file have no options."""
 
 
-class _Heading(Struct, frozen=True, gc=False):
-    """What every line has."""
+class _LineHeader(Struct, frozen=True, gc=False):
+    """The fields that every line has."""
 
     number: int
     dropped: bool = False
-    """No letter: those up to *number* that do not stand here were dropped."""
+    """True if the line is not a dead letter: it keeps the highest number that was assigned."""
 
 
-class _Line(_Heading, frozen=True, gc=False, kw_only=True):
-    """A letter as it stands in the file."""
+class _LetterLine(_LineHeader, frozen=True, gc=False, kw_only=True):
+    """A dead letter as it is written to the file."""
 
     reason: str
     message: str
@@ -58,12 +58,12 @@ class _Line(_Heading, frozen=True, gc=False, kw_only=True):
     raw_base64: str = ""
 
 
-_read_heading = msgspec.json.Decoder(_Heading).decode
-_read_line = msgspec.json.Decoder(_Line).decode
+_read_header = msgspec.json.Decoder(_LineHeader).decode
+_read_line = msgspec.json.Decoder(_LetterLine).decode
 
 
 class FileDeadLetters:
-    """Keep dead letters in the file at *path*, which only its owner may read."""
+    """Keep dead letters in the file at *path*, readable by its owner only."""
 
     Options: ClassVar[type[FileDeadLettersOptions]] = FileDeadLettersOptions
 
@@ -79,7 +79,7 @@ class FileDeadLetters:
         url: str,
         options: FileDeadLettersOptions | None = None,  # noqa: ARG003 - there are none
     ) -> Self:
-        """Keep them in the file of `file:PATH`."""
+        """Use the file of `file:PATH`."""
         return cls(file_path(url))
 
     async def open(self) -> None:
@@ -127,25 +127,25 @@ class FileDeadLetters:
         except UnicodeEncodeError:
             raise
         except (msgspec.MsgspecError, ValueError):
-            # without the error, which may quote the line
+            # Without the error's text, which may quote the line.
             raise StoreError(
-                f"{self._path}: a line is no dead letter; name another path, or mend the file"
+                f"{self._path}: a line is not a dead letter; use another path, or fix the file"
             ) from None
 
     # --- in the thread -------------------------------------------------------------------
 
     def _last_number(self, size: int) -> int:
-        """Tell the highest number that was ever given; the last line has it."""
-        return _read_heading(self._file.read_last_line()).number if size else 0
+        """Return the highest number that was ever assigned; it is in the last line."""
+        return _read_header(self._file.read_last_line()).number if size else 0
 
     def _drop(self, numbers: AbstractSet[int]) -> int:
         path = self._path.resolve()  # a symbolic link stays one
         new = path.with_name(f"{path.name}.new")
-        new.unlink(missing_ok=True)  # left by a process that was killed: we hold the lock
+        new.unlink(missing_ok=True)  # may be left by a process that was killed; we hold the lock
         fd = create_private(new)
         try:
             with os.fdopen(fd, "wb") as kept, path.open("rb") as file:
-                _take_after(fd, os.fstat(file.fileno()))
+                _copy_owner_and_mode(os.fstat(file.fileno()), fd)
                 dropped = _copy(file, kept, numbers)
                 kept.flush()
                 os.fsync(fd)
@@ -161,8 +161,8 @@ class FileDeadLetters:
         return dropped
 
 
-def _take_after(fd: int, old: os.stat_result) -> None:
-    """Give the new file the owner and the mode of the *old* one."""
+def _copy_owner_and_mode(old: os.stat_result, fd: int) -> None:
+    """Set owner and mode of the file *fd* to those of the *old* file."""
     new = os.fstat(fd)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         with suppress(PermissionError):  # only root may give a file away
@@ -177,17 +177,17 @@ def _page(path: Path, after: int, limit: int) -> list[DeadLetter]:
         for text in _whole_lines(file):
             if len(found) >= limit:
                 break
-            heading = _read_heading(text)
+            heading = _read_header(text)
             if heading.number > after and not heading.dropped:
                 found.append(_letter_of(_read_line(text)))
     return found
 
 
 def _copy(file: BinaryIO, kept: BinaryIO, numbers: AbstractSet[int]) -> int:
-    """Copy the letters that are not among *numbers*, and tell how many were."""
+    """Copy the dead letters that are not among *numbers*; return how many were left out."""
     dropped = last_kept = last = 0
     for text in _whole_lines(file):
-        heading = _read_heading(text)
+        heading = _read_header(text)
         last = heading.number
         if heading.dropped:
             continue
@@ -202,7 +202,7 @@ def _copy(file: BinaryIO, kept: BinaryIO, numbers: AbstractSet[int]) -> int:
 
 
 def _seek(file: BinaryIO, after: int) -> None:
-    """Go to the beginning of a line that is not far before the first numbered above *after*."""
+    """Seek to the start of a line that is shortly before the first number above *after*."""
     low, high = 0, file.seek(0, os.SEEK_END)
     while high - low > _NEAR:
         middle = (low + high) // 2
@@ -210,7 +210,7 @@ def _seek(file: BinaryIO, after: int) -> None:
         file.readline()
         begin = file.tell()
         text = file.readline()
-        if begin < high and text.endswith(b"\n") and _read_heading(text).number <= after:
+        if begin < high and text.endswith(b"\n") and _read_header(text).number <= after:
             low = begin
         else:
             high = middle
@@ -218,7 +218,7 @@ def _seek(file: BinaryIO, after: int) -> None:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Leave out a last line that is being written just now."""
+    """Return the lines, without a last line that another process is writing."""
     return (text for text in file if text.endswith(b"\n"))
 
 
@@ -232,7 +232,7 @@ def _line_of(letter: DeadLetter, number: int) -> bytes:
         {
             "number": number,
             "reason": letter.reason,
-            # texts of the operating system may hold what is no text
+            # Messages of the operating system may contain bytes that are not text.
             "message": letter.message.encode(errors="replace").decode(),
             "route": letter.route,
             "rule": letter.rule,
@@ -249,7 +249,7 @@ def _encoded(members: dict[str, object]) -> bytes:
     return msgspec.json.encode(members) + b"\n"
 
 
-def _letter_of(line: _Line) -> DeadLetter:
+def _letter_of(line: _LetterLine) -> DeadLetter:
     return DeadLetter(
         base64.b64decode(line.raw_base64, validate=True) if line.raw is None else line.raw.encode(),
         line.reason,

@@ -1,4 +1,4 @@
-"""Dead letters in this process's memory: for tests and demos."""
+"""Dead letters in the memory of this process: for tests and demos."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -10,7 +10,7 @@ from oncebridge.errors import ConfigError, DeadLetterError
 
 
 class MemoryDeadLetters:
-    """Keep at most *max_letters*; beyond that, refuse, so that nothing is acknowledged."""
+    """Keep at most *max_letters*; refuse more, so that their events are not acknowledged."""
 
     def __init__(self, *, max_letters: int = 10_000) -> None:
         self._max_letters = max_letters
@@ -21,15 +21,18 @@ class MemoryDeadLetters:
     def from_url(cls, url: str) -> Self:
         """Open `memory:`."""
         if url != "memory:":
-            raise ConfigError("", f"{url!r}: dead letters in memory are just 'memory:'")
+            raise ConfigError("", f"{url!r}: the address of dead letters in memory is 'memory:'")
         return cls()
 
     async def open(self) -> None:
-        """Do nothing: memory is always there."""
+        """Do nothing: there is nothing to connect to."""
 
     async def put(self, letters: Sequence[DeadLetter]) -> None:
         if len(self._letters) + len(letters) > self._max_letters:
-            raise DeadLetterError(f"the dead letters in memory are full ({self._max_letters})")
+            raise DeadLetterError(
+                f"dead letters in memory are full ({self._max_letters}); replay or drop some, or "
+                "keep them in a file or queue"
+            )
         for letter in letters:
             self._last += 1
             self._letters[self._last] = replace(letter, number=self._last)
@@ -41,4 +44,4 @@ class MemoryDeadLetters:
         return sum(self._letters.pop(number, None) is not None for number in numbers)
 
     async def aclose(self) -> None:
-        """Do nothing: the memory goes with the object."""
+        """Do nothing: the memory is freed with the object."""

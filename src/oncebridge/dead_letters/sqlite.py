@@ -1,8 +1,8 @@
 """
 Dead letters in a SQLite file.
 
-It may be the store's own file. Letters are durable, power loss included, before their
-events are acknowledged.
+It may be the file of the SQLite store. A dead letter is durable, even against power loss, before
+its event is acknowledged.
 """
 
 import sqlite3
@@ -50,7 +50,7 @@ class SQLiteDeadLetters:
         """Open `sqlite:PATH`."""
         path = url.removeprefix("sqlite:")
         if path == url or not path:
-            raise ConfigError("", f"{url!r}: dead letters in SQLite are sqlite:PATH")
+            raise ConfigError("", f"{url!r}: the address of dead letters in SQLite is sqlite:PATH")
         return cls(path)
 
     @property

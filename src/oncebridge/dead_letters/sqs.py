@@ -1,19 +1,20 @@
 """
-Dead letters in an SQS queue: an event as the body, why it died as message attributes.
+Dead letters in an SQS queue: the event is the body, the reason is in message attributes.
 
-A letter is in the queue before its event is acknowledged. One that may have been taken is sent
-again, so it may stand there twice, under one number. Of several letters that are put together
-some may be kept and others not; their events then all come again.
+A dead letter is in the queue before its event is acknowledged. If SQS gives no clear answer it is
+sent again, so it may be in the queue twice, with the same number. If a batch fails, some of its
+dead letters may be in the queue; all its events arrive again.
 
-**What looking does:** a queue can only be read by receiving. Listing receives every letter, which
-raises its receive count and hides it from others for up to half a minute, or until we are done.
-So the queue must have no redrive policy and no consumer of its own. SQS removes letters when
-their retention is over, 14 days at most.
-**What else may be there:** what SQS itself or an EventBridge rule has moved into the same queue is
-listed too, with the reason `foreign`.
+**Side effects of listing:** a queue can only be read by receiving messages. `list` receives every
+dead letter, which increases its receive count and hides it from other readers for up to half a
+minute, or until `aclose`. So the queue must have no redrive policy and no other consumer. SQS
+removes dead letters at the end of its retention, after 14 days at most.
+**Other messages:** messages that SQS itself or an EventBridge rule has moved into the same queue
+are listed too, with the reason `foreign`.
 
-The body is the event as text. What is no text, or has characters that SQS refuses, is written in
-base64; what is too large otherwise, packed with gzip; the attribute `oncebridge-encoding` says so.
+The body is the event as text. An event that is not text, or has characters that SQS refuses, is
+encoded as base64. One that would be too large is compressed with gzip. The attribute
+`oncebridge-encoding` has the encoding.
 """
 
 import asyncio
@@ -56,13 +57,13 @@ from oncebridge.errors import (
     StoreUnavailable,
 )
 from oncebridge.sinks.api import Closed, Never, SinkAnswer, Yes
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
-from oncebridge.sinks.sqs import understood
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
+from oncebridge.sinks.sqs import answer_to_failure
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
 
-_ROOM: Final = Room(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
+_LIMITS: Final = CallLimits(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
 _PAUSES_S: Final = (0.1, 0.4, 1.6)
 _MOST_MESSAGE: Final = 2000
 _MOST_UNPACKED: Final = 64 * 1024 * 1024
@@ -85,11 +86,11 @@ _FOREIGN: Final = "not written by oncebridge; SQS or EventBridge has moved it he
 
 
 class SqsDeadLettersOptions(AwsOptions, frozen=True, kw_only=True):
-    """Where the queue is, and how long calls may take."""
+    """Options of dead letters in an SQS queue."""
 
 
-class _Seen(Struct, gc=False):
-    """A letter as it was last received."""
+class _SeenLetter(Struct, gc=False):
+    """A dead letter as it was last received."""
 
     letter: DeadLetter
     handle: str
@@ -110,24 +111,24 @@ class SqsDeadLetters:
         dice: Dice | None = None,
     ) -> None:
         if address.is_fifo:
-            raise ConfigError("", "dead letters need a standard queue, and this is a FIFO queue")
+            raise ConfigError("", "dead letters need a standard queue; this is a FIFO queue")
         self._queue = SqsQueue(address, options or SqsDeadLettersOptions(), polls=_READERS)
         self._clock = clock
         self._dice = dice or SystemDice()
         self._last = 0
-        self._seen: dict[int, dict[str, _Seen]] = {}
-        """By number and id of the message: a letter may stand there twice."""
+        self._seen: dict[int, dict[str, _SeenLetter]] = {}
+        """By number and id of the message: a dead letter may be in the queue twice."""
         self._seen_bytes = 0
-        self._looked_at: float | None = None
-        self._looking = asyncio.Lock()
+        self._refreshed_at: float | None = None
+        self._refreshing = asyncio.Lock()
 
     @classmethod
     def from_url(cls, url: str, options: SqsDeadLettersOptions | None = None) -> Self:
-        """Keep them in `sqs://NAME`, `sqs:URL` or `sqs:ARN`."""
+        """Use the queue of `sqs://NAME`, `sqs:URL` or `sqs:ARN`."""
         return cls(QueueAddress.parse(url), options)
 
     async def open(self) -> None:
-        """Find the queue, and look whether it is fit; one that is away may come later."""
+        """Find the queue and check its settings; a queue that is unavailable is only logged."""
         try:
             await self._queue.open()
             settings = await self._queue.settings()
@@ -150,9 +151,9 @@ class SqsDeadLetters:
 
     async def put(self, letters: Sequence[DeadLetter]) -> None:
         left = [self._entry(str(at), letter) for at, letter in enumerate(letters)]
-        self._looked_at = None
+        self._refreshed_at = None
         for pause_s in (*_PAUSES_S, None):
-            answers = await send_all(left, _ROOM, self._send)
+            answers = await send_all(left, _LIMITS, self._send)
             left = [
                 entry
                 for entry, answer in zip(left, answers, strict=True)
@@ -168,10 +169,10 @@ class SqsDeadLetters:
             await asyncio.sleep(pause_s)
 
     async def _send(self, messages: Sequence[Outgoing]) -> Sequence[SinkAnswer]:
-        return [understood(failure) for failure in await self._queue.send(messages)]
+        return [answer_to_failure(failure) for failure in await self._queue.send(messages)]
 
     def _entry(self, name: str, letter: DeadLetter) -> Entry[Outgoing]:
-        told = {
+        fields = {
             "number": str(self._next_number()),
             "reason": letter.reason,
             "message": _text(letter.message),
@@ -184,44 +185,44 @@ class SqsDeadLetters:
         }
         raw = letter.raw
         while True:
-            entry, size = _fitting(name, raw, told)
+            entry, size = _fitting(name, raw, fields)
             if entry is not None:
                 return entry
             if letter.is_keyed:
                 raise DeadLetterRefused(
-                    f"the queue {self._queue.name} takes {MOST_BYTES} bytes, and the letter has "
-                    f"{size}, even when packed"
+                    f"the queue {self._queue.name} takes {MOST_BYTES} bytes; the dead letter has "
+                    f"{size}, even when compressed"
                 )
-            # It is no event, and nobody could replay it; its beginning says what it was.
+            # It is not an event and cannot be replayed; its beginning shows what it was.
             raw = raw[: len(raw) // 2]
             cut = f"only its first {len(raw)} bytes are kept: {letter.message}"
-            told["message"] = _text(cut)
+            fields["message"] = _text(cut)
 
     def _next_number(self) -> int:
-        """Count on from the time, with a random part against others who do the same."""
+        """Return a number made of the time and a random part, as other workers do the same."""
         low = int(self._dice.fraction() * (1 << _LOW_BITS))
         number = (max(self._clock() - _FIRST_MS, 0) << _LOW_BITS) + low + 1
         self._last = max(number, self._last + 1)
         return self._last
 
-    # --- looking -------------------------------------------------------------------------
+    # --- listing -------------------------------------------------------------------------
 
     async def list(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        await self._look()
+        await self._refresh()
         numbers = sorted([number for number in self._seen if number > after])[:limit]
         return [self._shown(number) for number in numbers]
 
-    def _copies(self) -> Iterator[_Seen]:
+    def _copies(self) -> Iterator[_SeenLetter]:
         return (seen for copies in self._seen.values() for seen in copies.values())
 
     def _shown(self, number: int) -> DeadLetter:
         return next(iter(self._seen[number].values())).letter
 
-    async def _look(self) -> None:
-        """Receive all that is there, unless that was done just now."""
+    async def _refresh(self) -> None:
+        """Receive all messages, unless that was done just now."""
         now = asyncio.get_running_loop().time()
-        async with self._looking:
-            if self._looked_at is not None and now - self._looked_at < _FRESH_S:
+        async with self._refreshing:
+            if self._refreshed_at is not None and now - self._refreshed_at < _FRESH_S:
                 return
             self._forget_before(now - _HIDDEN_S)
             self._seen_bytes = sum([len(seen.letter.raw) for seen in self._copies()])
@@ -232,10 +233,10 @@ class SqsDeadLetters:
             for error in await asyncio.gather(*reading, return_exceptions=True):
                 if error is not None:
                     raise error
-            self._looked_at = now
+            self._refreshed_at = now
 
     def _forget_before(self, at: float) -> None:
-        """Forget what is visible again: it is received again, if it is still there."""
+        """Forget messages that are visible again: they are received again, if they still exist."""
         for number, copies in list(self._seen.items()):
             kept = {name: seen for name, seen in copies.items() if seen.at >= at}
             self._seen[number] = kept
@@ -261,13 +262,13 @@ class SqsDeadLetters:
         return len(self._seen) >= _MOST_SEEN or self._seen_bytes >= _MOST_SEEN_BYTES
 
     def _note(self, message: Message) -> bool:
-        """Remember a letter, and tell whether it is new."""
+        """Remember a dead letter; return True if it is new."""
         letter = _read(message)
         copies = self._seen.setdefault(letter.number, {})
         is_new = message.message_id not in copies
         self._seen_bytes += len(letter.raw) if is_new else 0
         at = asyncio.get_running_loop().time()
-        copies[message.message_id] = _Seen(letter, message.receipt_handle, at)
+        copies[message.message_id] = _SeenLetter(letter, message.receipt_handle, at)
         return is_new
 
     # --- dropping ------------------------------------------------------------------------
@@ -275,13 +276,13 @@ class SqsDeadLetters:
     async def drop(self, numbers: Sequence[int]) -> int:
         wanted = list(dict.fromkeys(numbers))
         if not self._seen.keys() >= set(wanted):
-            await self._look()
+            await self._refresh()
         doomed = [
             (number, name, seen.handle)
             for number in wanted
             if number in self._seen
             for name, seen in self._seen[number].items()
-            # Two letters that have drawn one number are shown one after the other.
+            # Two dead letters with the same number are listed one after the other.
             if seen.letter == self._shown(number)
         ]
         dropped: set[int] = set()
@@ -298,33 +299,35 @@ class SqsDeadLetters:
         return len(dropped)
 
     async def aclose(self) -> None:
-        """Let others see what was looked at."""
+        """Make the messages that were received visible to other readers again."""
         handles = [seen.handle for seen in self._copies()]
         self._seen = {}
-        self._looked_at = None
-        letting_go = [
+        self._refreshed_at = None
+        releasing = [
             self._queue.change_visibility([(handle, 0) for handle in ten]) for ten in _tens(handles)
         ]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await asyncio.gather(*letting_go, return_exceptions=True)
+                await asyncio.gather(*releasing, return_exceptions=True)
         await self._queue.aclose()
 
 
-# --- a letter as a message -----------------------------------------------------------------
+# --- a dead letter as a message ------------------------------------------------------------
 
 
 def _text(message: str) -> str:
     return message.encode(errors="replace").decode()[:_MOST_MESSAGE]
 
 
-def _fitting(name: str, raw: bytes, told: Mapping[str, str]) -> tuple[Entry[Outgoing] | None, int]:
-    """Write a letter so that SQS takes it, if that can be done; tell how large it is."""
+def _fitting(
+    name: str, raw: bytes, fields: Mapping[str, str]
+) -> tuple[Entry[Outgoing] | None, int]:
+    """Return the message for a dead letter, None if it is too large; and its size."""
     size = 0
     for encoding, body in _bodies(raw):
         attributes = {
             _PREFIX + word: TextAttribute.of(value)
-            for word, value in {**told, "encoding": encoding}.items()
+            for word, value in {**fields, "encoding": encoding}.items()
             if value
         }
         size = size_of(body.encode(), attributes)
@@ -334,7 +337,7 @@ def _fitting(name: str, raw: bytes, told: Mapping[str, str]) -> tuple[Entry[Outg
 
 
 def _bodies(raw: bytes) -> Iterator[tuple[str, str]]:
-    """Write an event in ways that SQS takes, the plainest first, with the name of each."""
+    """Yield encodings of an event that SQS accepts, the simplest first: name and text."""
     if not raw:
         yield "empty", _EMPTY
         return
@@ -360,32 +363,32 @@ def _raw(body: str, encoding: str) -> bytes:
                 packed = base64.b64decode(body, validate=True)
                 return zlib.decompressobj(wbits=31).decompress(packed, _MOST_UNPACKED)
     except (binascii.Error, zlib.error):
-        pass  # somebody else wrote it, or changed it
+        pass  # not written by oncebridge, or changed since
     return body.encode()
 
 
 def _read(message: Message) -> DeadLetter:
-    told = {
+    fields = {
         name.removeprefix(_PREFIX): one.string_value
         for name, one in message.message_attributes.items()
         if name.startswith(_PREFIX)
     }
     sent_ms = _number(message.attributes.get("SentTimestamp", ""))
     letter = DeadLetter(
-        _raw(message.body, told.get("encoding", "")),
-        told.get("reason", "foreign"),
-        told.get("message", ""),
-        told.get("route", ""),
-        told.get("rule", ""),
-        _key(told.get("key", "")),
-        _number(told.get("attempts", "")),
-        "maybe-delivered" in told,
-        _number(told.get("buried-ms", "")) or sent_ms,
-        _number(told.get("number", "")),
+        _raw(message.body, fields.get("encoding", "")),
+        fields.get("reason", "foreign"),
+        fields.get("message", ""),
+        fields.get("route", ""),
+        fields.get("rule", ""),
+        _key(fields.get("key", "")),
+        _number(fields.get("attempts", "")),
+        "maybe-delivered" in fields,
+        _number(fields.get("buried-ms", "")) or sent_ms,
+        _number(fields.get("number", "")),
     )
     if letter.number:
         return letter
-    # Whoever looks at it finds the same number.
+    # A number that every reader computes in the same way.
     digest = hashlib.sha256(message.message_id.encode()).digest()
     low = int.from_bytes(digest[:2]) >> (16 - _LOW_BITS)
     number = (max(sent_ms - _FIRST_MS, 0) << _LOW_BITS) + low + 1
@@ -416,7 +419,7 @@ def _is_denied(error: Exception) -> bool:
 
 
 async def _answered(call: Awaitable[_T], action: str, queue: str) -> _T:
-    """Make a call for an operator, who has to be told what is wrong."""
+    """Make a call for an operator; raise `StoreError` that says what to do."""
     try:
         return await call
     except AwsError as error:

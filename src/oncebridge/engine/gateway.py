@@ -92,8 +92,8 @@ from oncebridge.sinks.api import (
     Unknown,
     Unwell,
     Yes,
-    instead,
-    joint,
+    as_joint_sink,
+    replace_sink,
 )
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import (
@@ -180,7 +180,7 @@ class Gateway:
         self._leases = Leases(claims, self.books, lease_ms=self._lease_ms)
         self._claims = RetryingStore(claims, self.books, self._dice)
         self._entities = EntityStates(self._claims, self._leases, self.books, self._dice, settings)
-        self._joint = joint(self._sink, store)
+        self._joint = as_joint_sink(self._sink, store)
         self._slots = SendSlots(self._sink.concurrency, self._report_send if trip_hooks else None)
         self._sends: dict[Sends, deque[list[BatchEntry]]] = {}
         """The sends under way, each with the entries that still wait to be sent."""
@@ -242,7 +242,7 @@ class Gateway:
         """
         return Gateway(
             store=self._store,
-            sink=instead(self._sink, sink),
+            sink=replace_sink(self._sink, sink),
             rules=self.rules.rules,
             dead=self._dead,
             route=self.route,

@@ -66,7 +66,7 @@ from oncebridge.sinks.api import (
     Sink,
     SinkAnswer,
     Unknown,
-    joint,
+    as_joint_sink,
 )
 from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import Store
@@ -206,7 +206,7 @@ class VerifyingSink:
 
     def joins(self, store: Store) -> bool:
         """Return True if the wrapped sink writes events in the transactions of *store*."""
-        self._joint = joint(self._sink, store)
+        self._joint = as_joint_sink(self._sink, store)
         return self._joint is not None
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:

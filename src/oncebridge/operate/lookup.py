@@ -26,7 +26,7 @@ from oncebridge.events.framing import RawRecord as FileRecord
 from oncebridge.operate.replay import Choice, select
 from oncebridge.service.addresses import Place, StorePlace, scheme_of
 from oncebridge.stores.api import Portable, Record, Store
-from oncebridge.stores.sqlite.database import looking_at
+from oncebridge.stores.sqlite.database import open_unchanged
 
 _KEY: Final = re.compile(r"01[0-9a-f]{64}")
 _NEARLY_A_KEY: Final = re.compile(r"01[0-9a-f]{38,}")
@@ -184,7 +184,7 @@ def is_not_ours(place: Place) -> bool:
         return False  # what stands in its log can be read by nobody who may not write
     table = "oncebridge_records" if isinstance(place, StorePlace) else "oncebridge_dead"
     try:
-        with looking_at(path) as db:
+        with open_unchanged(path) as db:
             return not db.execute(_HAS_TABLE, (table,)).fetchone()
     except (sqlite3.Error, OSError):
         return False

@@ -1,26 +1,26 @@
 """
-Where events go.
+The contract of a sink: the place that events are delivered to.
 
-A sink gets a batch of deliveries and answers one result for each, in order. It sends
-the bytes that were received (`delivery.event.raw`), says honestly what it knows, and
-never tries a second time on its own: the retry is a new claim after a release, so that
-every worker sees the back-off.
+A sink gets a batch of deliveries and returns one answer for each, in order. It sends the bytes
+as they were received (`delivery.event.raw`), and its answer claims no more than it knows. It
+never retries by itself: a retry is a new claim after a release, so that the backoff applies to
+every worker.
 
 The answers differ in what may have happened:
 
-| answer      | what happened                               | what follows                          |
-| ----------- | ------------------------------------------- | ------------------------------------- |
-| `Yes`       | it was taken                                | commit, acknowledge                   |
-| `No`        | nothing was sent (refused, no name, no TLS) | release, again later; not counted     |
-| `Unknown`   | sent, then no clear answer                  | release, again later; maybe delivered |
-| `Throttled` | too many events at once                     | release, the sink is sent fewer; not counted |
-| `Unwell`    | the sink says that it is in trouble         | as `Closed`; maybe delivered          |
-| `Closed`    | access was refused                          | release, again later; counted only if other events pass meanwhile |
-| `Never`     | this event will never be taken              | dead letters                          |
+| answer      | what happened                                   | what follows                    |
+| ----------- | ----------------------------------------------- | ------------------------------- |
+| `Yes`       | the event was accepted                          | commit, acknowledge             |
+| `No`        | nothing was sent (connection refused, DNS, TLS) | release and retry later; the attempt does not count |
+| `Unknown`   | sent, then no clear answer                      | release and retry later; maybe delivered |
+| `Throttled` | too many events at once                         | release; the sink is sent fewer events; the attempt does not count |
+| `Unwell`    | the sink reports a failure of its own           | as `Closed`; maybe delivered    |
+| `Closed`    | access was refused                              | release and retry later; the attempt counts only if other events are delivered meanwhile |
+| `Never`     | this event will never be accepted               | dead letters                    |
 
-A sink that raises has said nothing: `SinkRejected` counts as `Never`, anything else as
-`Unknown`. The gateway bounds every call with its *sink_timeout*; a call that is still
-running then counts as `Unknown`.
+If a sink raises `SinkRejected`, that counts as `Never`; any other exception counts as `Unknown`.
+The gateway limits every call to *sink_timeout*; a call that still runs then is cancelled and
+counts as `Unknown`.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,67 +34,67 @@ from oncebridge.stores.api import Commit, Release, Store
 
 
 class Delivery(Struct, frozen=True, gc=False):
-    """One event on its way out."""
+    """One event to be sent."""
 
     event: Event
     key: bytes
     """The same for every attempt at this event; empty if the rule does not deduplicate."""
     generation: bytes = b""
-    """Names this life of the key: the same for all attempts, another after the window or `forget`."""
+    """The same for all attempts at this event; a new one after the window, or after `forget`."""
     attempt: int = 1
-    """How often the event was tried, this time included."""
+    """The number of this attempt, from 1."""
     route: str = ""
     version: int | float | None = None
-    """Newest-wins rules: lets the sink refuse a write that comes late after a stall."""
+    """Newest-wins rules: lets the receiver refuse a write that arrives after a newer one."""
     unprotected: bool = False
-    """The store was down and this is sent all the same; it may repeat."""
+    """True if the store was unavailable and the event is sent anyway; it may be a duplicate."""
     entity: bytes = b""
-    """What the event is about, for sinks that keep that in order; empty where no rule says it."""
+    """Identifies what the event is about, for sinks that keep order; empty if no rule names it."""
     ends: float = inf
-    """When the call is broken off, by the time of the running loop."""
+    """When the gateway cancels the call, by the time of the running loop."""
     trace: str = ""
-    """The `traceparent` to send with it, where events are traced."""
+    """The `traceparent` to send with it; empty if events are not traced."""
     sent_as: bytes = b""
-    """The key that the receiver is sent, where it is not *key* itself: made of key and content."""
+    """The key to send, if it differs from *key*: a hash of key and content."""
 
     @property
     def idempotency_key(self) -> str:
-        """What a receiver can use to recognise a duplicate: hex, safe in any header."""
+        """The key by which a receiver can recognise duplicates: hex, safe in any header."""
         return (self.sent_as or self.key).hex()
 
 
 class Yes(Struct, frozen=True, gc=False):
-    """It was taken."""
+    """The event was accepted."""
 
 
 class No(Struct, frozen=True, gc=False):
-    """Nothing was sent; try again later."""
+    """Nothing was sent; retry later."""
 
     reason: str
     retry_after_ms: int = 0
     too_early: bool = False
-    """It is this event that has to wait: the sink is well, and others may pass."""
+    """True if only this event has to wait: the sink works, and takes other events."""
 
 
 class Unknown(Struct, frozen=True, gc=False):
-    """It may have been taken; try again later, under the same key."""
+    """The event may have been accepted; retry later, with the same key."""
 
     reason: str
     retry_after_ms: int = 0
 
 
 class Throttled(Struct, frozen=True, gc=False):
-    """The sink is well and wants fewer events a second; the event is not at fault."""
+    """The sink works and wants fewer events per second; the event is not the cause."""
 
     reason: str
     retry_after_ms: int = 0
     """How long to send nothing at all; 0 if the sink does not say."""
     maybe: bool = False
-    """The event may have been taken all the same."""
+    """True if the event may have been accepted nevertheless."""
 
 
 class Unwell(Struct, frozen=True, gc=False):
-    """The sink, or a proxy before it, says that it is in trouble (HTTP 502, 503, 504)."""
+    """The sink, or a proxy in front of it, reports that it does not work (HTTP 502, 503, 504)."""
 
     reason: str
     retry_after_ms: int = 0
@@ -108,45 +108,50 @@ class Closed(Struct, frozen=True, gc=False):
 
 
 class Never(Struct, frozen=True, gc=False):
-    """The event will never be taken, by any attempt."""
+    """The event will never be accepted; do not retry."""
 
     reason: str
     unsent: bool = False
-    """It was not even tried, and nothing is known about the sink."""
+    """True if it was not sent, so that the answer says nothing about the sink."""
 
 
 SinkAnswer = Yes | No | Unknown | Throttled | Unwell | Closed | Never
-"""What a sink says of one delivery."""
+"""The result of one delivery."""
 
 
 class Sink(Protocol):
-    """What the gateway needs of a place to deliver to."""
+    """A place that events are delivered to."""
 
     @property
     def batch(self) -> int:
-        """How many deliveries one call takes; 1 where each is a request of its own."""
+        """How many deliveries one call of `deliver` takes at most."""
         ...
 
     @property
     def concurrency(self) -> int:
-        """How many calls may run at once."""
+        """How many calls of `deliver` may run at once."""
         ...
 
     async def open(self) -> None:
-        """Connect; safe to repeat."""
+        """
+        Connect; safe to repeat.
+
+        Raise `ConfigError` if an operator has to change something. A sink that is only down
+        should not raise: its events wait until it is available again.
+        """
         ...
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        """Send, once each, and say what happened."""
+        """Send each delivery once, and return one answer for each, in order."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections; safe to repeat."""
+        """Close connections; safe to repeat."""
         ...
 
 
-def instead(old: Sink, new: Sink | Callable[[Event], Any]) -> Sink | Callable[[Event], Any]:
-    """Put *new* in the place of *old*: what stands around that one, stands around it too."""
+def replace_sink(old: Sink, new: Sink | Callable[[Event], Any]) -> Sink | Callable[[Event], Any]:
+    """Return *new* to use in place of *old*, wrapped as *old* is (by its method `around`)."""
     around = getattr(old, "around", None)
     return new if around is None else cast(Sink, around(new))
 
@@ -155,21 +160,21 @@ def instead(old: Sink, new: Sink | Callable[[Event], Any]) -> Sink | Callable[[E
 
 
 class Joint(Struct, frozen=True, gc=False):
-    """A delivery, and what is written down with it or not at all."""
+    """A delivery, and the commits and releases to write in the same transaction."""
 
     delivery: Delivery
     commits: tuple[Commit, ...]
     """One for each key of the event; none if it has none."""
     releases: tuple[Release, ...] = ()
-    """Newest-wins rules: the entity's register, given back with the new state."""
+    """Newest-wins rules: releases the entity's record with its new state."""
 
 
 class Already(Struct, frozen=True, gc=False):
-    """Whoever took the event over has committed it: it is not written again."""
+    """Another worker has committed the event before: nothing was written."""
 
 
 class Lost(Struct, frozen=True, gc=False):
-    """The key or the entity is not ours any more: nothing was written."""
+    """Another worker holds the key or the entity now: nothing was written."""
 
 
 JointAnswer = SinkAnswer | Already | Lost
@@ -177,33 +182,32 @@ JointAnswer = SinkAnswer | Already | Lost
 
 class JointSink(Sink, Protocol):
     """
-    A sink that can keep events where a store keeps its records.
+    A sink that can write events and a store's commits in one transaction.
 
-    There, event and commit are one transaction, and no crash falls in between: each event is
-    there exactly once.
+    No crash can separate the two, so each event is written exactly once.
     """
 
     def joins(self, store: Store) -> bool:
-        """Return whether *store* keeps its records in this sink's database; asked before use."""
+        """Return True if *store* keeps its records in this sink's database; called before `open`."""
         ...
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
         """
-        Write each event with its commits and releases, or nothing of it.
+        Write each event with its commits and releases, or write nothing of it.
 
-        | the store says              | answer    | effect             |
+        | the store's answers         | answer    | effect             |
         | --------------------------- | --------- | ------------------ |
         | all committed and released  | `Yes`     | written            |
         | any already committed       | `Already` | nothing is written |
         | any fenced                  | `Lost`    | nothing is written |
 
-        One event that fails leaves the others of its call alone.
+        An event that fails does not affect the others of the call.
         """
         ...
 
 
-def joint(sink: Sink, store: Store) -> JointSink | None:
-    """Return *sink* as one that commits in *store* as it writes, if it is one."""
+def as_joint_sink(sink: Sink, store: Store) -> JointSink | None:
+    """Return *sink* if it can write events and commits to *store* in one transaction, or None."""
     if not hasattr(sink, "deliver_jointly"):
         return None
     able = cast(JointSink, sink)

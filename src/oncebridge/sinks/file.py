@@ -1,9 +1,9 @@
 """
-The sink that is a file: NDJSON, one line per event.
+The file sink: NDJSON, one line per event.
 
-A batch is written at once and is on the disk (`fsync`) before it counts as delivered.
-Several processes may write to the same file (`oncebridge.base.line_files`). A last line that was
-cut off belongs to an event that was never committed and comes again, so it is removed.
+A batch is written at once and is on the disk (`fsync`) before it counts as delivered. Several
+processes may write to the same file (`oncebridge.base.line_files`). An incomplete last line
+belongs to an event that was never committed and is delivered again, so it is removed.
 """
 
 import errno
@@ -23,7 +23,7 @@ from oncebridge.errors import ConfigError, SinkError
 from oncebridge.events.framing import as_line
 from oncebridge.sinks.api import Closed, Delivery, No, SinkAnswer, Unknown, Yes
 
-_FOR_SOMEBODY_TO_LOOK_AT: Final = frozenset(
+_NEEDS_OPERATOR: Final = frozenset(
     {
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
         *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG),
@@ -32,12 +32,12 @@ _FOR_SOMEBODY_TO_LOOK_AT: Final = frozenset(
 
 
 class FileSinkOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about a file that is written to."""
+    """Options of the file sink."""
 
     max_size: Annotated[
         Size | None,
         Doc(
-            "Begin a new file when a batch would make this one larger: PATH becomes PATH.1.",
+            "Start a new file when a batch would make this one larger: PATH becomes PATH.1.",
             example="100MiB",
             at_least=1,
         ),
@@ -45,14 +45,14 @@ class FileSinkOptions(Struct, frozen=True, kw_only=True):
     keep: Annotated[
         int,
         Doc(
-            "How many files to keep beside the present one, PATH.1 being the newest; "
+            "How many old files to keep; PATH.1 is the newest. "
             "0 keeps all, and then PATH.1 is the oldest.",
             example="10",
             at_least=0,
         ),
     ] = 5
     fsync: Annotated[
-        bool, Doc("Wait until a batch is on the disk; without, a power failure can lose it.")
+        bool, Doc("Wait until a batch is on the disk. Without it, a power failure can lose events.")
     ] = True
 
 
@@ -60,8 +60,8 @@ class FileSink:
     """
     Append events to the file at *path*, as NDJSON.
 
-    A batch is never divided between two files, so a file can become larger than
-    *max_size* if a single batch is. A batch that cannot be written whole is taken back.
+    A batch is never split between two files, so a file is larger than *max_size* if a single batch
+    is. If a batch cannot be written completely, the part that was written is removed.
     """
 
     Options: ClassVar[type[FileSinkOptions]] = FileSinkOptions
@@ -116,17 +116,19 @@ class FileSink:
                         return Yes()
                     self._rotate()
         except HalfWritten as error:
-            return Unknown(f"{self._path}: {explain_os_error(error)}; some of it may stand there")
+            return Unknown(
+                f"{self._path}: {explain_os_error(error)}; part of the batch may be written"
+            )
         except OSError as error:
             reason = f"{self._path}: {explain_os_error(error)}"
-            return Closed(reason) if error.errno in _FOR_SOMEBODY_TO_LOOK_AT else No(reason)
+            return Closed(reason) if error.errno in _NEEDS_OPERATOR else No(reason)
 
     def _is_full(self, size: int, more: int) -> bool:
         most = self._options.max_size
         return most is not None and size > 0 and size + more > most
 
     def _rotate(self) -> None:
-        """Make room under the file's name; only who holds the lock may do so."""
+        """Rename the file and the older ones; needs the lock."""
         keep = self._options.keep
         for number in range(keep - 1, 0, -1):
             with suppress(FileNotFoundError):

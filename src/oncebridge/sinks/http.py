@@ -1,36 +1,36 @@
 """
-The sink behind a URL: one request per event, with the bytes as they were received.
+The HTTP sink: one request per event, with the bytes as they were received.
 
-What goes along in headers:
+Headers:
 
-| header                 | when                        | what                                       |
+| header                 | when                        | value                                      |
 | ---------------------- | --------------------------- | ------------------------------------------ |
 | `Content-Type`         | always                      | `application/json`, or the user's          |
 | `User-Agent`           | always                      | `oncebridge`, or the user's                |
 | `Idempotency-Key`      | the event has a key         | the key in hex; the same for every attempt |
 | `X-Oncebridge-Attempt` | from the second attempt on  | its number                                 |
 | `X-Oncebridge-Version` | newest wins                 | the version of the entity's state          |
-| `X-Oncebridge`         | the store was down          | `unprotected`: the event may come again    |
-| `traceparent`          | events are traced           | the request that this one belongs to       |
+| `X-Oncebridge`         | the store was unavailable   | `unprotected`: may be a duplicate          |
+| `traceparent`          | events are traced           | the trace that the request belongs to      |
 | `webhook-…`            | `sign`                      | id, time and signature (Standard Webhooks) |
 | `ce-…`                 | `cloudevents`               | the attributes of a CloudEvent             |
 
-How the target's answers are understood:
+How responses are interpreted:
 
-| what came back                              | answer      |
+| response                                    | answer      |
 | ------------------------------------------- | ----------- |
 | 2xx                                         | `Yes`       |
-| nothing was sent: no name, refused, no TLS, | `No`        |
-| no tunnel through the proxy                 |             |
+| nothing was sent: DNS, connection refused,  | `No`        |
+| TLS, no tunnel through the proxy            |             |
 | 429; 503 with `Retry-After`                 | `Throttled` |
 | 502, 504, 503 without `Retry-After`         | `Unwell`    |
 | other 5xx, 408, 409, 425; no (whole) answer | `Unknown`   |
 | 401, 403, 404, 407, 410                     | `Closed`    |
 | any other 4xx; 3xx (never followed)         | `Never`     |
 
-409 is what a receiver says that is still busy with the same `Idempotency-Key`. A
-`Retry-After` is passed on, up to a day. A CloudEvent's data are the received bytes too, so
-an envelope stays inside; an event without a key is named after the hash of its bytes.
+A receiver that still processes the same `Idempotency-Key` returns 409. A `Retry-After` is obeyed,
+up to a day. The data of a CloudEvent are the received bytes too, with the envelope. The id of an
+event without a key is the hash of its bytes.
 """
 
 import base64
@@ -68,42 +68,42 @@ from oncebridge.sinks.api import (
 )
 
 _DAY_MS = 86_400_000
-_AGAIN = frozenset({408, 409, 425})
-_UNWELL = frozenset({502, 503, 504})
-_SHUT = frozenset({401, 403, 404, 407, 410})
+_RETRY_STATUS = frozenset({408, 409, 425})
+_UNWELL_STATUS = frozenset({502, 503, 504})
+_REFUSED_STATUS = frozenset({401, 403, 404, 407, 410})
 _OURS = re.compile(r"idempotency-key|x-oncebridge.*", re.IGNORECASE)
 
-_PLAIN = re.compile(r"[!#$&-~]+")  # what a header of a CloudEvent carries as it is
+_PLAIN = re.compile(r"[!#$&-~]+")  # characters that a CloudEvent header holds unencoded
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 
 _Headers = list[tuple[str, str]]
 
 
 class HttpSinkOptions(Struct, frozen=True, kw_only=True):
-    """How events are sent to a URL."""
+    """Options of the HTTP sink."""
 
-    method: Annotated[
-        Literal["POST", "PUT", "PATCH"], Doc("The method of the requests.", example="PUT")
-    ] = "POST"
+    method: Annotated[Literal["POST", "PUT", "PATCH"], Doc("The HTTP method.", example="PUT")] = (
+        "POST"
+    )
     headers: Annotated[
         dict[str, Secret],
         Doc(
-            "Headers to send with every event, such as one that authorises.",
+            "Headers to send with every event, such as Authorization.",
             example='{ Authorization = "env:CRM_TOKEN" }',
         ),
     ] = {}
     idempotency_key: Annotated[
         Literal["quoted", "bare", "off"],
         Doc(
-            "How the header Idempotency-Key is written: in quotes as its draft standard wants, "
-            "bare as many receivers do, or not at all.",
+            "How to write the header Idempotency-Key: in quotes as its draft standard requires, "
+            "bare as many receivers expect, or not at all.",
             example="bare",
         ),
     ] = "quoted"
     sign: Annotated[
         tuple[Secret, ...],
         Doc(
-            "Secrets (whsec_…) to sign with as Standard Webhooks do; several while they change.",
+            "Secrets (whsec_…) to sign events with, by Standard Webhooks; several during rotation.",
             example='["env:WEBHOOK_SECRET"]',
         ),
     ] = ()
@@ -111,46 +111,46 @@ class HttpSinkOptions(Struct, frozen=True, kw_only=True):
         bool, Doc("Send CloudEvents in binary mode: their attributes as headers.", example="true")
     ] = False
     concurrency: Annotated[
-        int, Doc("How many requests may be under way at once.", example="16", at_least=1)
+        int, Doc("How many requests may run at the same time.", example="16", at_least=1)
     ] = 64
     connect_timeout: Annotated[
         timedelta,
         Doc(
-            "How long connecting may take, TLS included; keep it below sink_timeout.", example="2s"
+            "How long connecting may take, including TLS; keep it below sink_timeout.", example="2s"
         ),
     ] = timedelta(seconds=5)
     keep_alive: Annotated[
-        timedelta, Doc("How long a connection is kept while nothing is sent.", example="1m")
+        timedelta, Doc("How long to keep an idle connection open.", example="1m")
     ] = timedelta(seconds=30)
     allow_private: Annotated[
         bool,
         Doc(
-            "Permit a target whose address is not public, such as one in the same network.",
+            "Allow a target with a private address, such as one in the same network.",
             example="true",
         ),
     ] = False
     allow_http: Annotated[
         bool,
-        Doc("Permit http:// to another host: events then travel unencrypted.", example="true"),
+        Doc("Allow http:// to another host: events are then sent unencrypted.", example="true"),
     ] = False
     ca_file: Annotated[
         str | None,
         Doc(
-            "PEM file of the authorities to trust instead of the system's.",
+            "PEM file of the certificate authorities to trust instead of the system's.",
             example="/etc/oncebridge/ca.pem",
         ),
     ] = None
     cert_file: Annotated[
         str | None,
         Doc(
-            "PEM file of the certificate to show, for targets that ask for one.",
+            "PEM file of the client certificate, for targets that ask for one.",
             example="/etc/oncebridge/client.pem",
         ),
     ] = None
     key_file: Annotated[
         str | None,
         Doc(
-            "PEM file of the key of cert_file, if it is not in the same file.",
+            "PEM file of the private key of cert_file, if it is not in the same file.",
             example="/etc/oncebridge/client.key",
         ),
     ] = None
@@ -185,11 +185,11 @@ class HttpSink:
 
     @classmethod
     def from_url(cls, url: str, options: HttpSinkOptions | None = None) -> Self:
-        """Send to `https://HOST/PATH`; `http://` is for this host, or by *allow_http*."""
+        """Send to `https://HOST/PATH`; `http://` is for this host, or needs *allow_http*."""
         return cls(url, options)
 
     async def open(self) -> None:
-        """Read the files for TLS and find the proxy; nothing is sent, so the target may be down."""
+        """Read the TLS files and find the proxy; nothing is sent, so the target may be down."""
         self._opened()
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
@@ -224,26 +224,26 @@ class HttpSink:
             return Unknown(str(error))
         if 200 <= answer.status < 300:
             return Yes()
-        return self._understood(answer)
+        return self._answer_to(answer)
 
-    def _understood(self, answer: ClientResponse) -> SinkAnswer:
+    def _answer_to(self, answer: ClientResponse) -> SinkAnswer:
         status = answer.status
-        reason = f"HTTP {status}"  # and nothing of the body: it may quote the event
+        reason = f"HTTP {status}"  # without the body, which may quote the event
         if status == 429 or (status == 503 and b"retry-after" in answer.headers):
-            # A 503 may come from a proxy after the target has taken the event.
+            # A 503 may come from a proxy after the target has accepted the event.
             return Throttled(reason, self._retry_after_ms(answer), maybe=status == 503)
-        if status in _SHUT:
+        if status in _REFUSED_STATUS:
             return Closed(reason, self._retry_after_ms(answer))
-        if status in _UNWELL:
+        if status in _UNWELL_STATUS:
             return Unwell(reason, self._retry_after_ms(answer))
         if 300 <= status < 400:
             return Never(f"{reason}: redirects are not followed")
-        if 400 <= status < 500 and status not in _AGAIN:
+        if 400 <= status < 500 and status not in _RETRY_STATUS:
             return Never(reason)
         return Unknown(reason, self._retry_after_ms(answer))
 
     def _retry_after_ms(self, answer: ClientResponse) -> int:
-        """Read `Retry-After`, in seconds or as a date; 0 if it says nothing useful."""
+        """Return `Retry-After` in ms; 0 if it is neither seconds nor a date."""
         text = answer.headers.get(b"retry-after", b"").decode("latin-1").strip()
         if text.isascii() and text.isdigit():
             return min(int(text) * 1000, _DAY_MS) if len(text) < 10 else _DAY_MS
@@ -282,7 +282,7 @@ class HttpSink:
 
 
 def _signature(name: str, seconds: int, body: bytes, keys: Sequence[bytes]) -> _Headers:
-    """Sign as Standard Webhooks 1.0.0 says: one signature for each key."""
+    """Return the headers of Standard Webhooks 1.0.0: one signature for each key."""
     signed = b"%b.%d.%b" % (name.encode(), seconds, body)
     digests = [base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys]
     return [
@@ -293,7 +293,7 @@ def _signature(name: str, seconds: int, body: bytes, keys: Sequence[bytes]) -> _
 
 
 def _attributes(name: str, event: Event) -> _Headers:
-    """Write the attributes of a CloudEvent 1.0 as headers, for the binary mode over HTTP."""
+    """Return the attributes of a CloudEvent 1.0 as headers (binary mode over HTTP)."""
     headers = [
         ("ce-specversion", "1.0"),
         ("ce-id", name),
@@ -303,13 +303,13 @@ def _attributes(name: str, event: Event) -> _Headers:
     subject = event.detail.get("topicName")
     if isinstance(subject, str) and subject:
         headers.append(("ce-subject", _encoded(subject)))
-    if event.time is not None and _is_instant(event.time):
+    if event.time is not None and _is_rfc3339(event.time):
         headers.append(("ce-time", event.time))
     return headers
 
 
 def _encoded(text: str) -> str:
-    """Percent-encode what is no printable ASCII, the space, `"` and `%`; in UTF-8."""
+    """Percent-encode the space, `"`, `%` and all that is not printable ASCII, in UTF-8."""
     if _PLAIN.fullmatch(text):
         return text
     return "".join(
@@ -318,7 +318,7 @@ def _encoded(text: str) -> str:
     )
 
 
-def _is_instant(text: str) -> bool:
+def _is_rfc3339(text: str) -> bool:
     if not _RFC3339.fullmatch(text):
         return False
     try:
@@ -338,7 +338,7 @@ def _checked_target(url: str, options: HttpSinkOptions) -> HttpTarget:
         raise ConfigError("", str(error)) from None
     if target.authorization and any(name.lower() == "authorization" for name in options.headers):
         raise ConfigError(
-            "headers.Authorization", "the URL has a user already; give one or the other"
+            "headers.Authorization", "the URL already has a user; remove one of the two"
         )
     if not (target.is_tls or options.allow_http or names_loopback(target.host)):
         raise ConfigError(
@@ -349,16 +349,16 @@ def _checked_target(url: str, options: HttpSinkOptions) -> HttpTarget:
         if file is not None and not target.is_tls:
             raise ConfigError(option, "is for https:// only, and the target is http://")
         if file == "":
-            raise ConfigError(option, "is empty; name a file, or leave it out")
+            raise ConfigError(option, "is empty; set it to a file, or remove it")
     if options.key_file is not None and options.cert_file is None:
-        raise ConfigError("key_file", "needs cert_file, the certificate that belongs to the key")
+        raise ConfigError("key_file", "needs cert_file, the certificate of the key")
     return target
 
 
 def _fixed_headers(options: HttpSinkOptions) -> _Headers:
-    """Check the user's headers, and add ours where the user has none."""
+    """Return the user's headers, checked, with our defaults where the user has none."""
     taken = [
-        (_OURS, "is set for each event by itself"),
+        (_OURS, "is set for each event"),
         (re.compile(r"webhook-(id|timestamp|signature)", re.IGNORECASE), "is set by sign")
         if options.sign
         else None,
@@ -370,14 +370,14 @@ def _fixed_headers(options: HttpSinkOptions) -> _Headers:
         where = f"headers.{name}"
         for pattern, message in filter(None, taken):
             if pattern.fullmatch(name):
-                raise ConfigError(where, f"{message}, and cannot be given here")
+                raise ConfigError(where, f"{message} and cannot be set here")
         try:
             check_header(name, value.reveal())
         except ValueError as error:
             raise ConfigError(where, str(error)) from None
     headers = {name.lower(): (name, value.reveal()) for name, value in options.headers.items()}
     if len(headers) != len(options.headers):
-        raise ConfigError("headers", "has the same name twice; upper and lower case do not differ")
+        raise ConfigError("headers", "has the same name twice; case does not matter")
     headers.setdefault("content-type", ("Content-Type", "application/json"))
     headers.setdefault("user-agent", ("User-Agent", "oncebridge"))
     return list(headers.values())
@@ -398,7 +398,7 @@ def _signing_key(at: int, secret: Secret) -> bytes:
 
 
 def _tls(options: HttpSinkOptions) -> ssl.SSLContext:
-    """Build what TLS needs; a file that cannot be used is named."""
+    """Return the TLS context; raise `ConfigError` that names a file that cannot be used."""
     try:
         context = ssl.create_default_context(cafile=options.ca_file)
     except (OSError, ValueError) as error:
@@ -406,7 +406,7 @@ def _tls(options: HttpSinkOptions) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     if options.cert_file is not None:
         try:
-            # Without a password OpenSSL would ask for one on the terminal, and wait.
+            # Without a password OpenSSL would ask for one on the terminal and wait.
             context.load_cert_chain(options.cert_file, options.key_file, password="")
         except (OSError, ValueError) as error:
             files = " with ".join(filter(None, (options.cert_file, options.key_file)))

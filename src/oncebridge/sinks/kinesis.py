@@ -1,14 +1,14 @@
 """
-The sink that is a Kinesis data stream.
+The Kinesis sink: puts events into a data stream.
 
-**What a yes means:** the record is in a shard of the stream, on several hosts, until its
-retention ends.
-**What is sent:** the bytes as they were received; a record has no place for more.
-**Where to:** the partition key is the entity of the event, so that all records about it are in
-one shard and in order if the gateway sends them in order (`order = "entity"`); else the key; for
-events without one, by chance.
+**`Yes` means:** the record is in a shard of the stream, on several hosts, until its retention
+ends.
+**What is sent:** the bytes as they were received; a record has no room for anything else.
+**Partition key:** the entity of the event, so that all records about it are in one shard, and in
+order if the gateway sends them in order (`order = "entity"`). Without an entity it is the key, and
+without a key it is random.
 
-| what came of it                                    | answer      |
+| result                                             | answer      |
 | -------------------------------------------------- | ----------- |
 | it has a sequence number                           | `Yes`       |
 | nothing could be sent                              | `No`        |
@@ -28,25 +28,25 @@ from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.base.clock import Dice, SystemDice
 from oncebridge.sinks.api import Delivery, SinkAnswer, Unknown, Yes
 from oncebridge.sinks.aws.answers import answer_to_code
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
 from oncebridge.sinks.aws.target import (
     AwsSinkOptions,
-    Kind,
+    TargetKind,
     client_for,
-    raise_or_tell,
-    understood,
+    decode_answer,
+    raise_or_log,
 )
 
-_STREAM: Final = Kind("kinesis", "a Kinesis stream", "stream/", r"[A-Za-z0-9_.-]{1,128}")
+_STREAM: Final = TargetKind("kinesis", "a Kinesis stream", "stream/", r"[A-Za-z0-9_.-]{1,128}")
 _AT_ONCE: Final = 500
 _MOST_BYTES: Final = 2 << 20
-"""Kinesis takes 10 MiB; a call has to get through in its time, on a slow line too."""
+"""Kinesis accepts 10 MiB; a smaller call is sent in time even over a slow connection."""
 _MOST_RECORD: Final = 1 << 20
 _MOST_KEY: Final = 256
 
 
 class KinesisSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
-    """What can be set about a Kinesis sink."""
+    """Options of the Kinesis sink."""
 
 
 class _Record(Struct, frozen=True, rename="pascal"):
@@ -55,11 +55,11 @@ class _Record(Struct, frozen=True, rename="pascal"):
 
     @property
     def size(self) -> int:
-        """Count as AWS does."""
+        """Size as AWS counts it."""
         return len(self.data) + len(self.partition_key)
 
 
-class _Result(Struct, frozen=True, rename="pascal"):
+class _PutResult(Struct, frozen=True, rename="pascal"):
     sequence_number: str | None = None
     error_code: str | None = None
     error_message: str | None = None
@@ -70,24 +70,24 @@ class _Result(Struct, frozen=True, rename="pascal"):
             return answer_to_code(self.error_code, self.error_message or "")
         if self.sequence_number:
             return Yes()
-        return Unknown("neither a sequence number nor an error came back")
+        return Unknown("Kinesis returned neither a sequence number nor an error")
 
 
-class _Results(Struct, frozen=True, rename="pascal"):
-    records: list[_Result] = []
+class _PutResults(Struct, frozen=True, rename="pascal"):
+    records: list[_PutResult] = []
 
 
-class _Summary(Struct, frozen=True):
+class _StreamSummary(Struct, frozen=True):
     most_kib: int | None = msgspec.field(default=None, name="MaxRecordSizeInKiB")
 
 
-class _Described(Struct, frozen=True, rename="pascal"):
-    stream_description_summary: _Summary = _Summary()
+class _StreamDescription(Struct, frozen=True, rename="pascal"):
+    stream_description_summary: _StreamSummary = _StreamSummary()
 
 
 _encode = msgspec.json.Encoder().encode
-_results = msgspec.json.Decoder(_Results).decode
-_described = msgspec.json.Decoder(_Described).decode
+_results = msgspec.json.Decoder(_PutResults).decode
+_described = msgspec.json.Decoder(_StreamDescription).decode
 
 
 class KinesisSink:
@@ -105,7 +105,7 @@ class KinesisSink:
         self._name = stream.name
         self._named = {"StreamARN": stream.arn} if stream.arn else {"StreamName": stream.name}
         self._dice = dice or SystemDice()
-        self._room = Room(_AT_ONCE, _MOST_BYTES, _MOST_RECORD)
+        self._limits = CallLimits(_AT_ONCE, _MOST_BYTES, _MOST_RECORD)
         self._client = client_for(
             stream, options, "kinesis", "describe_stream_summary", StreamName=stream.name
         )
@@ -117,21 +117,21 @@ class KinesisSink:
         return cls(url, options)
 
     async def open(self) -> None:
-        """Look whether the stream is there, and how large its records may be."""
+        """Check that the stream exists, and read how large its records may be."""
         try:
-            told = await self._client.call("DescribeStreamSummary", _encode(self._named))
-            summary = understood(_described, told).stream_description_summary
+            body = await self._client.call("DescribeStreamSummary", _encode(self._named))
+            summary = decode_answer(_described, body).stream_description_summary
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_tell(error, f"Kinesis stream {self._name}", "make it, or name another")
+            raise_or_log(error, f"Kinesis stream {self._name}", "create it, or use another name")
             return
         if summary.most_kib:
             most = summary.most_kib << 10
-            self._room = Room(_AT_ONCE, max(_MOST_BYTES, most), most)
+            self._limits = CallLimits(_AT_ONCE, max(_MOST_BYTES, most), most)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         records = [_Record(one.event.raw, self._partition_key(one)) for one in deliveries]
         entries = [Entry(record, record.size) for record in records]
-        return await send_all(entries, self._room, self._put)
+        return await send_all(entries, self._limits, self._put)
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -141,5 +141,5 @@ class KinesisSink:
         return about.hex()[:_MOST_KEY]
 
     async def _put(self, records: Sequence[_Record]) -> Sequence[SinkAnswer]:
-        told = await self._client.call("PutRecords", _encode({**self._named, "Records": records}))
-        return [result.answer for result in understood(_results, told).records]
+        body = await self._client.call("PutRecords", _encode({**self._named, "Records": records}))
+        return [result.answer for result in decode_answer(_results, body).records]

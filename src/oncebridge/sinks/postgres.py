@@ -1,24 +1,24 @@
 """
-The sink that is a table, or a statement, in a PostgreSQL database.
+The Postgres sink: writes events to a table, or runs a statement for each.
 
-Beside a few columns to look things up by, a row has the bytes as they were received (`raw`), and
-the same as `jsonb` (`body`; NULL where that type refuses, as it does U+0000).
+A row has a few columns to search by, the bytes as they were received (`raw`), and the same as
+`jsonb` (`body`; NULL if that type refuses the event, as it does U+0000).
 
-**In the store's own database** an event and its commit are one transaction, and no crash falls in
-between: each event is there exactly once. **In any other** an event that is sent again is
-recognised by its key and generation, for which there is a unique index. With a *statement* of your
-own that is up to you: `ON CONFLICT DO NOTHING`.
+**In the store's database**, an event and its commit are one transaction. No crash can separate
+them, so each event is written exactly once. **In another database**, a second attempt at an event
+is recognised by its key and generation, for which there is a unique index. With a *statement* of
+your own you have to do this yourself: `ON CONFLICT DO NOTHING`.
 
-| what came of it                                     | answer    |
-| --------------------------------------------------- | --------- |
-| it is there, by this attempt or an earlier one      | `Yes`     |
-| no connection, or the server undid it (out of disk) | `No`      |
-| the connection was lost before the answer came      | `Unknown` |
-| no such table, no right to it, not let in           | `Closed`  |
-| the data does not fit, or breaks a constraint       | `Never`   |
+| result                                                       | answer    |
+| ------------------------------------------------------------ | --------- |
+| it is written, by this attempt or an earlier one             | `Yes`     |
+| no connection, or the server rolled it back (out of disk)    | `No`      |
+| the connection was lost before the answer                    | `Unknown` |
+| no such table, missing privilege, login refused              | `Closed`  |
+| the data does not fit, or violates a constraint              | `Never`   |
 
-A batch is one statement. Where one event of it is refused, the batch is halved until that one is
-alone; the others lose nothing but time.
+A batch is one statement. If the server refuses one event of it, the batch is halved until that
+event is alone; the others are only delayed.
 """
 
 import logging
@@ -47,7 +47,7 @@ from oncebridge.sinks.api import (
 from oncebridge.stores.api import Store
 from oncebridge.stores.postgres.address import PostgresAddress, read_address
 from oncebridge.stores.postgres.checks import check_server, migrate
-from oncebridge.stores.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
+from oncebridge.stores.postgres.pool import AccessRefused, Link, NoReply, NotConnected, Pool
 from oncebridge.stores.postgres.schema import Layout, checked_names, choose
 from oncebridge.stores.postgres.store import PostgresStore
 from oncebridge.stores.postgres.writers import StatementWriter, TableWriter, Writer
@@ -59,26 +59,27 @@ _VERSION: Final = 1
 _RIGHTS: Final = ("SELECT", "INSERT")
 _MOST_BYTES: Final = 8 * 1024 * 1024  # of events in one statement
 _ENCODINGS: Final = ("UTF8", "SQL_ASCII")
-_OF_THE_EVENT: Final = frozenset({"09", "21", "22", "23", "27", "38", "39", "44", "54", "P0"})
-_OF_OUR_ACCESS: Final = frozenset({"0A", "0L", "0P", "28", "2B", "3D", "3F", "42"})
+_EVENT_ERRORS: Final = frozenset({"09", "21", "22", "23", "27", "38", "39", "44", "54", "P0"})
+_ACCESS_ERRORS: Final = frozenset({"0A", "0L", "0P", "28", "2B", "3D", "3F", "42"})
 _INTERNAL: Final = "XX"
 _TRY_JSONB: Final = "SELECT convert_from($1, 'UTF8')::jsonb IS NULL"
-_TROUBLE: Final = (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError)
+_ERRORS: Final = (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 _log = logging.getLogger("oncebridge")
 
 
 class PostgresSinkOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about a Postgres sink."""
+    """Options of the Postgres sink."""
 
     table: Annotated[
-        str | None, Doc("The table that events go to, if not oncebridge_events.", "calls")
+        str | None, Doc("The table for events, if not oncebridge_events.", "calls")
     ] = None
-    schema: Annotated[str | None, Doc("The schema it is in, if not public.", "crm")] = None
+    schema: Annotated[str | None, Doc("The schema of the table, if not public.", "crm")] = None
     statement: Annotated[
         str | None,
         Doc(
-            "SQL of your own instead, run once per event, with parameters named like the columns.",
+            "Your own SQL instead of a table: run once per event, with parameters named like the "
+            "columns.",
             "INSERT INTO calls (id, data) VALUES (:event_id, :body) ON CONFLICT DO NOTHING",
         ),
     ] = None
@@ -87,7 +88,8 @@ class PostgresSinkOptions(Struct, frozen=True, kw_only=True):
     ] = False
     batch: Annotated[int, Doc("How many events one statement takes.", "200", at_least=1)] = 200
     concurrency: Annotated[
-        int, Doc("How many batches may be under way, each on its connection.", "2", at_least=1)
+        int,
+        Doc("How many batches may run at the same time, each on its connection.", "2", at_least=1),
     ] = 2
     timeout: Annotated[
         timedelta, Doc("How long a batch may take; keep it below sink_timeout.", "8s")
@@ -95,9 +97,9 @@ class PostgresSinkOptions(Struct, frozen=True, kw_only=True):
     connect_timeout: Annotated[
         timedelta, Doc("How long connecting to one host may take.", "2s")
     ] = timedelta(seconds=3)
-    auto_migrate: Annotated[
-        bool, Doc("Make the table, or bring it up to date, when the service starts.")
-    ] = False
+    auto_migrate: Annotated[bool, Doc("Create or update the table when the service starts.")] = (
+        False
+    )
 
 
 class PostgresSink:
@@ -111,7 +113,7 @@ class PostgresSink:
         self._writer: Writer
         if options.statement is not None:
             if options.table or options.schema or given:
-                raise ConfigError("statement", "names its table itself; leave out table and schema")
+                raise ConfigError("statement", "names its own table; remove table and schema")
             self._writer = StatementWriter.read(options.statement)
         else:
             schema, table = checked_names(
@@ -143,22 +145,22 @@ class PostgresSink:
 
     @property
     def pool(self) -> Pool:
-        """Its own connections, which it does not use where it goes the store's way."""
+        """The sink's own connections; not used if it shares those of the store."""
         return self._own
 
     @property
     def layout(self) -> Layout | None:
-        """The table that has to be made for it; none, where a statement names its table."""
+        """The table that has to be created; None if a statement names its own."""
         return self._writer.layout
 
     # --- setting up --------------------------------------------------------------------
 
     def joins(self, store: Store) -> bool:
         """
-        Return whether *store* keeps its records in the same database; if so, go there by its way.
+        Return True if *store* keeps its records in the same database; then use its connections.
 
-        It is the same if both addresses name the same hosts and the same database. The store's
-        role needs the rights to this sink's table then.
+        It is the same database if both addresses have the same hosts and database. The store's
+        role then needs the privileges for this sink's table.
         """
         if not isinstance(store, PostgresStore) or not store.address.is_same_database(self.address):
             return False
@@ -173,15 +175,15 @@ class PostgresSink:
         if self._options.exactly_once and self._store is None:
             raise ConfigError(
                 "exactly_once",
-                "needs a store in the same database: a postgresql:// address with the same hosts "
-                "and the same database as the sink",
+                "needs a store in the same database: its address must be postgresql:// with the "
+                "same hosts and database as the sink",
             )
         try:
             await self._check()
-        except Refused as error:
+        except AccessRefused as error:
             raise ConfigError("", str(error)) from error
         except (NotConnected, NoReply) as error:
-            # Like any sink it may be down when we start; it is checked when it is there.
+            # A sink may be down at the start; it is checked when it is available.
             _log.warning("oncebridge.sink_is_away", extra={"error": str(error)})
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise SinkError(f"{self.address.shown!r}: {error}") from error
@@ -194,24 +196,24 @@ class PostgresSink:
             raise ConfigError(
                 "",
                 f"{self.address.shown!r}: the encoding of the database is {server['encoding']}, "
-                "and events are UTF-8; make a database with ENCODING 'UTF8'",
+                "but events are UTF-8; create a database with ENCODING 'UTF8'",
             )
         await self._writer.check(self._pool, may_migrate=self._options.auto_migrate)
         self._is_checked = True
 
     async def migrate(self) -> list[str]:
-        """Make the table, or bring it up to date; safe to repeat, and for several at once."""
+        """Create or update the table; safe to repeat, and for several processes at once."""
         if self._writer.layout is None:
             return []
         try:
             return await migrate(self._own, self._writer.layout)
-        except Refused as error:
+        except AccessRefused as error:
             raise ConfigError("", str(error)) from error
-        except _TROUBLE as error:
+        except _ERRORS as error:
             raise SinkError(str(error)) from error
 
     def migration_sql(self) -> str:
-        """Return the SQL that `migrate` runs; nothing for a statement of one's own."""
+        """Return the SQL that `migrate` runs; empty if the user has a statement."""
         return self._writer.layout.sql if self._writer.layout is not None else ""
 
     async def aclose(self) -> None:
@@ -220,9 +222,9 @@ class PostgresSink:
     # --- delivering --------------------------------------------------------------------
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        shut = await self._shut() if deliveries else None
-        if shut is not None:
-            return [shut] * len(deliveries)
+        refusal = await self._refusal_of_all() if deliveries else None
+        if refusal is not None:
+            return [refusal] * len(deliveries)
         answers: list[SinkAnswer] = []
         for some in _portions(deliveries, _itself):
             answers += await self._halving(some, _itself, self._write)
@@ -236,21 +238,21 @@ class PostgresSink:
         return [Yes()] * len(deliveries)
 
     async def deliver_jointly(self, joints: Sequence[Joint]) -> Sequence[JointAnswer]:
-        shut = await self._shut() if joints else None
-        if shut is not None:
-            return [shut] * len(joints)
+        refusal = await self._refusal_of_all() if joints else None
+        if refusal is not None:
+            return [refusal] * len(joints)
         answers: list[JointAnswer] = []
         for some in _portions(joints, _delivery, _keys):
             answers += await self._halving(some, _delivery, self._write_jointly)
         return answers
 
     async def _write_jointly(self, joints: Sequence[Joint], body: bool) -> list[JointAnswer]:  # noqa: FBT001 - called by one
-        assert self._store is not None  # noqa: S101 - or nobody would ask for this
+        assert self._store is not None  # noqa: S101 - `joins` was True
         deliveries = [joint.delivery for joint in joints]
         settling = self._store.settling([(joint.commits, joint.releases) for joint in joints])
         refused = await self._run(
             lambda link: self._writer.write_jointly(link, settling, deliveries, body=body),
-            # A second time would say of our own success that somebody else was first.
+            # A second run would take our own success for another worker's.
             repeatable=False,
         )
         answers: list[JointAnswer] = [Yes()] * len(joints)
@@ -264,12 +266,12 @@ class PostgresSink:
         delivery: Callable[[_T], Delivery],
         write: Callable[[Sequence[_T], bool], Awaitable[list[_A]]],
     ) -> "list[_A | SinkAnswer]":
-        """Write all, or find those that cannot be written and write the others."""
+        """Write all items; if that fails, find those that cannot be written and write the rest."""
         try:
             return [*await write(items, True)]
-        except _TROUBLE as error:
+        except _ERRORS as error:
             answer = _answer(error)
-        if not isinstance(answer, Never) and not _is_one_to_blame(answer):
+        if not isinstance(answer, Never) and not _may_be_one_event(answer):
             return [answer] * len(items)
         if len(items) > 1:
             middle = len(items) // 2
@@ -281,11 +283,11 @@ class PostgresSink:
             if await self._is_jsonb(delivery(items[0]).event.raw):
                 return [answer]
             return [*await write(items, False)]
-        except _TROUBLE as error:
+        except _ERRORS as error:
             return [_answer(error)]
 
     async def _is_jsonb(self, raw: bytes) -> bool:
-        """Find out whether jsonb itself refuses an event: numbers and depth have other limits there."""
+        """Return True if the event is valid jsonb, which has other limits for numbers and depth."""
         try:
             await self._run(lambda link: link.fetch(_TRY_JSONB, raw))
         except asyncpg.PostgresError as error:
@@ -297,13 +299,13 @@ class PostgresSink:
     async def _run(self, work: Callable[[Link], Awaitable[_T]], *, repeatable: bool = True) -> _T:
         return await self._pool.run(work, repeatable=repeatable, within=self._options.timeout)
 
-    async def _shut(self) -> SinkAnswer | None:
-        """Return what keeps us from even trying."""
+    async def _refusal_of_all(self) -> SinkAnswer | None:
+        """Check the database once; return the answer if nothing can be sent."""
         try:
             await self._check()
         except ConfigError as error:
             return Closed(str(error))
-        except _TROUBLE as error:
+        except _ERRORS as error:
             answer = _answer(error)
             return No(answer.reason) if isinstance(answer, Unknown) else answer
         return None
@@ -314,7 +316,7 @@ def _portions(
     delivery: Callable[[_T], Delivery],
     keys: Callable[[_T], Sequence[bytes]] = lambda _: (),
 ) -> Iterator[Sequence[_T]]:
-    """Divide so that a statement is not too large, and no key stands in it twice."""
+    """Split *items* so that a statement is not too large, and has no key twice."""
     start = held = 0
     used: set[bytes] = set()
     for at, item in enumerate(items):
@@ -343,7 +345,7 @@ def _keys(joint: Joint) -> Sequence[bytes]:
 
 def _answer(error: Exception) -> No | Unknown | Closed | Never:
     match error:
-        case Refused():
+        case AccessRefused():
             return Closed(str(error))
         case NotConnected():
             return No(str(error))
@@ -351,23 +353,23 @@ def _answer(error: Exception) -> No | Unknown | Closed | Never:
             return Unknown(str(error))
         case asyncpg.PostgresError():
             return _refusal(error)
-        case _:  # the driver could not even write it down
+        case _:  # the driver could not encode it
             return Never(type(error).__name__)
 
 
-def _is_one_to_blame(answer: object) -> bool:
+def _may_be_one_event(answer: object) -> bool:
     return isinstance(answer, Unknown) and f"({_INTERNAL}" in answer.reason
 
 
 def _refusal(error: asyncpg.PostgresError) -> No | Unknown | Closed | Never:
-    """Sort what the server says. In each case it has undone the whole transaction."""
+    """Return the answer for an error of the server, which has rolled back the transaction."""
     state = error.sqlstate or ""
-    if state[:2] in _OF_THE_EVENT:
-        # Its text may quote the event; the names of columns and constraints do not.
+    if state[:2] in _EVENT_ERRORS:
+        # The text may quote the event; the names of columns and constraints do not.
         about = (error.table_name, error.column_name, error.constraint_name)
         return Never(" ".join([state, type(error).__name__, *filter(None, about)]))
-    if state[:2] in _OF_OUR_ACCESS:
+    if state[:2] in _ACCESS_ERRORS:
         return Closed(f"{error} ({state})")
-    if state.startswith(_INTERNAL):  # a trigger's or an extension's, perhaps about one event alone
+    if state.startswith(_INTERNAL):  # of a trigger or extension; may be caused by one event
         return Unknown(f"{type(error).__name__} ({state})")
     return No(f"{error} ({state})")

@@ -1,17 +1,17 @@
 """
-The sink that is an SNS topic.
+The SNS sink: publishes events to a topic.
 
-**What a yes means:** SNS has the message and gave it an id. Whether the topic's subscribers take
-it is not known here.
-**What is sent:** the bytes as they were received. Beside them, as message attributes:
-`Idempotency-Key`, `oncebridge-route`, `oncebridge-unprotected` where the store was down, and
-`traceparent` where events are traced, unless there is no room for it.
-**FIFO topics** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
-with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
-after its window, is not. The group is the entity of the event, else the option `group`, else the
-key; what has neither is its own group.
+**`Yes` means:** SNS has accepted the message and assigned an id. Whether the topic's subscribers
+accept it is not known here.
+**What is sent:** the bytes as they were received. Message attributes: `Idempotency-Key`,
+`oncebridge-route`, `oncebridge-unprotected` if the store was unavailable, and `traceparent` if
+events are traced and there is room for it.
+**FIFO topics** (`….fifo`) deduplicate for five minutes by themselves. The deduplication id is the
+key with its generation: a second attempt at one delivery is dropped, the next delivery of the same
+key, after its window, is not. The message group is the entity of the event, else the option
+`group`, else the key; an event without any of them is a group of its own.
 
-| what came of it                                  | answer      |
+| result                                           | answer      |
 | ------------------------------------------------ | ----------- |
 | it has an id                                     | `Yes`       |
 | nothing could be sent                            | `No`        |
@@ -35,11 +35,11 @@ from oncebridge.base.options import Doc
 from oncebridge.events.trace_context import NAME
 from oncebridge.sinks.api import Delivery, SinkAnswer, Unknown, Yes
 from oncebridge.sinks.aws.answers import answer_to_code
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
-from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, short
-from oncebridge.sinks.aws.target import AwsSinkOptions, Kind, client_for, raise_or_tell
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
+from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, fifo_id
+from oncebridge.sinks.aws.target import AwsSinkOptions, TargetKind, client_for, raise_or_log
 
-_TOPIC: Final = Kind("sns", "an SNS topic", "", r"[A-Za-z0-9_-]{1,256}(\.fifo)?")
+_TOPIC: Final = TargetKind("sns", "an SNS topic", "", r"[A-Za-z0-9_-]{1,256}(\.fifo)?")
 _VERSION: Final = "2010-03-31"
 _AT_ONCE: Final = 10
 _MOST_BYTES: Final = 256 << 10
@@ -49,7 +49,7 @@ _Pairs = list[tuple[str, str | bytes]]
 
 
 class SnsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
-    """What can be set about an SNS sink."""
+    """Options of the SNS sink."""
 
     group: Annotated[
         str | None,
@@ -68,9 +68,9 @@ class _Message(Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Count as AWS does: the text, and each attribute with its name and type."""
-        told = [len(name) + len("String") + len(value.encode()) for name, value in self.attributes]
-        return len(self.text) + sum(told)
+        """Size as AWS counts it: the text, and each attribute with its name and type."""
+        sizes = [len(name) + len("String") + len(value.encode()) for name, value in self.attributes]
+        return len(self.text) + sum(sizes)
 
     def fields(self, at: int) -> Iterator[tuple[str, str | bytes]]:
         """Return the parameters of a call in which this is entry *at*."""
@@ -103,7 +103,7 @@ class SnsSink:
         self._is_fifo = topic.name.endswith(".fifo")
         self._group = checked_group(options.group, "topics", is_fifo=self._is_fifo)
         self._dice = dice or SystemDice()
-        self._room = Room(_AT_ONCE, _MOST_BYTES, _MOST_BYTES)
+        self._limits = CallLimits(_AT_ONCE, _MOST_BYTES, _MOST_BYTES)
         self._client = client_for(topic, options, "sns", "get_topic_attributes", TopicArn=topic.arn)
         self.concurrency = options.concurrency
 
@@ -113,20 +113,20 @@ class SnsSink:
         return cls(url, options)
 
     async def open(self) -> None:
-        """Look whether the topic is there, and how large its messages may be."""
+        """Check that the topic exists, and read how large its messages may be."""
         try:
-            told = await self._call("GetTopicAttributes", [("TopicArn", self._arn)])
+            answer = await self._call("GetTopicAttributes", [("TopicArn", self._arn)])
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_tell(error, f"SNS topic {self._arn}", "make it, or name another")
+            raise_or_log(error, f"SNS topic {self._arn}", "create it, or use another name")
             return
-        most = _maximum(told)
+        most = _maximum(answer)
         if most is not None:
-            self._room = Room(_AT_ONCE, most, most)
+            self._limits = CallLimits(_AT_ONCE, most, most)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         messages = [self._message(delivery) for delivery in deliveries]
         entries = [Entry(message, message.size) for message in messages]
-        return await send_all(entries, self._room, self._publish, in_order=self._is_fifo)
+        return await send_all(entries, self._limits, self._publish, in_order=self._is_fifo)
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -135,22 +135,22 @@ class SnsSink:
 
     def _message(self, delivery: Delivery) -> _Message:
         message = self._written(delivery, delivery.trace)
-        if delivery.trace and message.size > self._room.each:
+        if delivery.trace and message.size > self._limits.each:
             return self._written(delivery, "")
         return message
 
     def _written(self, delivery: Delivery, trace: str) -> _Message:
-        told = {
+        values = {
             "Idempotency-Key": delivery.idempotency_key,
             "oncebridge-route": delivery.route,
             "oncebridge-unprotected": "true" if delivery.unprotected else "",
             NAME: trace,
         }
-        attributes = [(name, value) for name, value in told.items() if value]
+        attributes = [(name, value) for name, value in values.items() if value]
         if not self._is_fifo:
             return _Message(delivery.event.raw, attributes)
         number = deduplication_id(delivery, self._dice)
-        group = short(delivery.entity) or self._group or short(delivery.key) or number
+        group = fifo_id(delivery.entity) or self._group or fifo_id(delivery.key) or number
         return _Message(delivery.event.raw, attributes, group, number)
 
     # --- a call --------------------------------------------------------------------------
@@ -160,8 +160,8 @@ class SnsSink:
         for at, message in enumerate(messages):
             pairs += message.fields(at)
         answers = _read(await self._call("PublishBatch", pairs))
-        nothing = Unknown("nothing came back for it")
-        return [answers.get(str(at), nothing) for at in range(len(messages))]
+        missing = Unknown("SNS returned no result for the message")
+        return [answers.get(str(at), missing) for at in range(len(messages))]
 
     async def _call(self, operation: str, pairs: _Pairs) -> ET.Element:
         body = urlencode([("Action", operation), ("Version", _VERSION), *pairs]).encode()
@@ -169,24 +169,24 @@ class SnsSink:
         return document(answer.body, f"{operation}Response")
 
 
-def _maximum(told: ET.Element) -> int | None:
-    """Return how large a message may be, where the topic says so."""
-    for entry in told.iterfind(".//{*}Attributes/{*}entry"):
+def _maximum(answer: ET.Element) -> int | None:
+    """Return how large a message may be; None if the topic does not say."""
+    for entry in answer.iterfind(".//{*}Attributes/{*}entry"):
         value = _text(entry, "value")
         if _text(entry, "key") == "MaximumMessageSize" and value.isdecimal() and len(value) < 10:
             return int(value)
     return None
 
 
-def _read(told: ET.Element) -> dict[str, SinkAnswer]:
+def _read(response: ET.Element) -> dict[str, SinkAnswer]:
     """Return the result of each entry, by its id."""
     answers: dict[str, SinkAnswer] = {}
-    for member in told.iterfind(".//{*}Successful/{*}member"):
+    for member in response.iterfind(".//{*}Successful/{*}member"):
         if _text(member, "MessageId"):
             answers[_text(member, "Id")] = Yes()
-    for member in told.iterfind(".//{*}Failed/{*}member"):
-        answer = answer_to_code(_text(member, "Code"), _text(member, "Message"))
-        answers[_text(member, "Id")] = answer
+    for member in response.iterfind(".//{*}Failed/{*}member"):
+        failure = answer_to_code(_text(member, "Code"), _text(member, "Message"))
+        answers[_text(member, "Id")] = failure
     return answers
 
 

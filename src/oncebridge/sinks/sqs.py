@@ -1,24 +1,23 @@
 """
-The sink that is an SQS queue, standard or FIFO.
+The SQS sink: sends events to a queue, standard or FIFO.
 
-**What a yes means:** the queue has the message.
-**What is sent:** the bytes as they were received. Beside them, as message attributes:
-`Idempotency-Key`, `oncebridge-route`, `oncebridge-version` with newest-wins rules,
-`oncebridge-unprotected` where the store was down, and `traceparent` where events are traced,
-unless there is no room for it.
-**FIFO queues** (`….fifo`) deduplicate themselves for five minutes. The id they get is the key
-with its generation: a repeat of one delivery is swallowed, the next delivery of the same key,
-after its window, is not. The group is the entity of the event, else the option `group`, else the
-key; what has neither is its own group.
+**`Yes` means:** the queue has the message.
+**What is sent:** the bytes as they were received. Message attributes: `Idempotency-Key`,
+`oncebridge-route`, `oncebridge-version` with newest-wins rules, `oncebridge-unprotected` if the
+store was unavailable, and `traceparent` if events are traced and there is room for it.
+**FIFO queues** (`….fifo`) deduplicate for five minutes by themselves. The deduplication id is the
+key with its generation: a second attempt at one delivery is dropped, the next delivery of the same
+key, after its window, is not. The message group is the entity of the event, else the option
+`group`, else the key; an event without any of them is a group of its own.
 
-| what came of it                                            | answer      |
+| result                                                     | answer      |
 | ---------------------------------------------------------- | ----------- |
 | it has an id                                               | `Yes`       |
 | nothing could be sent                                      | `No`        |
 | throttled                                                  | `Throttled` |
 | `InternalError`, no answer                                 | `Unknown`   |
 | access denied, no such queue, its key is disabled          | `Closed`    |
-| too large, or a character that SQS does not take           | `Never`     |
+| too large, or a character that SQS does not accept         | `Never`     |
 """
 
 from collections.abc import Sequence
@@ -41,13 +40,13 @@ from oncebridge.base.options import Doc
 from oncebridge.events.trace_context import NAME
 from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Yes
 from oncebridge.sinks.aws.answers import answer_to_code
-from oncebridge.sinks.aws.batches import Entry, Room, send_all
-from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, short
-from oncebridge.sinks.aws.target import AwsSinkOptions, raise_or_tell
+from oncebridge.sinks.aws.batches import CallLimits, Entry, send_all
+from oncebridge.sinks.aws.fifo import checked_group, deduplication_id, fifo_id
+from oncebridge.sinks.aws.target import AwsSinkOptions, raise_or_log
 
 
 class SqsSinkOptions(AwsSinkOptions, frozen=True, kw_only=True):
-    """What can be set about an SQS sink."""
+    """Options of the SQS sink."""
 
     group: Annotated[
         str | None,
@@ -75,7 +74,7 @@ class SqsSink:
         self._group = checked_group(options.group, "queues", is_fifo=address.is_fifo)
         self._dice = dice or SystemDice()
         self._queue = SqsQueue(address, options)
-        self._room = Room(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
+        self._limits = CallLimits(MOST_ENTRIES, MOST_BYTES, MOST_BYTES)
 
     @classmethod
     def from_url(cls, url: str, options: SqsSinkOptions | None = None) -> Self:
@@ -83,18 +82,18 @@ class SqsSink:
         return cls(QueueAddress.parse(url), options)
 
     async def open(self) -> None:
-        """Look whether the queue is there, and how large its messages may be."""
+        """Check that the queue exists, and read how large its messages may be."""
         try:
             await self._queue.open()
             settings = await self._queue.settings()
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_tell(error, f"SQS queue {self._queue.name}", "make it, or name another")
+            raise_or_log(error, f"SQS queue {self._queue.name}", "create it, or use another name")
         else:
-            self._room = Room(MOST_ENTRIES, MOST_BYTES, settings.max_bytes)
+            self._limits = CallLimits(MOST_ENTRIES, MOST_BYTES, settings.max_bytes)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         entries = [self._entry(str(at), delivery) for at, delivery in enumerate(deliveries)]
-        return await send_all(entries, self._room, self._send, in_order=self._is_fifo)
+        return await send_all(entries, self._limits, self._send, in_order=self._is_fifo)
 
     async def aclose(self) -> None:
         await self._queue.aclose()
@@ -106,25 +105,25 @@ class SqsSink:
         text = raw.decode()
         refused = refused_character(text)
         if refused:
-            return Never(f"SQS does not take the character {refused}")
+            return Never(f"SQS does not accept the character {refused}")
         attributes = _attributes(delivery)
         size = size_of(raw, attributes)
-        if size > self._room.each and attributes.pop(NAME, None) is not None:
+        if size > self._limits.each and attributes.pop(NAME, None) is not None:
             size = size_of(raw, attributes)
         if not self._is_fifo:
             return Entry(Outgoing(number, text, attributes), size)
         unique = deduplication_id(delivery, self._dice)
-        group = short(delivery.entity) or self._group or short(delivery.key) or unique
+        group = fifo_id(delivery.entity) or self._group or fifo_id(delivery.key) or unique
         return Entry(Outgoing(number, text, attributes, group, unique), size)
 
     # --- a call --------------------------------------------------------------------------
 
     async def _send(self, messages: Sequence[Outgoing]) -> Sequence[SinkAnswer]:
-        return [understood(failure) for failure in await self._queue.send(messages)]
+        return [answer_to_failure(failure) for failure in await self._queue.send(messages)]
 
 
-def understood(failure: Failure | None) -> SinkAnswer:
-    """Return what became of one message of a batch."""
+def answer_to_failure(failure: Failure | None) -> SinkAnswer:
+    """Return the answer for one message of a batch."""
     if failure is None:
         return Yes()
     status = 400 if failure.sender_fault else 500
@@ -132,11 +131,11 @@ def understood(failure: Failure | None) -> SinkAnswer:
 
 
 def _attributes(delivery: Delivery) -> dict[str, TextAttribute]:
-    told = {
+    values = {
         "Idempotency-Key": delivery.idempotency_key,
         "oncebridge-route": delivery.route,
         "oncebridge-version": "" if delivery.version is None else str(delivery.version),
         "oncebridge-unprotected": "true" if delivery.unprotected else "",
         NAME: delivery.trace,
     }
-    return {name: TextAttribute.of(value) for name, value in told.items() if value}
+    return {name: TextAttribute.of(value) for name, value in values.items() if value}

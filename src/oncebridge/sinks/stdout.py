@@ -1,9 +1,9 @@
 """
-The sink that is the standard output: NDJSON, one line per event, for the next program in a pipe.
+The standard output sink: NDJSON, one line per event, for the next program in a pipe.
 
-What the pipe has taken counts as delivered; what its reader makes of it is not known.
-Only so much is written as can be taken at once, so a reader that is slow, or stands
-still, holds up neither the loop nor the end of the program.
+An event counts as delivered when the pipe has accepted it; what the reader does with it is not
+known. Only as much is written as the pipe accepts at once, so a reader that is slow or stopped
+blocks neither the loop nor the end of the program.
 """
 
 import errno
@@ -24,20 +24,20 @@ from oncebridge.events.framing import as_line
 from oncebridge.sinks.api import Closed, Delivery, No, SinkAnswer, Unknown, Yes
 
 _PAUSE_MS: Final = 50
-_PIECE: Final = select.PIPE_BUF  # as much as a pipe takes whole once it says that it takes any
+_PIECE: Final = select.PIPE_BUF  # a pipe that is writable accepts this much at once
 _GONE: Final = frozenset({errno.EPIPE, errno.EBADF, errno.ENXIO})
 
 
 class StdoutSinkOptions(Struct, frozen=True, kw_only=True):
-    """There is nothing to set about the standard output."""
+    """The standard output has no options."""
 
 
 class StdoutSink:
     """
     Write events to *stream*, by default the standard output.
 
-    A line that was begun is finished before the next one, also when its batch has been
-    given up meanwhile, so that the reader finds whole lines only.
+    A line that was begun is finished before the next one, even if its batch was cancelled
+    meanwhile, so that the reader gets complete lines only.
     """
 
     Options: ClassVar[type[StdoutSinkOptions]] = StdoutSinkOptions
@@ -48,7 +48,7 @@ class StdoutSink:
         self._stream = stream
         self._pipe: _Pipe | None = None
         self.is_gone = False
-        """Whoever read it has left, and a pipe never gets another reader."""
+        """True if the reader has closed the pipe; a pipe never gets another reader."""
         self._rest = b""  # of a line that was begun
         self._thread = WriterThread()
 
@@ -56,7 +56,7 @@ class StdoutSink:
     def from_url(cls, url: str, options: StdoutSinkOptions | None = None) -> Self:  # noqa: ARG003 - there are none
         """Write to the standard output, whose address is `-`."""
         if url != "-":
-            raise ConfigError("", f"{url!r}: the standard output is just '-'")
+            raise ConfigError("", f"{url!r}: the address of the standard output is '-'")
         return cls()
 
     async def open(self) -> None:
@@ -64,7 +64,7 @@ class StdoutSink:
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         if self._thread.is_busy:
-            reason = "the reader of the standard output has not taken an earlier batch yet"
+            reason = "the reader of the standard output has not read an earlier batch yet"
             return [No(reason)] * len(deliveries)
         pipe = self._opened()
         lines = [as_line(delivery.event.raw) for delivery in deliveries]
@@ -89,7 +89,7 @@ class StdoutSink:
     ) -> list[SinkAnswer]:
         text = memoryview(b"".join([self._rest, *lines]))
         sent = 0
-        trouble: No | Closed = No("the reader of the standard output does not take more")
+        trouble: No | Closed = No("the reader of the standard output reads too slowly")
         try:
             while sent < len(text) and not stop.is_set():
                 sent += pipe.write(text[sent : sent + _PIECE])
@@ -105,7 +105,7 @@ class StdoutSink:
 
 
 def _answers(ends: Sequence[int], sent: int, trouble: No | Closed) -> Iterator[SinkAnswer]:
-    """Answer for each line by how much of it was sent."""
+    """Yield the answer for each line, by how much of it was sent."""
     for begin, end in pairwise(ends):
         if end <= sent:
             yield Yes()
@@ -118,7 +118,7 @@ def _answers(ends: Sequence[int], sent: int, trouble: No | Closed) -> Iterator[S
 def _answer(error: OSError | ValueError) -> No | Closed:
     if isinstance(error, OSError) and error.errno not in _GONE:
         return No(f"the standard output: {error.strerror}")
-    return Closed("nobody reads the standard output any more")
+    return Closed("the reader of the standard output has closed it")
 
 
 class _Pipe:
@@ -126,7 +126,7 @@ class _Pipe:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        stream.flush()  # what stands there already comes first
+        stream.flush()  # buffered output comes first
         try:
             self._fd = stream.fileno()
         except UnsupportedOperation:  # a stream in memory
@@ -136,7 +136,7 @@ class _Pipe:
             self._poll.register(self._fd, select.POLLOUT)
 
     def write(self, piece: memoryview) -> int:
-        """Write at most *piece*, and tell how many bytes were taken."""
+        """Write at most *piece*; return how many bytes were written."""
         if self._fd < 0:
             count = self._stream.write(piece)
             self._stream.flush()

@@ -1,31 +1,32 @@
 """
-Where claims live.
+The contract of a store: the place where claims are kept.
 
-A store keeps one record per key and changes it in the few ways of the table below
-(`oncebridge.stores.transitions` is that table as code). It knows nothing of events, rules or
-sinks. What a store must promise:
+A store keeps one record per key and changes it only as the tables below say
+(`oncebridge.stores.transitions` has the same rules as code). It knows nothing about events,
+rules or sinks. A store must guarantee:
 
-* **A batch is the primitive.** Every method takes a sequence and answers one result
-  per item, in order. The keys of one call are distinct: the gateway folds repeats
-  first. A batch need not be atomic as a whole.
-* **Each item is one atomic step.** All parts of one `Want` are claimed together, or
-  none is. Commits, releases and extensions decide per record.
-* **Every call may be repeated**, by us or by a client library: a claim recognises its
-  own token, a commit its own generation.
-* **Expected outcomes are values.** Only a store that cannot answer raises, and then a
-  `StoreUnavailable` may be tried again with the same request. Where a store could
-  answer for some items only, the others get `NoAnswer`.
-* **Every call ends.** A store bounds its own round trips and raises `StoreUnavailable`
-  when they take too long; nobody else does.
-* **The store's clock decides**, read inside the atomic step. Times are whole
+* **Every method takes a batch.** It takes a sequence and returns one answer per item, in
+  order. The keys of one call are distinct: the gateway merges duplicates first. The batch as
+  a whole does not have to be atomic.
+* **Each item is one atomic step.** All parts of a `Want` are claimed together, or none is.
+  Commits, releases and extensions are decided for each record on its own.
+* **Every call may be repeated**, by the gateway or by a client library. A claim recognises
+  its own token, a commit its own generation.
+* **Expected results are return values.** A store raises only if it cannot answer at all. After
+  `StoreUnavailable` the caller may send the same request again. If the store can answer for
+  some items only, it returns `NoAnswer` for the others.
+* **Every call ends.** The store limits the time of its own round trips and raises
+  `StoreUnavailable` when they take too long. The gateway does not do this for it.
+* **The store's clock decides.** It is read inside the atomic step. Times are whole
   milliseconds.
-* **Physical removal is housekeeping.** A record past its end counts as absent whether
-  or not it has been purged, and purging looks at `keep_until` alone.
+* **Removing records is housekeeping.** A record past its end counts as absent, purged or not.
+  `purge` removes records by `keep_until_ms` only.
 
-Two fences, for two reasons. Release and extend undo or prolong a hold, so only the
-present holder may do them: they carry the *token*, fresh for every claim. A commit
-states a fact (the sink said yes) that stays true after a take-over: it carries the
-*generation*, which a take-over keeps and which changes when the key starts anew.
+A record is fenced in two ways. Release and extend end or prolong a hold, so only the current
+holder may do them: they carry the *token*, which is new for every claim. A commit records a
+fact (the sink has accepted the event) that stays true if another worker has taken the claim
+over: it carries the *generation*, which a take-over keeps, and which changes when the key
+starts again from nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,53 +39,53 @@ from oncebridge.events.key import Part
 
 
 class Fate(IntEnum):
-    """How a record came to be done."""
+    """The result with which a record was marked done."""
 
     DELIVERED = 1
     DEAD = 2
     STALE = 3
     UNCHANGED = 4
     DROPPED = 5
-    """Other content under a known key, where the rule says to drop that."""
+    """Other content under a known key, and the rule says to drop such events."""
 
 
 class Record(Struct, frozen=True, gc=False):
     """
-    What a store keeps under one key.
+    The state that a store keeps for one key.
 
-    A record with a `fate` is done until `until_ms`; one without is claimed until
-    `until_ms` and free afterwards.
+    A record with a `fate` is done until `until_ms`. A record without one is claimed until
+    `until_ms`, and free afterwards.
     """
 
     key: bytes
     token: bytes
-    """Names the present hold; empty when released or done."""
+    """Identifies the current hold; empty when released or done."""
     generation: bytes
-    """Names this life of the key; kept on take-over."""
+    """Identifies this life of the key: from its first claim until it expires or is forgotten."""
     until_ms: int
     """End of the lease, earliest retry after a release, or end of the window."""
     attempts: int
-    """Raised at the claim, so that an event that kills its worker is still counted."""
+    """Counted at the claim, so that an attempt counts even if it kills its worker."""
     hash: bytes
-    """Fingerprint of the content; empty when the rule does not compare."""
+    """Fingerprint of the content; empty if the rule does not compare content."""
     fate: Fate | None
     memo: bytes
-    """A few bytes of the gateway's own, returned with every answer."""
+    """A few bytes that belong to the gateway; returned with every answer."""
     hard_until_ms: int
-    """Sliding windows only: the end that no repeat can push further. Else 0."""
+    """Sliding windows only: the end that no duplicate can move. Otherwise 0."""
     keep_until_ms: int
-    """When the record may be physically removed."""
+    """From when on the record may be removed."""
 
 
-# --- what is asked ---------------------------------------------------------------
+# --- requests --------------------------------------------------------------------
 
 
 class Want(Struct, frozen=True, gc=False):
     """
-    Ask to hold all *parts* together.
+    Request to claim all *parts* together.
 
-    The last part is the one that identifies the event; those before it are further
-    tiers. *token* and *generation* are 16 fresh random bytes each; a resend repeats them.
+    The last part identifies the event; the parts before it are further tiers. *token* and
+    *generation* are 16 new random bytes each. A request that is sent again has the same ones.
     """
 
     parts: tuple[Part, ...]
@@ -92,24 +93,24 @@ class Want(Struct, frozen=True, gc=False):
     generation: bytes
     lease_ms: int
     keep_ms: int
-    """How long a record that is not done stays after its last write."""
+    """How long a record that is not done is kept after the end of its lease."""
     memo: bytes = b""
 
 
 class Commit(Struct, frozen=True, gc=False):
-    """State that this life of the key ended in *fate*, and remember it for *window_ms*."""
+    """Request to mark the key done with *fate*, and to remember that for *window_ms*."""
 
     key: bytes
     generation: bytes
     fate: Fate
     window_ms: int
     hard_ms: int = 0
-    """Sliding windows only: how far repeats may push the end, counted from now."""
+    """Sliding windows only: how far duplicates may move the end, counted from now."""
     memo: bytes | None = None
 
 
 class Release(Struct, frozen=True, gc=False):
-    """Give a hold back; the key may be claimed again after *delay_ms*."""
+    """Request to end a hold; the key may be claimed again after *delay_ms*."""
 
     key: bytes
     token: bytes
@@ -117,11 +118,11 @@ class Release(Struct, frozen=True, gc=False):
     keep_ms: int = 0
     memo: bytes | None = None
     unsent: bool = False
-    """Nothing was sent: this attempt does not count."""
+    """True if nothing was sent, so that this attempt does not count."""
 
 
 class Extension(Struct, frozen=True, gc=False):
-    """Prolong a hold to now + *lease_ms*."""
+    """Request to prolong a hold until now + *lease_ms*."""
 
     key: bytes
     token: bytes
@@ -129,7 +130,11 @@ class Extension(Struct, frozen=True, gc=False):
 
 
 class Memory(Struct, frozen=True, gc=False):
-    """Mark a key done without a claim: a further tier, after an outage, or to warm a store."""
+    """
+    Request to mark a key done without a claim.
+
+    Used for further tiers, after an outage, and to fill a new store.
+    """
 
     key: bytes
     generation: bytes
@@ -139,11 +144,11 @@ class Memory(Struct, frozen=True, gc=False):
     memo: bytes = b""
 
 
-# --- what is answered ------------------------------------------------------------
+# --- answers ---------------------------------------------------------------------
 
 
 class Held(Struct, frozen=True, gc=False):
-    """One record of a claim, as the holder needs it."""
+    """One record of a granted claim."""
 
     key: bytes
     generation: bytes
@@ -152,7 +157,7 @@ class Held(Struct, frozen=True, gc=False):
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """The caller holds every part of its want until the lease ends."""
+    """The claim is granted: the caller holds all parts until the lease ends."""
 
     token: bytes
     held: tuple[Held, ...]
@@ -161,7 +166,7 @@ class Claim(Struct, frozen=True, gc=False):
 
 
 class Duplicate(Struct, frozen=True, gc=False):
-    """*key* is done and its window lasts."""
+    """*key* is done, and its window has not ended."""
 
     key: bytes
     fate: Fate
@@ -169,7 +174,7 @@ class Duplicate(Struct, frozen=True, gc=False):
 
 
 class Busy(Struct, frozen=True, gc=False):
-    """Somebody else holds a part, for *left_ms* more unless it is extended."""
+    """Another worker holds a part, for *left_ms* more unless it extends its lease."""
 
     key: bytes
     left_ms: int
@@ -183,19 +188,19 @@ class Mismatch(Struct, frozen=True, gc=False):
 
 
 class NoAnswer(Struct, frozen=True, gc=False):
-    """The store could not answer for this item; it may be asked again."""
+    """The store could not answer for this item; the caller may send it again."""
 
     reason: str
 
 
 class Reply(Enum):
-    """The short answers."""
+    """The answers that carry no data."""
 
     COMMITTED = "committed"
     ALREADY = "already"
-    """This very life of the key was committed before."""
+    """This generation of the key was committed before."""
     FENCED = "fenced"
-    """Not yours any more; nothing was changed."""
+    """The caller does not hold the key any more; nothing was changed."""
     RELEASED = "released"
     EXTENDED = "extended"
     REMEMBERED = "remembered"
@@ -211,7 +216,7 @@ RememberAnswer = Literal[Reply.REMEMBERED, Reply.KNOWN] | NoAnswer
 
 
 class Claims(Protocol):
-    """What the gateway asks of a store while events pass."""
+    """The part of `Store` that the gateway needs to deliver events."""
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]: ...
 
@@ -226,73 +231,88 @@ class Claims(Protocol):
 
 class Store(Protocol):
     """
-    The operations of PROTOCOL §3.
+    A store: every operation on records.
 
-    `oncebridge.testing.StoreContract` is the meaning of this class: a store is ready
-    for production when it passes.
+    The test suite `oncebridge.testing.StoreContract` defines what each operation must do. A
+    store that passes it is ready for production.
     """
 
     async def open(self) -> None:
-        """Connect and check that the backend can keep the promises; safe to repeat."""
+        """
+        Connect, and check that the backend can keep the guarantees; safe to repeat.
+
+        Raise `ConfigError` if an operator has to change something, `StoreUnavailable` if the
+        backend does not answer now.
+        """
         ...
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
         """
-        Take hold of keys.
+        Claim keys.
 
-        | the record is        | effect                          | answer    |
-        | -------------------- | ------------------------------- | --------- |
-        | held by this token   | none                            | Claim     |
-        | absent or expired    | first attempt, new generation   | Claim     |
-        | free, same content   | one more attempt, memo kept     | Claim     |
-        | free, other content  | first attempt, new generation   | Claim     |
-        | claimed by another   | none                            | Busy      |
-        | done, same content   | none (a sliding window slides)  | Duplicate |
-        | done, other content  | none                            | Mismatch  |
+        | the record is              | effect                          | answer    |
+        | -------------------------- | ------------------------------- | --------- |
+        | held by this token         | none                            | Claim     |
+        | absent or expired          | first attempt, new generation   | Claim     |
+        | free, same content         | one more attempt, memo kept     | Claim     |
+        | free, other content        | first attempt, new generation   | Claim     |
+        | claimed by another token   | none                            | Busy      |
+        | done, same content         | none (a sliding window slides)  | Duplicate |
+        | done, other content        | none                            | Mismatch  |
 
-        With several parts: the last part done decides first; then any part claimed;
-        then any other content; then any part done; else all are claimed.
+        With several parts, the first of these that applies decides: the last part is done with
+        the same content (Duplicate); a part is claimed (Busy); a part is done with other
+        content (Mismatch); a part is done (Duplicate). Otherwise all parts are claimed.
         """
         ...
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        """Mark keys done; the lease may be over and the token another's."""
+        """
+        Mark keys done.
+
+        Fenced by generation only: the lease may have ended, and another worker may hold the key.
+        """
         ...
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        """Return holds back."""
+        """End holds, so that the keys may be claimed again. Fenced by token."""
         ...
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        """Prolong holds, also such as have just run out but were not taken over."""
+        """
+        Prolong holds. Fenced by token.
+
+        A lease that has ended can be extended as long as no other worker has claimed the key.
+        """
         ...
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        """Mark keys done that are absent, free or expired."""
+        """Mark keys done that are absent, free or expired; leave other keys as they are."""
         ...
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        """Read what is there, without changing anything."""
+        """Return the records of *keys*, None for each that has none; change nothing."""
         ...
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
         """
-        Remove records, so that their events pass again. For operators.
+        Remove records, so that their events are delivered again. For operators.
 
-        Refused (False) while a live claim stands, and where there is nothing.
+        Return for each key whether a record was removed: False while a worker holds the key,
+        and if there is no record.
         """
         ...
 
     async def purge(self, limit: int = 1000) -> int:
-        """Remove about *limit* records that are past keeping, and tell how many went."""
+        """Remove about *limit* records that are past `keep_until_ms`; return how many."""
         ...
 
     async def now_ms(self) -> int:
-        """Tell the store's time."""
+        """Return the store's time."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections and files; safe to repeat."""
+        """Close connections and files; safe to repeat."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -301,18 +321,19 @@ class Store(Protocol):
 
 
 class Portable(Store, Protocol):
-    """A store whose records can be carried to another one."""
+    """A store whose records can be copied to another store."""
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         """
-        Read about *limit* records from *place* on, and tell the next place; none: the end.
+        Return about *limit* records from *place* on, and the next place; empty at the end.
 
-        In no order. What stands there during the whole scan is seen at least once.
+        The order is not defined. A record that exists during the whole scan is returned at
+        least once.
         """
         ...
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        """Put *records* as they are where nothing stands; their times are this store's."""
+        """Write *records* as they are, where the key is absent; times are by this store's clock."""
         ...
 
 
@@ -320,7 +341,7 @@ _T = TypeVar("_T")
 
 
 def rounds(items: Iterable[_T], key: Callable[[_T], bytes]) -> list[list[_T]]:
-    """Split *items* so that no key stands twice in one call, in as few calls as possible."""
+    """Split *items* into as few lists as possible, so that no key is in one list twice."""
     split: list[list[_T]] = []
     times: dict[bytes, int] = {}
     for item in items:

@@ -97,7 +97,7 @@ class Cell:
             except StoreUnavailable as error:
                 reply = NoAnswer(str(error))
             is_held = now_s() < ends
-            # Nobody else can have ended a hold whose lease still runs: a release that is
+            # No other worker can have ended a hold whose lease still runs: a release that is
             # refused then was applied before, and its answer was lost.
             if reply is Reply.RELEASED or (reply is Reply.FENCED and is_held):
                 return after

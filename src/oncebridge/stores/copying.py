@@ -1,18 +1,18 @@
 """
-Carry what one store remembers to another.
+Copy the records of one store to another.
 
-A record says until when it counts, by the clock of its store. On its way it is shifted by
-what the two clocks differ, so that a window has as much left there as it had here.
+The times of a record are by the clock of its store. They are shifted by the difference of the two
+clocks, so that a window has as much time left in the target as in the source.
 
-What is done goes along, and what is not: the attempts at an event that failed, and what was
-delivered last of an entity. What is over stays behind, and so does what a worker holds: it
-may end any moment, and its end would be known here only. So workers should be stopped; what
-was held is counted, and the same copy may simply be made again.
+Copied are records that are done, and records that are not: the attempts at an event that failed,
+and the last delivered state of an entity. Not copied are expired records, and records that a
+worker holds: the worker may finish at any moment, and the result would be in the source only. So
+stop the workers first. Held records are counted, and the copy can be run again.
 
-A copy made again finds most records there already. One that has gone on since (an attempt
-more, a newer state, done meanwhile) takes the place of its former self, unless a worker of
-the other store has that in hand. It is removed and put anew; whoever comes in between finds
-nothing, and what is done there is never removed.
+A second run finds most records in the target already. If a record has changed in the source since
+(another attempt, a newer state, done), it replaces its earlier copy, unless a worker of the target
+holds that. It is removed and written again; a claim in between finds no record. A record that is
+done in the target is never removed.
 """
 
 import asyncio
@@ -23,39 +23,38 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import NoAnswer, Portable, Record, Reply, Store
 
 BATCH = 1000
 _NAMED = 20
 _SLACK_MS = 1000
-"""How far apart two readings of the clocks' difference may be."""
+"""By how much two measurements of the clocks' difference may differ."""
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 10.0)
-"""Between tries: a store that is throttled needs a moment, one that restarts half a minute."""
+"""Between retries: throttling ends after a moment, a restart takes half a minute."""
 
 _T = TypeVar("_T")
 
 
 def is_portable(store: Store) -> TypeGuard[Portable]:
-    """Return whether the records of *store* can be read out and put in."""
+    """Return True if records can be copied from and to *store*."""
     return callable(getattr(store, "scan", None)) and callable(getattr(store, "load", None))
 
 
-class Held(Struct, frozen=True):
-    """A key that was left, as a worker has it in hand."""
+class HeldKey(Struct, frozen=True):
+    """A key that was not copied, because a worker holds it."""
 
     key: bytes
     left_ms: int
-    """How long that lasts, unless it is prolonged."""
+    """How long its lease lasts, unless it is extended."""
 
 
 class Copying:
     """
-    Carry records from *source* to *target*, both open, batch by batch.
+    Copy records from *source* to *target*, both open, batch by batch.
 
-    Without a *target* it is as if that were empty. With *dry_run* nothing is changed, and
-    the counts are what they would be. The counts are of records as the scan sees them: what
-    it sees twice is `known` the second time.
+    Without a *target*, count as if it were empty. With *dry_run*, change nothing and count what
+    would be done. A record that the scan returns twice counts as `known` the second time.
     """
 
     def __init__(self, source: Portable, target: Portable | None, *, dry_run: bool = False) -> None:
@@ -65,40 +64,40 @@ class Copying:
         self._place = b""
         self.copied = 0
         self.updated = 0
-        """Were there in a former state."""
+        """Replaced an earlier copy."""
         self.known = 0
         self.expired = 0
         self.live = 0
-        """Left, as a worker has them in hand."""
-        self.held: list[Held] = []
+        """Not copied, because a worker holds them."""
+        self.held: list[HeldKey] = []
         """The first few of those."""
         self.held_ms = 0
-        """When the last of them ends, seen from now."""
+        """How long the longest of their leases lasts."""
         self.is_complete = False
 
     @property
     def seen(self) -> int:
-        """How many records were looked at."""
+        """How many records were read."""
         return self.copied + self.updated + self.known + self.expired + self.live
 
     def counts(self) -> dict[str, int]:
-        """Return what became of the records, by name."""
+        """Return the counts by name."""
         names = ("copied", "updated", "known", "expired", "live")
         return {name: getattr(self, name) for name in names}
 
     async def step(self) -> bool:
-        """Carry the next batch, and tell whether there is more."""
+        """Copy the next batch; return True if there is more."""
         place = self._place
-        records, after = await _tried(lambda: self._source.scan(place, BATCH))
-        # A scan may see a record twice, also in one step.
-        await self._carry({record.key: record for record in records}.values())
+        records, after = await _with_retries(lambda: self._source.scan(place, BATCH))
+        # A scan may return a record twice, even in one step.
+        await self._copy({record.key: record for record in records}.values())
         self._place = after
         self.is_complete = not after
         return not self.is_complete
 
-    async def _carry(self, records: Iterable[Record]) -> None:
+    async def _copy(self, records: Iterable[Record]) -> None:
         here_ms, there_ms = await asyncio.gather(
-            _tried(self._source.now_ms), _tried((self._target or self._source).now_ms)
+            _with_retries(self._source.now_ms), _with_retries((self._target or self._source).now_ms)
         )
         going: list[Record] = []
         for record in records:
@@ -116,31 +115,32 @@ class Copying:
 
     async def _put(self, target: Portable, records: Sequence[Record], now_ms: int) -> None:
         if self._dry_run:
-            found = await _tried(lambda: target.peek([one.key for one in records]))
+            found = await _with_retries(lambda: target.peek([one.key for one in records]))
             answers: list[Reply] = [
-                table.load(there, one, now_ms)[0] for there, one in zip(found, records, strict=True)
+                transitions.load(there, one, now_ms)[0]
+                for there, one in zip(found, records, strict=True)
             ]
         else:
             answers = await _load(target, records)
-        known = [one for one, told in zip(records, answers, strict=True) if told is Reply.KNOWN]
+        known = [one for one, answer in zip(records, answers, strict=True) if answer is Reply.KNOWN]
         self.copied += len(records) - len(known)
         if known:
             await self._update(target, known, now_ms)
 
     async def _update(self, target: Portable, records: Sequence[Record], now_ms: int) -> None:
-        """Bring up to date what stands in the target in a former state."""
-        found = await _tried(lambda: target.peek([one.key for one in records]))
+        """Replace records of the target that are earlier copies."""
+        found = await _with_retries(lambda: target.peek([one.key for one in records]))
         former: list[Record] = []
         for ours, theirs in zip(records, found, strict=True):
             if theirs is None or not is_former(theirs, ours, now_ms):
                 self.known += 1
-            elif table.state(theirs, now_ms) == "claimed":
+            elif transitions.state(theirs, now_ms) == "claimed":
                 self._leave(ours.key, theirs.until_ms - now_ms)
             else:
                 former.append(ours)
         updated = len(former)
         if former and not self._dry_run:
-            await _tried(lambda: target.forget([one.key for one in former]))
+            await _with_retries(lambda: target.forget([one.key for one in former]))
             updated = (await _load(target, former)).count(Reply.REMEMBERED)
         self.updated += updated
         self.known += len(former) - updated
@@ -149,14 +149,14 @@ class Copying:
         self.live += 1
         self.held_ms = max(self.held_ms, left_ms)
         if len(self.held) < _NAMED and all(one.key != key for one in self.held):
-            self.held.append(Held(key, left_ms))
+            self.held.append(HeldKey(key, left_ms))
 
 
-# --- what is to be done with a record -----------------------------------------------------
+# --- one record ---------------------------------------------------------------------------
 
 
 def condition(record: Record, now_ms: int) -> Literal["lasting", "expired", "live"]:
-    """Return whether a record is worth carrying; one that only waits for its next attempt is."""
+    """Return `lasting` if the record is to be copied, as is one that waits for its next attempt."""
     if record.fate is None and record.token and now_ms < record.until_ms:
         return "live"
     ends_ms = record.keep_until_ms if record.fate is None else record.until_ms
@@ -164,7 +164,7 @@ def condition(record: Record, now_ms: int) -> Literal["lasting", "expired", "liv
 
 
 def shifted(record: Record, by_ms: int) -> Record:
-    """Move the times of a record to another clock; what was held here is held by nobody there."""
+    """Return the record with its times moved to another clock, and without a holder."""
     hard_until = record.hard_until_ms
     return replace(
         record,
@@ -176,11 +176,11 @@ def shifted(record: Record, by_ms: int) -> Record:
 
 
 def is_former(theirs: Record, ours: Record, now_ms: int) -> bool:
-    """Return whether *theirs* is a state that *ours* was in before, or is past keeping."""
+    """Return True if *theirs* is an earlier state of *ours*, or is past keeping."""
     if theirs.fate is not None:
         return False
     if ours.fate is not None or now_ms >= theirs.keep_until_ms:
-        return True  # what is done is a fact, whoever else has tried
+        return True  # a delivery stays true, whatever was attempted in the target
     return (
         theirs.generation == ours.generation
         and theirs.keep_until_ms < ours.keep_until_ms + _SLACK_MS
@@ -188,30 +188,30 @@ def is_former(theirs: Record, ours: Record, now_ms: int) -> bool:
     )
 
 
-# --- patience -----------------------------------------------------------------------------
+# --- retries ------------------------------------------------------------------------------
 
 
 async def _load(target: Portable, records: Sequence[Record]) -> list[Reply]:
-    """Load *records*, asking again for those that had no answer."""
-    told: dict[bytes, Reply] = {}
+    """Load *records*; repeat the request for those that had no answer."""
+    answered: dict[bytes, Reply] = {}
 
     async def load() -> None:
-        asked = [one for one in records if one.key not in told]
+        asked = [one for one in records if one.key not in answered]
         silent = ""
         for one, answer in zip(asked, await target.load(asked), strict=True):
             if isinstance(answer, NoAnswer):
                 silent = answer.reason
             else:
-                told[one.key] = answer
+                answered[one.key] = answer
         if silent:
             raise StoreUnavailable(silent)
 
-    await _tried(load)
-    return [told[one.key] for one in records]
+    await _with_retries(load)
+    return [answered[one.key] for one in records]
 
 
-async def _tried(call: Callable[[], Awaitable[_T]]) -> _T:
-    """Call, and again for a while where the store is away."""
+async def _with_retries(call: Callable[[], Awaitable[_T]]) -> _T:
+    """Call, and retry for a while if the store is unavailable."""
     for pause_s in _PAUSES_S:
         try:
             return await call()

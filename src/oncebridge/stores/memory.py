@@ -1,16 +1,15 @@
 """
-The store in this process's memory.
+The memory store: records in the memory of this process.
 
-**What survives a crash:** nothing. **Whose clock:** this host's. **What an outage does:**
-there is none. For tests, demos and single processes that may forget on restart.
+**Durability:** none; a restart forgets everything. **Clock:** this host's. **Outages:** none.
+For tests, demos, and single processes that may forget on restart.
 
-It is bounded: at *max_keys* it refuses new keys and never evicts, because an evicted
-key is a duplicate let through in silence.
+It is bounded: with *max_keys* records it refuses new keys. It never evicts, because an evicted
+key would let a duplicate through without a trace.
 
-Ten million done keys have to fit, so a done record is not an object with fields but one
-`bytes` of 15 (`_Packed`), under the first 120 bits of a hash of its key: a dict of two
-48-byte objects, about 140 bytes a key with everything counted. Records that are not done
-are few, and kept as they are.
+Ten million done keys have to fit. So a done record is not an object with fields but 15 bytes
+(`_pack`), stored under the first 120 bits of a hash of its key: two objects of 48 bytes each,
+about 140 bytes per key in total. Records that are not done are few, and kept as they are.
 """
 
 import struct
@@ -25,7 +24,7 @@ from msgspec import Struct
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -46,16 +45,16 @@ from oncebridge.stores.api import (
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory)
 _Answer = TypeVar("_Answer")
 
-_SHARDS = 256  # a dict of ten million stops for half a second when it grows; 256 small ones do not
+_SHARDS = 256  # a dict of ten million keys blocks for half a second when it grows
 _BUCKET_MS = 30_000
 _STEP = 64
 
 
 class MemoryOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about the memory store."""
+    """Options of the memory store."""
 
     max_keys: Annotated[
-        int, Doc("How many keys are kept; beyond that, new ones are refused.", at_least=1)
+        int, Doc("How many keys to keep at most; more are refused.", at_least=1)
     ] = 1_000_000
 
 
@@ -73,7 +72,7 @@ class MemoryStore:
         self._open: dict[bytes, Record] = {}
         """Records that are not done, by name."""
         self._names: dict[bytes, bytes] = {}
-        """Their names, each the one object that it is everywhere, by key: made only once."""
+        """Their names by key, so that each name is computed and stored once."""
         self._done: list[dict[bytes, bytes]] = [{} for _ in range(_SHARDS)]
         self._count = 0
         self._calendar = _Calendar()
@@ -82,14 +81,14 @@ class MemoryStore:
     def from_url(cls, url: str, options: MemoryOptions | None = None) -> Self:
         """Open `memory:`."""
         if url != "memory:":
-            raise ConfigError("", f"{url!r}: the memory store is just 'memory:'")
+            raise ConfigError("", f"{url!r}: the address of the memory store is 'memory:'")
         return cls(max_keys=(options or MemoryOptions()).max_keys)
 
     def __len__(self) -> int:
         return self._count
 
     async def open(self) -> None:
-        """Do nothing: memory is always there."""
+        """Do nothing: there is nothing to connect to."""
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
         with self._lock:
@@ -98,13 +97,13 @@ class MemoryStore:
             return [self._claim(want, now) for want in wants]
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return self._each(table.commit, commits)
+        return self._each(transitions.commit, commits)
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return self._each(table.release, releases)
+        return self._each(transitions.release, releases)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return self._each(table.extend, extensions)
+        return self._each(transitions.extend, extensions)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
         with self._lock:
@@ -116,7 +115,7 @@ class MemoryStore:
                 if before is None and self._count >= self._max_keys:
                     answers.append(self._full())
                     continue
-                answer, after = table.remember(before, asked, now)
+                answer, after = transitions.remember(before, asked, now)
                 if after is not None:
                     self._write(name, after, is_new=before is None)
                 answers.append(answer)
@@ -132,7 +131,7 @@ class MemoryStore:
             answers = []
             for key in keys:
                 name = self._name_of(key)
-                may = table.may_forget(self._read(name, key), now)
+                may = transitions.may_forget(self._read(name, key), now)
                 if may:
                     self._remove(name)
                 answers.append(may)
@@ -146,11 +145,11 @@ class MemoryStore:
         return self._clock()
 
     async def vitals(self) -> Mapping[str, int]:
-        """Return how many records there are."""
+        """Return the number of records."""
         return {"records": self._count}
 
     async def aclose(self) -> None:
-        """Do nothing: the memory goes with the object."""
+        """Do nothing: the memory is freed with the object."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -164,15 +163,15 @@ class MemoryStore:
     def _claim(self, want: Want, now: int) -> ClaimAnswer:
         found: dict[bytes, tuple[bytes, Record | None]] = {}
         before: list[Record | None] = []
-        for part in want.parts:  # nearly always one: loops are quicker than comprehensions
+        for part in want.parts:  # nearly always one: a loop is faster than a comprehension
             name = self._name_of(part.key)
             record = self._read(name, part.key)
             found[part.key] = name, record
             before.append(record)
-        answer, after = table.claim(before, want, now)
+        answer, after = transitions.claim(before, want, now)
         fresh = before.count(None)
         if fresh and type(answer) is Claim and self._count + fresh > self._max_keys:
-            # What is known is still answered; only what needs room is refused.
+            # Known keys are still answered; only claims that need room are refused.
             return self._full()
         for written in after:
             name, record = found[written.key]
@@ -184,7 +183,7 @@ class MemoryStore:
         decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
         items: Sequence[_Asked],
     ) -> list[_Answer | NoAnswer]:
-        """Decide operations that change what is there and never add a key."""
+        """Decide operations that change records and never add a key."""
         with self._lock:
             now = self._clock()
             answers: list[_Answer | NoAnswer] = []
@@ -202,7 +201,7 @@ class MemoryStore:
             "shorten the window, or use a store on disk (sqlite:PATH)"
         )
 
-    # --- where records lie -------------------------------------------------------
+    # --- records by name ---------------------------------------------------------
 
     def _name_of(self, key: bytes) -> bytes:
         return self._names.get(key) or _name(key)
@@ -240,10 +239,10 @@ class MemoryStore:
 
     def _sweep(self, now: int, limit: int) -> int:
         """
-        Remove records past keeping, at most *limit* looks at a time.
+        Remove records past keeping; inspect at most *limit* records.
 
-        Every record stands in the calendar once, from when it was new. One that has been
-        prolonged since is put forward to its present date when its day comes.
+        Every record is in the calendar once, under the date that it had when it was new. If it
+        was prolonged since, it is moved to its current date when the old one comes.
         """
         removed = 0
         for name in self._calendar.due(now, limit):
@@ -263,7 +262,7 @@ class MemoryStore:
 
 
 class _Calendar:
-    """Names by the half minute in which they fall due: eight bytes a name."""
+    """Names by the half minute in which they are due: eight bytes per name."""
 
     def __init__(self) -> None:
         self._days: dict[int, list[bytes]] = {}
@@ -292,26 +291,26 @@ class _Calendar:
 
 def _name(key: bytes) -> bytes:
     """
-    Shorten a key of any shape to 15 bytes, as long as fit in the smallest object.
+    Return 15 bytes for a key of any length: as many as fit in the smallest object.
 
-    120 bits of a strong hash: among ten million keys, two agree once in 10^22 runs.
+    With 120 bits of a strong hash, two of ten million keys collide once in 10^22 runs.
     """
     hashed = _UNNAMED.copy()
     hashed.update(key)
     return hashed.digest()
 
 
-_UNNAMED = blake2b(digest_size=15)  # to be copied, never updated: quicker than a new one
+_UNNAMED = blake2b(digest_size=15)  # to be copied, never updated: faster than a new one
 
 
-# A done record: flags, end of the window (48 bits), head of the generation; then, where there
-# is any of them, the whole generation, the hard end, the hash and the memo.
+# A done record: flags, end of the window (48 bits), first 8 bytes of the generation. If it has a
+# hard end, a hash or a memo, then also the whole generation and these three.
 _HEAD = struct.Struct(">BHI8s")
 _WHOLE = struct.Struct(">BHI8s16sQB")
 _WITH_TAIL = 0b1000_0000
 _ATTEMPTS_SHIFT = 3
 _MOST_ATTEMPTS = 0b1111
-_FATES = (None, *Fate)  # by number: to ask an enum for its members is slow
+_FATES = (None, *Fate)  # by number: looking up a member of an enum is slow
 
 
 def _pack(record: Record) -> bytes:

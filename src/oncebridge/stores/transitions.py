@@ -1,10 +1,10 @@
 """
-The operations table of the protocol, as pure functions.
+The operations of a store, as pure functions.
 
-Each takes what is stored (None when there is nothing), what is asked, and the store's
-time, and gives the answer and what to store instead (None: leave it as it is). Stores
-that decide in this process share them; stores that decide on a server say the same in
-their own language, and the contract suite holds both to it.
+Each takes the stored record (None if there is none), the request and the store's time, and
+returns the answer and the record to store instead (None: leave it as it is). Stores that decide
+in this process use these functions. Stores that decide on a server implement the same rules
+there (in Lua or SQL). The contract suite tests both.
 """
 
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ _ReleaseReply = Literal[Reply.RELEASED, Reply.FENCED]
 _ExtendReply = Literal[Reply.EXTENDED, Reply.FENCED]
 _RememberReply = Literal[Reply.REMEMBERED, Reply.KNOWN]
 
-# To ask an enum for its members is slow, and these are given for every event.
+# Looking up a member of an enum is slow, and these are needed for every event.
 _COMMITTED: Final = Reply.COMMITTED
 _ALREADY: Final = Reply.ALREADY
 _FENCED: Final = Reply.FENCED
 
 
 def state(record: Record | None, now_ms: int) -> State:
-    """Name the logical state; a done record past its window is absent, purged or not."""
+    """Return the state at *now_ms*; a done record past its window is absent, purged or not."""
     if record is None:
         return "absent"
     ended = now_ms >= record.until_ms
@@ -55,12 +55,12 @@ def state(record: Record | None, now_ms: int) -> State:
 def claim(
     records: Sequence[Record | None], want: Want, now_ms: int
 ) -> tuple[ClaimAnswer, list[Record]]:
-    """Decide one want over the records of its parts, in the order of the parts."""
-    if not any(records):  # the common case by far: nothing is known of any part
+    """Decide one claim, given the records of its parts in the order of the parts."""
+    if not any(records):  # the common case by far: no part has a record
         written: list[Record] = []
         held: tuple[Held, ...] = ()
-        for part in want.parts:  # mostly one: quicker than a comprehension
-            written.append(_started(part, want, now_ms))
+        for part in want.parts:  # mostly one: faster than a comprehension
+            written.append(_first_attempt(part, want, now_ms))
             held += (Held(part.key, want.generation, 1, want.memo),)
         return Claim(want.token, held, now_ms), written
     states = [state(record, now_ms) for record in records]
@@ -70,7 +70,7 @@ def claim(
     written = [
         record
         if record is not None and _owns(record, want.token)
-        else _taken(record, where, part, want, now_ms)
+        else _next_attempt(record, where, part, want, now_ms)
         for record, where, part in zip(records, states, want.parts, strict=True)
     ]
     held = tuple(Held(r.key, r.generation, r.attempts, r.memo) for r in written)
@@ -83,10 +83,10 @@ def _refusal(
     records: Sequence[Record | None], states: Sequence[State], want: Want, now_ms: int
 ) -> tuple[ClaimAnswer, list[Record]] | None:
     """
-    Find what stands against the claim, in the order of precedence.
+    Return the answer that refuses the claim, by precedence; None if it is granted.
 
-    Checked: answering *duplicate* for a further tier while the identifying key is merely
-    claimed would lose the event if that claim's worker dies.
+    A claimed part comes before a done tier: if the answer were *duplicate* while the identifying
+    part is only claimed, the event would be lost if the worker that holds it dies.
     """
     last = records[-1]
     if last is not None and states[-1] == "done" and _same(last.hash, want.parts[-1].hash):
@@ -112,7 +112,7 @@ def _refusal(
 
 
 def _duplicate(record: Record, part: Part, now_ms: int) -> tuple[Duplicate, list[Record]]:
-    assert record.fate is not None  # noqa: S101 - only done records come here
+    assert record.fate is not None  # noqa: S101 - only called for done records
     answer = Duplicate(record.key, record.fate, record.memo)
     if not (part.slide_ms and record.hard_until_ms):
         return answer, []
@@ -122,11 +122,13 @@ def _duplicate(record: Record, part: Part, now_ms: int) -> tuple[Duplicate, list
     return answer, [replace(record, until_ms=until, keep_until_ms=until)]
 
 
-def _taken(record: Record | None, where: State, part: Part, want: Want, now_ms: int) -> Record:
+def _next_attempt(
+    record: Record | None, where: State, part: Part, want: Want, now_ms: int
+) -> Record:
     # Other content starts a new generation: under the old one, a late commit of the old
-    # content would mark the new one done, and it would be lost.
+    # content would mark the new content done, and it would be lost.
     if record is None or where != "free" or not _same(record.hash, part.hash):
-        return _started(part, want, now_ms)
+        return _first_attempt(part, want, now_ms)
     until = now_ms + want.lease_ms
     return replace(
         record,
@@ -138,7 +140,7 @@ def _taken(record: Record | None, where: State, part: Part, want: Want, now_ms: 
     )
 
 
-def _started(part: Part, want: Want, now_ms: int) -> Record:
+def _first_attempt(part: Part, want: Want, now_ms: int) -> Record:
     until = now_ms + want.lease_ms
     keep_until = until + want.keep_ms
     return Record(
@@ -157,13 +159,13 @@ def _started(part: Part, want: Want, now_ms: int) -> Record:
 
 def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[_CommitReply, Record | None]:
     """
-    Decide one commit: fenced by generation, not by token or lease.
+    Decide one commit; fenced by generation, not by token or lease.
 
-    A record done and past its window is still compared, so that a late repeat of the
-    same commit hears *already* as long as the record is there.
+    A done record past its window is still compared: a commit that is sent again gets *already*
+    as long as the record exists.
     """
-    # A store may keep only the head of a done record's generation; nothing is written here,
-    # so that is enough to tell *already* from *fenced*.
+    # A store may keep only the first bytes of a done record's generation. Such a record is not
+    # written here, so they are enough to tell *already* from *fenced*.
     if (
         record is None
         or not record.generation
@@ -190,7 +192,7 @@ def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[_CommitRe
 def release(
     record: Record | None, asked: Release, now_ms: int
 ) -> tuple[_ReleaseReply, Record | None]:
-    """Decide one release: only the present holder's counts."""
+    """Decide one release; only the current holder may release."""
     if record is None or not _owns(record, asked.token):
         return _FENCED, None
     until = now_ms + asked.delay_ms
@@ -207,7 +209,7 @@ def release(
 def extend(
     record: Record | None, asked: Extension, now_ms: int
 ) -> tuple[_ExtendReply, Record | None]:
-    """Decide one extension: the lease may have ended, as long as nobody took over."""
+    """Decide one extension; a lease that has ended counts until another worker claims the key."""
     if record is None or not _owns(record, asked.token):
         return _FENCED, None
     until = now_ms + asked.lease_ms
@@ -220,7 +222,7 @@ def extend(
 def remember(
     record: Record | None, asked: Memory, now_ms: int
 ) -> tuple[_RememberReply, Record | None]:
-    """Decide one memory: put if there is no live claim and nothing done."""
+    """Decide one memory; written unless the key is claimed or done."""
     where = state(record, now_ms)
     if where in ("claimed", "done"):
         return Reply.KNOWN, None
@@ -241,19 +243,19 @@ def remember(
 
 
 def load(record: Record | None, asked: Record, now_ms: int) -> tuple[_RememberReply, Record | None]:
-    """Decide one record of another store: it is taken where nothing stands."""
+    """Decide one record of another store; written if the key is absent."""
     if state(record, now_ms) != "absent":
         return Reply.KNOWN, None
     return Reply.REMEMBERED, asked
 
 
 def may_forget(record: Record | None, now_ms: int) -> bool:
-    """Return whether an operator may remove the record: never under a live claim."""
+    """Return True if an operator may remove the record: it exists, and no worker holds it."""
     return record is not None and state(record, now_ms) != "claimed"
 
 
 def _owns(record: Record, token: bytes) -> bool:
-    # A record that was released or is done has no token, and nobody owns it.
+    # A record that was released or is done has no token, and so no owner.
     return bool(token) and record.token == token
 
 

@@ -1,14 +1,13 @@
 """
-What a third party needs to trust its own store.
+Tests for stores that you write yourself.
 
-`StoreContract` is the suite to inherit, `StoreMachine` the Hypothesis machine that
-compares a store with `Reference`, and `ManualClock` the time of both.
-Needs the extra `testing`.
+`StoreContract` is a test suite to inherit. `StoreMachine` is a Hypothesis state machine that
+compares a store with `Reference`. `ManualClock` is the clock of both. Needs the extra `testing`.
 """
 
 import pytest
 
-# Before the imports below: a failing promise shows its values, as in a test file.
+# Before the imports below: a failing assertion shows its values, as in a test file.
 pytest.register_assert_rewrite("oncebridge.testing.contract", "oncebridge.testing.store_contract")
 
 from oncebridge.testing.clock import ManualClock  # noqa: E402 - see above

@@ -1,11 +1,11 @@
-"""Time that moves when a test says so."""
+"""A clock that a test controls."""
 
 
 class ManualClock:
     """
-    A `oncebridge.base.clock.Clock` that stands still until it is moved.
+    A clock that does not move by itself (`oncebridge.base.clock.Clock`).
 
-    `advance` moves it on; set `now_ms` to put it anywhere, also back.
+    `advance` moves it forward; set `now_ms` to move it anywhere, also back.
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
@@ -18,7 +18,7 @@ class ManualClock:
         return f"ManualClock({self.now_ms})"
 
     def advance(self, ms: int) -> None:
-        """Move on by *ms*; time set back on purpose is written `clock.now_ms = …`."""
+        """Move forward by *ms*; to move back, set `clock.now_ms`."""
         if ms < 0:
-            raise ValueError(f"a clock advances by 0 ms or more, not by {ms}")
+            raise ValueError(f"a clock advances by 0 ms or more, not by {ms}; set now_ms instead")
         self.now_ms += ms

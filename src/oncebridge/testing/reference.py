@@ -1,10 +1,10 @@
 """
-What the operations mean: one dict and one clock.
+A reference store: one dict and one clock.
 
-Written from PROTOCOL §2, §3 and §10 alone, on purpose without `oncebridge.stores.transitions`, so
-that a mistake there is not repeated here. It is slow, it is plain, and it has only one
-subtlety: a record past keeping may or may not have been removed, so there is more than
-one state a healthy store can be in (`worlds`).
+Written from `docs/protocol.md` alone and on purpose without `oncebridge.stores.transitions`, so that
+a mistake there is not repeated here. It is slow and simple, with one complication: a record past
+keeping may or may not have been removed, so a correct store can be in more than one state
+(`worlds`).
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ from oncebridge.stores.api import (
 
 
 @dataclass(slots=True)
-class Row:
-    """One record, as a store should show it."""
+class ReferenceRow:
+    """One record, as a store should return it."""
 
     token: bytes
     generation: bytes
@@ -46,24 +46,24 @@ class Row:
 
 
 class Reference:
-    """The answers a store has to give, one item at a time."""
+    """A model of a store, for one item at a time: returns the answers that a store must return."""
 
-    def __init__(self, clock: Clock, rows: dict[bytes, Row] | None = None) -> None:
+    def __init__(self, clock: Clock, rows: dict[bytes, ReferenceRow] | None = None) -> None:
         self.clock = clock
         self.rows = rows or {}
 
     def worlds(self) -> Iterator["Reference"]:
-        """Copy this state, once for each choice of the rows that may have been purged."""
+        """Yield a copy of this state for each choice of rows that may have been purged."""
         loose = [key for key, row in self.rows.items() if self.clock() >= row.keep_until_ms]
         for count in range(len(loose) + 1):
             for gone in combinations(loose, count):
                 rows = {key: replace(row) for key, row in self.rows.items() if key not in gone}
                 yield Reference(self.clock, rows)
 
-    def is_done(self, row: Row | None) -> bool:
+    def is_done(self, row: ReferenceRow | None) -> bool:
         return row is not None and row.fate is not None and self.clock() < row.until_ms
 
-    def is_claimed(self, row: Row | None) -> bool:
+    def is_claimed(self, row: ReferenceRow | None) -> bool:
         return row is not None and row.fate is None and self.clock() < row.until_ms
 
     def claim(self, want: Want) -> ClaimAnswer:
@@ -87,7 +87,7 @@ class Reference:
             return self._duplicate(part, row)
         return Claim(want.token, tuple(self._take(part, want) for part in want.parts), now)
 
-    def _duplicate(self, part: Part, row: Row) -> Duplicate:
+    def _duplicate(self, part: Part, row: ReferenceRow) -> Duplicate:
         assert row.fate is not None
         if part.slide_ms and row.hard_until_ms:
             pushed = min(self.clock() + part.slide_ms, row.hard_until_ms)
@@ -99,7 +99,7 @@ class Reference:
         if row is None or not _owns(row, want.token):
             until = self.clock() + want.lease_ms
             if row is None or row.fate is not None or not _same(part, row):
-                row = Row(b"", want.generation, 0, 0, part.hash, None, want.memo, 0, 0)
+                row = ReferenceRow(b"", want.generation, 0, 0, part.hash, None, want.memo, 0, 0)
                 self.rows[part.key] = row
             row.token, row.until_ms, row.attempts = want.token, until, row.attempts + 1
             row.hash, row.keep_until_ms = row.hash or part.hash, until + want.keep_ms
@@ -143,7 +143,7 @@ class Reference:
         free = row if row is not None and row.fate is None else None
         generation, attempts = (free.generation, free.attempts) if free else (asked.generation, 0)
         until = self.clock() + asked.window_ms
-        self.rows[asked.key] = Row(
+        self.rows[asked.key] = ReferenceRow(
             b"", generation, until, attempts, asked.hash, asked.fate, asked.memo, 0, until
         )
         return Reply.REMEMBERED
@@ -154,9 +154,9 @@ class Reference:
         return self.rows.pop(key, None) is not None
 
 
-def _owns(row: Row, token: bytes) -> bool:
+def _owns(row: ReferenceRow, token: bytes) -> bool:
     return bool(token) and row.token == token
 
 
-def _same(part: Part, row: Row) -> bool:
+def _same(part: Part, row: ReferenceRow) -> bool:
     return not part.hash or not row.hash or part.hash == row.hash

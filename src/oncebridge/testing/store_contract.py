@@ -1,5 +1,5 @@
 """
-What a store must do, as a suite to inherit.
+The contract of a store, as a test suite to inherit.
 
     class TestMyStore(StoreContract):
         @asynccontextmanager
@@ -7,13 +7,13 @@ What a store must do, as a suite to inherit.
             async with MyStore(clock=clock) as store:
                 yield store
 
-Each case opens a store of its own and uses keys nobody else uses, so cases may run in
-any order and beside each other on one server.
+Each case opens its own store and uses new keys, so cases may run in any order, and at the same
+time on one server.
 
-A store on a server keeps its own time. Such a class sets `real_time = True`; waiting
-then really waits, and every lease, window and delay is a multiple of `unit_ms`. What a
-backend cannot do it says in a class attribute, and the cases it thereby leaves out are
-listed in `left_out`, printed, and recorded with the test results.
+If the store uses the clock of a server, set `real_time = True`. Then `wait` really waits, and every
+lease, window and delay is a multiple of `unit_ms`. Class attributes say what a backend cannot do.
+The cases that are left out for this are listed in `left_out`, printed, and recorded with the test
+results.
 """
 
 import pytest
@@ -23,6 +23,7 @@ from oncebridge.testing.contract.batches import BatchCases
 from oncebridge.testing.contract.claims import ClaimCases
 from oncebridge.testing.contract.commits import CommitCases
 from oncebridge.testing.contract.concurrency import ConcurrencyCases
+from oncebridge.testing.contract.entity_state import EntityStateCases
 from oncebridge.testing.contract.extensions import ExtensionCases
 from oncebridge.testing.contract.handles import HandleCases
 from oncebridge.testing.contract.harness import _NEEDS, needs
@@ -30,7 +31,6 @@ from oncebridge.testing.contract.keys import KeyCases
 from oncebridge.testing.contract.parts import PartCases
 from oncebridge.testing.contract.portability import PortabilityCases
 from oncebridge.testing.contract.purging import PurgingCases
-from oncebridge.testing.contract.registers import RegisterCases
 from oncebridge.testing.contract.releases import ReleaseCases
 from oncebridge.testing.contract.remembering import RememberingCases
 from oncebridge.testing.contract.windows import WindowCases
@@ -46,7 +46,7 @@ class StoreContract(
     ReleaseCases,
     ExtensionCases,
     WindowCases,
-    RegisterCases,
+    EntityStateCases,
     RememberingCases,
     PurgingCases,
     KeyCases,
@@ -55,7 +55,7 @@ class StoreContract(
     PortabilityCases,
     HandleCases,
 ):
-    """Inherit this, write `open`, and be a store."""
+    """The test suite of a store: inherit it and write `open`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

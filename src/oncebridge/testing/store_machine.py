@@ -1,5 +1,5 @@
 """
-Random walks through the operations, compared with the reference step by step.
+Random sequences of operations, compared with the reference step by step.
 
     class MyMachine(StoreMachine):
         @asynccontextmanager
@@ -9,10 +9,10 @@ Random walks through the operations, compared with the reference step by step.
 
     TestMyMachine = MyMachine.TestCase
 
-Three workers, three keys. Every request ever made can be repeated, and every hold ever
-granted can be committed, released or extended, stale ones above all. After each step
-the answer and all records must be what `Reference` says, and a few facts must hold that
-are kept from the answers alone, so that a mistake in the reference shows as well.
+There are three workers and three keys. Every earlier request can be repeated, and every hold can be
+committed, released or extended, even after it has ended. After each step the answer and all records
+must be those of `Reference`. A few invariants are checked from the answers alone, so that a mistake
+in the reference is found as well.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from oncebridge.stores.api import (
     Want,
 )
 from oncebridge.testing.clock import ManualClock
-from oncebridge.testing.reference import Reference, Row
+from oncebridge.testing.reference import Reference, ReferenceRow
 
 _T = TypeVar("_T")
 
@@ -64,8 +64,8 @@ _fates = st.sampled_from(Fate)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One claim request. Its number, not its token, says whose hold a hold is."""
+class ClaimRequest:
+    """One claim request. Its number identifies its holds; its token might not be unique."""
 
     number: int
     want: Want
@@ -74,23 +74,23 @@ class Asked:
         return f"<{self.number}: {self.want}>"
 
 
-Hold = tuple[Asked, int, bool]
-"""A request, one of its parts, and whether the part's present holder is meant instead."""
+Hold = tuple[ClaimRequest, int, bool]
+"""A request, one of its parts, and whether to use the part's current holder instead."""
 
 
-def _holds(asked: Bundle[Asked]) -> st.SearchStrategy[Hold]:
+def _holds(asked: Bundle[ClaimRequest]) -> st.SearchStrategy[Hold]:
     return st.tuples(asked, st.integers(0, 1), st.booleans())
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Inherit this and write `open`."""
+    """Random tests of a store against `Reference`: inherit it and write `open`."""
 
     generation_kept = 8
-    """How many bytes of a done record's generation a store keeps at least."""
+    """How many bytes of a done record's generation the store keeps at least."""
     attempts_kept = 15
-    """How far a store counts the attempts of a done record at least."""
+    """Up to which number the store counts the attempts of a done record at least."""
 
-    asked = Bundle[Asked]("asked")
+    asked = Bundle[ClaimRequest]("asked")
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model = Reference(self.clock)
         self.count = 0
         self.generations: dict[tuple[int, bytes], bytes] = {}
-        self.leases: dict[bytes, tuple[Asked, int]] = {}
+        self.leases: dict[bytes, tuple[ClaimRequest, int]] = {}
         self.remembered: dict[bytes, int] = {}
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
         raise NotImplementedError
 
     def token(self, worker: str) -> bytes:
-        """Draw the token for one claim of *worker*."""
+        """Return a new token for a claim of *worker*."""
         return _bits(f"token {worker} {self.count}")
 
     def teardown(self) -> None:
@@ -121,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
     # --- claim -------------------------------------------------------------------
 
     @rule(target=asked, worker=_workers, part=_parts, lease=_leases, keep=_keeps, memo=_memos)
-    def claim(self, worker: str, part: Part, lease: int, keep: int, memo: bytes) -> Asked:
+    def claim(self, worker: str, part: Part, lease: int, keep: int, memo: bytes) -> ClaimRequest:
         return self._claim_anew(worker, (part,), lease, keep, memo)
 
     @rule(
@@ -134,15 +134,17 @@ class StoreMachine(RuleBasedStateMachine):
     )
     def claim_two_tiers(
         self, worker: str, parts: tuple[Part, Part], lease: int, keep: int, memo: bytes
-    ) -> Asked:
+    ) -> ClaimRequest:
         return self._claim_anew(worker, parts, lease, keep, memo)
 
     @rule(asked=asked)
-    def repeat_a_claim(self, asked: Asked) -> None:
+    def repeat_a_claim(self, asked: ClaimRequest) -> None:
         self._claim(asked)
 
     @rule(target=asked, worker=_workers, part=_parts, fate=_fates, window=_windows, hard=_hards)
-    def deliver(self, *, worker: str, part: Part, fate: Fate, window: int, hard: int) -> Asked:
+    def deliver(
+        self, *, worker: str, part: Part, fate: Fate, window: int, hard: int
+    ) -> ClaimRequest:
         """Claim and commit: walks that have to find this by themselves rarely do."""
         asked = self._claim_anew(worker, (part,), 1000, 300, b"d")
         if (asked.number, part.key) in self.generations:
@@ -150,13 +152,13 @@ class StoreMachine(RuleBasedStateMachine):
         return asked
 
     @rule(target=asked, worker=_workers, part=_parts, memo=_memos)
-    def stall(self, worker: str, part: Part, memo: bytes) -> Asked:
+    def stall(self, worker: str, part: Part, memo: bytes) -> ClaimRequest:
         """Claim and sleep past the lease."""
         asked = self._claim_anew(worker, (part,), 20, 100_000, memo)
         self.clock.advance(20)
         return asked
 
-    # --- with any hold ever asked for, or the one that stands --------------------
+    # --- with any earlier hold, or the current one -------------------------------
 
     @rule(hold=_holds(asked), fate=_fates, window=_windows, hard=_hards, memo=_new_memos)
     def commit(self, *, hold: Hold, fate: Fate, window: int, hard: int, memo: bytes | None) -> None:
@@ -211,7 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif what == "purge":
             removed = self._await(self.store.purge())
             gone = [key for key, record in self._peek().items() if before[key] and not record]
-            assert removed == len(gone), f"purge told {removed}, and removed {gone}"
+            assert removed == len(gone), f"purge returned {removed}, but removed {gone}"
             self._compare("purge", None, None, lambda _: None)
         else:
             assert self._peek() == before, "peek changed something"
@@ -233,7 +235,7 @@ class StoreMachine(RuleBasedStateMachine):
     # --- facts -------------------------------------------------------------------
 
     @invariant()
-    def whoever_has_a_lease_is_the_one_on_record(self) -> None:
+    def a_lease_is_the_one_on_record(self) -> None:
         seen = self._peek()
         for key, (asked, _) in self.leases.items():
             record = seen[key]
@@ -243,15 +245,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _claim_anew(
         self, worker: str, parts: tuple[Part, ...], lease: int, keep: int, memo: bytes
-    ) -> Asked:
+    ) -> ClaimRequest:
         self.count += 1
         generation = _bits(f"generation {self.count}")
         want = Want(parts, self.token(worker), generation, lease, keep, memo)
-        asked = Asked(self.count, want)
+        asked = ClaimRequest(self.count, want)
         self._claim(asked)
         return asked
 
-    def _claim(self, asked: Asked) -> None:
+    def _claim(self, asked: ClaimRequest) -> None:
         answer: ClaimAnswer = self._step("claim", asked.want)
         now = self.clock()
         if isinstance(answer, Duplicate | Mismatch):
@@ -264,20 +266,20 @@ class StoreMachine(RuleBasedStateMachine):
             for held in answer.held:
                 self._granted(asked, held.key, held.generation)
 
-    def _granted(self, asked: Asked, key: bytes, generation: bytes) -> None:
+    def _granted(self, asked: ClaimRequest, key: bytes, generation: bytes) -> None:
         now = self.clock()
         assert now >= self.remembered.pop(key, 0), f"{key!r} passed although it is remembered"
         holder, _ = self.leases.get(key, (asked, 0))
         if holder is not asked:
             assert not self._is_leased(key), f"{key!r} has two live leases"
         record = self._peek()[key]
-        # A claim sent again keeps its old end; one past keeping may be gone when we look.
+        # A claim sent again keeps its old end; a record past keeping may be gone already.
         self.leases[key] = (asked, record.until_ms if record else now)
         self.generations[asked.number, key] = generation
 
     def _commit(
         self,
-        asked: Asked,
+        asked: ClaimRequest,
         key: bytes,
         *,
         fate: Fate,
@@ -291,12 +293,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.leases.pop(key, None)
             self.remembered[key] = self.clock() + window
 
-    def _chosen(self, hold: Hold) -> tuple[Asked, bytes]:
+    def _chosen(self, hold: Hold) -> tuple[ClaimRequest, bytes]:
         asked, part, present = hold
         key = asked.want.parts[part % len(asked.want.parts)].key
         return (self.leases[key][0] if present and key in self.leases else asked), key
 
-    def _must_hold(self, asked: Asked, key: bytes) -> None:
+    def _must_hold(self, asked: ClaimRequest, key: bytes) -> None:
         holder, _ = self.leases.get(key, (None, 0))
         assert holder is asked, f"the token of {asked} served for the hold of {holder}"
 
@@ -306,7 +308,7 @@ class StoreMachine(RuleBasedStateMachine):
     # --- the comparison ----------------------------------------------------------
 
     def _step(self, verb: str, item: object) -> Any:
-        """Do the same at the store and at the reference, and compare."""
+        """Run the operation on the store and on the reference, and compare."""
         (answer,) = self._await(getattr(self.store, verb)([item]))
         self._compare(verb, item, answer, lambda world: getattr(world, verb)(item))
         return answer
@@ -318,20 +320,20 @@ class StoreMachine(RuleBasedStateMachine):
         expected = []
         for before in self.model.worlds():
             said = apply(before)
-            for world in before.worlds():  # what is past keeping may go before or after
+            for world in before.worlds():  # a record past keeping may be removed before or after
                 if said == answer and self._shows(seen, world):
                     self.model = world
                     return
                 expected.append(f"{said} with {world.rows}")
-        told = "\n or ".join(expected)
+        models = "\n or ".join(expected)
         raise AssertionError(
-            f"{verb} {item} at {self.clock()}\n store: {answer} with {seen}\n model: {told}"
+            f"{verb} {item} at {self.clock()}\n store: {answer} with {seen}\n model: {models}"
         )
 
     def _shows(self, seen: dict[bytes, Record | None], world: Reference) -> bool:
         return all(self._is_alike(seen[key], world.rows.get(key)) for key in KEYS)
 
-    def _is_alike(self, record: Record | None, row: Row | None) -> bool:
+    def _is_alike(self, record: Record | None, row: ReferenceRow | None) -> bool:
         if record is None or row is None:
             return record is None and row is None
         whole = record.fate is None

@@ -12,10 +12,10 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.aws.s3_buckets import checked_prefix
 from oncebridge.base.secrets import is_at_aws, mask_address, resolve_address
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import as_table
-from oncebridge.stores.s3.names import checked_prefix
 
 ARN = re.compile(
     r"arn:(aws[a-z-]*):([a-z0-9]+):([a-z0-9-]*):(\d*):([A-Za-z0-9_.:/+=@,-]+)", re.ASCII

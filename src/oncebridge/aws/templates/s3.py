@@ -2,9 +2,8 @@
 
 from datetime import timedelta
 
+from oncebridge.aws.s3_buckets import checked_prefix, rule_for
 from oncebridge.aws.templates.rendering import Format, render
-from oncebridge.stores.s3.lifecycle_rule import rule_for
-from oncebridge.stores.s3.names import checked_prefix
 
 OBJECT_ACTIONS = ("s3:DeleteObject", "s3:GetObject", "s3:PutObject")
 BUCKET_ACTIONS = ("s3:GetBucketVersioning", "s3:GetLifecycleConfiguration", "s3:ListBucket")

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oncebridge.aws.s3_buckets import KEPT_SIZE, Expiry, days_of
 from oncebridge.check.aws.account import Absent
 from oncebridge.check.aws.commands import aws, migrate
 from oncebridge.check.aws.context import Spot, Visit
 from oncebridge.check.finding import Severity
-from oncebridge.stores.s3.lifecycle_rule import PASSED_OVER, Expiry, days_of
 
 
 async def check_bucket(visit: Visit, spot: Spot) -> None:
@@ -71,7 +71,7 @@ def _check_rules(
                 seen=f"rule {rule.id} removes objects of every size after {rule.days} days",
                 why="Records that have to stay for longer, such as that a route is paused, are "
                 "made large so that a rule passes over them. This one does not.",
-                fix=f"Limit it to objects smaller than {PASSED_OVER} bytes "
+                fix=f"Limit it to objects smaller than {KEPT_SIZE} bytes "
                 f"(ObjectSizeLessThan), as ours is:\n{command}",
             )
         else:
@@ -130,7 +130,7 @@ def _expiry(rule: Mapping[str, Any]) -> Expiry | None:
     where = rule.get("Filter") or {}
     both = where.get("And") or {}
     above = both.get("ObjectSizeGreaterThan") or where.get("ObjectSizeGreaterThan") or 0
-    is_ours = not where.get("Tag") and not both.get("Tags") and int(above) < PASSED_OVER
+    is_ours = not where.get("Tag") and not both.get("Tags") and int(above) < KEPT_SIZE
     if rule.get("Status") != "Enabled" or days is None or not is_ours:
         return None
     below = both.get("ObjectSizeLessThan") or where.get("ObjectSizeLessThan")

@@ -1,22 +1,22 @@
 """
-What an AWS service said, as a sink's answer.
+The answer of a sink for each error of an AWS service.
 
-| what it said                                             | answer      |
-| -------------------------------------------------------- | ----------- |
-| nothing, because nothing was sent                        | `No`        |
-| it is being changed; nothing was done                    | `No`        |
-| too many requests; nothing was done                      | `Throttled` |
-| 502, 503, 504                                            | `Unwell`    |
-| nothing, though it was sent; an error of its own         | `Unknown`   |
-| who are you, you may not, no such target, no such key    | `Closed`    |
-| this content cannot be taken                             | `Never`     |
-| anything else                                            | `Unknown`   |
+| error                                                          | answer      |
+| -------------------------------------------------------------- | ----------- |
+| the request was not sent                                       | `No`        |
+| the target is being changed; nothing was done                  | `No`        |
+| too many requests; nothing was done                            | `Throttled` |
+| 502, 503, 504                                                  | `Unwell`    |
+| no answer to a request that was sent; an internal error        | `Unknown`   |
+| bad credentials, access denied, no such target, no such key    | `Closed`    |
+| the content is not acceptable                                  | `Never`     |
+| any other error                                                | `Unknown`   |
 
-What is not known here may be the event's fault or not. `Unknown` counts as an attempt, so such
-an event ends in the dead letters rather than nowhere or in everybody's way.
+An error that is not listed here may be caused by the event or not. `Unknown` counts as an attempt,
+so such an event ends in the dead letters and does not block others for ever.
 
-A call is refused as a whole for the content of one entry, too. Who gets a `Never` for several
-entries at once has to send them in parts (`oncebridge.sinks.aws.batches`).
+AWS may refuse a whole call for the content of one entry. On a `Never` for several entries, send
+them in smaller parts (`oncebridge.sinks.aws.batches`).
 """
 
 import re
@@ -26,14 +26,14 @@ from oncebridge.sinks.api import Closed, Never, No, Throttled, Unknown, Unwell
 
 Refusal = No | Unknown | Throttled | Unwell | Closed | Never
 
-# Codes are compared as `AwsError.plain_code` gives them: services spell one in two to four ways.
+# Codes are compared as `AwsError.plain_code` returns them: services spell one in several ways.
 
 _FAILED = frozenset(
     {"internal", "internalerror", "internalfailure", "internalserver", "internalservererror"}
 )
 _THROTTLED = frozenset({"kmsthrottled", "kmsthrottling", "throttled"})
 _CHANGING = frozenset({"resourceinuse"})
-_STRANGER = frozenset(
+_BAD_CREDENTIALS = frozenset(
     {
         *("authfailure", "expiredtoken", "incompletesignature", "invalidaccesskeyid"),
         *("invalidclienttokenid", "invalidsecurity", "invalidsignature", "invalidtoken"),
@@ -42,12 +42,12 @@ _STRANGER = frozenset(
         *("unrecognizedclient",),
     }
 )
-_UNFIT = frozenset(
+_UNUSABLE_TARGET = frozenset(
     {
         # the key that the target is encrypted with
         *("kmsaccessdenied", "kmsdisabled", "kmsinvalidkeyusage", "kmsinvalidstate"),
         *("kmsnotfound", "kmsoptinrequired"),
-        # the target, or what we take it for
+        # the target
         *("endpointdisabled", "invalidaccountid", "invalidaction", "invalidaddress"),
         *("missingparameter", "platformapplicationdisabled", "unknownoperation"),
         *("unsupportedoperation",),
@@ -63,15 +63,15 @@ _CONTENT = frozenset(
         *("validation", "validationerror"),
     }
 )
-_UNWELL = frozenset({502, 503, 504})
-_SHUT = frozenset({401, 403, 404, 407, 410})
+_UNWELL_STATUS = frozenset({502, 503, 504})
+_REFUSED_STATUS = frozenset({401, 403, 404, 407, 410})
 _TOO_LARGE = 413
-# SNS says in words only that it is the topic which it does not like.
+# SNS has no error code of its own for a wrong topic, only this text.
 _NOT_THE_CONTENT = re.compile(r"Invalid parameter: (Invalid )?TopicArn\b")
 
 
 def answer_to(error: AwsError | NotSent | Unclear) -> Refusal:
-    """Return what became of a whole call that ended in *error*."""
+    """Return the answer for all entries of a call that ended in *error*."""
     if isinstance(error, NotSent):
         return No(str(error))
     if isinstance(error, Unclear):
@@ -81,28 +81,28 @@ def answer_to(error: AwsError | NotSent | Unclear) -> Refusal:
 
 def answer_to_code(code: str, message: str = "", *, status: int = 400) -> Refusal:
     """
-    Return what became of one entry that was answered with an error.
+    Return the answer for one entry that AWS answered with an error.
 
-    *message* is passed on where it tells of the target or of our access. Where it tells of the
-    content it may quote it, and is not.
+    The reason contains *message* if that is about the target or the access to it. A message about
+    the content may quote the event, so it is left out.
     """
     error = AwsError(status, code, message)
-    plain, told = error.plain_code, str(error)
+    plain, text = error.plain_code, str(error)
     if plain in _THROTTLED or error.is_throttling:
-        return Throttled(told)
+        return Throttled(text)
     if plain in _CHANGING:
-        return No(told)
-    if status in _UNWELL:
+        return No(text)
+    if status in _UNWELL_STATUS:
         return Unwell(code)
     if status >= 500 or plain in _FAILED:
         return Unknown(code)
     if plain in _CONTENT and not _NOT_THE_CONTENT.match(message):
         return Never(code)
-    if plain in _CONTENT or _is_shut(error) or status in _SHUT or 300 <= status < 400:
-        return Closed(told)
+    if plain in _CONTENT or _is_refused(error) or status in _REFUSED_STATUS or 300 <= status < 400:
+        return Closed(text)
     return Never(code) if status == _TOO_LARGE else Unknown(code)
 
 
-def _is_shut(error: AwsError) -> bool:
+def _is_refused(error: AwsError) -> bool:
     refused = error.is_denied or error.is_missing
-    return refused or error.plain_code in _STRANGER or error.plain_code in _UNFIT
+    return refused or error.plain_code in _BAD_CREDENTIALS or error.plain_code in _UNUSABLE_TARGET

@@ -1,9 +1,9 @@
 """
-Many entries in as few calls as their number and size allow.
+Send entries in as few calls as their number and size allow.
 
-The calls of one batch go out together, or one after the other where order counts. One bad entry
-does not spoil its neighbours: where AWS refuses a whole call for its content, the entries are
-sent in two halves, until the bad one is alone. Nothing that may have been taken is sent again.
+The calls of one batch are made at the same time, or one after the other if order matters. If AWS
+refuses a whole call for its content, the entries are sent in two halves, until the bad entry is
+alone; the others are not affected. An entry that may have been accepted is not sent again.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Entry(Struct, Generic[T], frozen=True):
-    """What is sent for one event, and how many bytes of a call it takes."""
+    """The content sent for one event, and how many bytes of a call it takes."""
 
     content: T
     size: int
 
 
-class Room(Struct, frozen=True):
-    """How much fits into a call."""
+class CallLimits(Struct, frozen=True):
+    """How many entries and bytes fit into a call."""
 
     entries: int
     bytes: int
@@ -37,37 +37,43 @@ class Room(Struct, frozen=True):
 
 
 Send = Callable[[Sequence[T]], Awaitable[Sequence[SinkAnswer]]]
-"""Makes one call, and answers for each entry; an error of the client is one of the whole call."""
+"""Make one call and return an answer for each entry; raise if the whole call fails."""
 
 
 async def send_all(
-    entries: Sequence[Entry[T] | Never], room: Room, send: Send[T], *, in_order: bool = False
+    entries: Sequence[Entry[T] | Never],
+    limits: CallLimits,
+    send: Send[T],
+    *,
+    in_order: bool = False,
 ) -> list[SinkAnswer]:
-    """Send all *entries* that can be sent, and answer for each, in order."""
-    answers: list[SinkAnswer] = [_unsent(entry, room) for entry in entries]
+    """Send all *entries* that can be sent; return an answer for each, in order."""
+    answers: list[SinkAnswer] = [_unsent(entry, limits) for entry in entries]
     fitting = [
         (at, entry)
         for at, entry in enumerate(entries)
-        if isinstance(entry, Entry) and entry.size <= room.each
+        if isinstance(entry, Entry) and entry.size <= limits.each
     ]
-    parts = list(_parts([entry for _, entry in fitting], room))
-    given = await _each([[entry.content for entry in part] for part in parts], send, in_order)
+    parts = list(_parts([entry for _, entry in fitting], limits))
+    given = await _send_parts(
+        [[entry.content for entry in part] for part in parts], send, in_order=in_order
+    )
     for (at, _), answer in zip(fitting, given, strict=True):
         answers[at] = answer
     return answers
 
 
-def _unsent(entry: Entry[T] | Never, room: Room) -> Never:
+def _unsent(entry: Entry[T] | Never, limits: CallLimits) -> Never:
     if isinstance(entry, Never):
         return entry
-    return Never(f"too large: {entry.size} bytes, and at most {room.each} are taken")
+    return Never(f"too large: {entry.size} bytes; at most {limits.each} are accepted")
 
 
-def _parts(entries: Sequence[Entry[T]], room: Room) -> Iterator[list[Entry[T]]]:
+def _parts(entries: Sequence[Entry[T]], limits: CallLimits) -> Iterator[list[Entry[T]]]:
     part: list[Entry[T]] = []
     size = 0
     for entry in entries:
-        if part and (len(part) == room.entries or size + entry.size > room.bytes):
+        if part and (len(part) == limits.entries or size + entry.size > limits.bytes):
             yield part
             part, size = [], 0
         part.append(entry)
@@ -76,17 +82,21 @@ def _parts(entries: Sequence[Entry[T]], room: Room) -> Iterator[list[Entry[T]]]:
         yield part
 
 
-async def _each(parts: Sequence[Sequence[T]], send: Send[T], in_order: bool) -> list[SinkAnswer]:  # noqa: FBT001 - of this module only
+async def _send_parts(
+    parts: Sequence[Sequence[T]], send: Send[T], *, in_order: bool
+) -> list[SinkAnswer]:
     if len(parts) == 1:
-        return await _call(parts[0], send, in_order)
+        return await _send_part(parts[0], send, in_order=in_order)
     if in_order:
-        answered = [await _call(part, send, in_order) for part in parts]
+        answered = [await _send_part(part, send, in_order=in_order) for part in parts]
     else:
-        answered = await asyncio.gather(*[_call(part, send, in_order) for part in parts])
+        answered = await asyncio.gather(
+            *[_send_part(part, send, in_order=in_order) for part in parts]
+        )
     return [answer for answers in answered for answer in answers]
 
 
-async def _call(part: Sequence[T], send: Send[T], in_order: bool) -> list[SinkAnswer]:  # noqa: FBT001 - of this module only
+async def _send_part(part: Sequence[T], send: Send[T], *, in_order: bool) -> list[SinkAnswer]:
     answer: SinkAnswer
     try:
         answers = await send(part)
@@ -94,11 +104,11 @@ async def _call(part: Sequence[T], send: Send[T], in_order: bool) -> list[SinkAn
         answer = answer_to(error)
         if isinstance(answer, Never) and len(part) > 1:
             middle = len(part) // 2
-            return await _each([part[:middle], part[middle:]], send, in_order)
-    except ConfigError as error:  # there are no credentials any more
+            return await _send_parts([part[:middle], part[middle:]], send, in_order=in_order)
+    except ConfigError as error:  # the credentials are gone
         answer = Closed(str(error))
     else:
         if len(answers) == len(part):
             return list(answers)
-        answer = Unknown(f"{len(answers)} answers came for {len(part)} entries")
+        answer = Unknown(f"AWS returned {len(answers)} answers for {len(part)} entries")
     return [answer] * len(part)

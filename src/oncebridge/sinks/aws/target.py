@@ -1,4 +1,4 @@
-"""The bus, topic or stream that a sink is for: its address, its client, and whether it is there."""
+"""The bus, topic or stream of an AWS sink: its address, its client, and the check at the start."""
 
 import logging
 import re
@@ -27,51 +27,51 @@ _CONNECTIONS: Final = 32
 
 
 class AwsSinkOptions(AwsOptions, frozen=True, kw_only=True):
-    """What can be set about every sink in AWS."""
+    """Options of every AWS sink."""
 
     concurrency: Annotated[
-        int, Doc("How many batches may be under way at once.", "8", at_least=1)
+        int, Doc("How many batches may be sent at the same time.", "8", at_least=1)
     ] = 8
 
 
-class Target(Struct, frozen=True):
-    """What a sink sends to."""
+class AwsTarget(Struct, frozen=True):
+    """The bus, topic or stream that a sink sends to."""
 
     name: str
     arn: str
-    """Empty where the address has only the name."""
+    """Empty if the address has only the name."""
     region: str | None
-    """None leaves it to the AWS configuration."""
+    """None: taken from the AWS configuration."""
 
     @property
     def given(self) -> str:
-        """The ARN, or else the name: whichever the address has."""
+        """The ARN if the address has one, otherwise the name."""
         return self.arn or self.name
 
 
-class Kind(Struct, frozen=True):
-    """What targets of one kind are called, and how their names and ARNs look."""
+class TargetKind(Struct, frozen=True):
+    """A kind of target, and the form of its names and ARNs."""
 
     scheme: str
     word: str
     resource: str
-    """What stands before the name in an ARN."""
+    """The text before the name in an ARN."""
     name: str
-    """A pattern of all names."""
+    """A pattern that all names match."""
 
-    def from_url(self, url: str, region: str | None) -> Target:
+    def from_url(self, url: str, region: str | None) -> AwsTarget:
         """Read `SCHEME://NAME`, `SCHEME://NAME?region=REGION` or `SCHEME:ARN`."""
         rest = url.removeprefix(f"{self.scheme}:")
         if rest.startswith("arn:"):
             return self.from_arn(rest, region)
         found = name_and_region(rest, region) if rest != url else None
         if found is None:
-            raise ConfigError("", f"{url!r} is no address of {self._forms()}")
+            raise ConfigError("", f"{url!r} is not an address of {self._forms()}")
         name, own = found
-        return Target(self._checked(name), "", own)
+        return AwsTarget(self._checked(name), "", own)
 
-    def from_arn(self, arn: str, region: str | None) -> Target:
-        """Take an ARN apart."""
+    def from_arn(self, arn: str, region: str | None) -> AwsTarget:
+        """Read an ARN."""
         found = _ARN.fullmatch(arn)
         if (
             not found
@@ -82,7 +82,7 @@ class Kind(Struct, frozen=True):
         if region not in (None, found["region"]):
             raise ConfigError("region", f"the ARN says {found['region']}")
         name = self._checked(found["resource"].removeprefix(self.resource))
-        return Target(name, arn, found["region"])
+        return AwsTarget(name, arn, found["region"])
 
     def _checked(self, name: str) -> str:
         if not re.fullmatch(self.name, name):
@@ -96,9 +96,9 @@ class Kind(Struct, frozen=True):
 
 
 def client_for(
-    target: Target, options: AwsSinkOptions, service: str, operation: str, **arguments: Any
+    target: AwsTarget, options: AwsSinkOptions, service: str, operation: str, **arguments: Any
 ) -> AwsClient:
-    """Make a client that calls as the SDK would for this operation."""
+    """Return a client that sends requests as the SDK does for this operation."""
     return AwsClient(
         SampleCall(service, operation, arguments),
         region=target.region,
@@ -110,12 +110,12 @@ def client_for(
     )
 
 
-def raise_or_tell(error: AwsError | NotSent | Unclear, what: str, advice: str) -> None:
+def raise_or_log(error: AwsError | NotSent | Unclear, what: str, advice: str) -> None:
     """
-    Deal with an *error* where it was asked at the start whether *what* is there.
+    Handle an *error* of the check at the start whether *what* exists.
 
-    What a human must put right is raised as `ConfigError`, with *advice*. All else is only told:
-    the right to send does not include the right to ask, and what is down comes back.
+    Raise `ConfigError` with *advice* if an operator has to change something. Otherwise only log:
+    the right to send does not include the right to describe, and an outage ends.
     """
     if isinstance(error, AwsError) and not error.is_denied:
         if error.is_missing:
@@ -125,9 +125,9 @@ def raise_or_tell(error: AwsError | NotSent | Unclear, what: str, advice: str) -
     _log.info("oncebridge.sink_not_checked", extra={"target": what, "reason": str(error)})
 
 
-def understood(decode: Callable[[bytes], T], told: bytes) -> T:
-    """Read an answer; one that cannot be read is none."""
+def decode_answer(decode: Callable[[bytes], T], body: bytes) -> T:
+    """Return the decoded answer; raise `Unclear` if it cannot be read."""
     try:
-        return decode(told)
+        return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise Unclear("the answer cannot be read") from None

@@ -1,16 +1,16 @@
 """
-The store in a DynamoDB table, for workers on any number of hosts and in functions.
+The DynamoDB store: records in a table, for workers on any number of hosts and in functions.
 
-**What survives a crash:** everything; DynamoDB has written it in three places when it answers.
-**Whose clock:** each worker's own, put right by the `Date` of DynamoDB's answers; a claim is
-taken over only *max_skew* after its end, and a worker whose clock is further off does not start.
-**What an outage does:** a call without an answer within *timeout* raises `StoreUnavailable`, a
-throttled item is answered with `NoAnswer`; nothing is lost, events are handed back.
-**What it costs:** two writes per event, and a write and a read per duplicate; 25 events share a
-request, and the requests of a batch go out together.
+**Durability:** everything; DynamoDB confirms a write when it is in three places.
+**Clock:** each worker's own, corrected by the `Date` of DynamoDB's answers. A claim is taken over
+only *max_skew* after its end. A worker whose clock is off by more does not start.
+**Outages:** a call without an answer within *timeout* raises `StoreUnavailable`; the answer for a
+throttled item is `NoAnswer`. No event is lost: events are returned to their source.
+**Cost:** two writes per event, and a write and a read per duplicate. 25 events share a request, and
+the requests of a batch are sent at the same time.
 
-One Region, or a global table with strong consistency. With replicas that are merely eventually
-consistent, two Regions would both win a claim, so those are refused.
+The table is in one Region, or a global table with strong consistency. Eventually consistent
+replicas are refused: two Regions could claim the same event.
 """
 
 import asyncio
@@ -30,7 +30,12 @@ from oncebridge.base.clock import Clock, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.stores.api import Record
-from oncebridge.stores.conditional import Cell, Change, Changed, CompareStore
+from oncebridge.stores.conditional import (
+    ConditionalStore,
+    RecordChange,
+    RecordChanged,
+    VersionedRecord,
+)
 from oncebridge.stores.dynamodb.table import DynamoDBTable, advice
 
 _T = TypeVar("_T")
@@ -72,11 +77,11 @@ class _Table(Struct, rename="pascal"):
     replicas: list[_Replica] = []
     global_table_version: str = ""
     multi_region_consistency: str = ""
-    item_count: Any = None  # only told on: nothing depends on what it is
+    item_count: Any = None  # only reported
     table_size_bytes: Any = None
 
 
-class _Described(Struct, rename="pascal"):
+class _TableDescription(Struct, rename="pascal"):
     table: _Table
 
 
@@ -89,23 +94,23 @@ class _Expiry(Struct, rename="pascal"):
     time_to_live_description: _TimeToLive
 
 
-_described = msgspec.json.Decoder(_Described).decode
+_described = msgspec.json.Decoder(_TableDescription).decode
 _expiry = msgspec.json.Decoder(_Expiry).decode
 
 
 class DynamoDBOptions(AwsStoreOptions, frozen=True, kw_only=True):
-    """What can be set about the DynamoDB store."""
+    """Options of the DynamoDB store."""
 
     connections: Annotated[
-        int, Doc("How many requests may be under way at once.", "32", at_least=1)
+        int, Doc("How many requests may run at the same time.", "32", at_least=1)
     ] = 32
 
 
-class DynamoDBStore(CompareStore):
+class DynamoDBStore(ConditionalStore):
     """
     Keep records in the DynamoDB table *table*, given by its name or its ARN.
 
-    *clock* is for tests: with it, nothing is corrected and there is no margin.
+    *clock* is for tests: it is used without correction, and without a margin.
     """
 
     Options: ClassVar = DynamoDBOptions
@@ -148,8 +153,8 @@ class DynamoDBStore(CompareStore):
         )
         self._expires = True
         self._is_open = False
-        self._hand = b""
-        self._looks = 0
+        self._purge_from = b""
+        self._to_read = 0
         self._counted: dict[str, int | None] = {}
         self._count_from_s = 0.0
         super().__init__(self._table, margin_ms=self._max_skew_ms if clock is None else 0)
@@ -160,7 +165,9 @@ class DynamoDBStore(CompareStore):
         options = options or DynamoDBOptions()
         rest = url.removeprefix("dynamodb:")
         if rest == url or not rest.strip("/"):
-            raise ConfigError("", f"{url!r}: a DynamoDB store is dynamodb://TABLE or dynamodb:ARN")
+            raise ConfigError(
+                "", f"{url!r}: the address of a DynamoDB store is dynamodb://TABLE or dynamodb:ARN"
+            )
         if not rest.startswith("//"):
             return cls(rest, options)
         found = name_and_region(rest, options.region)
@@ -180,20 +187,22 @@ class DynamoDBStore(CompareStore):
             raise ConfigError("", advice("ResourceNotFound", "", self._name))
         self._check(table)
         if table.multi_region_consistency == "STRONG":
-            # Such tables have neither transactions nor expiry.
+            # Such tables support neither transactions nor expiry.
             self._table.has_transactions = self._expires = False
         else:
             await self._check_expiry()
         if self._clock is None:
             self._check_clock()
-        await self._try_out()
+        await self._check_permissions()
         self._is_open = True
 
-    async def _try_out(self) -> None:
-        """Read and change an item that is not there, so that missing rights show now."""
+    async def _check_permissions(self) -> None:
+        """Read and change an item that does not exist, so that missing permissions are found."""
         try:
             await self._table.read([_PROBE])
-            await self._table.change([Change(_PROBE, Cell(None, b"never"), _NOTHING)])
+            await self._table.change(
+                [RecordChange(_PROBE, VersionedRecord(None, b"never"), _NOTHING)]
+            )
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -215,17 +224,17 @@ class DynamoDBStore(CompareStore):
             raise
         except StoreError as error:
             if self._clock is None:
-                self._check_clock()  # it may be why the signature was refused
+                self._check_clock()  # a wrong clock may be why the signature was refused
             raise ConfigError("", str(error)) from error
         return _read(_described, answer).table
 
     def _check(self, table: _Table) -> None:
-        """Refuse a table that cannot keep the promises."""
+        """Raise `ConfigError` if the table cannot be used."""
         name = self._name
         if self._arn and table.table_arn and self._arn != table.table_arn:
             raise ConfigError(
                 "",
-                f"the table {name} that these credentials see is {table.table_arn}; for one of "
+                f"the table {name} of these credentials is {table.table_arn}; for a table of "
                 "another account use a profile that assumes a role there",
             )
         if table.table_status not in ("ACTIVE", "UPDATING"):
@@ -235,15 +244,15 @@ class DynamoDBStore(CompareStore):
         if keys != [("k", "HASH")] or kinds.get("k") != "B":
             raise ConfigError(
                 "",
-                f"the DynamoDB table {name} is not one for oncebridge: its only key must be k, "
-                "of type binary; give another name and create it with: oncebridge migrate",
+                f"the DynamoDB table {name} is not a table of oncebridge: its only key must be k, "
+                "of type binary; use another name and create it with: oncebridge migrate",
             )
         is_replicated = table.replicas or table.global_table_version == "2017.11.29"
         if is_replicated and table.multi_region_consistency != "STRONG":
             raise ConfigError(
                 "",
                 f"the DynamoDB table {name} is a global table with eventual consistency: two "
-                "Regions could both pass on the same event. Use a table in one Region, or a "
+                "Regions could both deliver the same event. Use a table in one Region, or a "
                 "global table with multi-Region strong consistency",
             )
 
@@ -279,14 +288,14 @@ class DynamoDBStore(CompareStore):
     async def now_ms(self) -> int:
         return self._table.now_ms()
 
-    # --- how it is -----------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------
 
     async def vitals(self) -> Mapping[str, int | None]:
         """
-        Read an item that is not there, and tell how large DynamoDB says the table is.
+        Check that DynamoDB answers, and return the size that it reports for the table.
 
-        It counts items about every six hours, so it is asked for that every ten minutes only,
-        and none may mean that they were not counted yet.
+        DynamoDB counts items about every six hours, so the size is read every ten minutes only.
+        None may mean that items were not counted yet.
         """
         await self.peek([_PROBE])
         now_s = asyncio.get_running_loop().time()
@@ -294,7 +303,7 @@ class DynamoDBStore(CompareStore):
             self._count_from_s = now_s + _COUNT_EVERY_S
             await self._count()
         if self._clock is None and self._skewed.error_ms is None:
-            return {**self._counted, "clock_offset_ms": None}  # it never told its time
+            return {**self._counted, "clock_offset_ms": None}  # no answer had a date yet
         return self._counted
 
     async def _count(self) -> None:
@@ -302,7 +311,7 @@ class DynamoDBStore(CompareStore):
             async with asyncio.timeout(_COUNT_WITHIN_S):
                 table = await self._describe()
         except (OncebridgeError, TimeoutError):
-            return  # records are read and written all the same
+            return  # records can be read and written nevertheless
         if table is not None:
             self._counted = {
                 "records": table.item_count or None,
@@ -312,49 +321,53 @@ class DynamoDBStore(CompareStore):
     # --- all records ---------------------------------------------------------------------
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
-        cells, following = await self._table.scan(place, limit)
-        return [cell.record for cell in cells if cell.record is not None], following
+        entries, following = await self._table.scan(place, limit)
+        return [entry.record for entry in entries if entry.record is not None], following
 
     async def purge(self, limit: int = 1000) -> int:
         """
-        Remove what is past keeping where DynamoDB does not do it itself.
+        Remove records past keeping, if DynamoDB does not do this itself.
 
-        The hand goes round the table like that of a clock, and looks at more items than
-        were added since the last time, so garbage does not grow without end.
+        Each call continues where the last one stopped, and reads more items than were added since,
+        so that the number of expired records stays limited.
         """
         if self._expires:
             return 0
-        self._looks += self._table.written + limit
+        self._to_read += self._table.written + limit
         self._table.written = 0
         gone = 0
-        while self._looks > 0 and gone < limit:
-            page = min(self._looks, _PAGE)
-            # What has changed since is not removed, so a cheaper look is enough.
-            cells, self._hand = await self._table.scan(self._hand, page, consistent=False)
-            gone += await self._remove(cells)
-            self._looks = self._looks - len(cells) if self._hand else 0  # once round is enough
+        while self._to_read > 0 and gone < limit:
+            page = min(self._to_read, _PAGE)
+            # An item that has changed since is not removed, so a cheaper read is enough.
+            entries, self._purge_from = await self._table.scan(
+                self._purge_from, page, consistent=False
+            )
+            gone += await self._remove(entries)
+            self._to_read = (
+                self._to_read - len(entries) if self._purge_from else 0
+            )  # once round is enough
         return gone
 
-    async def _remove(self, cells: Sequence[Cell]) -> int:
+    async def _remove(self, entries: Sequence[VersionedRecord]) -> int:
         now = self._table.now_ms()
         past = [
-            Change(cell.record.key, cell, None)
-            for cell in cells
-            if cell.record is not None and cell.record.keep_until_ms + self._margin_ms <= now
+            RecordChange(entry.record.key, entry, None)
+            for entry in entries
+            if entry.record is not None and entry.record.keep_until_ms + self._margin_ms <= now
         ]
         answers = await self._table.change(past)
-        return sum(isinstance(answer, Changed) for answer in answers)
+        return sum(isinstance(answer, RecordChanged) for answer in answers)
 
-    # --- making the table ----------------------------------------------------------------
+    # --- creating the table --------------------------------------------------------------
 
     async def migrate(self) -> list[str]:
-        """Create the table, if it is not there, and let it expire items; safe to repeat."""
+        """Create the table if there is none, and switch its expiry on; safe to repeat."""
         await self._connect()
         done: list[str] = []
         if await self._describe() is None:
             await self._create()
             done.append(f"created the table {self._name}, billed on demand")
-        table = await self._until_active()
+        table = await self._wait_until_active()
         self._check(table)
         if table.multi_region_consistency != "STRONG" and await self._switch_expiry_on():
             done.append(f"switched expiry on for the table {self._name}")
@@ -370,13 +383,13 @@ class DynamoDBStore(CompareStore):
         try:
             await self._table.call("CreateTable", asked, ("ResourceInUseException",))
         except AwsError:
-            pass  # somebody else creates it just now
+            pass  # another process is creating it
         except StoreUnavailable:
             raise
         except StoreError as error:
             raise ConfigError("", str(error)) from error
 
-    async def _until_active(self) -> _Table:
+    async def _wait_until_active(self) -> _Table:
         now_s = asyncio.get_running_loop().time
         ends = now_s() + _LONGEST_WAIT_S
         while True:
@@ -384,7 +397,10 @@ class DynamoDBStore(CompareStore):
             if table is not None and table.table_status == "ACTIVE":
                 return table
             if now_s() > ends:
-                raise StoreUnavailable(f"the DynamoDB table {self._name} does not get ready")
+                raise StoreUnavailable(
+                    f"the DynamoDB table {self._name} was not ready within {_LONGEST_WAIT_S} s; "
+                    "run the command again"
+                )
             await asyncio.sleep(0.5)
 
     async def _switch_expiry_on(self) -> bool:

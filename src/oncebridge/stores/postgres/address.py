@@ -1,8 +1,8 @@
 """
-Addresses as libpq writes them: `postgresql://user:password@host:port,host:port/database?sslmode=…`.
+Addresses in the form of libpq: `postgresql://user:password@host:port,host:port/database?sslmode=…`.
 
-They are read here once, so that a mistake is told before anything connects, and so that two of
-them can be compared. What concerns TLS and passwords is left to the driver.
+They are parsed here, so that errors are reported before anything connects, and so that two
+addresses can be compared. Parameters for TLS and passwords are left to the driver.
 """
 
 import re
@@ -17,7 +17,7 @@ from oncebridge.base.secrets import Address as Shown
 from oncebridge.errors import ConfigError
 
 _PORT = 5432
-# The driver would send any other name to the server, as a setting to begin a session with.
+# The driver would send any other name to the server, as a setting of the session.
 _FOR_DRIVER = (
     *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "sslpassword", "sslnegotiation"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version", "passfile", "password", "user"),
@@ -29,7 +29,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:]*))(?::([0-9]*))?")
 _SESSIONS = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
 
 Host = tuple[str, int]
-"""A name or an address, or the directory of a Unix socket; and the port."""
+"""A host name, an IP address or the directory of a Unix socket; and the port."""
 
 
 class PostgresAddress(Struct, frozen=True):
@@ -38,20 +38,20 @@ class PostgresAddress(Struct, frozen=True):
     shown: Shown
     """As it was written; prints without the password."""
     hosts: tuple[Host, ...]
-    """To be tried in this order; none for wherever the driver finds a server on this machine."""
+    """To be tried in this order; empty: the driver looks for a server on this machine."""
     database: str
     dsn: str
     """For the driver: everything but the hosts."""
     session: str
-    """What a host must be good for, where there are several."""
+    """The `target_session_attrs` that a host must have."""
 
     def is_same_database(self, other: "PostgresAddress") -> bool:
-        """Return whether both are written as the same place; two names for one host are not."""
+        """Return True if hosts and database are written the same; aliases of a host are not."""
         return (frozenset(self.hosts), self.database) == (frozenset(other.hosts), other.database)
 
 
 def read_address(url: str, names: Sequence[str] = ()) -> tuple[PostgresAddress, Mapping[str, str]]:
-    """Read *url*, and the parameters among *names* that it carries besides."""
+    """Return the address in *url*, and the values of its parameters among *names*."""
     shown = Shown(url)
     parts = _split(shown)
     query = _query(parts, shown, names)
@@ -81,20 +81,20 @@ def read_address(url: str, names: Sequence[str] = ()) -> tuple[PostgresAddress, 
 def _split(shown: Shown) -> SplitResult:
     try:
         parts = urlsplit(shown)
-    except ValueError:  # whose text would quote the password
+    except ValueError:  # its text would quote the password
         raise ConfigError("", f"{shown!r}: its host or port cannot be read") from None
     if parts.scheme not in ("postgresql", "postgres") or not shown[len(parts.scheme) :].startswith(
         "://"
     ):
         raise ConfigError(
-            "", f"{shown!r}: a database is postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+            "", f"{shown!r}: write it as postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         )
     if parts.fragment:
-        raise ConfigError("", f"{shown!r}: a # in the password is written %23")
+        raise ConfigError("", f"{shown!r}: write a # in the password as %23")
     if parts.netloc.count("@") > 1:
-        raise ConfigError("", f"{shown!r}: an @ in the password is written %40")
+        raise ConfigError("", f"{shown!r}: write an @ in the password as %40")
     if "/" in parts.path[1:]:
-        raise ConfigError("", f"{shown!r}: a / in the password or the database is written %2F")
+        raise ConfigError("", f"{shown!r}: write a / in the password or the database as %2F")
     return parts
 
 
@@ -104,8 +104,8 @@ def _query(parts: SplitResult, shown: Shown, names: Sequence[str]) -> dict[str, 
     except ValueError:
         raise ConfigError(
             "",
-            f"{shown!r}: what follows ? must be NAME=VALUE&NAME=VALUE; a ? in the password "
-            "is written %3F",
+            f"{shown!r}: the text after ? must be NAME=VALUE&NAME=VALUE; write a ? in the password "
+            "as %3F",
         ) from None
     allowed = (*_FOR_DRIVER, *_FOR_US, *names)
     for name, value in query.items():
@@ -137,11 +137,11 @@ def _host(written: str, shown: Shown) -> Host:
         return (directory, _port(port, shown)) if colon else (written, 0)
     found = _HOST.fullmatch(written)
     if not found or not (found[1] or found[2]):
-        raise ConfigError("", f"{shown!r}: a host is NAME:PORT or [ADDRESS]:PORT")
+        raise ConfigError("", f"{shown!r}: write a host as NAME:PORT or [ADDRESS]:PORT")
     return found[1] or found[2], _port(found[3], shown) if found[3] else 0
 
 
 def _port(written: str, shown: Shown) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", written) or not 0 < int(written) < 65536:
-        raise ConfigError("", f"{shown!r}: a port is a number from 1 to 65535")
+        raise ConfigError("", f"{shown!r}: a port must be a number from 1 to 65535")
     return int(written)

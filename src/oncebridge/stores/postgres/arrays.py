@@ -1,8 +1,8 @@
 """
-Items turned into arrays, one per field, as the functions in the database take them.
+Requests as arrays, one per field, as the functions in the database take them.
 
-Arrays of `bytea` are also written and read here, in the server's own form. The driver can do that
-too, but asks of every element whether it is an array itself, which takes longer than all else.
+Arrays of `bytea` are encoded and decoded here, in the server's binary format. The driver can do
+that too, but checks for every element whether it is an array, which takes most of the time.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from oncebridge.stores.api import Commit, Release
 _T = TypeVar("_T")
 
 _LONGEST_KEY: Final = 1000
-"""What fits into an index with room to spare; the limit is about 2,700 bytes."""
+"""Fits into an index; the limit there is about 2,700 bytes."""
 
 _BYTEA: Final = 17  # the number of the type
 _FRONT: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
@@ -25,7 +25,7 @@ _NULL: Final = _SIZE.pack(-1)
 
 
 def commit_arrays(commits: Sequence[Commit]) -> tuple[Any, ...]:
-    """Turn commits around: what `commit` and `settle` take."""
+    """Return commits as the arrays that the functions `commit` and `settle` take."""
     return (
         stored_keys([asked.key for asked in commits]),
         [asked.generation for asked in commits],
@@ -37,7 +37,7 @@ def commit_arrays(commits: Sequence[Commit]) -> tuple[Any, ...]:
 
 
 def release_arrays(releases: Sequence[Release]) -> tuple[Any, ...]:
-    """Turn releases around: what `release` and `settle` take."""
+    """Return releases as the arrays that the functions `release` and `settle` take."""
     return (
         stored_keys([asked.key for asked in releases]),
         [asked.token for asked in releases],
@@ -48,8 +48,8 @@ def release_arrays(releases: Sequence[Release]) -> tuple[Any, ...]:
     )
 
 
-def written(values: Sequence[bytes | None]) -> bytes:
-    """Write an array of `bytea` as the server reads it."""
+def encode_array(values: Sequence[bytes | None]) -> bytes:
+    """Return an array of `bytea` in the server's binary format."""
     if not values:
         return _FRONT.pack(0, 0, _BYTEA)
     front = _FRONT.pack(1, None in values, _BYTEA) + _DIMENSION.pack(len(values), 1)
@@ -63,8 +63,8 @@ def written(values: Sequence[bytes | None]) -> bytes:
     return b"".join(pieces)
 
 
-def read(data: bytes) -> list[bytes | None]:
-    """Read an array of `bytea` as the server writes it."""
+def decode_array(data: bytes) -> list[bytes | None]:
+    """Return the elements of an array of `bytea` in the server's binary format."""
     dimensions, _, _ = _FRONT.unpack_from(data)
     values: list[bytes | None] = []
     if not dimensions:
@@ -83,12 +83,12 @@ def _given(memos: list[bytes | None]) -> list[bytes | None]:
 
 
 def folded(values: list[_T]) -> list[_T]:
-    """Send one where all are the same."""
+    """Return one element if all are equal, otherwise all."""
     return values[:1] if values and values.count(values[0]) == len(values) else values
 
 
 def stored_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Shorten keys that do not fit into an index; no other key looks like a shortened one."""
+    """Return keys that fit into an index; a shortened key equals no other key."""
     return [
         key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 31] + sha256(key).digest()
         for key in keys
@@ -96,7 +96,7 @@ def stored_keys(keys: Sequence[bytes]) -> list[bytes]:
 
 
 def whole_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Return the keys that were shortened, each in its place; nothing if none was."""
+    """Return the full keys of those that were shortened, in their positions; empty if none was."""
     if max(map(len, keys)) <= _LONGEST_KEY:
         return []
     return [key if len(key) > _LONGEST_KEY else b"" for key in keys]

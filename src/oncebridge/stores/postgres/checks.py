@@ -1,4 +1,4 @@
-"""What must be true of a server and of our tables before anything relies on them."""
+"""Checks of a server and of our tables before they are used."""
 
 import logging
 from collections.abc import Iterator
@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 import asyncpg
-from msgspec import Struct
 
 from oncebridge.base.secrets import mask_address
 from oncebridge.errors import ConfigError
+from oncebridge.stores.faults import ServerFault
 from oncebridge.stores.postgres.pool import Link, Pool
 from oncebridge.stores.postgres.schema import Layout, quoted
 
@@ -43,62 +43,49 @@ SELECT to_regclass($1) IS NOT NULL AS has_versions,
 _log = logging.getLogger("oncebridge")
 
 
-class Fault(Struct, frozen=True):
-    """Why a server or a table will not do."""
-
-    code: str
-    seen: str
-    remedy: str = ""
-    mark: str = "; "
-    """What stands between the two."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.seen}{self.mark}{self.remedy}" if self.remedy else self.seen
-
-
-async def look_at_server(link: Link) -> Any:
-    """Ask for the settings that count."""
+async def read_server(link: Link) -> Any:
+    """Return the settings of the server that matter."""
     (found,) = await link.fetch(_SERVER)
     return found
 
 
-def server_faults(found: Any) -> Iterator[Fault]:
-    """List why a server would take no writes, or say yes and forget them."""
+def server_faults(found: Any) -> Iterator[ServerFault]:
+    """Yield the reasons why the server would refuse writes, or lose writes it has confirmed."""
     if found["version"] < _OLDEST:
         seen = f"the server is PostgreSQL {found['version_name']}"
-        yield Fault("version", seen, "14 or later is needed")
+        yield ServerFault("version", seen, "14 or later is needed")
     if found["is_standby"]:
-        yield Fault(
+        yield ServerFault(
             "standby",
-            "the server is a standby and takes no writes",
-            "name the primary, or several hosts (postgresql://…@HOST,HOST/…) of which the primary "
-            "is found",
+            "the server is a standby and accepts no writes",
+            "use the address of the primary, or list several hosts (postgresql://…@HOST,HOST/…): "
+            "the primary among them is found",
         )
     elif found["read_only"] == "on":
-        yield Fault("read-only", "the server takes no writes (default_transaction_read_only is on)")
+        yield ServerFault(
+            "read-only", "the server accepts no writes (default_transaction_read_only is on)"
+        )
     role = quoted(found["role"])
     if found["isolation"] != "read committed":
-        yield Fault(
+        yield ServerFault(
             "isolation",
-            f"transactions begin as {found['isolation']!r}, and have to see what others commit "
+            f"transactions start as {found['isolation']!r}, but must see what others commit "
             "meanwhile",
             f"ALTER ROLE {role} SET default_transaction_isolation = 'read committed'",
             ": ",
         )
     if found["synchronous_commit"] == "off":
-        yield Fault(
+        yield ServerFault(
             "synchronous-commit",
-            "synchronous_commit is off, so a crash of the server would forget what it has "
-            "confirmed",
+            "synchronous_commit is off, so a crash of the server would lose what it has confirmed",
             f"ALTER ROLE {role} SET synchronous_commit = on",
             ": ",
         )
 
 
 async def check_server(link: Link, pool: Pool) -> Any:
-    """Refuse a server that would take no writes, or say yes and forget them; tell its settings."""
-    found = await look_at_server(link)
+    """Return the server's settings; raise `ConfigError` if it cannot be used."""
+    found = await read_server(link)
     for fault in server_faults(found):
         raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
     if found["fsync"] == "off":
@@ -107,26 +94,30 @@ async def check_server(link: Link, pool: Pool) -> Any:
     return found
 
 
-async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[Fault]:
-    """List why tables cannot be used: of another layout, emptied by a crash, or not for us."""
-    found, version = await _look(link, pool, layout)
+async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[ServerFault]:
+    """Return why tables cannot be used: another layout, not crash-safe, or missing privileges."""
+    found, version = await _read_table(link, pool, layout)
     shown = layout.shown
     if version is None or not found["persistence"]:
-        return [Fault("table", f"there is no table {shown}", _REMEDY)]
+        return [ServerFault("table", f"there is no table {shown}", _REMEDY)]
     faults = []
     if version > layout.version:
-        seen = f"{shown} has layout {version}, of a newer oncebridge"
-        return [Fault("table-newer", seen, f"this one knows {layout.version}")]
+        seen = f"{shown} has layout {version}, which a newer oncebridge wrote"
+        return [
+            ServerFault("table-newer", seen, f"this one reads layout {layout.version}; upgrade it")
+        ]
     if version < layout.version or found["functions"]:
-        seen = f"{shown} has layout {version}, and this oncebridge needs all of {layout.version}"
-        faults.append(Fault("table", seen, _REMEDY))
+        seen = (
+            f"{shown} has layout {version}; this oncebridge needs layout {layout.version}, complete"
+        )
+        faults.append(ServerFault("table", seen, _REMEDY))
     if found["rights"]:
         missing, role = ", ".join(found["rights"]), quoted(found["role"])
         grant = f"GRANT {missing} ON {layout.named()} TO {role}"
-        faults.append(Fault("rights", "a right is missing", grant, ": "))
+        faults.append(ServerFault("rights", "a privilege is missing", grant, ": "))
     if found["persistence"] != "p":
         faults.append(
-            Fault(
+            ServerFault(
                 "unlogged",
                 f"{shown} is not logged, and a crash of the server would empty it",
                 f"ALTER TABLE {layout.named()} SET LOGGED",
@@ -137,13 +128,13 @@ async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[Fault]:
 
 
 async def check_table(link: Link, pool: Pool, layout: Layout) -> None:
-    """Refuse tables of another layout, that a crash would empty, or that we may not use."""
+    """Raise `ConfigError` if the tables cannot be used."""
     for fault in await table_faults(link, pool, layout):
         raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
 
 
-async def _look(link: Link, pool: Pool, layout: Layout) -> tuple[Any, int | None]:
-    """Find out what is there of *layout*, and of which version."""
+async def _read_table(link: Link, pool: Pool, layout: Layout) -> tuple[Any, int | None]:
+    """Return which parts of *layout* exist, and the version of the table."""
     asked = (layout.versions, layout.named(), layout.functions, layout.rights)
     try:
         (found,) = await link.fetch(_TABLE, *asked)
@@ -164,8 +155,8 @@ async def _look(link: Link, pool: Pool, layout: Layout) -> tuple[Any, int | None
 
 
 async def migrate(pool: Pool, layout: Layout) -> list[str]:
-    """Make the tables, or bring them up to date; tell what was done."""
-    found, version = await pool.run(lambda link: _look(link, pool, layout))
+    """Create or update the tables; return what was done."""
+    found, version = await pool.run(lambda link: _read_table(link, pool, layout))
     if version == layout.version and found["persistence"] and not found["functions"]:
         return []
     try:
@@ -173,10 +164,10 @@ async def migrate(pool: Pool, layout: Layout) -> list[str]:
     except asyncpg.InsufficientPrivilegeError as error:
         raise ConfigError(
             "",
-            f"{pool.address.shown!r}: {error}; let somebody who may make tables run "
-            "`oncebridge migrate`, or what `oncebridge migrate --sql` prints",
+            f"{pool.address.shown!r}: {error}; run `oncebridge migrate`, or the output of "
+            "`oncebridge migrate --sql`, as a role that may create tables",
         ) from error
     except asyncpg.RaiseError as error:
         raise ConfigError("", f"{pool.address.shown!r}: {error}") from error
-    verb = "brought up to date" if found["persistence"] else "made"
-    return [f"{verb}: {layout.shown}, layout {layout.version}"]
+    verb = "updated" if found["persistence"] else "created"
+    return [f"{verb} the table {layout.shown}, layout {layout.version}"]

@@ -1,11 +1,10 @@
 """
-Connections to a database: few, reused, each call bounded in time.
+A pool of connections to a database: few, reused, with a time limit for each call.
 
-No session state is kept, so that a pooler such as PgBouncer may hand each transaction to another
-connection of its own: nothing is set, nothing listened for, no lock outlives its transaction.
-Behind a pooler every statement is sent anew with its text, which is short. Only where the process
-at the other end is the server itself are statements prepared once and named: behind a pooler the
-same name may mean another statement by the next time.
+No session state is used: no settings, no LISTEN, no lock beyond its transaction. So a pooler such
+as PgBouncer may run each transaction on another connection. Behind a pooler every statement is
+sent with its text, which is short. Statements are prepared once, with a name, only if the
+connection goes to the server itself: behind a pooler, the name could later mean another statement.
 """
 
 import asyncio
@@ -25,11 +24,11 @@ from oncebridge.stores.postgres.address import Host, PostgresAddress
 
 _T = TypeVar("_T")
 
-_IDLE_S = 120.0  # firewalls forget a quiet connection after a few minutes
-_LIFE_S = 1800.0  # a server's process grows with age, and names move to other hosts
+_IDLE_S = 120.0  # firewalls drop an idle connection after a few minutes
+_LIFE_S = 1800.0  # the memory of a server process grows, and host names get new addresses
 _CLOSE_S = 2.0
-_AGAIN: Final = 3  # times, where transactions stood in each other's way
-_IN_THE_WAY = frozenset({"40001", "40P01"})
+_RETRIES: Final = 3  # after deadlocks and serialization failures
+_RETRYABLE = frozenset({"40001", "40P01"})
 _OUTDATED = frozenset({"26000", "42P05"})
 _READ_ONLY = "25006"
 
@@ -46,28 +45,28 @@ _ARRAYS: Final = [
         (1185, "_timestamptz", 1184),
     )
 ]
-"""What the driver would else ask every server about; it sets `jit` for that, and a pooler may mix
-that up with somebody else's session. The numbers have been the same for ever."""
+"""Types that the driver would otherwise query on every connection. It sets `jit` for that, which a
+pooler may apply to another client's session. These numbers never change."""
 _BYTEA_ARRAY: Final = (1001, "_bytea", "pg_catalog", (), "scalar")
-"""A type that we write ourselves, and so one without parts for the driver."""
+"""A type that we encode ourselves, so it is a scalar for the driver."""
 
 
 class NotConnected(OncebridgeError):
     """There is no connection; nothing was sent."""
 
 
-class Refused(NotConnected):
-    """The server does not let us in; somebody has to put that right."""
+class AccessRefused(NotConnected):
+    """The server refuses the login; an operator has to fix that."""
 
 
 class NoReply(OncebridgeError):
-    """Something was sent, and then the connection or the time came to an end."""
+    """A statement was sent, and then the connection was lost or the time was over."""
 
 
 class _Stage:
-    """How far a call has come."""
+    """The progress of a call, for the error message after a timeout."""
 
-    told = "all connections were in use, and none came free"
+    missing = "all connections were in use, and none came free"
     is_sent = False
 
 
@@ -81,7 +80,7 @@ class Link:
         self._statements: dict[str, PreparedStatement[Any]] = {}
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
-        """Run a statement, in one round trip from the second time on."""
+        """Run a statement; one round trip, except for the first time."""
         return await (await self.prepared(query)).fetch(*args)
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
@@ -95,7 +94,7 @@ class Link:
     async def _asks_the_server(self) -> bool:
         if self._is_direct is None:
             pid = await self.connection.fetchval("SELECT pg_backend_pid()")
-            # A pooler gives out numbers of its own.
+            # A pooler reports its own process numbers.
             self._is_direct = pid == self.connection.get_server_pid()
         return self._is_direct
 
@@ -130,13 +129,13 @@ class Pool:
         self.is_closed = False
 
     def grow(self, more: int) -> None:
-        """Allow *more* connections, for somebody else who is going to use them too."""
+        """Allow *more* connections, because a sink uses the pool too."""
         self._size += more
         for _ in range(more):
             self._slots.release()
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
-        """Run one statement that may be run twice."""
+        """Run one statement that is safe to run twice."""
         return await self.run(lambda link: link.fetch(query, *args))
 
     async def run(
@@ -149,11 +148,11 @@ class Pool:
         """
         Do *work* on a connection, and leave no transaction open.
 
-        Where transactions stood in each other's way it is done again: nothing came of it.
-        Work that is *repeatable* is also done again if the connection turns out to have died
-        since it was last used. What the server says against it is raised as it is.
+        It is retried after a deadlock or serialization failure, which have no effect. Work that is
+        *repeatable* is also retried if the connection was lost since it was last used. Other
+        errors of the server are raised as they are.
         """
-        self._come_home()
+        self._use_running_loop()
         seconds = within.total_seconds() if within else self._timeout_s
         stage = _Stage()
         try:
@@ -161,34 +160,34 @@ class Pool:
                 link = self._idle_link()
                 if link is not None:
                     try:
-                        return await self._patiently(link, work, stage)
+                        return await self._run_with_retries(link, work, stage)
                     except NoReply:
                         if not repeatable:
                             raise
                     stage.is_sent = False
-                return await self._patiently(None, work, stage)
+                return await self._run_with_retries(None, work, stage)
         except TimeoutError:
-            what = f"{self.address.shown!r}: {stage.told} within {seconds:g}s"
+            what = f"{self.address.shown!r}: {stage.missing} within {seconds:g}s"
             raise (NoReply if stage.is_sent else NotConnected)(what) from None
 
-    async def _patiently(
+    async def _run_with_retries(
         self, link: Link | None, work: Callable[[Link], Awaitable[_T]], stage: "_Stage"
     ) -> _T:
-        for left in range(_AGAIN, -1, -1):
+        for left in range(_RETRIES, -1, -1):
             if link is None:
-                stage.told = "no connection"
+                stage.missing = "no connection"
                 link = await self._connect()
-            stage.told, stage.is_sent = "no answer", True
+            stage.missing, stage.is_sent = "no answer", True
             try:
-                return await self._on(link, work)
+                return await self._run_on(link, work)
             except asyncpg.PostgresError as error:
-                if error.sqlstate not in _IN_THE_WAY or not left:
+                if error.sqlstate not in _RETRYABLE or not left:
                     raise
             stage.is_sent = False
             link = self._idle_link()
         raise AssertionError  # the last time returns or raises
 
-    async def _on(self, link: Link, work: Callable[[Link], Awaitable[_T]]) -> _T:
+    async def _run_on(self, link: Link, work: Callable[[Link], Awaitable[_T]]) -> _T:
         try:
             done = await work(link)
         except asyncpg.PostgresError as error:
@@ -196,14 +195,14 @@ class Pool:
                 self._drop_idle()
             is_outdated = _is_outdated(error)
             self._settle(link, is_outdated or error.sqlstate == _READ_ONLY)
-            if is_outdated or _is_loss(error):
-                raise NoReply(f"{self.address.shown!r}: {_told(error)}") from error
+            if is_outdated or _is_connection_loss(error):
+                raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
             raise
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             self._settle(link, True)
             if isinstance(error, ValueError):  # an argument that the driver cannot write
                 raise
-            raise NoReply(f"{self.address.shown!r}: {_told(error)}") from error
+            raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
         except BaseException:
             self._settle(link, True)
             raise
@@ -211,12 +210,12 @@ class Pool:
         return done
 
     def _settle(self, link: Link, is_spent: bool) -> None:  # noqa: FBT001 - of one use
-        """Put a connection back, or let it go."""
+        """Return a connection to the pool, or close it."""
         connection = link.connection
         if connection.is_closed():
             connection.terminate()
         elif is_spent or self.is_closed or connection.is_in_transaction():
-            self._let_go(link)
+            self._close_later(link)
         else:
             link.used_s = asyncio.get_running_loop().time()
             self._idle.append(link)
@@ -227,25 +226,25 @@ class Pool:
             link = self._idle.pop()
             if link.is_good(now_s):
                 return link
-            self._let_go(link)
+            self._close_later(link)
         return None
 
     def _drop_idle(self) -> None:
         while self._idle:
-            self._let_go(self._idle.pop())
+            self._close_later(self._idle.pop())
 
-    def _let_go(self, link: Link) -> None:
+    def _close_later(self, link: Link) -> None:
         """
-        Close a connection behind everybody's back.
+        Close a connection in the background.
 
-        One that was interrupted asks the server to give up its statement first.
+        If a statement is running on it, the driver asks the server to cancel that first.
         """
         task = asyncio.get_running_loop().create_task(_close(link.connection))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def _come_home(self) -> None:
-        """Start anew on another loop: connections cannot leave the one they were made on."""
+    def _use_running_loop(self) -> None:
+        """Drop all connections if the loop has changed: a connection belongs to one loop."""
         if self.is_closed:
             raise NotConnected(f"{self.address.shown!r}: has been closed")
         loop = asyncio.get_running_loop()
@@ -261,7 +260,7 @@ class Pool:
     # --- connecting --------------------------------------------------------------------
 
     async def _connect(self) -> Link:
-        """Try the hosts, one that has just failed last: there may not be time for all of them."""
+        """Try the hosts; one that fails is tried last the next time, as time is limited."""
         why: NotConnected | None = None
         for host in [*self._hosts]:
             is_good = False
@@ -270,7 +269,7 @@ class Pool:
                 is_good = True
                 return link
             except NotConnected as error:
-                why = error if why is None or isinstance(error, Refused) else why
+                why = error if why is None or isinstance(error, AccessRefused) else why
             finally:
                 if not is_good:
                     self._hosts.remove(host)
@@ -298,25 +297,29 @@ class Pool:
         except asyncpg.ClientConfigurationError as error:
             raise ConfigError("", f"{what}{error}") from None
         except ssl.SSLCertVerificationError as error:
-            raise Refused(f"{what}its certificate: {error.verify_message}") from error
+            raise AccessRefused(f"{what}its certificate: {error.verify_message}") from error
         except TimeoutError:
             raise NotConnected(f"{what}no connection within {self._connect_s:g}s") from None
         except asyncpg.PostgresError as error:
             is_shut = (error.sqlstate or "")[:2] in ("28", "3D", "42")
-            raise (Refused if is_shut else NotConnected)(f"{what}{_told(error)}") from error
+            raise (AccessRefused if is_shut else NotConnected)(
+                f"{what}{_error_text(error)}"
+            ) from error
         except UnicodeError:
-            raise Refused(f"{what}that is no name of a host") from None
+            raise AccessRefused(f"{what}not a valid host name") from None
         except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            raise NotConnected(f"{what}{_told(error)}") from error
+            raise NotConnected(f"{what}{_error_text(error)}") from error
         settings: Any = connection.get_settings()
-        with suppress(AttributeError, TypeError):  # then it writes them itself, and slower
-            settings.add_python_codec(*_BYTEA_ARRAY, arrays.written, arrays.read, "binary")
-        with suppress(AttributeError, KeyError, TypeError):  # then it asks
-            settings.register_data_types(_ARRAYS)  # last: the other makes it forget them
+        with suppress(AttributeError, TypeError):  # then the driver encodes them, which is slower
+            settings.add_python_codec(
+                *_BYTEA_ARRAY, arrays.encode_array, arrays.decode_array, "binary"
+            )
+        with suppress(AttributeError, KeyError, TypeError):  # then the driver queries them
+            settings.register_data_types(_ARRAYS)  # last, as the codec above discards them
         return Link(connection)
 
     async def aclose(self) -> None:
-        """Close all connections; those in use are closed when they come back."""
+        """Close all connections; those in use are closed after their call."""
         self.is_closed = True
         if self._loop is asyncio.get_running_loop():
             self._drop_idle()
@@ -328,22 +331,22 @@ async def _close(connection: "asyncpg.Connection[Any]") -> None:
     try:
         async with asyncio.timeout(_CLOSE_S):
             await connection.close()
-    except Exception:  # noqa: BLE001 - it is gone, one way or the other
+    except Exception:  # noqa: BLE001 - it is closed in any case
         connection.terminate()
 
 
 def _is_outdated(error: asyncpg.PostgresError) -> bool:
-    """Return whether a prepared statement is not there, or means something else by now."""
+    """Return True if a prepared statement does not exist any more, or was replaced."""
     return error.sqlstate in _OUTDATED or isinstance(error, asyncpg.InvalidCachedStatementError)
 
 
-def _is_loss(error: asyncpg.PostgresError) -> bool:
-    """Return whether the connection ended, so that nobody knows what came of the statement."""
+def _is_connection_loss(error: asyncpg.PostgresError) -> bool:
+    """Return True if the connection was lost, so that the result of the statement is not known."""
     state = error.sqlstate or ""
     return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "40003")
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     state = getattr(error, "sqlstate", None)
     text = str(error) or type(error).__name__
     return f"{text} ({state})" if state else text

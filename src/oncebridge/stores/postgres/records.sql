@@ -36,7 +36,7 @@ $$;
 -- only what is not simply "held as asked for, first attempt":
 --   1 held: attempts, generation, memo      2 duplicate: fate, memo
 --   3 busy: milliseconds left               4 mismatch: memo
---   5 ask again, carefully: somebody is at this row just now
+--   5 ask again, carefully: another worker is changing this row
 -- Who is not careful puts new rows first, and then may not wait for others: that would be out of
 -- order. Wants of several parts, and windows that slide, have to be asked for carefully.
 CREATE OR REPLACE FUNCTION @claim@(
@@ -76,7 +76,7 @@ BEGIN
             FROM unnest(keys, hashes, tokens, generations, memos, leases, keeps, wholes)
                 AS u(key, hash, token, generation, memo, lease, keep, whole)
         ) AS a
-        -- A row that is there is judged below, without waiting for whoever is at it.
+        -- An existing row is decided below, without waiting for its lock.
         WHERE NOT EXISTS (SELECT FROM @records@ AS k WHERE k.key = a.key)
         ORDER BY a.key
         ON CONFLICT (key) DO NOTHING;
@@ -285,7 +285,7 @@ $$;
 
 -- Commits and releases of which some stand or fall together: item numbers say which. Tells only
 -- the items of which nothing was written: 1 a key was committed already, 2 a key or a register
--- belongs to somebody else by now.
+-- belongs to another worker by now.
 CREATE OR REPLACE FUNCTION @settle@(
     commit_items integer[], commit_keys bytea[], generations bytea[], fates smallint[],
     windows bigint[], hards bigint[], commit_memos bytea[],
@@ -524,7 +524,7 @@ END
 $$;
 
 -- Purge: delete what is past keeping on the pages from first up to, not including, beyond. Tells
--- how many rows went. Whatever somebody else is at stays for the next time.
+-- how many rows went. Rows that another worker has locked stay for the next time.
 CREATE OR REPLACE FUNCTION @purge@(first bigint, beyond bigint, told bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off

@@ -1,9 +1,9 @@
 """
-Tables, and how they come to be.
+Our tables, and the SQL that creates them.
 
-The SQL stands in files beside this one, with names in the form `@name@`. Running it again
-changes nothing, and several may run it at once: the first takes a lock that the others wait for.
-Which layout there is stands in the table `oncebridge_schema`.
+The SQL is in files beside this one, with names in the form `@name@`. It can be run again without
+effect, and by several processes at once: the first takes a lock that the others wait for. The table
+`oncebridge_schema` has the version of each layout.
 """
 
 import re
@@ -57,7 +57,7 @@ _LOCK = 0x6F6E6365  # any number does, if it is always the same
 
 
 class Layout(Struct, frozen=True, dict=True):
-    """One table of ours with what belongs to it, as *file* says."""
+    """One of our tables, with the functions and indexes in *file*."""
 
     title: str
     file: str
@@ -68,21 +68,21 @@ class Layout(Struct, frozen=True, dict=True):
 
     @property
     def shown(self) -> str:
-        """The table, for people."""
+        """The table's name, unquoted, for messages."""
         return f"{self.schema}.{self.table}"
 
     @property
     def versions(self) -> str:
-        """The table of layouts, quoted."""
+        """The table with the versions of layouts, quoted."""
         return f"{quoted(self.schema)}.oncebridge_schema"
 
     def named(self, name: str = "") -> str:
-        """Quote the name of the table, or of something that belongs to it."""
+        """Return the quoted name of the table, or of its function or index *name*."""
         return f"{quoted(self.schema)}.{quoted(f'{self.table}_{name}' if name else self.table)}"
 
     @cached_property
     def functions(self) -> list[str]:
-        """The functions that belong to it, quoted."""
+        """The functions of the table, quoted."""
         return [self.named(name) for name in _FUNCTION.findall(self._text)]
 
     @cached_property
@@ -91,7 +91,7 @@ class Layout(Struct, frozen=True, dict=True):
 
     @cached_property
     def sql(self) -> str:
-        """All that is needed to make the table, for a database administrator to read and run."""
+        """The SQL that creates or updates the table, for an administrator to read and run."""
         kind = self.file.removesuffix(".sql")
         index = quoted(f"{self.table}_key")  # an index has no schema of its own
         names = {kind: self.named(), f"{kind}_key": index}
@@ -110,22 +110,24 @@ class Layout(Struct, frozen=True, dict=True):
 
 
 def checked_names(schema: str, table: str) -> tuple[str, str]:
-    """Refuse names that are not plain; functions are named after the table, and have to fit."""
+    """Return both names; raise `ConfigError` if they are too long or need quoting."""
     if not _SCHEMA.fullmatch(schema):
-        raise ConfigError("schema", f"{schema!r}: must be a plain name of at most 63 characters")
+        raise ConfigError(
+            "schema", f"{schema!r}: must be letters, digits, _ and -, at most 63 of them"
+        )
     if not _TABLE.fullmatch(table):
         raise ConfigError("table", f"{table!r}: must be letters, digits and _, at most 50 of them")
     return schema, table
 
 
 def choose(name: str, option: str | None, given: Mapping[str, str], default: str) -> str:
-    """Take what the options say, or the address; not one and another."""
+    """Return the value of the options or of the address; raise `ConfigError` if they differ."""
     written = given.get(name)
     if option is not None and written is not None and option != written:
-        raise ConfigError(name, f"{option!r}, but the address says {written!r}")
+        raise ConfigError(name, f"is {option!r}, but the address has {written!r}; remove one")
     return option or written or default
 
 
 def quoted(name: str) -> str:
-    """Write a name so that SQL takes it as it is."""
+    """Return *name* as a quoted identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,18 +1,18 @@
 """
-The store in a PostgreSQL database.
+The Postgres store: records in a PostgreSQL database.
 
-**What survives a crash:** everything committed, if the server writes to disk before it confirms (a
-table that is not logged, and `synchronous_commit = off`, are refused). After a failover to a standby
-that is not synchronous the last moments may be missing: those events can repeat, none is lost.
-**Whose clock:** the server's. Whether a lease or window is over is judged after the rows are
-locked; a window counts from when the server began to commit.
-**What an outage does:** `StoreUnavailable` within *timeout*; nothing is lost, events are handed
-back, and it comes back by itself.
-**What it costs:** one round trip and one transaction per batch of claims, one per batch of commits.
+**Durability:** everything committed survives a crash (an unlogged table and
+`synchronous_commit = off` are refused). After a failover to an asynchronous standby, the last
+moments may be missing: those events may be delivered twice, none is lost.
+**Clock:** the server's. Whether a lease or window is over is decided after the rows are locked; a
+window starts when the server starts the commit.
+**Outages:** `StoreUnavailable` within *timeout*. No event is lost: events are returned to their
+source. The store reconnects by itself.
+**Cost:** one round trip and one transaction per batch of claims, and one per batch of commits.
 
 Any number of workers on any number of hosts may share a table, also through PgBouncer. The
-operations are functions in the database (`oncebridge/postgres/records.sql`). A duplicate is found
-by reading, and writes nothing.
+operations are functions in the database (`records.sql`). A duplicate is found by reading, and
+writes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ from oncebridge.stores.postgres.arrays import (
     whole_keys,
 )
 from oncebridge.stores.postgres.checks import check_server, check_table, migrate
-from oncebridge.stores.postgres.pool import Link, NoReply, NotConnected, Pool, Refused
+from oncebridge.stores.postgres.pool import AccessRefused, Link, NoReply, NotConnected, Pool
 from oncebridge.stores.postgres.schema import Layout, checked_names, choose
 from oncebridge.stores.postgres.writers import Settling
 
@@ -64,12 +64,12 @@ _Item = TypeVar("_Item")
 
 _VERSION: Final = 1
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
-_CHUNK: Final = 500  # items per statement: others get at their rows in between
+_CHUNK: Final = 500  # items per statement, so that rows are not locked for long
 
 _STEP, _LEAST, _MOST = 128, 256, 4096  # pages of 8 kB: per statement, and per purge
 _ROUND: Final = 50
-"""In how many purges the whole table is looked at, unless that takes too many pages each."""
-_SPREAD: Final = 2654435761  # scatters the places where workers begin to purge
+"""In how many purges the whole table is read, unless that takes too many pages each."""
+_SPREAD: Final = 2654435761  # spreads the pages where workers start to purge
 
 _FATES: Final = (None, *Fate)
 _HELD, _DUPLICATE, _BUSY, _MISMATCH = 1, 2, 3, 4
@@ -81,34 +81,36 @@ _COMMIT_REPLIES: Final[tuple[CommitAnswer, ...]] = (
 _COLUMNS = """until_ms, keep_until_ms, hard_until_ms, attempts, fate, key, token, generation,
     hash, memo, whole_key"""
 _PASSING = ("08", "25", "40", "53", "55", "57", "58")
-"""Classes of errors that may be over the next time: out of connections, of space, of locks."""
+"""Classes of errors that may pass: no more connections, disk space or locks."""
 
 
 class PostgresOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about the Postgres store."""
+    """Options of the Postgres store."""
 
     table: Annotated[
         str | None,
-        Doc("The table of the records, if not oncebridge_records.", "crm_records"),
+        Doc("The table for records, if not oncebridge_records.", "crm_records"),
     ] = None
-    schema: Annotated[str | None, Doc("The schema it is in, if not public.", "oncebridge")] = None
-    connections: Annotated[int, Doc("How many connections at most.", "4", at_least=1)] = 4
+    schema: Annotated[str | None, Doc("The schema of the table, if not public.", "oncebridge")] = (
+        None
+    )
+    connections: Annotated[int, Doc("How many connections to open at most.", "4", at_least=1)] = 4
     timeout: Annotated[
-        timedelta, Doc("How long a call may take, waiting and connecting included.", "5s")
+        timedelta, Doc("How long a call may take, including waiting and connecting.", "5s")
     ] = timedelta(seconds=5)
     connect_timeout: Annotated[
         timedelta, Doc("How long connecting to one host may take.", "2s")
     ] = timedelta(seconds=3)
-    auto_migrate: Annotated[
-        bool, Doc("Make the table, or bring it up to date, when the service starts.")
-    ] = False
+    auto_migrate: Annotated[bool, Doc("Create or update the table when the service starts.")] = (
+        False
+    )
 
 
 class PostgresStore:
     """
     Keep records in the database at *url*.
 
-    With a *clock*, every decision is made by that instead of the server's: for tests.
+    *clock* is for tests: it replaces the server's.
     """
 
     Options: ClassVar = PostgresOptions
@@ -131,7 +133,7 @@ class PostgresStore:
         )
         self._auto_migrate = options.auto_migrate
         self._clock = clock
-        self._calls = _Calls(self.layout)
+        self._statements = _Statements(self.layout)
         self._hand: int | None = None
 
     @classmethod
@@ -162,7 +164,7 @@ class PostgresStore:
         await check_table(link, self.pool, self.layout)
 
     async def migrate(self) -> list[str]:
-        """Make the table, or bring it up to date; safe to repeat, and for several at once."""
+        """Create or update the table; safe to repeat, and for several processes at once."""
         return await _opened(lambda: migrate(self.pool, self.layout))
 
     def migration_sql(self) -> str:
@@ -188,8 +190,8 @@ class PostgresStore:
         answers = await self._claim_once(wants, careful=False)
         again = [at for at, answer in enumerate(answers) if type(answer) is NoAnswer]
         if again:
-            told = await self._claim_once([wants[at] for at in again], careful=True)
-            for at, answer in zip(again, told, strict=True):
+            retried = await self._claim_once([wants[at] for at in again], careful=True)
+            for at, answer in zip(again, retried, strict=True):
                 answers[at] = answer
         return answers
 
@@ -205,7 +207,7 @@ class PostgresStore:
         keys = [part.key for part in parts]
         slides = folded([part.slide_ms for part in parts])
         rows = await self._ask(
-            self._calls.claim,
+            self._statements.claim,
             careful or slides != [0],
             stored_keys(keys),
             folded([part.hash for part in parts]),
@@ -217,7 +219,7 @@ class PostgresStore:
             slides,
             lasts,
             whole_keys(keys),
-            self._told(),
+            self._test_time(),
         )
         return _claim_answers(wants, rows)
 
@@ -225,7 +227,7 @@ class PostgresStore:
         return await self._chunks(self._commit, commits)
 
     async def _commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        rows = await self._ask(self._calls.commit, *commit_arrays(commits), self._told())
+        rows = await self._ask(self._statements.commit, *commit_arrays(commits), self._test_time())
         answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
         for part, verdict in rows:
             answers[part - 1] = _COMMIT_REPLIES[verdict]
@@ -235,7 +237,9 @@ class PostgresStore:
         return await self._chunks(self._release, releases)
 
     async def _release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        ((done,),) = await self._ask(self._calls.release, *release_arrays(releases), self._told())
+        ((done,),) = await self._ask(
+            self._statements.release, *release_arrays(releases), self._test_time()
+        )
         answers: list[ReleaseAnswer] = [Reply.FENCED] * len(releases)
         for part in done:
             answers[part - 1] = Reply.RELEASED
@@ -246,11 +250,11 @@ class PostgresStore:
 
     async def _extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
         ((done,),) = await self._ask(
-            self._calls.extend,
+            self._statements.extend,
             stored_keys([asked.key for asked in extensions]),
             [asked.token for asked in extensions],
             folded([asked.lease_ms for asked in extensions]),
-            self._told(),
+            self._test_time(),
         )
         answers: list[ExtendAnswer] = [Reply.FENCED] * len(extensions)
         for part in done:
@@ -264,7 +268,7 @@ class PostgresStore:
         keys = [asked.key for asked in memories]
         stored = stored_keys(keys)
         ((done,),) = await self._ask(
-            self._calls.remember,
+            self._statements.remember,
             stored,
             [asked.generation for asked in memories],
             folded([int(asked.fate) for asked in memories]),
@@ -272,14 +276,14 @@ class PostgresStore:
             folded([asked.hash for asked in memories]),
             [asked.memo for asked in memories],
             whole_keys(keys),
-            self._told(),
+            self._test_time(),
         )
         return _remember_answers(stored, done)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         found: dict[bytes, Record] = {}
         for at in range(0, len(keys), _CHUNK):
-            rows = await self._ask(self._calls.peek, stored_keys(keys[at : at + _CHUNK]))
+            rows = await self._ask(self._statements.peek, stored_keys(keys[at : at + _CHUNK]))
             found |= {record.key: record for record in map(_record, rows)}
         return [found.get(key) for key in keys]
 
@@ -287,22 +291,25 @@ class PostgresStore:
         gone: set[bytes] = set()
         stored = stored_keys(keys)
         for at in range(0, len(keys), _CHUNK):
-            ((done,),) = await self._ask(self._calls.forget, stored[at : at + _CHUNK], self._told())
+            ((done,),) = await self._ask(
+                self._statements.forget, stored[at : at + _CHUNK], self._test_time()
+            )
             gone.update(done)
         return [key in gone for key in stored]
 
     async def purge(self, limit: int = 1000) -> int:
         """
-        Go on where the last call stopped, until about *limit* are gone or enough was looked at.
+        Remove about *limit* expired records; read a limited number of pages.
 
-        The hand goes round the pages of the table: what was written together ends together, and
-        stands side by side. An index of dates would have to be kept up to date at every write.
+        Each call continues where the last one stopped, page by page. Records that were written
+        together are on the same page and expire together. An index of dates would have to be
+        updated by every write.
         """
-        ((pages, now_ms),) = await self._ask(self._calls.pages, self._told())
+        ((pages, now_ms),) = await self._ask(self._statements.pages, self._test_time())
         if not pages:
             return 0
         hand = self._hand
-        if hand is None:  # a worker of short life would else always look at the same ones
+        if hand is None:  # otherwise workers that live briefly would all read the same pages
             hand = now_ms * _SPREAD % pages
         step = max(min(limit // 16, _STEP), 1)
         left = min(max(pages // _ROUND, _LEAST), _MOST, pages)
@@ -310,7 +317,7 @@ class PostgresStore:
         while left > 0 and removed < limit:
             first = hand if hand < pages else 0
             hand = min(first + min(step, left), pages)
-            ((gone,),) = await self._ask(self._calls.purge, first, hand, self._told())
+            ((gone,),) = await self._ask(self._statements.purge, first, hand, self._test_time())
             left -= hand - first
             removed += gone
         self._hand = hand
@@ -319,24 +326,24 @@ class PostgresStore:
     async def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock()
-        ((now_ms,),) = await self._ask(self._calls.now, None)
+        ((now_ms,),) = await self._ask(self._statements.now, None)
         return int(now_ms)
 
     async def vitals(self) -> Mapping[str, int | None]:
         """
-        Return how large the table is with its index, and about how many rows it has.
+        Return the size of the table with its index, and about how many rows it has.
 
-        The number is the server's own guess, by how full pages were when it last vacuumed or
-        analyzed the table; None if it never did.
+        The number of rows is the server's estimate from the last vacuum or analyze; None if
+        there was none.
         """
-        ((records, size),) = await self._ask(self._calls.size)
+        ((records, size),) = await self._ask(self._statements.size)
         return {"records": records, "bytes": size}
 
-    # --- to carry records elsewhere ----------------------------------------------------
+    # --- copying records ---------------------------------------------------------------
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
-        # A key may be empty, so a place is a key with something before it.
-        query = self._calls.scan if place else self._calls.scan_first
+        # A key may be empty, so a place is a key with a prefix.
+        query = self._statements.scan if place else self._statements.scan_first
         rows = await self._ask(query, place[1:], limit)
         return [_record(row) for row in rows], b">" + rows[-1]["key"] if len(rows) == limit else b""
 
@@ -347,7 +354,7 @@ class PostgresStore:
         keys = [record.key for record in records]
         stored = stored_keys(keys)
         ((done,),) = await self._ask(
-            self._calls.load,
+            self._statements.load,
             [record.until_ms for record in records],
             [record.keep_until_ms for record in records],
             [record.hard_until_ms for record in records],
@@ -359,7 +366,7 @@ class PostgresStore:
             [record.hash for record in records],
             [record.memo for record in records],
             whole_keys(keys),
-            self._told(),
+            self._test_time(),
         )
         return _remember_answers(stored, done)
 
@@ -367,14 +374,16 @@ class PostgresStore:
 
     def settling(self, items: Sequence[tuple[Sequence[Commit], Sequence[Release]]]) -> Settling:
         """
-        Say how to commit and release in somebody else's transaction.
+        Return the call that commits and releases *items* within another transaction.
 
-        Each item is done as a whole or not at all.
+        Each item is done completely or not at all.
         """
         commits = [asked for several, _ in items for asked in several]
         releases = [asked for _, several in items for asked in several]
         if not releases and all(len(several) == 1 for several, _ in items):
-            return Settling(self.layout.named("commit"), (*commit_arrays(commits), self._told()))
+            return Settling(
+                self.layout.named("commit"), (*commit_arrays(commits), self._test_time())
+            )
         numbered = list(enumerate(items, 1))
         return Settling(
             self.layout.named("settle"),
@@ -383,13 +392,13 @@ class PostgresStore:
                 *commit_arrays(commits),
                 [at for at, (_, several) in numbered for _ in several],
                 *release_arrays(releases),
-                self._told(),
+                self._test_time(),
             ),
         )
 
     # --- to the server and back --------------------------------------------------------
 
-    def _told(self) -> int | None:
+    def _test_time(self) -> int | None:
         return None if self._clock is None else self._clock()
 
     async def _ask(self, query: str, *args: Any) -> list[Any]:
@@ -412,7 +421,7 @@ class PostgresStore:
         return answers
 
 
-class _Calls:
+class _Statements:
     """The statements, with the names of one table in them."""
 
     def __init__(self, layout: Layout) -> None:
@@ -457,11 +466,11 @@ class _Calls:
 
 def _claim_answers(wants: Sequence[Want], rows: Sequence[Any]) -> list[ClaimAnswer]:
     now = rows[-1]["number"]
-    told = {row["part"]: row for row in rows[:-1]}
+    rows_by_part = {row["part"]: row for row in rows[:-1]}
     answers: list[ClaimAnswer] = []
     at = 0
     for want in wants:
-        if len(want.parts) == 1 and at + 1 not in told:  # the common case by far
+        if len(want.parts) == 1 and at + 1 not in rows_by_part:  # the common case by far
             at += 1
             first = Held(want.parts[0].key, want.generation, 1, want.memo)
             answers.append(Claim(want.token, (first,), now))
@@ -470,7 +479,7 @@ def _claim_answers(wants: Sequence[Want], rows: Sequence[Any]) -> list[ClaimAnsw
         refusal: ClaimAnswer | None = None
         for part in want.parts:
             at += 1
-            row = told.get(at)
+            row = rows_by_part.get(at)
             if row is None:
                 held.append(Held(part.key, want.generation, 1, want.memo))
             elif row["verdict"] == _HELD:
@@ -489,7 +498,7 @@ def _refusal(key: bytes, row: Any) -> ClaimAnswer:
         return Busy(key, row["number"])
     if verdict == _MISMATCH:
         return Mismatch(key, row["memo"])
-    return NoAnswer("others keep changing this key")
+    return NoAnswer("other workers keep changing this key")
 
 
 def _remember_answers(keys: Sequence[bytes], done: Sequence[bytes]) -> list[RememberAnswer]:
@@ -513,22 +522,22 @@ def _record(row: Any) -> Record:
     )
 
 
-# --- what goes wrong -----------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------
 
 
 async def _opened(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Do what is done before use: what a human has to change is a `ConfigError`."""
+    """Do *work* of the start; raise `ConfigError` if an operator has to change something."""
     try:
         return await work()
-    except Refused as error:
+    except AccessRefused as error:
         raise ConfigError("", str(error)) from error
     except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise _translated(error) from error
 
 
 def _translated(error: Exception) -> StoreError:
-    """Say whether it is worth trying again."""
-    if isinstance(error, Refused):
+    """Return `StoreUnavailable` if a retry may help, otherwise `StoreError`."""
+    if isinstance(error, AccessRefused):
         return StoreError(str(error))
     if isinstance(error, NotConnected | NoReply):
         return StoreUnavailable(str(error))
@@ -536,6 +545,6 @@ def _translated(error: Exception) -> StoreError:
     text = f"{error} ({state})" if state else str(error)
     if state[:2] in _PASSING:
         return StoreUnavailable(text)
-    if state in ("42P01", "42883"):  # a table or function is gone, or older than we are
+    if state in ("42P01", "42883"):  # a table or function is missing, or too old
         return StoreError(f"{text}; run `oncebridge migrate`")
     return StoreError(text)

@@ -1,8 +1,8 @@
 """
-How events become rows: in a table of ours, or by a statement of the user's.
+How the Postgres sink writes events: to a table of ours, or with a statement of the user.
 
-Both write a batch, or nothing of it, on the connection they are given; and both can do so
-together with what the store settles, in one transaction.
+Both write a whole batch or nothing, on a given connection. Both can do so together with the
+store's commits, in one transaction.
 """
 
 import re
@@ -37,20 +37,20 @@ _TYPES: Final = {
     "raw": "bytea",
     "body": "boolean",
 }
-"""What is sent of an event, in order. Of the body only whether there is one: it is in `raw`."""
+"""The columns in order. `body` is only a flag here: its value is made from `raw`."""
 _NAMES: Final = tuple(_TYPES)
 _NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_YEARS: Final = range(1000, 9000)  # with a day to spare for every zone
+_YEARS: Final = range(1000, 9000)  # well within the limits of timestamptz, in every time zone
 
 
 class Settling(Struct, frozen=True):
-    """What the store does in the same transaction: a function of its, and the arguments."""
+    """The commits and releases of the store, as a call of one of its functions."""
 
     function: str
     arguments: Sequence[Any]
 
     def call(self, first: int = 1) -> str:
-        """Write the call, with parameters from *first* on."""
+        """Return the call as SQL, with parameters numbered from *first*."""
         numbers = range(first, first + len(self.arguments))
         return f"{self.function}({', '.join(f'${number}' for number in numbers)})"
 
@@ -60,29 +60,29 @@ Refusals = Sequence[tuple[int, int]]
 
 
 class Writer(Protocol):
-    """One way to write events."""
+    """A way to write events."""
 
     @property
     def layout(self) -> Layout | None:
-        """The table that has to be made for it."""
+        """The table that has to be created, if any."""
         ...
 
     async def check(self, pool: Pool, *, may_migrate: bool) -> None:
-        """Find out whether it can work, or raise `ConfigError`."""
+        """Raise `ConfigError` if it cannot work; with *may_migrate*, create the table first."""
         ...
 
     def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:
-        """Return whether writing them a second time would change nothing."""
+        """Return True if writing *deliveries* a second time changes nothing."""
         ...
 
     async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:
-        """Write all of them."""
+        """Write all *deliveries*."""
         ...
 
     async def write_jointly(
         self, link: Link, settling: Settling, deliveries: Sequence[Delivery], *, body: bool
     ) -> Refusals:
-        """Settle, write those that were settled, and tell which were not."""
+        """Commit, write the deliveries that were committed, and return the others."""
         ...
 
 
@@ -127,7 +127,7 @@ class TableWriter:
     def _insert(self, where: str) -> str:
         arrays = [f"${number}::{kind}[]" for number, kind in enumerate(_TYPES.values(), 1)]
         values = {
-            # One element stands for all.
+            # An array of one element has the value of all rows.
             name: f"CASE WHEN cardinality({array}) = 1 THEN ({array})[1] ELSE a.{name} END"
             for name, array in zip(_NAMES, arrays, strict=True)
         }
@@ -156,9 +156,9 @@ class StatementWriter(Struct, frozen=True):
     @classmethod
     def read(cls, text: str) -> Self:
         """
-        Take a statement with parameters such as `:event_id`, or `$6`, which is the same.
+        Parse a statement with parameters such as `:event_id`, or `$6`, which is the same.
 
-        Each has the type that the column has in the table of ours.
+        Each parameter has the type of the column in our own table.
         """
         uses: list[int] = []
 
@@ -173,13 +173,13 @@ class StatementWriter(Struct, frozen=True):
             if found["number"]:
                 at = int(found["number"])
                 if not 0 < at <= len(_NAMES):
-                    raise ConfigError("statement", f"${at}: there are $1 to ${len(_NAMES)}")
+                    raise ConfigError("statement", f"${at}: use $1 to ${len(_NAMES)}")
                 name = _NAMES[at - 1]
             if not name:
                 return found[0]
             if name not in _NAMES:
                 raise ConfigError(
-                    "statement", f":{name} is no parameter; {did_you_mean(name, _NAMES)}"
+                    "statement", f":{name} is not a parameter; {did_you_mean(name, _NAMES)}"
                 )
             if name == "body":
                 raw, flag = number("raw"), number("body")
@@ -192,20 +192,20 @@ class StatementWriter(Struct, frozen=True):
 
         sql = _SQL.sub(parameter, text)
         if not uses:
-            raise ConfigError("statement", "takes nothing of the event; write :raw, :body, …")
+            raise ConfigError("statement", "uses no part of the event; add :raw, :body, …")
         return cls(sql, tuple(uses))
 
     @property
     def layout(self) -> None:
         return None
 
-    async def check(self, pool: Pool, *, may_migrate: bool) -> None:  # noqa: ARG002 - there is nothing to make
+    async def check(self, pool: Pool, *, may_migrate: bool) -> None:  # noqa: ARG002 - nothing to create
         try:
             await pool.run(lambda link: link.prepared(self.sql))
         except asyncpg.PostgresError as error:
             raise ConfigError("statement", f"{error} ({error.sqlstate})") from error
 
-    def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:  # noqa: ARG002 - whoever wrote it knows
+    def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:  # noqa: ARG002 - we do not know what it does
         return False
 
     async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:
@@ -227,7 +227,7 @@ class StatementWriter(Struct, frozen=True):
         return refused
 
 
-# What is quoted or a comment is left alone, and so are casts (::) and slices ([1:n]).
+# Quoted text and comments are left alone, and so are casts (::) and slices ([1:n]).
 _SQL: Final = re.compile(
     r"""
     [eE]'(?:[^'\\]|''|\\.)*' | '(?:[^']|'')*' | "(?:[^"]|"")*"
@@ -240,7 +240,7 @@ _SQL: Final = re.compile(
 )
 
 
-# --- of one event ----------------------------------------------------------------------------
+# --- one event -------------------------------------------------------------------------------
 
 
 def _columns(deliveries: Sequence[Delivery], *, body: bool) -> list[list[Any]]:
@@ -274,7 +274,7 @@ def _row(delivery: Delivery, *, body: bool) -> tuple[Any, ...]:
 
 
 def _text(text: str | None) -> str | None:
-    # PostgreSQL has no text with a NUL in it; it still stands in the raw bytes.
+    # PostgreSQL text cannot contain NUL; the raw bytes still have it.
     return text.replace("\0", "\ufffd") if text and "\0" in text else text
 
 

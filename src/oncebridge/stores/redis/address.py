@@ -1,12 +1,12 @@
 """
-Where Redis is, as a URL says it.
+Addresses of Redis.
 
     redis://[USER:PASSWORD@]HOST[:PORT][/DB]                              one server
     redis+unix://[USER:PASSWORD@]/PATH[?db=DB]                            one, on this host
     redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE[/DB]     the primary of SERVICE
     redis+cluster://[USER:PASSWORD@]HOST[:PORT][,HOST…]                   a cluster
 
-`rediss` instead of `redis` encrypts. User and password are percent-encoded.
+`rediss` instead of `redis` uses TLS. User and password are percent-encoded.
 """
 
 import re
@@ -31,7 +31,7 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:,@/]+))(?::(
 
 
 class RedisAddress(Struct, frozen=True):
-    """A URL, taken apart."""
+    """The parts of a Redis URL."""
 
     kind: Kind
     is_tls: bool
@@ -44,35 +44,35 @@ class RedisAddress(Struct, frozen=True):
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Take *url* apart; a `ConfigError` says what is wrong, and quotes nothing secret."""
+        """Return the parts of *url*; raise `ConfigError`, which quotes no secret, if it is wrong."""
         scheme, separator, rest = url.partition("://")
         plain = re.sub("^rediss", "redis", scheme.lower())
         if not separator or plain not in _KINDS or scheme.lower() == "rediss+unix":
             raise ConfigError("", "a Redis address starts with redis://, rediss:// or redis+…://")
         kind = _KINDS[plain]
-        # A password may hold any character, written as it is: so it goes up to the last @.
+        # A password may contain any character unencoded, so it ends at the last @.
         login, _, rest = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")
         rest, _, query = rest.partition("?")
         authority, _, path = rest.partition("/")
         user, _, password = login.partition(":")
         if login and not password:
-            raise ConfigError("", "the address has a user and no password; write USER:PASSWORD@")
+            raise ConfigError("", "the address has a user but no password; write USER:PASSWORD@")
         service, db = "", _queried_db(query)
         if kind == "unix":
             if authority or not path:
-                raise ConfigError("", "a socket is redis+unix:///PATH, with three slashes")
+                raise ConfigError("", "write a socket as redis+unix:///PATH, with three slashes")
             path = "/" + unquote(path)
         elif kind == "sentinel":
             service, _, path = path.partition("/")
             if not service:
                 raise ConfigError(
-                    "", "the address lacks the name of the service: redis+sentinel://HOST/SERVICE"
+                    "", "the address has no service name; write redis+sentinel://HOST/SERVICE"
                 )
         if kind != "unix":
             db = _db(path, "the path of the address") if path else db
             path = ""
         if kind == "cluster" and db:
-            raise ConfigError("", "a cluster has no databases; leave out the number at the end")
+            raise ConfigError("", "a cluster has no databases; remove the number at the end")
         return cls(
             kind,
             scheme.lower() != plain,
@@ -88,12 +88,14 @@ class RedisAddress(Struct, frozen=True):
 def _hosts(authority: str, kind: Kind) -> tuple[tuple[str, int], ...]:
     texts = authority.split(",")
     if kind == "one" and len(texts) > 1:
-        raise ConfigError("", "redis:// has one host; several are redis+sentinel or redis+cluster")
+        raise ConfigError(
+            "", "redis:// takes one host; for several use redis+sentinel:// or redis+cluster://"
+        )
     hosts = []
     for text in texts:
         found = _HOST.fullmatch(text)
         if found is None or not 0 < (port := int(found["port"] or _PORTS[kind])) < 65536:
-            # Not quoted: a password without its @ ends up here.
+            # Not quoted: it may be a password without its @.
             raise ConfigError(
                 "",
                 "a host or port of the address cannot be read; "
@@ -108,7 +110,7 @@ def _queried_db(query: str) -> int:
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name != "db":
             raise ConfigError(
-                "", f"the address has a parameter {name!r}; only db is read, options stand beside"
+                "", f"the address has a parameter {name!r}; only db is allowed, set options instead"
             )
         db = _db(value, "db")
     return db

@@ -1,55 +1,44 @@
-"""What must be true of a Redis server before anything relies on it, by what `INFO` says."""
+"""Checks of a Redis server by its `INFO`, before it is used."""
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from msgspec import Struct
+from oncebridge.stores.faults import ServerFault
 
 _LEAST_VERSION: Final = (6, 2)
 
 Doubt = Literal["eviction_unknown", "without_aof", "too_few_replicas"]
 
 
-class Fault(Struct, frozen=True):
-    """Why a server will not do."""
-
-    code: Literal["version", "cluster", "loading", "replica", "eviction"]
-    seen: str
-    """Goes on where "Redis at HOST" leaves off."""
-    remedy: str = ""
-
-    @property
-    def text(self) -> str:
-        return f"{self.seen}; {self.remedy}" if self.remedy else self.seen
-
-
-def faults(info: Mapping[str, str], *, is_cluster: bool) -> Iterator[Fault]:
-    """List what is wrong with a server, the gravest first; *is_cluster* says what is expected."""
+def faults(info: Mapping[str, str], *, is_cluster: bool) -> Iterator[ServerFault]:
+    """Yield why a server cannot be used, the most serious first; *is_cluster*: what is expected."""
     version = info.get("redis_version", "")
     if _numbers(version) < _LEAST_VERSION:
-        yield Fault("version", f"is version {version or 'unknown'}", "6.2 or later is needed")
+        yield ServerFault("version", f"is version {version or 'unknown'}", "6.2 or later is needed")
     is_node = info.get("cluster_enabled") == "1"
     if is_node != is_cluster:
         what, scheme = ("is", "redis+cluster") if is_node else ("is not", "redis")
-        yield Fault("cluster", f"{what} a node of a cluster", f"write {scheme}:// (rediss for TLS)")
+        yield ServerFault(
+            "cluster", f"{what} a node of a cluster", f"write {scheme}:// (rediss for TLS)"
+        )
     if info.get("loading", "0") != "0":
-        yield Fault("loading", "is still loading its data")
+        yield ServerFault("loading", "is still loading its data")
     if info.get("role") != "master":
-        yield Fault("replica", "is a replica")
+        yield ServerFault("replica", "is a replica")
     policy = info.get("maxmemory_policy")
     if policy not in (None, "noeviction"):
-        yield Fault(
+        yield ServerFault(
             "eviction",
-            f"has maxmemory-policy {policy}, which evicts records, and each evicted record is a "
-            "duplicate let through",
+            f"has maxmemory-policy {policy}, which evicts records; each evicted record lets a "
+            "duplicate through",
             "set it to noeviction (CONFIG SET, redis.conf, or the parameter group of a managed "
             "Redis)",
         )
 
 
 def doubts(info: Mapping[str, str], *, replicas: int) -> Iterator[Doubt]:
-    """List what is worth a word; *replicas* is how many must have what is marked done."""
+    """Yield what is worth a warning; *replicas* is how many must confirm a commit."""
     if "maxmemory_policy" not in info:
         yield "eviction_unknown"
     if info.get("aof_enabled") == "0":

@@ -1,15 +1,16 @@
 """
-Connections to Redis: a protocol right on the transport, with hiredis to read the answers.
+Connections to Redis: an asyncio protocol, with hiredis to parse the replies.
 
-Requests of many callers go over one connection without waiting for each other, and are
-answered in order. So a caller that is cancelled leaves nothing half read behind: its answer
-comes all the same, and is let go. Nothing is ever sent twice here.
+Many callers share a connection. Their requests do not wait for each other, and are answered in
+order. If a caller is cancelled, its reply is still read, and ignored; so no reply is ever half
+read. Nothing is sent twice here.
 
-Every request ends. A connection that owes an answer for longer than *timeout* is closed, and
-all who wait for it hear `StoreUnavailable`.
+Every request ends. If a reply takes longer than *timeout*, the connection is closed, and all its
+callers get `StoreUnavailable`.
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import re
@@ -23,72 +24,73 @@ from typing import Any, Final, cast
 from hiredis import HiredisError, Reader, ReplyError, pack_command
 from msgspec import Struct
 
-from oncebridge.errors import StoreError, StoreUnavailable
+from oncebridge.base.secrets import Secret
+from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 
 _log = logging.getLogger("oncebridge")
 
-Address = tuple[str, int] | str
+ServerAddress = tuple[str, int] | str
 """A host and a port, or the path of a socket."""
 
-Words = tuple[bytes | int, ...]
+Command = tuple[bytes | int, ...]
 """A command."""
 
-Login = Callable[[bool], Awaitable[Words]]
-"""Returns the command to log in with, and is told whether the last one was refused."""
+Login = Callable[[bool], Awaitable[Command]]
+"""Return the command to log in with; the argument is True if the last one was refused."""
 
-_pack = cast("Callable[[Words], bytes]", pack_command)  # its stub knows of one word only
+_pack = cast("Callable[[Command], bytes]", pack_command)  # its stub knows of one word only
 _NOTHING: Final = object()
 _LOOK_AFTER_S: Final = 0.5
-"""A connection that rested for longer is looked at before it is used."""
+"""A connection that was idle for longer is checked before it is used."""
 _REST_S: Final = 60.0
-"""One that rested for longer than this is replaced: firewalls forget in silence."""
+"""A connection that was idle for longer is replaced: firewalls drop it without notice."""
 _TRY_ANOTHER_AFTER_S: Final = 1.0
-"""Where one connection serves, how soon a further one is tried again that could not be made."""
+"""When to try again to open a further connection, after that failed."""
 _LOGIN_AGAIN_AFTER_S: Final = 60.0
-"""How soon a login is tried again that should have prolonged a connection."""
+"""When to log in again on an open connection, after that failed."""
 _PASSING = re.compile(
     r"(?:^|-)(ASK|BUSY|CLUSTERDOWN|LOADING|MASTERDOWN|MISCONF|MOVED|NOREPLICAS|OOM|READONLY"
     r"|TRYAGAIN|UNBLOCKED|ERR max number of clients reached)\b"
 )
 
 
-class Unfit(StoreError):
-    """The server is there, but somebody has to change something before it can be used."""
+class UnusableServer(StoreError):
+    """The server answers, but an operator has to change something before it can be used."""
 
 
-class WrongPassword(Unfit):
-    """The server knows no such user, or another password."""
+class WrongPassword(UnusableServer):
+    """The server refuses the user or the password."""
 
 
-class Nonsense(StoreUnavailable):
-    """What came is no answer to what was asked: a stranger, or somebody in between."""
+class InvalidReply(StoreUnavailable):
+    """The reply does not fit the request: not Redis, or something in between changes replies."""
 
     def __init__(self) -> None:
-        super().__init__("Redis: the answer makes no sense; is this a Redis server?")
+        super().__init__("Redis: the reply is not valid; check that this is a Redis server")
 
 
-class NotThePrimary(StoreUnavailable):
+class NotPrimary(StoreUnavailable):
     """A replica answered where the primary was expected; it may become one."""
 
 
-def failure(error: ReplyError) -> StoreError:
-    """Return what a server's refusal means for the caller."""
+def error_of(error: ReplyError) -> StoreError:
+    """Return the exception for an error reply."""
     text = _text(error)
     passing = _PASSING.search(text)
     if passing is None:
         return StoreError(f"Redis refuses: {text}")
     if passing[1] == "READONLY":
-        return NotThePrimary("Redis refuses: READONLY, the server is a replica now")
+        return NotPrimary("Redis refuses: READONLY, the server is a replica now")
     return StoreUnavailable(f"Redis refuses: {text[passing.start() :]}")
 
 
 def _text(error: ReplyError) -> str:
-    # What follows "with args" quotes what was sent, and that may have been the password.
+    # The text after "with args" quotes the request, which may contain the password.
     return str(error).partition(", with args")[0][:300]
 
 
-def shown(address: Address) -> str:
-    """Write an address for people."""
+def address_text(address: ServerAddress) -> str:
+    """Return *address* as text, for messages."""
     if isinstance(address, str):
         return address
     host, port = address
@@ -96,7 +98,7 @@ def shown(address: Address) -> str:
 
 
 class _Request:
-    """Some commands under way: how many answers are due, and who waits for them."""
+    """Commands that were sent: how many replies are due, and the future that gets them."""
 
     __slots__ = ("answers", "count", "sent", "waiter")
 
@@ -110,7 +112,9 @@ class _Request:
 class Connection(asyncio.Protocol):
     """One connection to the server at *address*."""
 
-    def __init__(self, address: Address, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, address: ServerAddress, timeout_s: float, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.address = address
         self.closed: asyncio.Future[None] = loop.create_future()
         self._timeout_s = timeout_s
@@ -127,11 +131,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def load(self) -> int:
-        """How many requests are under way."""
+        """How many requests wait for their replies."""
         return len(self._under_way)
 
     def is_stale(self) -> bool:
-        """Return whether it has rested for too long, or has been closed just now."""
+        """Return True if it was idle for too long, or has just been closed by the server."""
         if self._under_way:
             return False
         rested_s = self._loop.time() - self._rests_since
@@ -141,12 +145,12 @@ class Connection(asyncio.Protocol):
         look.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return rested_s > _REST_S or bool(look.poll(0))
 
-    def ask(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
-        """Send *commands*; their answers come together. Refusals are among them, as values."""
-        data = b"".join([_pack(words) for words in commands])  # whole, before anything is noted
+    def ask(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+        """Send *commands*; the result is the list of replies, errors among them as values."""
+        data = b"".join([_pack(command) for command in commands])  # whole, before anything is noted
         waiter: asyncio.Future[list[Any]] = self._loop.create_future()
         if not commands:
-            waiter.set_result([])  # no answer would ever come
+            waiter.set_result([])  # there will be no reply
             return waiter
         if self._transport.is_closing():
             waiter.set_exception(self._unavailable("connection closed"))
@@ -154,12 +158,12 @@ class Connection(asyncio.Protocol):
         now = self._loop.time()
         self._under_way.append(_Request(len(commands), waiter, now))
         if self._watch is None:
-            self._watch = self._loop.call_at(now + self._timeout_s, self._look_at_the_clock)
+            self._watch = self._loop.call_at(now + self._timeout_s, self._check_timeout)
         self._transport.write(data)
         return waiter
 
     def abort(self, reason: str = "connection closed") -> None:
-        """Close now; whoever waits is told."""
+        """Close now; callers that wait get `StoreUnavailable` with *reason*."""
         self._fail(reason)
         self._transport.abort()
 
@@ -177,10 +181,10 @@ class Connection(asyncio.Protocol):
                 request.answers.append(answer)
                 if len(request.answers) == request.count:
                     self._under_way.popleft()
-                    if not request.waiter.done():  # else whoever asked has been cancelled
+                    if not request.waiter.done():  # otherwise the caller was cancelled
                         request.waiter.set_result(request.answers)
         except (HiredisError, IndexError):
-            self.abort("the answer makes no sense; is this a Redis server?")
+            self.abort("the reply is not valid; check that this is a Redis server")
         else:
             if not self._under_way:
                 self._rests_since = self._loop.time()
@@ -192,13 +196,13 @@ class Connection(asyncio.Protocol):
 
     # --- the end ------------------------------------------------------------------------
 
-    def _look_at_the_clock(self) -> None:
+    def _check_timeout(self) -> None:
         self._watch = None
         if not self._under_way:
             return
         due = self._under_way[0].sent + self._timeout_s
         if self._loop.time() < due:
-            self._watch = self._loop.call_at(due, self._look_at_the_clock)
+            self._watch = self._loop.call_at(due, self._check_timeout)
         else:
             self.abort(f"no answer within {self._timeout_s:g} s")
 
@@ -212,25 +216,25 @@ class Connection(asyncio.Protocol):
                 waiter.set_exception(self._unavailable(reason))
 
     def _unavailable(self, reason: str) -> StoreUnavailable:
-        return StoreUnavailable(f"Redis at {shown(self.address)}: {reason}")
+        return StoreUnavailable(f"Redis at {address_text(self.address)}: {reason}")
 
 
 class Dialer(Struct, frozen=True):
-    """How connections are made: as whom, with which time limits, encrypted or not."""
+    """Opens connections, with login, time limits and TLS."""
 
     timeout_s: float
     connect_timeout_s: float
     login: Login | None = None
     login_every_s: float | None = None
-    """How often to log in again on a connection that stays open; None for never."""
+    """How often to log in again on an open connection; None: never."""
     db: int = 0
     tls: Callable[[], ssl.SSLContext] | None = None
     tls_name: str | None = None
-    check: Callable[[dict[str, str], Address], None] | None = None
-    """Looks at what the server says about itself, and raises if that will not do."""
+    check: Callable[[dict[str, str], ServerAddress], None] | None = None
+    """Checks the server's INFO, and raises if the server cannot be used."""
 
-    async def connect(self, address: Address) -> Connection:
-        """Connect, log in, and look at what is there."""
+    async def connect(self, address: ServerAddress) -> Connection:
+        """Connect, log in, and check the server."""
         connection: Connection | None = None
         problem: StoreError
         try:
@@ -241,14 +245,14 @@ class Dialer(Struct, frozen=True):
                 return connection
         except TimeoutError:
             problem = StoreUnavailable(
-                f"Redis at {shown(address)}: no connection within {self.connect_timeout_s:g} s"
+                f"Redis at {address_text(address)}: no connection within {self.connect_timeout_s:g} s"
             )
         except ssl.SSLCertVerificationError as error:
-            problem = Unfit(f"Redis at {shown(address)}: {reason_of(error)}")
+            problem = UnusableServer(f"Redis at {address_text(address)}: {reason_of(error)}")
         except UnicodeError:
-            problem = Unfit(f"Redis at {shown(address)}: that is no name of a host")
+            problem = UnusableServer(f"Redis at {address_text(address)}: not a valid host name")
         except OSError as error:
-            problem = StoreUnavailable(f"Redis at {shown(address)}: {reason_of(error)}")
+            problem = StoreUnavailable(f"Redis at {address_text(address)}: {reason_of(error)}")
         except BaseException:
             if connection is not None:
                 connection.abort()
@@ -257,7 +261,7 @@ class Dialer(Struct, frozen=True):
             connection.abort()
         raise problem
 
-    async def _reach(self, address: Address) -> Connection:
+    async def _reach(self, address: ServerAddress) -> Connection:
         loop = asyncio.get_running_loop()
 
         def made() -> Connection:
@@ -283,32 +287,32 @@ class Dialer(Struct, frozen=True):
         if self.login is None:
             await self._introduce(connection, [])
             return
-        words = await self.login(False)
+        command = await self.login(False)
         try:
-            await self._introduce(connection, [words])
+            await self._introduce(connection, [command])
         except WrongPassword:
             again = await self.login(True)
-            if again == words:
+            if again == command:
                 raise
             await self._introduce(connection, [again])  # the password was changed just now
 
-    async def _introduce(self, connection: Connection, commands: list[Words]) -> None:
+    async def _introduce(self, connection: Connection, commands: list[Command]) -> None:
         if self.db:
             commands.append((b"SELECT", self.db))
         if self.check is not None:
             commands.append((b"INFO",))
         if not commands:
             return
-        for words, answer in zip(commands, await connection.ask(commands), strict=True):
+        for command, answer in zip(commands, await connection.ask(commands), strict=True):
             if isinstance(answer, ReplyError):
-                raise _refused(words, answer, connection.address)
-            if not isinstance(answer, bytes) or (words != (b"INFO",) and answer != b"OK"):
-                raise Nonsense
+                raise _refused(command, answer, connection.address)
+            if not isinstance(answer, bytes) or (command != (b"INFO",) and answer != b"OK"):
+                raise InvalidReply
         if self.check is not None:
-            self.check(info_of(answer), connection.address)
+            self.check(parse_info(answer), connection.address)
 
     def _prolong(self, connection: Connection) -> None:
-        """Log in again now and then, for as long as the connection is open."""
+        """Log in again every *login_every_s*, as long as the connection is open."""
         if self.login is None or self.login_every_s is None:
             return
         keeper = asyncio.get_running_loop().create_task(
@@ -323,39 +327,39 @@ class Dialer(Struct, frozen=True):
             wait_s = every_s
             try:
                 async with asyncio.timeout(self.connect_timeout_s):
-                    words = await login(is_refused)
-                    (answer,) = await connection.ask([words])
+                    command = await login(is_refused)
+                    (answer,) = await connection.ask([command])
                 if isinstance(answer, ReplyError):
-                    raise _refused(words, answer, connection.address)
+                    raise _refused(command, answer, connection.address)
                 if answer != b"OK":
-                    raise Nonsense
+                    raise InvalidReply
                 is_refused = False
             except (StoreError, TimeoutError) as error:
-                # What was allowed so far still is, until the server ends it.
+                # The connection stays authorised until the server closes it.
                 wait_s = min(every_s, _LOGIN_AGAIN_AFTER_S)
                 is_refused = isinstance(error, WrongPassword)
-                server, why = shown(connection.address), str(error) or type(error).__name__
+                server, why = address_text(connection.address), str(error) or type(error).__name__
                 _log.warning("oncebridge.redis_login_failed", extra={"server": server, "why": why})
 
 
-def _refused(words: Words, error: ReplyError, address: Address) -> StoreError:
-    problem = failure(error)
+def _refused(command: Command, error: ReplyError, address: ServerAddress) -> StoreError:
+    problem = error_of(error)
     if isinstance(problem, StoreUnavailable):
         return problem
-    what = cast("bytes", words[0]).decode()
-    kind = WrongPassword if _text(error).startswith("WRONGPASS") else Unfit
-    return kind(f"Redis at {shown(address)} refuses {what}: {_text(error)}")
+    what = cast("bytes", command[0]).decode()
+    kind = WrongPassword if _text(error).startswith("WRONGPASS") else UnusableServer
+    return kind(f"Redis at {address_text(address)} refuses {what}: {_text(error)}")
 
 
-def info_of(text: bytes) -> dict[str, str]:
-    """Read what a server says about itself: `NAME:VALUE`, one on each line."""
+def parse_info(text: bytes) -> dict[str, str]:
+    """Return the fields of an INFO reply: `NAME:VALUE`, one per line."""
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
 class Node:
     """
-    A server, with up to *most* connections to it.
+    A server with up to *most* connections.
 
     The first is opened when it is needed, each further one when all others are busy.
     """
@@ -368,8 +372,8 @@ class Node:
         self._open_from = 0.0
         self._is_closed = False
 
-    def ask(self, commands: Sequence[Words]) -> Awaitable[list[Any]]:
-        """Send *commands* in one go; refusals are among the answers, as values."""
+    def ask(self, commands: Sequence[Command]) -> Awaitable[list[Any]]:
+        """Send *commands* together; the result is the list of replies, errors as values."""
         connection = self._least_busy()
         if connection is None:
             return self._ask_first(commands)
@@ -377,11 +381,11 @@ class Node:
             self._open_another()
         return connection.ask(commands)
 
-    async def _ask_first(self, commands: Sequence[Words]) -> list[Any]:
+    async def _ask_first(self, commands: Sequence[Command]) -> list[Any]:
         return await (await self._first()).ask(commands)
 
     def drop(self) -> None:
-        """Close all connections; whoever waits is told."""
+        """Close all connections; callers that wait get `StoreUnavailable`."""
         while self._open:
             self._open.pop().abort()
 
@@ -393,7 +397,7 @@ class Node:
         self.drop()
 
     async def aclose(self) -> None:
-        """Close, and wait until all is gone."""
+        """Close all connections, and wait until they are closed."""
         going: list[asyncio.Future[None]] = [connection.closed for connection in self._open]
         if self._opening is not None:
             going.append(self._opening)
@@ -413,8 +417,8 @@ class Node:
             best.abort()
 
     async def _first(self) -> Connection:
-        # All who wait share one attempt: one after the other, they would wait ever longer.
-        await joined(self._open_another())
+        # All callers share one attempt: one after the other, they would wait ever longer.
+        await wait_for_shared(self._open_another())
         connection = self._least_busy()
         if connection is None:
             raise StoreUnavailable("Redis: connection closed")
@@ -436,13 +440,13 @@ class Node:
 
     def _opened(self, task: asyncio.Task[None]) -> None:
         self._opening = None
-        # Whoever waits has heard of a failure; perhaps nobody does.
+        # Callers that wait have got the exception; there may be none.
         if not task.cancelled() and task.exception() is not None:
             self._open_from = asyncio.get_running_loop().time() + _TRY_ANOTHER_AFTER_S
 
 
-async def joined(task: asyncio.Task[None]) -> None:
-    """Wait for a task that others wait for too: neither cancels the other."""
+async def wait_for_shared(task: asyncio.Task[None]) -> None:
+    """Wait for a task that others wait for too; cancelling one waiter affects no other."""
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -453,15 +457,71 @@ async def joined(task: asyncio.Task[None]) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """Say what failed in words of our own or the system's."""
+    """Return the reason of a connection error as text."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"certificate verify failed: {error.verify_message}"
         case ssl.SSLError():
             return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
         case socket.gaierror():
-            return "no such host name, or it cannot be looked up now"
+            return "the host name cannot be resolved"
         case OSError(errno=int(number)) if number > 0:
             return os.strerror(number).lower()
         case _:
             return str(error) or type(error).__name__
+
+
+# --- login --------------------------------------------------------------------------------
+#
+# No message quotes a password, or the text of an exception of the user's function: it may contain
+# one.
+
+Credentials = Callable[[], tuple[str, str] | Awaitable[tuple[str, str]]]
+"""
+Return a user and a password; an empty user means the default user.
+
+An `async` function is called on the loop, a plain function in a thread, so that it may block.
+"""
+
+
+def fixed_login(user: str, password: Secret | None) -> Login | None:
+    """Return a login that never changes; None without a password."""
+    if password is None:
+        return None
+    command = _auth(user, password.reveal())
+
+    async def login(_: bool) -> Command:  # noqa: FBT001 - a `Login`
+        return command
+
+    return login
+
+
+def login_with(credentials: Credentials, again: Credentials | None = None) -> Login:
+    """Return a login that calls *credentials* each time, or *again* after a refusal."""
+
+    async def login(is_refused: bool) -> Command:  # noqa: FBT001 - a `Login`
+        ask = again if again is not None and is_refused else credentials
+        try:
+            found = ask() if inspect.iscoroutinefunction(ask) else await asyncio.to_thread(ask)
+            match await found if inspect.isawaitable(found) else found:
+                case (str(user), str(password)) if password:
+                    return _auth(user, password)
+        except StoreError:
+            raise
+        except ConfigError as error:
+            raise UnusableServer(f"no credentials for Redis: {error.message}") from error
+        except OncebridgeError as error:
+            raise StoreUnavailable(f"no credentials for Redis: {error}") from error
+        except Exception as error:
+            name = type(error).__name__
+            raise StoreUnavailable(f"no credentials for Redis: {name} was raised") from error
+        raise UnusableServer(
+            "no credentials for Redis: the function must return (user, password), both str"
+        )
+
+    return login
+
+
+def _auth(user: str, password: str) -> Command:
+    given = [text.encode(errors="surrogateescape") for text in (user, password) if text]
+    return (b"AUTH", *given)

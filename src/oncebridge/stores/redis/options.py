@@ -1,4 +1,4 @@
-"""What can be set about the Redis store."""
+"""The options of the Redis store, and their checks."""
 
 import ssl
 from datetime import timedelta
@@ -14,73 +14,73 @@ from oncebridge.stores.redis.connection import reason_of
 
 
 class RedisOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about the Redis store."""
+    """Options of the Redis store."""
 
     prefix: Annotated[
         str,
         Doc(
-            "What the names of all records begin with, before a colon; stores with different "
-            "prefixes do not see each other.",
+            "The prefix of all keys in Redis; a colon follows it. Stores with different prefixes "
+            "are separate.",
             "orders",
         ),
     ] = "ob"
     timeout: Annotated[
-        timedelta, Doc("How long to wait for an answer before the connection is given up.", "5s")
+        timedelta, Doc("How long to wait for a reply before the connection is closed.", "5s")
     ] = timedelta(seconds=5)
     connect_timeout: Annotated[
-        timedelta, Doc("How long connecting may take, TLS and login included.", "2s")
+        timedelta, Doc("How long connecting may take, including TLS and login.", "2s")
     ] = timedelta(seconds=3)
     connections: Annotated[
         int,
-        Doc("How many connections to each server are opened at most.", "2", at_least=1, at_most=64),
+        Doc("How many connections to open to each server at most.", "2", at_least=1, at_most=64),
     ] = 4
     wait_replicas: Annotated[
         int,
-        Doc("How many replicas must have what is marked done before it counts.", "1", at_least=0),
+        Doc("How many replicas must confirm a commit before it counts.", "1", at_least=0),
     ] = 0
     wait_timeout: Annotated[
-        timedelta, Doc("How long to wait for those replicas; below timeout.", "500ms")
+        timedelta, Doc("How long to wait for those replicas; keep it below timeout.", "500ms")
     ] = timedelta(seconds=1)
     ca_file: Annotated[
         str | None,
         Doc(
-            "PEM file of the authorities to trust instead of the system's.",
+            "PEM file of the certificate authorities to trust instead of the system's.",
             "/etc/oncebridge/ca.pem",
         ),
     ] = None
     cert_file: Annotated[
         str | None,
         Doc(
-            "PEM file of the certificate to show, for servers that ask for one.",
+            "PEM file of the client certificate, for servers that ask for one.",
             "/etc/oncebridge/client.pem",
         ),
     ] = None
     key_file: Annotated[
         str | None,
         Doc(
-            "PEM file of the key of cert_file, if it is not in the same file.",
+            "PEM file of the private key of cert_file, if it is not in the same file.",
             "/etc/oncebridge/client.key",
         ),
     ] = None
     tls_name: Annotated[
         str | None,
         Doc(
-            "The name in the servers' certificates, where it is not the host that is connected to "
-            "(Sentinel and clusters often tell bare IP addresses).",
+            "The name in the servers' certificates, if it is not the host of the address "
+            "(Sentinel and clusters often report IP addresses).",
             "redis.example.com",
         ),
     ] = None
     sentinel_user: Annotated[
-        str | None, Doc("User at the Sentinels; the one in the address is for Redis.", "watcher")
+        str | None, Doc("The user for the Sentinels; the address has that for Redis.", "watcher")
     ] = None
     sentinel_password: Annotated[
         Secret | None,
-        Doc("Password at the Sentinels, if they ask for one.", example="env:SENTINEL_PASSWORD"),
+        Doc("The password for the Sentinels, if any.", example="env:SENTINEL_PASSWORD"),
     ] = None
     iam_user: Annotated[
         str | None,
         Doc(
-            "ElastiCache: the user to log in as, with AWS credentials in place of a password.",
+            "ElastiCache: the user to log in as, with AWS credentials instead of a password.",
             "oncebridge",
         ),
     ] = None
@@ -93,25 +93,25 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
     ] = None
     iam_region: Annotated[
         str | None,
-        Doc("ElastiCache: its Region; otherwise as the AWS configuration says.", "eu-west-1"),
+        Doc("ElastiCache: its Region, if not that of the AWS configuration.", "eu-west-1"),
     ] = None
     iam_serverless: Annotated[
-        bool, Doc("ElastiCache: whether the cache is serverless.", "true")
+        bool, Doc("ElastiCache: set to true if the cache is serverless.", "true")
     ] = False
 
 
 def check(options: RedisOptions, address: RedisAddress) -> None:
-    """Refuse options that cannot work at *address*."""
+    """Raise `ConfigError` for options that cannot work with *address*."""
     if not options.prefix or ":" in options.prefix:
-        raise ConfigError("prefix", "must not be empty, and have no colon: one follows it")
+        raise ConfigError("prefix", "must not be empty or contain a colon")
     for option in ("ca_file", "cert_file", "key_file", "tls_name"):
         value = getattr(options, option)
         if value is not None and not address.is_tls:
-            raise ConfigError(option, "is for TLS, and the address does not start with rediss")
+            raise ConfigError(option, "is for TLS, but the address does not start with rediss")
         if value == "":
-            raise ConfigError(option, "is empty; leave it out")
+            raise ConfigError(option, "is empty; set or remove it")
     if options.key_file is not None and options.cert_file is None:
-        raise ConfigError("key_file", "needs cert_file, the certificate that belongs to the key")
+        raise ConfigError("key_file", "needs cert_file, the certificate of the key")
     for option in ("sentinel_user", "sentinel_password"):
         if getattr(options, option) is not None and address.kind != "sentinel":
             raise ConfigError(option, "is for redis+sentinel:// only")
@@ -134,9 +134,7 @@ def _check_iam(options: RedisOptions, address: RedisAddress) -> None:
             "rediss:// or rediss+cluster://",
         )
     if address.password is not None:
-        raise ConfigError(
-            "iam_user", "stands in place of the user and password in the address; remove those"
-        )
+        raise ConfigError("iam_user", "replaces the user and password in the address; remove those")
 
 
 def _check_times(options: RedisOptions) -> None:
@@ -148,14 +146,14 @@ def _check_times(options: RedisOptions) -> None:
 
 
 def tls_context(options: RedisOptions) -> ssl.SSLContext:
-    """Build what TLS needs; a file that cannot be used is named."""
+    """Return the TLS context; raise `ConfigError` that names a file that cannot be used."""
     try:
         context = ssl.create_default_context(cafile=options.ca_file)
     except (OSError, ValueError) as error:
         raise ConfigError("ca_file", _unusable(options.ca_file, error)) from None
     if options.cert_file is not None:
         try:
-            # Without a password OpenSSL would ask for one on the terminal, and wait.
+            # Without a password OpenSSL would ask for one on the terminal and wait.
             context.load_cert_chain(options.cert_file, options.key_file, password="")
         except (OSError, ValueError) as error:
             files = " with ".join(filter(None, (options.cert_file, options.key_file)))

@@ -8,14 +8,14 @@
 -- and how. There ARGV[2] are all terms that occur, one after the other, ARGV[3] is a byte for
 -- each name that tells which of them it has (from 1), and ARGV[n + 3] is what is its own.
 --
--- A script is the part "every" followed by its own; `redis_scripts.py` puts them together,
+-- A script is the part "every" followed by its own; `scripts.py` puts them together,
 -- writes what is asked and reads the answers. A record is kept as one string, its numbers with
 -- the highest byte first:
 --
 --     1 byte    32 * fate (0: open) + 16 if the memo is in short form + attempts, if done (<= 15)
 --     6 bytes   2^46 * form of the hash + 2^45 if there is a hard end + end (ms since 1970)
 --     done:     8 bytes of the generation, [6 hard end], hash, memo
---     open:     6 keep until, 4 attempts, 16 token (zeros: nobody's), 16 generation, hash, memo
+--     open:     6 keep until, 4 attempts, 16 token (zeros: none), 16 generation, hash, memo
 --
 -- The hash is nothing (form 0), 32 bytes (1), or its length in 2 bytes and itself (2).
 

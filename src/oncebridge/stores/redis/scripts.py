@@ -1,9 +1,9 @@
 """
-What is said to the scripts of `records.lua`, and what they answer.
+The arguments and results of the scripts in `records.lua`.
 
-Numbers, tokens and texts of one item go as one string of bytes in a fixed order, told in
-`records.lua` beside the script that reads it. MessagePack would take the server twice as long,
-and that of Redis cannot read bytes as encoders write them today.
+The values of one item are one byte string in a fixed order, which `records.lua` documents beside
+the script that reads it. MessagePack would take the server twice as long, and the one in Redis
+cannot read byte strings of current encoders.
 """
 
 import re
@@ -36,10 +36,10 @@ from oncebridge.stores.api import (
 )
 
 LATEST_MS = 2**45 - 1
-"""The latest end that a record can have, in the year 3084; what is later ends then."""
+"""The latest end of a record, in the year 3084; later ends are cut to it."""
 
 _LATEST_KEEP_MS = 2**48 - 1
-_NOBODY = bytes(16)
+_NO_TOKEN = bytes(16)
 _FATES = (None, *Fate)
 _HARD, _HASH = 2**45, 2**46
 
@@ -55,15 +55,15 @@ _ATTEMPTS = Layout(">I")
 
 
 class Script(Struct, frozen=True):
-    """One operation, as the server runs it."""
+    """The script of one operation."""
 
     source: bytes
     sha: bytes
 
 
 @cache
-def scripts() -> dict[str, Script]:
-    """Read all scripts, by the name of their operation."""
+def read_scripts() -> dict[str, Script]:
+    """Return all scripts by the name of their operation."""
     text = files(__package__).joinpath("records.lua").read_text("utf-8")
     _, *parts = re.split(r"(?m)^--# (\w+)$", text)
     sources = dict(zip(parts[::2], parts[1::2], strict=True))
@@ -80,19 +80,19 @@ def _without_comments(source: str) -> str:
     return re.sub(r"(?m)^--.*\n|^\n|  -- .*$", "", source)
 
 
-# --- what is asked ----------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------
 
 
-def asked_wants(wants: Sequence[Want]) -> list[bytes]:
-    """Say what is wanted: all terms, which of them each part has, and what is its own."""
+def encode_wants(wants: Sequence[Want]) -> list[bytes]:
+    """Return all distinct terms, the number of the terms of each part, and its own values."""
     terms: dict[tuple[int, ...], int] = {}
     which = bytearray()
     own = []
     for want in wants:
-        token, generation = want.token or _NOBODY, want.generation
+        token, generation = want.token or _NO_TOKEN, want.generation
         if len(token) != 16 or len(generation) != 16:
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
-        is_short, memo = _short(want.memo)
+        is_short, memo = _shorten_memo(want.memo)
         lease_ms, keep_ms, count, first = (
             want.lease_ms,
             want.keep_ms,
@@ -101,26 +101,26 @@ def asked_wants(wants: Sequence[Want]) -> list[bytes]:
         )
         for part in want.parts:
             form, field = _hash_field(part.hash)
-            said = lease_ms, keep_ms, part.slide_ms, count, first, form
-            which.append(terms.setdefault(said, len(terms) + 1))
+            each = lease_ms, keep_ms, part.slide_ms, count, first, form
+            which.append(terms.setdefault(each, len(terms) + 1))
             own.append(token + generation + field + memo)
-    return [b"".join([_WANT(*said) for said in terms]), bytes(which), *own]
+    return [b"".join([_WANT(*each) for each in terms]), bytes(which), *own]
 
 
-def asked_commits(commits: Sequence[Commit]) -> list[bytes]:
-    """Say what is committed: all terms, which of them each has, and what is its own."""
+def encode_commits(commits: Sequence[Commit]) -> list[bytes]:
+    """Return all distinct terms, the number of the terms of each commit, and its own values."""
     terms: dict[tuple[int, ...], int] = {}
     which = bytearray()
     own = []
     for commit in commits:
         how, memo = _new_memo(commit.memo)
-        said = commit.window_ms, commit.hard_ms, int(commit.fate), how
-        which.append(terms.setdefault(said, len(terms) + 1))
+        each = commit.window_ms, commit.hard_ms, int(commit.fate), how
+        which.append(terms.setdefault(each, len(terms) + 1))
         own.append(_sixteen(commit.generation) + memo)
-    return [b"".join([_COMMIT(*said) for said in terms]), bytes(which), *own]
+    return [b"".join([_COMMIT(*each) for each in terms]), bytes(which), *own]
 
 
-def asked_release(release: Release) -> bytes:
+def encode_release(release: Release) -> bytes:
     how, memo = _new_memo(release.memo)
     return (
         _RELEASE(release.delay_ms, release.keep_ms, release.unsent, how)
@@ -129,12 +129,12 @@ def asked_release(release: Release) -> bytes:
     )
 
 
-def asked_extension(extension: Extension) -> bytes:
+def encode_extension(extension: Extension) -> bytes:
     return _EXTENSION(extension.lease_ms) + _sixteen(extension.token)
 
 
-def asked_memory(memory: Memory) -> bytes:
-    is_short, memo = _short(memory.memo)
+def encode_memory(memory: Memory) -> bytes:
+    is_short, memo = _shorten_memo(memory.memo)
     form, field = _hash_field(memory.hash)
     return (
         _MEMORY(memory.window_ms, memory.fate, is_short, form)
@@ -144,29 +144,29 @@ def asked_memory(memory: Memory) -> bytes:
     )
 
 
-def asked_load(record: Record) -> bytes:
-    return _LOAD(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + written(record)
+def encode_load(record: Record) -> bytes:
+    return _LOAD(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + encode_record(record)
 
 
-def asked_swap(expected: bytes, value: bytes, keep_until_ms: int) -> bytes:
-    """Ask to write *value* (empty: nothing) if *expected* (empty: nothing) stands there."""
+def encode_swap(expected: bytes, value: bytes, keep_until_ms: int) -> bytes:
+    """Write *value* (empty: remove) if *expected* (empty: no record) is stored."""
     return _SWAP(1 if value else 0, keep_until_ms, 0, 0, len(expected)) + expected + value
 
 
-def asked_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
-    """Ask to write *value*, with a lease from now on, if nothing stands there."""
+def encode_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
+    """Write *value*, with a lease from now on, if there is no record."""
     return _SWAP(2, 0, lease_ms, keep_ms, 0) + value
 
 
 def _sixteen(name: bytes) -> bytes:
-    """Return a token or generation its length; a wrong one then belongs to nobody."""
+    """Return a token or generation with 16 bytes; one of another length matches no record."""
     return name if len(name) == 16 else name[:16].ljust(16, b"\0")
 
 
 def _new_memo(memo: bytes | None) -> tuple[int, bytes]:
     if memo is None:
         return 0, b""
-    is_short, text = _short(memo)
+    is_short, text = _shorten_memo(memo)
     return 1 + is_short, text
 
 
@@ -181,9 +181,9 @@ def _hash_field(content: bytes) -> tuple[int, bytes]:
 # --- records ----------------------------------------------------------------------------
 
 
-def written(record: Record) -> bytes:
-    """Write *record* as the scripts do."""
-    is_short, memo = _short(record.memo)
+def encode_record(record: Record) -> bytes:
+    """Return *record* in the format of the scripts."""
+    is_short, memo = _shorten_memo(record.memo)
     form, field = _hash_field(record.hash)
     until = _within(record.until_ms, LATEST_MS)
     if record.fate is None:
@@ -208,13 +208,13 @@ def written(record: Record) -> bytes:
     )
 
 
-def record_of(key: bytes, value: bytes) -> Record:
-    """Read a record as the scripts write it."""
+def decode_record(key: bytes, value: bytes) -> Record:
+    """Return the record in *value*, which a script wrote."""
     try:
         return _read(key, value)
     except (IndexError, TypeError, ValueError) as error:
         raise StoreError(
-            "a record cannot be read; was it written by a newer version, or by something else?"
+            "a record cannot be read; it was written by a newer version, or not by oncebridge"
         ) from error
 
 
@@ -227,7 +227,7 @@ def _read(key: bytes, value: bytes) -> Record:
         keep_until = int.from_bytes(value[7:13], "big")
         attempts = int.from_bytes(value[13:17], "big")
         token, generation = value[17:33], value[33:49]
-        if token == _NOBODY:
+        if token == _NO_TOKEN:
             token = b""
     else:
         at = 15
@@ -245,7 +245,7 @@ def _content_and_memo(value: bytes, at: int, form: int, *, is_short: int) -> tup
     if form == 2:
         size, at = int.from_bytes(value[at : at + 2], "big"), at + 2
     memo = value[at + size :]
-    return value[at : at + size], _long(memo) if is_short else memo
+    return value[at : at + size], _restore_memo(memo) if is_short else memo
 
 
 def _within(number: int, most: int) -> int:
@@ -254,16 +254,16 @@ def _within(number: int, most: int) -> int:
 
 # --- memos ------------------------------------------------------------------------------
 #
-# Nearly every memo is a JSON list that begins with the id of an event, which is a UUID. In
-# short form its 36 characters take 16 bytes, and a done record fits in one allocation.
+# Nearly every memo is a JSON list that starts with the id of an event, a UUID. Its 36 characters
+# are stored as 16 bytes, so that a done record fits into one allocation of Redis.
 
 _HEX = b"0123456789abcdef"
 _SHAPE = bytes.maketrans(b"h" + _HEX, b"x" + b"h" * 16)
 _UUID = b"hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh"
 
 
-def _short(memo: bytes) -> tuple[int, bytes]:
-    """Shorten *memo* if it can be; tell whether (1 or 0), and what is kept."""
+def _shorten_memo(memo: bytes) -> tuple[int, bytes]:
+    """Return 1 and the short form of *memo*, or 0 and *memo* if it has none."""
     if (
         memo[:2] == b'["'
         and memo[38:40] == b'",'
@@ -274,7 +274,7 @@ def _short(memo: bytes) -> tuple[int, bytes]:
     return 0, memo
 
 
-def _long(kept: bytes) -> bytes:
+def _restore_memo(kept: bytes) -> bytes:
     name = hexlify(kept[:16])
     return b'["%b-%b-%b-%b-%b",%b]' % (
         name[:8],
@@ -286,29 +286,29 @@ def _long(kept: bytes) -> bytes:
     )
 
 
-# --- what is answered -------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------
 
 
-def claim_answer(want: Want, said: Any, now_ms: int) -> ClaimAnswer:
-    """Read the answer to one want."""
-    if said == 0:
+def claim_answer(want: Want, result: Any, now_ms: int) -> ClaimAnswer:
+    """Return the answer to one want."""
+    if result == 0:
         parts = want.parts
         if len(parts) == 1:  # the common case by far
             first = Held(parts[0].key, want.generation, 1, want.memo)
             return Claim(want.token, (first,), now_ms)
         held = tuple([Held(p.key, want.generation, 1, want.memo) for p in parts])
         return Claim(want.token, held, now_ms)
-    if isinstance(said, list):
-        records = [record_of(p.key, v) for p, v in zip(want.parts, said, strict=True)]
+    if isinstance(result, list):
+        records = [decode_record(p.key, v) for p, v in zip(want.parts, result, strict=True)]
         held = tuple([Held(r.key, r.generation, r.attempts, r.memo) for r in records])
         return Claim(want.token, held, now_ms)
-    part: Part = want.parts[said[1] - 1]
-    return _REFUSALS[said[0]](record_of(part.key, said[2:]), now_ms)
+    part: Part = want.parts[result[1] - 1]
+    return _REFUSALS[result[0]](decode_record(part.key, result[2:]), now_ms)
 
 
 def _duplicate(record: Record, _: int) -> ClaimAnswer:
     if record.fate is None:
-        raise StoreError("a script has answered nonsense; is the server what it says it is?")
+        raise StoreError("a script returned a result that is not valid; check that this is Redis")
     return Duplicate(record.key, record.fate, record.memo)
 
 

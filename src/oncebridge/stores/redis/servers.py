@@ -1,7 +1,7 @@
 """
-Which server is asked: the only one, the one that Sentinel names, or the one that has the slot.
+Which server gets a request: the only one, the one that Sentinel names, or the owner of the slot.
 
-A request is a list of `Ask`s, each about names of one slot. It is answered by a list as long,
+A request is a list of `RedisRequest`s, each about names of one slot. It is answered by a list as long,
 in order; what could not be answered is a `StoreError` in its place.
 """
 
@@ -17,86 +17,88 @@ from msgspec.structs import replace
 
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.stores.redis.connection import (
-    Address,
+    Command,
     Connection,
     Dialer,
+    InvalidReply,
     Node,
-    Nonsense,
-    NotThePrimary,
-    Unfit,
-    Words,
-    failure,
-    joined,
-    shown,
+    NotPrimary,
+    ServerAddress,
+    UnusableServer,
+    address_text,
+    error_of,
+    wait_for_shared,
 )
 from oncebridge.stores.redis.scripts import Script
 
 _REDIRECTIONS: Final = 5
 """How often to follow a slot that moves."""
 _LEARN_EVERY_S: Final = 0.25
-"""While a server of the cluster is away, how often to ask who has its slots now."""
+"""While a server of the cluster is unavailable, how often to ask which one has its slots."""
 
 
-class Ask(Struct, frozen=True, gc=False):
-    """One command, and the slot that its names are in."""
+class RedisRequest(Struct, frozen=True, gc=False):
+    """One command, and the slot of its keys."""
 
-    words: Words
+    command: Command
     slot: int = 0
     names: int = 1
     script: Script | None = None
-    """What the command runs, if the server has to be told."""
+    """The script that the command runs, if any."""
 
 
-class Copies(Struct, frozen=True):
-    """How many replicas must have what was written, and how long to wait for them."""
+class ReplicaWait(Struct, frozen=True):
+    """How many replicas must confirm a write, and how long to wait for them."""
 
     count: int
     within_ms: int
 
 
-class TooFewCopies(StoreUnavailable):
-    """It is written, but not on as many servers as it should be."""
+class TooFewReplicas(StoreUnavailable):
+    """The primary has written it, but too few replicas have confirmed it."""
 
 
-class Moving(StoreUnavailable):
-    """The slot is on its way to another server, and its keys have to be asked for one by one."""
+class SlotMoving(StoreUnavailable):
+    """The slot is moving to another server; requests must have one key each meanwhile."""
 
 
 class Servers(Protocol):
-    """All servers that keep our records."""
+    """The servers that keep our records."""
 
     def slot_of(self, name: bytes) -> int:
-        """Return which names can be asked for together: those of one slot."""
+        """Return the slot of a key; keys of one slot may be in one request."""
         ...
 
     async def open(self, scripts: Iterable[Script]) -> None:
-        """Connect to every server, which checks it, and tell it the scripts."""
+        """Connect to every server, check it, and load the scripts."""
         ...
 
-    async def ask(self, asks: Sequence[Ask], copies: Copies | None = None) -> list[Any]:
-        """Ask, all at once; what was written counts only if *copies* of it are made."""
+    async def ask(
+        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
+    ) -> list[Any]:
+        """Send all requests at once; a write counts only if *replicas* confirm it."""
         ...
 
-    def distrust(self) -> None:
-        """Close all connections, as an answer made no sense."""
+    def drop_connections(self) -> None:
+        """Close all connections, because a reply was not valid."""
         ...
 
-    async def places(self) -> list[bytes]:
-        """Name the servers in a fixed order, for those who look at all there is."""
+    async def server_names(self) -> list[bytes]:
+        """Return the names of the servers in a fixed order, to scan them one after the other."""
         ...
 
-    async def ask_at(self, place: bytes, words: Words) -> Any:
-        """Ask one of them."""
+    async def ask_server(self, place: bytes, command: Command) -> Any:
+        """Send a command to the server *place*."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class OneServer:
-    """The server that *locate* tells, asked anew for each connection."""
+    """The server that *locate* returns; it is called for each connection."""
 
     def __init__(
-        self, dialer: Dialer, locate: Callable[[], Awaitable[Address]], connections: int
+        self, dialer: Dialer, locate: Callable[[], Awaitable[ServerAddress]], connections: int
     ) -> None:
         self._dialer = dialer
         self._locate = locate
@@ -109,84 +111,92 @@ class OneServer:
         return 0
 
     async def open(self, scripts: Iterable[Script]) -> None:
-        await tell(self._node, scripts)
+        await load_scripts(self._node, scripts)
 
-    async def ask(self, asks: Sequence[Ask], copies: Copies | None = None) -> list[Any]:
-        answers = await exchange(self._node, asks, copies)
+    async def ask(
+        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
+    ) -> list[Any]:
+        answers = await send_requests(self._node, requests, replicas)
         for at, answer in enumerate(answers):
             if isinstance(answer, ReplyError):
-                answers[at] = problem = failure(answer)
-                if isinstance(problem, NotThePrimary):
+                answers[at] = problem = error_of(answer)
+                if isinstance(problem, NotPrimary):
                     self._node.drop()
         return answers
 
-    def distrust(self) -> None:
+    def drop_connections(self) -> None:
         self._node.drop()
 
-    async def places(self) -> list[bytes]:
+    async def server_names(self) -> list[bytes]:
         return [b"0"]
 
-    async def ask_at(self, place: bytes, words: Words) -> Any:  # noqa: ARG002 - there is only one
-        return (await self.ask([Ask(words)]))[0]
+    async def ask_server(self, place: bytes, command: Command) -> Any:  # noqa: ARG002 - there is only one
+        return (await self.ask([RedisRequest(command)]))[0]
 
     async def aclose(self) -> None:
         await self._node.aclose()
 
 
-async def exchange(
-    node: Node, asks: Sequence[Ask], copies: Copies | None, *, asking: bool = False
+async def send_requests(
+    node: Node,
+    requests: Sequence[RedisRequest],
+    replicas: ReplicaWait | None,
+    *,
+    asking: bool = False,
 ) -> list[Any]:
-    """Ask one server, and tell it the scripts that it does not know."""
-    answers = await _send(node, asks, copies, asking=asking)
+    """Send requests to one server; load the scripts that it does not have."""
+    answers = await _send(node, requests, replicas, asking=asking)
     if any(_begins(answer, "NOAUTH") for answer in answers):
-        node.drop()  # the next connection logs in anew
+        node.drop()  # the next connection logs in again
     unknown = [at for at, answer in enumerate(answers) if _begins(answer, "NOSCRIPT")]
     if unknown:
-        await tell(node, {script for at in unknown if (script := asks[at].script) is not None})
-        again = await _send(node, [asks[at] for at in unknown], copies, asking=asking)
+        await load_scripts(
+            node, {script for at in unknown if (script := requests[at].script) is not None}
+        )
+        again = await _send(node, [requests[at] for at in unknown], replicas, asking=asking)
         for at, answer in zip(unknown, again, strict=True):
             answers[at] = answer
     return answers
 
 
-async def tell(node: Node, scripts: Iterable[Script]) -> None:
-    """Tell a server scripts, so that it knows them by their names."""
-    told = list(scripts)
-    answers = await node.ask([(b"SCRIPT", b"LOAD", script.source) for script in told])
-    for script, answer in zip(told, answers, strict=True):
+async def load_scripts(node: Node, scripts: Iterable[Script]) -> None:
+    """Load scripts into a server, so that EVALSHA finds them."""
+    loaded = list(scripts)
+    answers = await node.ask([(b"SCRIPT", b"LOAD", script.source) for script in loaded])
+    for script, answer in zip(loaded, answers, strict=True):
         if isinstance(answer, ReplyError):
-            raise failure(answer)
+            raise error_of(answer)
         if answer != script.sha:
             node.drop()
-            raise Nonsense
+            raise InvalidReply
 
 
 def _send(
-    node: Node, asks: Sequence[Ask], copies: Copies | None, *, asking: bool
+    node: Node, requests: Sequence[RedisRequest], replicas: ReplicaWait | None, *, asking: bool
 ) -> Awaitable[list[Any]]:
-    if copies is None and not asking:
-        return node.ask([ask.words for ask in asks])
-    return _send_with_more(node, asks, copies, asking=asking)
+    if replicas is None and not asking:
+        return node.ask([ask.command for ask in requests])
+    return _send_with_more(node, requests, replicas, asking=asking)
 
 
 async def _send_with_more(
-    node: Node, asks: Sequence[Ask], copies: Copies | None, *, asking: bool
+    node: Node, requests: Sequence[RedisRequest], replicas: ReplicaWait | None, *, asking: bool
 ) -> list[Any]:
-    """Put before each what lets it through, and after all what waits for copies."""
-    commands = [ask.words for ask in asks]
-    if asking:  # it is for the next command only
-        commands = [words for ask in asks for words in ((b"ASKING",), ask.words)]
-    if copies is None:
+    """Send ASKING before each request if *asking*, and WAIT after all of them."""
+    commands = [ask.command for ask in requests]
+    if asking:  # applies to the next command only
+        commands = [command for ask in requests for command in ((b"ASKING",), ask.command)]
+    if replicas is None:
         answers = await node.ask(commands)
         return answers[1::2] if asking else answers
-    *answers, made = await node.ask([*commands, (b"WAIT", copies.count, copies.within_ms)])
+    *answers, made = await node.ask([*commands, (b"WAIT", replicas.count, replicas.within_ms)])
     problem: StoreError | None = None
     if isinstance(made, ReplyError):
-        problem = failure(made)
+        problem = error_of(made)
     elif not isinstance(made, int):
-        problem = Nonsense()
-    elif made < copies.count:
-        problem = TooFewCopies(f"Redis: only {made} of {copies.count} replicas have it yet")
+        problem = InvalidReply()
+    elif made < replicas.count:
+        problem = TooFewReplicas(f"Redis: only {made} of {replicas.count} replicas have it yet")
     if problem is not None:
         answers = [a if isinstance(a, ReplyError) else problem for a in answers]
     return answers[1::2] if asking else answers
@@ -200,22 +210,24 @@ def _begins(answer: Any, *codes: str) -> bool:
 
 
 class Sentinels:
-    """Those who know which server is the primary of *service*."""
+    """The Sentinels, which know the primary of *service*."""
 
-    def __init__(self, dialer: Dialer, addresses: Sequence[Address], service: str) -> None:
+    def __init__(self, dialer: Dialer, addresses: Sequence[ServerAddress], service: str) -> None:
         self._dialer = dialer
         self._addresses = list(addresses)
         self._service = service
 
-    async def primary(self) -> Address:
-        """Ask one after the other; the first that knows decides."""
+    async def primary(self) -> ServerAddress:
+        """Return the primary, by the first Sentinel that knows it."""
         try:
             async with asyncio.timeout(self._dialer.timeout_s):
                 return await self._first_told()
         except TimeoutError:
-            raise StoreUnavailable("Redis Sentinel: nobody has told the primary in time") from None
+            raise StoreUnavailable(
+                "Redis Sentinel: no Sentinel has named the primary in time"
+            ) from None
 
-    async def _first_told(self) -> Address:
+    async def _first_told(self) -> ServerAddress:
         problems = []
         for address in list(self._addresses):
             try:
@@ -227,46 +239,46 @@ class Sentinels:
                 self._addresses.remove(address)  # it is asked first from now on
                 self._addresses.insert(0, address)
                 return found
-            problems.append(f"{shown(address)} knows of no {self._service!r}")
+            problems.append(f"{address_text(address)} does not know the service {self._service!r}")
         raise StoreUnavailable(f"Redis Sentinel names no primary: {'; '.join(problems)}")
 
     async def refusals(self) -> dict[str, StoreError]:
-        """Ask each whether a failover could be agreed on; tell who does not say yes, and why."""
-        words = (b"SENTINEL", b"CKQUORUM", self._service.encode())
-        asked = [self._ask_one(address, words) for address in self._addresses]
-        told = await asyncio.gather(*asked, return_exceptions=True)
+        """Return the Sentinels that could not agree on a failover now, and why."""
+        command = (b"SENTINEL", b"CKQUORUM", self._service.encode())
+        asked = [self._ask_one(address, command) for address in self._addresses]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         found = {}
-        for address, answer in zip(self._addresses, told, strict=True):
+        for address, answer in zip(self._addresses, answers, strict=True):
             if isinstance(answer, StoreError):
-                found[shown(address)] = answer
+                found[address_text(address)] = answer
             elif isinstance(answer, BaseException):
                 raise answer
         return found
 
-    async def _ask_one(self, address: Address, words: Words) -> Any:
+    async def _ask_one(self, address: ServerAddress, command: Command) -> Any:
         connection = await self._dialer.connect(address)
         try:
-            (answer,) = await connection.ask([words])
+            (answer,) = await connection.ask([command])
         finally:
             connection.abort()
         if isinstance(answer, ReplyError):
-            raise failure(answer)
+            raise error_of(answer)
         return answer
 
-    async def _ask(self, address: Address) -> Address | None:
-        words = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service.encode())
-        answer = await self._ask_one(address, words)
+    async def _ask(self, address: ServerAddress) -> ServerAddress | None:
+        command = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service.encode())
+        answer = await self._ask_one(address, command)
         try:
             return (answer[0].decode(), int(answer[1])) if answer is not None else None
         except (AttributeError, IndexError, TypeError, ValueError):
-            raise Nonsense from None
+            raise InvalidReply from None
 
 
 # --- Cluster ----------------------------------------------------------------------------
 
 
 def slot_of(name: bytes) -> int:
-    """Tell the slot of a name: of what stands in its first braces, if anything does."""
+    """Return the slot of a key: by the text in its first braces, if there is any."""
     start = name.find(b"{")
     if start >= 0:
         end = name.find(b"}", start + 1)
@@ -277,7 +289,7 @@ def slot_of(name: bytes) -> int:
 
 _Host = tuple[str, int]
 _Target = tuple[_Host | None, bool]
-"""Where a request goes, and whether only this once, while its slot is moving there."""
+"""The server for a request, and whether only for this request, as its slot is moving there."""
 
 
 class Cluster:
@@ -291,7 +303,7 @@ class Cluster:
         self._owners: dict[int, _Host] = {}
         self._primaries: list[_Host] = []
         self._teller: _Host | None = None
-        """Who told us last; asked first."""
+        """The server that described the cluster last; asked first."""
         self._is_outdated = True
         self._learn_from = 0.0
         self._learning: asyncio.Task[None] | None = None
@@ -302,29 +314,31 @@ class Cluster:
     async def open(self, scripts: Iterable[Script]) -> None:
         await self._learn()
         nodes = [self._node(address) for address in self._primaries]
-        await asyncio.gather(*[tell(node, scripts) for node in nodes])
+        await asyncio.gather(*[load_scripts(node, scripts) for node in nodes])
 
-    async def ask(self, asks: Sequence[Ask], copies: Copies | None = None) -> list[Any]:
+    async def ask(
+        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
+    ) -> list[Any]:
         await self._learn_if_outdated()
-        answers: list[Any] = [None] * len(asks)
+        answers: list[Any] = [None] * len(requests)
         targets: dict[int, _Target] = {
-            at: (self._owners.get(ask.slot), False) for at, ask in enumerate(asks)
+            at: (self._owners.get(ask.slot), False) for at, ask in enumerate(requests)
         }
         for _ in range(_REDIRECTIONS):
             plan: dict[_Target, list[int]] = {}
             for at, target in targets.items():
                 plan.setdefault(target, []).append(at)
             asking = [
-                self._ask_there(target, [asks[at] for at in places], copies)
+                self._ask_there(target, [requests[at] for at in places], replicas)
                 for target, places in plan.items()
             ]
-            told = [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
+            replies = [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
             targets = {}
-            for target, said in zip(plan, told, strict=True):
-                for at, answer in zip(plan[target], said, strict=True):
+            for target, answered in zip(plan, replies, strict=True):
+                for at, answer in zip(plan[target], answered, strict=True):
                     answers[at] = answer
                     if _begins(answer, "MOVED ", "ASK ", "TRYAGAIN "):
-                        further = self._further(answer, asks[at], target)
+                        further = self._redirection(answer, requests[at], target)
                         if isinstance(further, StoreError):
                             answers[at] = further
                         else:
@@ -334,30 +348,32 @@ class Cluster:
         return [self._failure(a) if isinstance(a, ReplyError) else a for a in answers]
 
     async def _ask_there(
-        self, target: _Target, asks: Sequence[Ask], copies: Copies | None
+        self, target: _Target, requests: Sequence[RedisRequest], replicas: ReplicaWait | None
     ) -> list[Any]:
-        """Ask one server; it may not answer, but that is an answer too."""
+        """Send requests to one server; return the error for each if it does not answer."""
         host, is_once = target
         try:
             if host is None:
                 raise StoreUnavailable("Redis: no server of the cluster has the slot")
-            return await exchange(self._node(host), asks, copies, asking=is_once)
+            return await send_requests(self._node(host), requests, replicas, asking=is_once)
         except StoreError as error:
             self._is_outdated = True
-            return [error] * len(asks)
+            return [error] * len(requests)
 
-    def _further(self, said: ReplyError, ask: Ask, asked: _Target) -> _Target | StoreError:
-        """Return where to ask next, if that helps."""
+    def _redirection(
+        self, said: ReplyError, ask: RedisRequest, asked: _Target
+    ) -> _Target | StoreError:
+        """Return the server to ask next, or the error if there is none."""
         kind, *rest = str(said).split()
         if kind != "MOVED" and ask.names > 1:
-            # Some keys are here and some there, or will be in a moment.
-            return Moving("Redis: the slot is moving to another server")
+            # Some keys are on this server and some on the other, or will be soon.
+            return SlotMoving("Redis: the slot is moving to another server")
         if kind == "TRYAGAIN":
-            return failure(said)
-        # `MOVED 3999 127.0.0.1:6381`; without a host, it is the one that says so.
+            return error_of(said)
+        # `MOVED 3999 127.0.0.1:6381`; without a host, it is the one that replied.
         host, _, port = rest[-1].rpartition(":")
         if not port.isdecimal():
-            return Nonsense()
+            return InvalidReply()
         there = (host or (asked[0] or ("", 0))[0], int(port))
         if kind == "MOVED":
             self._is_outdated = True
@@ -365,26 +381,28 @@ class Cluster:
         return there, kind == "ASK"
 
     def _failure(self, error: ReplyError) -> StoreError:
-        problem = failure(error)
+        problem = error_of(error)
         if isinstance(problem, StoreUnavailable):
             self._is_outdated = True
         return problem
 
-    def distrust(self) -> None:
+    def drop_connections(self) -> None:
         for node in self._nodes.values():
             node.drop()
 
-    async def places(self) -> list[bytes]:
+    async def server_names(self) -> list[bytes]:
         await self._learn_if_outdated()
-        return sorted(shown(address).encode() for address in self._primaries)
+        return sorted(address_text(address).encode() for address in self._primaries)
 
-    async def ask_at(self, place: bytes, words: Words) -> Any:
+    async def ask_server(self, place: bytes, command: Command) -> Any:
         await self._learn_if_outdated()
         for address in self._primaries:
-            if shown(address).encode() == place:
-                (answer,) = await exchange(self._node(address), [Ask(words)], None)
+            if address_text(address).encode() == place:
+                (answer,) = await send_requests(self._node(address), [RedisRequest(command)], None)
                 return self._failure(answer) if isinstance(answer, ReplyError) else answer
-        return StoreError(f"Redis: {place.decode()} is no primary any more; scan from the start")
+        return StoreError(
+            f"Redis: {place.decode()} is not a primary any more; start the scan again"
+        )
 
     async def aclose(self) -> None:
         if self._learning is not None:
@@ -392,7 +410,7 @@ class Cluster:
             await asyncio.wait([self._learning])
         await asyncio.gather(*[node.aclose() for node in self._nodes.values()])
 
-    # --- who has what -------------------------------------------------------------------
+    # --- which server has which slots ---------------------------------------------------
 
     def _node(self, address: _Host) -> Node:
         node = self._nodes.get(address)
@@ -407,58 +425,58 @@ class Cluster:
             await self._learn()
 
     async def _learn(self) -> None:
-        """Ask who has which slots; all who need to know share one attempt."""
+        """Find out which server has which slots; all callers share one attempt."""
         if self._learning is None:
-            self._learning = asyncio.get_running_loop().create_task(self._ask_around())
+            self._learning = asyncio.get_running_loop().create_task(self._fetch_topology())
             self._learning.add_done_callback(self._learned)
         try:
-            async with asyncio.timeout(self._dialer.timeout_s):  # not all may answer; it goes on
-                await joined(self._learning)
+            async with asyncio.timeout(self._dialer.timeout_s):  # the task goes on
+                await wait_for_shared(self._learning)
         except TimeoutError:
-            raise StoreUnavailable("Redis: nobody has told yet which server has what") from None
+            raise StoreUnavailable("Redis: no server has described the cluster in time") from None
 
     def _learned(self, task: asyncio.Task[None]) -> None:
         self._learning = None
         if not task.cancelled():
-            task.exception()  # whoever waits has heard it; perhaps nobody does
+            task.exception()  # retrieved, as there may be no caller that waits
 
-    async def _ask_around(self) -> None:
+    async def _fetch_topology(self) -> None:
         first = [self._teller] if self._teller else []
         problems: list[StoreError] = []
         for address in dict.fromkeys([*first, *self._primaries, *self._seeds]):
             try:
-                self._note(await self._ask_for_slots(address), address)
+                self._note(await self._fetch_slots(address), address)
             except StoreError as error:
                 problems.append(error)
             except (AttributeError, TypeError, ValueError):
-                problems.append(Nonsense())
+                problems.append(InvalidReply())
             else:
                 return
         lasting = [p for p in problems if not isinstance(p, StoreUnavailable)]
         raise (lasting or problems)[0]
 
-    async def _ask_for_slots(self, address: _Host) -> list[Any]:
-        # Replicas may be asked too, so this is a connection of its own, without the checks.
+    async def _fetch_slots(self, address: _Host) -> list[Any]:
+        # A replica may be asked too, so this connection is not checked.
         connection = await replace(self._dialer, check=None).connect(address)
         try:
             (answer,) = await connection.ask([(b"CLUSTER", b"SLOTS")])
         finally:
             connection.abort()
         if isinstance(answer, ReplyError):
-            raise Unfit(
-                f"Redis at {shown(address)} is not a cluster that can be used: {answer}; "
+            raise UnusableServer(
+                f"Redis at {address_text(address)} is not a cluster that can be used: {answer}; "
                 "for a single server write redis:// or rediss://"
             )
         if not answer:
-            raise StoreUnavailable(f"Redis at {shown(address)}: no server has any slots yet")
+            raise StoreUnavailable(f"Redis at {address_text(address)}: no server has any slots yet")
         if not isinstance(answer, list):
-            raise Nonsense
+            raise InvalidReply
         return answer
 
     def _note(self, ranges: list[Any], asked: _Host) -> None:
         owners: dict[int, _Host] = {}
         for first, last, (host, port, *_), *_ in ranges:
-            # A node that does not know its own name means the one it was reached by.
+            # A node that does not know its own name is known by the one we used.
             named = host.decode() if host and host != b"?" else asked[0]
             owners.update(dict.fromkeys(range(first, last + 1), (named, port)))
         self._owners = owners

@@ -1,22 +1,23 @@
 """
-The store in Redis or Valkey, 6.2 or later: one server, Sentinel, or a cluster.
+The Redis store: Redis or Valkey, 6.2 or later, as one server, with Sentinel, or as a cluster.
 
-**What survives a crash:** what Redis has on disk. With `appendonly yes`, all but about the last
-two seconds (`appendfsync everysec`) or everything (`always`); without, nothing. At a failover,
-what no replica had yet is gone, unless *wait_replicas* waits for one. What is lost lets
-duplicates through; it never loses an event.
-**Whose clock:** the server's, read inside the script that decides.
-**What an outage does:** every call raises `StoreUnavailable` within *timeout*; nothing is lost,
-events are handed back. In a cluster, only the share of the server that is away is unanswered.
-**What it costs:** one round trip per batch of claims, one per batch of commits; about 190 bytes
-of Redis memory per key, or 230 where contents are compared.
+**Durability:** what Redis has on disk survives a crash. With `appendonly yes` that is all but
+about the last two seconds (`appendfsync everysec`), or everything (`always`); without it, nothing.
+A failover loses what no replica had yet, unless *wait_replicas* waits for one. A lost record may
+let a duplicate through; no event is lost.
+**Clock:** the server's, read inside the script that decides.
+**Outages:** every call raises `StoreUnavailable` within *timeout*. No event is lost: events are
+returned to their source. In a cluster, this affects only the keys of the server that is
+unavailable.
+**Cost:** one round trip per batch of claims, and one per batch of commits; about 190 bytes of
+Redis memory per key, or 230 if content is compared.
 
-Decisions are made by scripts (`records.lua`) of at most 200 records, so that the server is never
-blocked for longer than about a millisecond. Redis removes records by itself; it must never evict
-them (`maxmemory-policy noeviction`), as an evicted record is a duplicate let through.
+Scripts (`records.lua`) decide, for at most 200 records each, so that the server is never blocked
+for longer than about a millisecond. Redis removes expired records by itself. It must never evict
+records (`maxmemory-policy noeviction`): an evicted record lets a duplicate through.
 
-In a cluster, the parts of one claim may live on different servers. Such claims are made in
-turn, and undone where one part fails (`redis_tiers.py`).
+In a cluster, the parts of a claim may be on different servers. Such parts are claimed one after
+the other, and released if one fails (`cluster_claims.py`).
 """
 
 import asyncio
@@ -47,34 +48,36 @@ from oncebridge.stores.api import (
     Reply,
     Want,
 )
-from oncebridge.stores.conditional import CompareStore
+from oncebridge.stores.conditional import ConditionalStore
 from oncebridge.stores.redis import scripts
 from oncebridge.stores.redis.address import RedisAddress
 from oncebridge.stores.redis.checks import doubts, faults
+from oncebridge.stores.redis.cluster_claims import ClusterBackend
 from oncebridge.stores.redis.connection import (
-    Address,
+    Command,
+    Credentials,
     Dialer,
+    InvalidReply,
     Login,
-    Nonsense,
-    NotThePrimary,
-    Unfit,
-    Words,
-    info_of,
-    shown,
+    NotPrimary,
+    ServerAddress,
+    UnusableServer,
+    address_text,
+    fixed_login,
+    login_with,
+    parse_info,
 )
-from oncebridge.stores.redis.login import Credentials, asked, fixed
 from oncebridge.stores.redis.options import RedisOptions, check, tls_context
 from oncebridge.stores.redis.servers import (
-    Ask,
     Cluster,
-    Copies,
-    Moving,
     OneServer,
+    RedisRequest,
+    ReplicaWait,
     Sentinels,
     Servers,
-    TooFewCopies,
+    SlotMoving,
+    TooFewReplicas,
 )
-from oncebridge.stores.redis.tiers import RedisCells
 
 _log = logging.getLogger("oncebridge")
 
@@ -82,15 +85,15 @@ _Keyed = TypeVar("_Keyed", Commit, Release, Extension, Memory, Record)
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 _Piece = tuple[int, Sequence[int]]
-"""A slot, and which items about it go into one script."""
+"""A slot, and the positions of its items that go into one script."""
 
 _CHUNK: Final = 200
-"""Records per script: one takes the server about 3 µs, so others wait for 0.6 ms at most."""
+"""Records per script. One takes about 3 µs, so other clients wait for 0.6 ms at most."""
 _FAULTS: Final[Mapping[str, type[StoreError]]] = {
     "loading": StoreUnavailable,
-    "replica": NotThePrimary,
+    "replica": NotPrimary,
 }
-"""What passes by itself; whatever else is wrong, somebody has to put right."""
+"""Faults that pass by themselves; an operator has to fix all others."""
 
 _COMMITS: Final[dict[int, CommitAnswer]] = {
     0: Reply.FENCED,
@@ -107,9 +110,9 @@ class RedisStore:
     """
     Keep records in the Redis at *url*; see `oncebridge.stores.redis.address` for its forms.
 
-    *credentials* returns a user and a password, in place of those in *url*. It is asked for each
-    new connection, once more where a password was wrong, and every *login_every* on connections
-    that stay open. *clock* is for tests: decisions then go by it, and nothing expires on the server.
+    *credentials* returns a user and a password, in place of those in *url*. It is called for each
+    new connection, again if the password was wrong, and every *login_every* for connections that
+    stay open. *clock* is for tests: it replaces the server's, and nothing expires on the server.
     """
 
     Options: ClassVar = RedisOptions
@@ -134,15 +137,15 @@ class RedisStore:
         self._login_every = login_every
         self._login = self._login_of(credentials)
         self._prefix = options.prefix.encode() + b":"
-        self._scripts = scripts.scripts()
+        self._scripts = scripts.read_scripts()
         self._copies = (
-            Copies(options.wait_replicas, ms(options.wait_timeout))
+            ReplicaWait(options.wait_replicas, ms(options.wait_timeout))
             if options.wait_replicas
             else None
         )
         self._tls: ssl.SSLContext | None = None
-        self._told: set[tuple[str, Address]] = set()
-        self._servers = self._found(self._dialer())
+        self._warned: set[tuple[str, ServerAddress]] = set()
+        self._servers = self._connect_to(self._dialer())
         self._ahead_ms: int | None = None
         """How far the server's clock is ahead of this loop's."""
         self._is_closed = False
@@ -166,78 +169,78 @@ class RedisStore:
             self._tls = tls_context(self._options)
         try:
             await self._servers.open(self._scripts.values())
-            await self.peek([b""])  # so that missing permissions show now
-        except NotThePrimary as error:
+            await self.peek([b""])  # so that missing permissions are found now
+        except NotPrimary as error:
             if self._address.kind in ("sentinel", "cluster"):
                 raise  # a failover is under way
-            raise ConfigError("", f"{error}; name the primary") from error
+            raise ConfigError("", f"{error}; use the address of the primary") from error
         except StoreUnavailable:
             raise
         except StoreError as error:
             raise ConfigError("", str(error)) from error
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        apart = self._apart(wants)
-        if not apart:
+        split = self._across_slots(wants)
+        if not split:
             return await self._claim(wants)
-        together = sorted(set(range(len(wants))).difference(apart))
+        together = sorted(set(range(len(wants))).difference(split))
         answers: list[ClaimAnswer] = [NoAnswer("")] * len(wants)
         several, single = await asyncio.gather(
-            _or_no_answer(self._claim_in_turn([wants[at] for at in apart]), len(apart)),
+            _or_no_answer(self._claim_across_slots([wants[at] for at in split]), len(split)),
             _or_no_answer(self._claim([wants[at] for at in together]), len(together)),
         )
-        for at, answer in zip((*apart, *together), (*several, *single), strict=True):
+        for at, answer in zip((*split, *together), (*several, *single), strict=True):
             answers[at] = answer
         return answers
 
     async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return await self._each("commit", commits, scripts.asked_commits, _COMMITS, self._copies)
+        return await self._each("commit", commits, scripts.encode_commits, _COMMITS, self._copies)
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each("release", releases, _one_by_one(scripts.asked_release), _RELEASES)
+        return await self._each("release", releases, _one_by_one(scripts.encode_release), _RELEASES)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        write = _one_by_one(scripts.asked_extension)
+        write = _one_by_one(scripts.encode_extension)
         return await self._each("extend", extensions, write, _EXTENSIONS)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        write = _one_by_one(scripts.asked_memory)
+        write = _one_by_one(scripts.encode_memory)
         return await self._each("remember", memories, write, _MEMORIES, self._copies)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        write = _one_by_one(scripts.asked_load)
+        write = _one_by_one(scripts.encode_load)
         return await self._each("load", records, write, _MEMORIES, self._copies)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        values = _all(await self._ask_about("look", keys))
+        values = _require_all(await self._ask_about("look", keys))
         return [
-            None if value is None else scripts.record_of(key, value)
+            None if value is None else scripts.decode_record(key, value)
             for key, value in zip(keys, values, strict=True)
         ]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
-        said = _all(await self._ask_about("forget", keys))
+        results = _require_all(await self._ask_about("forget", keys))
         try:
-            return [_FORGOTTEN[answer] for answer in said]
+            return [_FORGOTTEN[answer] for answer in results]
         except (KeyError, TypeError):
-            raise self._nonsense() from None
+            raise self._invalid_reply() from None
 
     async def purge(self, limit: int = 1000) -> int:  # noqa: ARG002 - Redis does it by itself
-        """Do nothing: Redis removes what is past keeping."""
+        """Do nothing: Redis removes expired records."""
         return 0
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         cursor, _, server = place.partition(b" ")
         self._check_open()
-        servers = await self._servers.places()
+        servers = await self._servers.server_names()
         server = server or servers[0]
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
-        words = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", limit)
-        match _answered(await self._servers.ask_at(server, words)):
+        command = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", limit)
+        match _or_raise(await self._servers.ask_server(server, command)):
             case [bytes(after), list(names)]:
                 keys = [name[len(self._prefix) :] for name in dict.fromkeys(names)]
             case _:
-                raise self._nonsense()
+                raise self._invalid_reply()
         records = [record for record in await self.peek(keys) if record is not None]
         if after != b"0":
             return records, after + b" " + server
@@ -248,24 +251,24 @@ class RedisStore:
         if self._clock is not None:
             return self._clock()
         self._check_open()
-        (answer,) = await self._servers.ask([Ask((b"TIME",))])
-        match _answered(answer):
+        (answer,) = await self._servers.ask([RedisRequest((b"TIME",))])
+        match _or_raise(answer):
             case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
                 now = int(seconds) * 1000 + int(micros) // 1000
             case _:
-                raise self._nonsense()
+                raise self._invalid_reply()
         self._note_time(now)
         return now
 
     async def vitals(self) -> Mapping[str, int | None]:
         """
-        Return how much memory the servers use, and how many keys they have evicted, in sum.
+        Return how much memory the servers use, and how many keys they have evicted, in total.
 
-        Both are a server's, whoever else uses it. How many records are ours it cannot tell
-        without looking at every key.
+        Both include other users of the servers. The number of our records is not known without
+        reading every key.
         """
         self._check_open()
-        places = await self._servers.places()
+        places = await self._servers.server_names()
         infos = await asyncio.gather(*map(self._info, places))
         return {
             "bytes": _sum("used_memory", infos),
@@ -273,10 +276,10 @@ class RedisStore:
         }
 
     async def _info(self, place: bytes) -> dict[str, str]:
-        answer = _answered(await self._servers.ask_at(place, (b"INFO",)))
+        answer = _or_raise(await self._servers.ask_server(place, (b"INFO",)))
         if not isinstance(answer, bytes):
-            raise self._nonsense()
-        return info_of(answer)
+            raise self._invalid_reply()
+        return parse_info(answer)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -302,17 +305,19 @@ class RedisStore:
         sizes = None
         if len(names) > len(wants):
             sizes = [len(want.parts) for want in wants]
-        said, times = await self._decide("claim", wants, names, scripts.asked_wants, sizes=sizes)
+        results, times = await self._run_script(
+            "claim", wants, names, scripts.encode_wants, sizes=sizes
+        )
         try:
             return [
                 _claim_answer(want, answer, now)
-                for want, answer, now in zip(wants, _some(said), times, strict=True)
+                for want, answer, now in zip(wants, _require_some(results), times, strict=True)
             ]
         except (IndexError, KeyError, TypeError, ValueError):
-            raise self._nonsense() from None
+            raise self._invalid_reply() from None
 
-    def _apart(self, wants: Sequence[Want]) -> list[int]:
-        """Find the wants whose parts no single script can see."""
+    def _across_slots(self, wants: Sequence[Want]) -> list[int]:
+        """Return the positions of wants whose parts are in different slots."""
         if self._address.kind != "cluster":
             return []
         return [
@@ -322,18 +327,18 @@ class RedisStore:
             and len({self._servers.slot_of(self._prefix + part.key) for part in want.parts}) > 1
         ]
 
-    async def _claim_in_turn(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def _claim_across_slots(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
         if self._clock is None and self._ahead_ms is None:
             await self.now_ms()
         time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
-        cells = RedisCells(
+        backend = ClusterBackend(
             self._ask_about,
             self._clock or (lambda: int(time_s() * 1000) + ahead),
             is_shared_clock=self._clock is not None,
         )
-        return await CompareStore(cells).claim(wants)
+        return await ConditionalStore(backend).claim(wants)
 
-    # --- to the servers and back --------------------------------------------------------
+    # --- running scripts ----------------------------------------------------------------
 
     async def _each(
         self,
@@ -341,21 +346,21 @@ class RedisStore:
         items: Sequence[_Keyed],
         write: Callable[[Sequence[_Keyed]], list[bytes]],
         meanings: Mapping[int, _Answer],
-        copies: Copies | None = None,
+        replicas: ReplicaWait | None = None,
     ) -> list[_Answer | NoAnswer]:
-        """Run a script over one record each, and read its short answers."""
+        """Run a script for each item, and return the answers that its numbers mean."""
         prefix = self._prefix
         names = [prefix + item.key for item in items]
-        said, _ = await self._decide(script, items, names, write, copies=copies)
-        if said.count(1) == len(said):  # the common case by far
-            return [meanings[1]] * len(said)
+        results, _ = await self._run_script(script, items, names, write, replicas=replicas)
+        if results.count(1) == len(results):  # the common case by far
+            return [meanings[1]] * len(results)
         try:
             return [
                 NoAnswer(str(answer)) if isinstance(answer, StoreError) else meanings[answer]
-                for answer in _some(said)
+                for answer in _require_some(results)
             ]
         except (KeyError, TypeError):
-            raise self._nonsense() from None
+            raise self._invalid_reply() from None
 
     async def _ask_about(
         self,
@@ -365,11 +370,11 @@ class RedisStore:
     ) -> tuple[list[Any], list[int]]:
         prefix = self._prefix
         names = [prefix + key for key in keys]
-        return await self._decide(
+        return await self._run_script(
             script, [b""] * len(keys) if asked is None else asked, names, list
         )
 
-    async def _decide(
+    async def _run_script(
         self,
         script: str,
         items: Sequence[_Item],
@@ -377,60 +382,64 @@ class RedisStore:
         write: Callable[[Sequence[_Item]], list[bytes]],
         *,
         sizes: Sequence[int] | None = None,
-        copies: Copies | None = None,
+        replicas: ReplicaWait | None = None,
     ) -> tuple[list[Any], list[int]]:
         """
-        Run a script over all *items*, in as few pieces as may be.
+        Run a script for all *items*, in as few pieces as possible.
 
-        *sizes* tell how many of the *names* an item has, where that is not one each; *write*
-        says what is asked. For each item, tell what the script says (a `StoreError` where it
-        does not) and what time it was.
+        *sizes* has the number of *names* of each item, if that is not one each. *write* encodes
+        the arguments. Return for each item the result of the script (a `StoreError` if there is
+        none) and the server's time.
         """
         self._check_open()
         if len(names) <= _CHUNK and self._address.kind != "cluster" and items:
             ask = self._ask(script, 0, names, write(items))
-            (answer,) = await self._answers([ask], copies)
-            now, *said = self._checked(answer, len(items))
-            return said, [now] * len(said)
-        return await self._decide_in_pieces(script, items, _split(names, sizes), write, copies)
+            (answer,) = await self._answers([ask], replicas)
+            now, *results = self._checked(answer, len(items))
+            return results, [now] * len(results)
+        return await self._run_in_pieces(script, items, _split(names, sizes), write, replicas)
 
-    async def _decide_in_pieces(
+    async def _run_in_pieces(
         self,
         script: str,
         items: Sequence[_Item],
         names: Sequence[Sequence[bytes]],
         write: Callable[[Sequence[_Item]], list[bytes]],
-        copies: Copies | None,
+        replicas: ReplicaWait | None,
     ) -> tuple[list[Any], list[int]]:
-        said: list[Any] = [None] * len(items)
+        results: list[Any] = [None] * len(items)
         times = [0] * len(items)
         pieces = self._pieces(names)
         while pieces:
-            asks = []
+            requests = []
             for slot, piece in pieces:
-                theirs = [name for at in piece for name in names[at]]
-                asks.append(self._ask(script, slot, theirs, write([items[at] for at in piece])))
-            answers = await self._answers(asks, copies)
+                item_names = [name for at in piece for name in names[at]]
+                requests.append(
+                    self._ask(script, slot, item_names, write([items[at] for at in piece]))
+                )
+            answers = await self._answers(requests, replicas)
             moving: list[_Piece] = []
             for (slot, piece), answer in zip(pieces, answers, strict=True):
-                if isinstance(answer, Moving) and len(piece) > 1:
+                if isinstance(answer, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
                     continue
                 now, *each = self._checked(answer, len(piece))
                 for at, one in zip(piece, each, strict=True):
-                    said[at] = one
+                    results[at] = one
                     times[at] = now
             pieces = moving
-        return said, times
+        return results, times
 
-    async def _answers(self, asks: Sequence[Ask], copies: Copies | None) -> list[Any]:
+    async def _answers(
+        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None
+    ) -> list[Any]:
         try:
-            return await self._servers.ask(asks, copies)
+            return await self._servers.ask(requests, replicas)
         except StoreError as error:
-            return [error] * len(asks)
+            return [error] * len(requests)
 
     def _checked(self, answer: Any, count: int) -> list[Any]:
-        """Make sure that an answer is the time, and one for each question."""
+        """Return the reply if it is the time and one result per item, otherwise errors."""
         if isinstance(answer, StoreError):
             return [0, *[answer] * count]
         if (
@@ -438,21 +447,21 @@ class RedisStore:
             or len(answer) != count + 1
             or not isinstance(answer[0], int)
         ):
-            return [0, *[self._nonsense()] * count]
+            return [0, *[self._invalid_reply()] * count]
         if self._address.kind == "cluster":
             self._note_time(answer[0])
         return answer
 
-    def _nonsense(self) -> StoreError:
-        self._servers.distrust()
-        return Nonsense()
+    def _invalid_reply(self) -> StoreError:
+        self._servers.drop_connections()
+        return InvalidReply()
 
     def _pieces(self, names: Sequence[Sequence[bytes]]) -> list[_Piece]:
-        """Group what can be asked together, in pieces that do not block a server for long."""
+        """Group items by slot, in pieces that do not block a server for long."""
         slots: dict[int, list[int]] = {}
         if self._address.kind == "cluster":
-            for at, theirs in enumerate(names):
-                slots.setdefault(self._servers.slot_of(theirs[0]), []).append(at)
+            for at, item_names in enumerate(names):
+                slots.setdefault(self._servers.slot_of(item_names[0]), []).append(at)
         elif names:
             slots[0] = list(range(len(names)))
         pieces: list[_Piece] = []
@@ -467,11 +476,13 @@ class RedisStore:
             pieces.append((slot, places[start:]))
         return pieces
 
-    def _ask(self, name: str, slot: int, names: Sequence[bytes], asked: Sequence[bytes]) -> Ask:
+    def _ask(
+        self, name: str, slot: int, names: Sequence[bytes], asked: Sequence[bytes]
+    ) -> RedisRequest:
         script = self._scripts[name]
         now = b"" if self._clock is None else b"%d" % self._clock()
-        words: Words = (b"EVALSHA", script.sha, len(names), *names, now, *asked)
-        return Ask(words, slot, len(names), script)
+        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, *asked)
+        return RedisRequest(command, slot, len(names), script)
 
     def _note_time(self, now_ms: int) -> None:
         self._ahead_ms = now_ms - int(asyncio.get_running_loop().time() * 1000)
@@ -480,20 +491,20 @@ class RedisStore:
         if self._is_closed:
             raise StoreError("the Redis store has been closed")
 
-    # --- who is asked -------------------------------------------------------------------
+    # --- connecting ---------------------------------------------------------------------
 
-    def unchecked(self) -> Servers:
-        """Return the servers to somebody who looks at them as they are; he closes them."""
-        return self._found(replace(self._dialer(), check=None))
+    def unchecked_servers(self) -> Servers:
+        """Return the servers, without checking them; the caller closes them."""
+        return self._connect_to(replace(self._dialer(), check=None))
 
     def sentinels(self) -> Sentinels | None:
-        """Return those who know which server is the primary, where the address names them."""
+        """Return the Sentinels; None if the address has none."""
         address, options = self._address, self._options
         if address.kind != "sentinel":
             return None
         watcher = replace(
             self._dialer(),
-            login=fixed(options.sentinel_user or "", options.sentinel_password),
+            login=fixed_login(options.sentinel_user or "", options.sentinel_password),
             login_every_s=None,
             db=0,
             check=None,
@@ -503,11 +514,13 @@ class RedisStore:
     def _login_of(self, credentials: Credentials | None) -> Login | None:
         address, options = self._address, self._options
         if credentials is None and options.iam_user is None:
-            return fixed(address.user, address.password)
+            return fixed_login(address.user, address.password)
         if credentials is not None:
             if address.password is not None or options.iam_user is not None:
-                raise ConfigError("", "credentials stand in place of a password and of iam_user")
-            return asked(credentials)
+                raise ConfigError(
+                    "", "credentials replace a password and iam_user; use one of them only"
+                )
+            return login_with(credentials)
         assert options.iam_user is not None and options.iam_cache is not None  # noqa: S101,PT018
         try:
             from oncebridge.aws.elasticache import (  # noqa: PLC0415 - few need AWS here
@@ -528,7 +541,7 @@ class RedisStore:
         )
         self._close_login = iam.close
         self._login_every = LOGIN_EVERY
-        return asked(iam.login, iam.login_again)
+        return login_with(iam.login, iam.login_again)
 
     def _dialer(self) -> Dialer:
         address, options, every = self._address, self._options, self._login_every
@@ -538,44 +551,46 @@ class RedisStore:
             login=self._login,
             login_every_s=every.total_seconds() if every is not None else None,
             db=address.db,
-            tls=self._context if address.is_tls else None,
+            tls=self._tls_context if address.is_tls else None,
             tls_name=options.tls_name,
             check=self._check,
         )
 
-    def _found(self, dialer: Dialer) -> Servers:
+    def _connect_to(self, dialer: Dialer) -> Servers:
         address, options = self._address, self._options
         if address.kind == "cluster":
             return Cluster(dialer, address.hosts, options.connections)
         if (sentinels := self.sentinels()) is not None:
             return OneServer(dialer, sentinels.primary, options.connections)
-        where: Address = address.path or address.hosts[0]
+        where: ServerAddress = address.path or address.hosts[0]
 
-        async def there() -> Address:
+        async def there() -> ServerAddress:
             return where
 
         return OneServer(dialer, there, options.connections)
 
-    def _context(self) -> ssl.SSLContext:
+    def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             try:
                 self._tls = tls_context(self._options)
             except ConfigError as error:
-                raise Unfit(str(error)) from error
+                raise UnusableServer(str(error)) from error
         return self._tls
 
-    def _check(self, info: dict[str, str], address: Address) -> None:
-        """Look at what a server says about itself, at every connection."""
+    def _check(self, info: dict[str, str], address: ServerAddress) -> None:
+        """Check the INFO of a server, for every connection."""
         for fault in faults(info, is_cluster=self._address.kind == "cluster"):
-            raise _FAULTS.get(fault.code, Unfit)(f"Redis at {shown(address)} {fault.text}")
+            raise _FAULTS.get(fault.code, UnusableServer)(
+                f"Redis at {address_text(address)} {fault.text}"
+            )
         for doubt in doubts(info, replicas=self._options.wait_replicas):
             self._warn(f"oncebridge.redis_{doubt}", address)
 
-    def _warn(self, what: str, address: Address) -> None:
-        """Say it once for each server."""
-        if (what, address) not in self._told:
-            self._told.add((what, address))
-            _log.warning(what, extra={"server": shown(address)})
+    def _warn(self, what: str, address: ServerAddress) -> None:
+        """Log a warning once for each server."""
+        if (what, address) not in self._warned:
+            self._warned.add((what, address))
+            _log.warning(what, extra={"server": address_text(address)})
 
 
 def _one_by_one(write: Callable[[_Item], bytes]) -> Callable[[Sequence[_Item]], list[bytes]]:
@@ -583,43 +598,45 @@ def _one_by_one(write: Callable[[_Item], bytes]) -> Callable[[Sequence[_Item]], 
 
 
 def _split(names: Sequence[bytes], sizes: Sequence[int] | None) -> list[Sequence[bytes]]:
-    """Return which names belong together."""
+    """Return the names of each item."""
     if sizes is None:
         return [[name] for name in names]
     ends = list(accumulate(sizes))
     return [names[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _all(decided: tuple[list[Any], list[int]]) -> list[Any]:
-    """Insist on an answer to everything."""
-    said, _ = decided
-    for answer in said:
-        _answered(answer)
-    return said
+def _require_all(decided: tuple[list[Any], list[int]]) -> list[Any]:
+    """Return the results; raise if one is missing."""
+    results, _ = decided
+    for answer in results:
+        _or_raise(answer)
+    return results
 
 
-def _some(said: list[Any]) -> list[Any]:
-    """Insist on an answer to something; that it is not safe yet is an answer too."""
-    if said and all(isinstance(a, StoreError) and type(a) is not TooFewCopies for a in said):
-        raise next((a for a in said if not isinstance(a, StoreUnavailable)), said[0])
-    return said
+def _require_some(results: list[Any]) -> list[Any]:
+    """Return the results; raise if all are missing. `TooFewReplicas` counts as a result."""
+    if results and all(
+        isinstance(a, StoreError) and type(a) is not TooFewReplicas for a in results
+    ):
+        raise next((a for a in results if not isinstance(a, StoreUnavailable)), results[0])
+    return results
 
 
-def _answered(answer: Any) -> Any:
+def _or_raise(answer: Any) -> Any:
     if isinstance(answer, StoreError):
         raise answer
     return answer
 
 
 def _sum(name: str, infos: Sequence[Mapping[str, str]]) -> int | None:
-    """Add a number up; None where one of the servers does not tell it."""
+    """Return the sum of a number; None if a server does not report it."""
     numbers = [info.get(name, "") for info in infos]
     return sum(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
 
 
-def _claim_answer(want: Want, said: Any, now_ms: int) -> ClaimAnswer:
+def _claim_answer(want: Want, results: Any, now_ms: int) -> ClaimAnswer:
     try:
-        return scripts.claim_answer(want, _answered(said), now_ms)
+        return scripts.claim_answer(want, _or_raise(results), now_ms)
     except StoreError as error:
         return NoAnswer(str(error))
 

@@ -1,10 +1,10 @@
 """
-A bucket whose objects are changed only under conditions.
+A bucket whose objects are changed with conditions only.
 
-An object is created where there is none (`If-None-Match: *`), and replaced or removed as
-the very version that was read (`If-Match`). Whoever comes second hears no, and nothing
-was written. `tried` finds out whether a bucket's server keeps to that: on AWS all do, but
-there are servers that take the headers and heed none.
+An object is created if there is none (`If-None-Match: *`), and replaced or removed if it is still
+the version that was read (`If-Match`). The second of two workers is refused, and nothing is
+written. `try_conditions` checks that the server obeys this: Amazon S3 does, but other servers may
+accept the headers and ignore them.
 """
 
 from collections.abc import Sequence
@@ -19,33 +19,33 @@ from oncebridge.errors import ConfigError
 
 _MOST_LISTED: Final = 1000
 _NO_ETAG: Final = '"00000000000000000000000000000000"'
-"""Of no object: so far nobody knows what has this hash."""
+"""The ETag of no object: no content with this hash is known."""
 
 _LOST = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
 """
-Another was first, is at it just now, or has removed it. Reading again shows which.
+Another worker has written it, is writing it, or has removed it. Reading again shows which.
 """
 
 
-class Found(Struct, frozen=True, gc=False):
+class StoredObject(Struct, frozen=True, gc=False):
     """An object as it was read."""
 
     body: bytes
     etag: str
 
 
-class Page(Struct, frozen=True):
-    """A part of the listing."""
+class ObjectPage(Struct, frozen=True):
+    """A page of the listing."""
 
     names: Sequence[str]
-    goes_on: bool
+    is_truncated: bool
 
 
 class S3Bucket:
     """
     The objects under *prefix* in the bucket of *client*; names are relative to it.
 
-    What the service refuses, and what does not reach it, raises as in `oncebridge.aws.client`.
+    Errors are raised as in `oncebridge.aws.client`.
     """
 
     def __init__(self, client: AwsClient, prefix: str) -> None:
@@ -53,26 +53,26 @@ class S3Bucket:
         self._root = f"/{prefix}"
         self._prefix = prefix
 
-    async def read(self, name: str) -> Found | None:
-        """Read an object; None where there is none."""
+    async def read(self, name: str) -> StoredObject | None:
+        """Return an object; None if there is none."""
         try:
             answer = await self._client.request("GET", self._root + name)
         except AwsError as error:
             if error.code == "NoSuchKey":
                 return None
             raise
-        return Found(answer.body, _etag(answer))
+        return StoredObject(answer.body, _etag(answer))
 
     async def create(self, name: str, body: bytes) -> str | None:
-        """Write a new object, and give its ETag; None where there is one already."""
+        """Write a new object and return its ETag; None if it exists already."""
         return await self._put(name, body, ("if-none-match", "*"))
 
     async def replace(self, name: str, etag: str, body: bytes) -> str | None:
-        """Write over the version *etag*, and give the new ETag; None if it is not that any more."""
+        """Replace the version *etag* and return the new ETag; None if it has changed."""
         return await self._put(name, body, ("if-match", etag))
 
     async def remove(self, name: str, etag: str) -> bool:
-        """Remove the version *etag*; False if it is not that any more."""
+        """Remove the version *etag*; return False if it has changed."""
         try:
             await self._client.request("DELETE", self._root + name, headers=[("if-match", etag)])
         except AwsError as error:
@@ -82,11 +82,11 @@ class S3Bucket:
         return True
 
     async def discard(self, name: str) -> None:
-        """Remove an object whatever it is; for what only we know of."""
+        """Remove an object without a condition; for objects that only this process uses."""
         await self._client.request("DELETE", self._root + name)
 
-    async def page(self, after: str, limit: int) -> Page:
-        """List about *limit* names that follow *after*, in order."""
+    async def page(self, after: str, limit: int) -> ObjectPage:
+        """Return about *limit* names that follow *after*, in order."""
         query = [("list-type", "2"), ("max-keys", str(min(limit, _MOST_LISTED)))]
         query += [("encoding-type", "url")]  # XML cannot hold every name
         query += [("prefix", self._prefix)] if self._prefix else []
@@ -96,23 +96,25 @@ class S3Bucket:
         names = [one.findtext("{*}Key", "") for one in listed.findall("{*}Contents")]
         if listed.findtext("{*}EncodingType", "").strip() == "url":
             names = [unquote_plus(name) for name in names]
-        goes_on = listed.findtext("{*}IsTruncated", "").strip()
-        if goes_on not in ("true", "false"):
-            raise Unclear("the answer does not tell whether the list of objects goes on")
-        if not all(names) or (goes_on == "true" and not names):
+        is_truncated = listed.findtext("{*}IsTruncated", "").strip()
+        if is_truncated not in ("true", "false"):
+            raise Unclear("the answer does not say whether the list of objects is complete")
+        if not all(names) or (is_truncated == "true" and not names):
             raise Unclear("the answer lists objects without their names")
-        return Page([name.removeprefix(self._prefix) for name in names], goes_on == "true")
+        return ObjectPage(
+            [name.removeprefix(self._prefix) for name in names], is_truncated == "true"
+        )
 
     async def keeps_versions(self) -> bool | None:
-        """Return whether every change leaves the old version behind; None if that is not told."""
+        """Return whether the bucket keeps old versions; None if reading that is not allowed."""
         try:
             answer = await self._client.request("GET", query=[("versioning", "")])
         except AwsError as error:
             if error.retryable:
                 raise
             return None
-        told = document(answer.body, "VersioningConfiguration")
-        return told.findtext("{*}Status", "").strip() == "Enabled"
+        versioning = document(answer.body, "VersioningConfiguration")
+        return versioning.findtext("{*}Status", "").strip() == "Enabled"
 
     async def _put(self, name: str, body: bytes, condition: tuple[str, str]) -> str | None:
         try:
@@ -129,37 +131,37 @@ class S3Bucket:
 def _etag(answer: ClientResponse) -> str:
     etag = answer.headers.get(b"etag", b"").decode("latin-1")
     if not etag:
-        raise ConfigError("", "the server names no ETag of its objects, so no change can be safe")
+        raise ConfigError("", "the server sends no ETag of its objects, so no change can be safe")
     return etag
 
 
-async def tried(bucket: S3Bucket, name: str) -> bool:
+async def try_conditions(bucket: S3Bucket, name: str) -> bool:
     """
-    Try with the object *name*, which nobody else uses, whether conditions are heeded.
+    Check with the object *name*, which no other process uses, that conditions are obeyed.
 
-    Raise `ConfigError` where writes do not heed them. Tell whether removals do: where they
-    do not, an object can only be replaced by one that stands for nothing.
+    Raise `ConfigError` if writes do not obey them. Return whether removals do: if not, a record
+    is removed by replacing it with a marker.
     """
     if await bucket.read(name) is not None:
-        raise ConfigError("", f"the server shows an object {name!r} that nobody wrote")
+        raise ConfigError("", f"the server returns an object {name!r} that was never written")
     if await bucket.replace(name, _NO_ETAG, b"none") is not None:
-        raise ConfigError("", _UNHEEDED.format("If-Match"))  # where there is nothing to match
+        raise ConfigError("", _IGNORED.format("If-Match"))  # where there is nothing to match
     etag = await bucket.create(name, b"first")
     if etag is None:
         raise ConfigError("", "the server refuses to create an object where there is none")
     if await bucket.create(name, b"second") is not None:
-        raise ConfigError("", _UNHEEDED.format("If-None-Match"))
+        raise ConfigError("", _IGNORED.format("If-None-Match"))
     if await bucket.replace(name, _NO_ETAG, b"second") is not None:
-        raise ConfigError("", _UNHEEDED.format("If-Match"))
+        raise ConfigError("", _IGNORED.format("If-Match"))
     etag = await bucket.replace(name, etag, b"third")
     if etag is None:
         raise ConfigError("", "the server refuses to replace an object that was just written")
-    if await bucket.read(name) != Found(b"third", etag):
-        raise ConfigError("", "the server does not show what was just written")
-    return await _is_removed_with_care(bucket, name, etag)
+    if await bucket.read(name) != StoredObject(b"third", etag):
+        raise ConfigError("", "the server does not return what was just written")
+    return await _obeys_conditional_removal(bucket, name, etag)
 
 
-async def _is_removed_with_care(bucket: S3Bucket, name: str, etag: str) -> bool:
+async def _obeys_conditional_removal(bucket: S3Bucket, name: str, etag: str) -> bool:
     try:
         if await bucket.remove(name, _NO_ETAG):
             return False
@@ -173,7 +175,7 @@ async def _is_removed_with_care(bucket: S3Bucket, name: str, etag: str) -> bool:
     return True
 
 
-_UNHEEDED: Final = (
-    "the server does not heed {} when it writes, so two workers would both win; "
-    "Amazon S3 does, and newer versions of other servers"
+_IGNORED: Final = (
+    "the server ignores {} when it writes, so two workers could claim the same event; use Amazon "
+    "S3, or a newer version of the server"
 )

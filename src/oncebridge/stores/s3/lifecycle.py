@@ -1,4 +1,4 @@
-"""The lifecycle rules of a bucket: which there are, and how ours gets among them."""
+"""Read the lifecycle rules of a bucket, and add ours."""
 
 import base64
 from hashlib import md5
@@ -6,18 +6,18 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from oncebridge.aws.client import AwsClient, AwsError
+from oncebridge.aws.s3_buckets import Expiry
 from oncebridge.aws.xml import document
-from oncebridge.stores.s3.lifecycle_rule import Expiry
 
 _NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 _TRANSITIONS: Final = "x-amz-transition-default-minimum-object-size"
 """A setting for all rules of the bucket; S3 resets it when rules are written without it."""
 
-ET.register_namespace("", _NAMESPACE)  # so that rules are written without a prefix, as the SDK does
+ET.register_namespace("", _NAMESPACE)  # writes rules without a prefix, as the SDK does
 
 
 async def expiries(client: AwsClient, prefix: str) -> list[Expiry] | None:
-    """List the rules in force that remove any objects under *prefix*; None if that is not told."""
+    """Return the active rules that remove objects under *prefix*; None if reading is denied."""
     try:
         found, _ = await _read(client)
     except AwsError as error:
@@ -32,7 +32,7 @@ async def expiries(client: AwsClient, prefix: str) -> list[Expiry] | None:
 
 
 async def write_expiry(client: AwsClient, expiry: Expiry) -> bool:
-    """Put *expiry* among the rules, in the place of one with its id; False if it is there."""
+    """Write *expiry*, in place of a rule with its id; return False if it exists already."""
     found, headers = await _read(client)
     if expiry in _rules(found):
         return False
@@ -87,7 +87,7 @@ def _rule(expiry: Expiry) -> ET.Element:
         _add(where, name, value)
     _add(rule, "Status", "Enabled")
     _add(_add(rule, "Expiration"), "Days", str(expiry.days))
-    # Where the bucket keeps versions, those that were replaced go soon.
+    # If the bucket keeps versions, old ones are removed soon.
     _add(_add(rule, "NoncurrentVersionExpiration"), "NoncurrentDays", "1")
     return rule
 

@@ -1,18 +1,17 @@
 """
-The store in an S3 bucket: one small object for each key. For teams without a database.
+The S3 store: one small object per key in a bucket. For teams without a database.
 
-**What survives a crash:** everything; S3 answers when a write is on several devices.
-**Whose clock:** this host's, put right by the dates of S3's answers. It may be wrong by
-*max_skew*, so a claim is taken over only when its lease has been over for that long.
-**What an outage does:** requests that fail or are slowed down are `NoAnswer` for their key;
-nothing is lost, events are handed back.
-**What it costs:** two writes for an event (about 10 US dollars for a million), one read for a
-duplicate, each some tens of milliseconds. There are no batches on S3, so a batch is many
-requests at once.
+**Durability:** everything; S3 confirms a write when it is on several devices.
+**Clock:** this host's, corrected by the dates of S3's answers. It may be wrong by *max_skew*, so a
+claim is taken over only when its lease has been over for that long.
+**Outages:** the answer for keys whose requests fail or are throttled is `NoAnswer`. No event is
+lost: events are returned to their source.
+**Cost:** two writes per event (about 10 US dollars per million), one read per duplicate, each some
+tens of milliseconds. S3 has no batches, so a batch is many requests at once.
 
-Every change is conditional: an object is created where there is none, and replaced as the
-very version that was read, so of many workers one wins. `open` tries whether the server
-heeds these conditions.
+Every change is conditional: an object is created if there is none, and replaced if it is still the
+version that was read. So one of several workers wins. `open` checks that the server obeys these
+conditions.
 """
 
 import asyncio
@@ -28,25 +27,24 @@ from msgspec.structs import replace
 
 from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
 from oncebridge.aws.options import AwsStoreOptions
+from oncebridge.aws.s3_buckets import KEPT_SIZE, Expiry, checked_prefix, days_of, rule_for
 from oncebridge.aws.xml import first_texts
 from oncebridge.base.clock import Clock, SystemDice, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.stores.api import Claim, ClaimAnswer, NoAnswer, Record, Want
 from oncebridge.stores.conditional import (
-    Cell,
-    Change,
     ChangeAnswer,
-    Changed,
-    CompareStore,
-    Other,
-    in_turn,
+    ConditionalStore,
+    RecordChange,
+    RecordChanged,
+    RecordDiffers,
+    VersionedRecord,
+    change_in_turn,
 )
-from oncebridge.stores.packed import packed, unpacked
-from oncebridge.stores.s3.bucket import S3Bucket, tried
+from oncebridge.stores.record_encoding import decode_record, encode_record
+from oncebridge.stores.s3.bucket import S3Bucket, try_conditions
 from oncebridge.stores.s3.lifecycle import expiries, write_expiry
-from oncebridge.stores.s3.lifecycle_rule import PASSED_OVER, Expiry, days_of, rule_for
-from oncebridge.stores.s3.names import checked_prefix
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -56,103 +54,103 @@ _log = logging.getLogger("oncebridge")
 _LONGEST_NAME: Final = 256
 _RECORD: Final = re.compile(r"(?:[0-9a-f]{2})+|sha256-[0-9a-f]{64}")
 _PROBE: Final = "probe-"
-_NOBODYS: Final = b"oncebridge vitals"
-"""A key that nothing is kept under."""
+_UNUSED_KEY: Final = b"oncebridge vitals"
+"""A key that has no record."""
 _PAGE: Final = 1000
 _WARN_EVERY_MS: Final = 60_000
 _DAY_MS: Final = 86_400_000
 _YEAR_MS: Final = 365 * _DAY_MS
 _PADDED: Final = b"P"
 _REMOVED: Final = b"-"
-"""Not empty: lifecycle rules for objects of some sizes pass over empty ones."""
+"""Not empty: lifecycle rules with a size do not apply to empty objects."""
 _FAILURES: Final = (AwsError, NotSent, Unclear, StoreError, ConfigError)
-_WORTH_A_LOOK: Final = 0.074
+_READ_FIRST_SHARE: Final = 0.074
 """
-From this share of repeats on, reading before a claim is cheaper than a write that fails: a
+From this share of duplicates on, reading before a claim is cheaper than a write that fails: a
 write costs 12.5 times as much as a read, whether or not its condition holds.
 """
-_LOOKED_BACK: Final = 200
+_AVERAGED_OVER: Final = 200
 
-_OTHER: Final = Other()
-_GONE: Final = Changed(None)
+_DIFFERS: Final = RecordDiffers()
+_GONE: Final = RecordChanged(None)
 
 
 class S3Options(AwsStoreOptions, frozen=True, kw_only=True):
-    """What can be set about the S3 store."""
+    """Options of the S3 store."""
 
     connections: Annotated[
-        int, Doc("How many requests may be under way at once.", "64", at_least=1)
+        int, Doc("How many requests may run at the same time.", "64", at_least=1)
     ] = 64
     look_first: Annotated[
         Literal["auto", "always", "never"],
         Doc(
-            "Whether a claim reads before it writes: cheaper where more than one event in "
-            "fourteen is a repeat, slower by one request for the others. `auto` goes by the "
-            "repeats of late.",
+            "Whether a claim reads before it writes: cheaper if more than one event in fourteen is "
+            "a duplicate, but one more request for the others. `auto` decides by the recent share "
+            "of duplicates.",
             "auto",
         ),
     ] = "auto"
     expiry: Annotated[
         Literal["lifecycle", "sweep"],
         Doc(
-            "Who removes old records: a lifecycle rule of the bucket, for free, or this store, "
-            "which has to read them all (for servers without such rules).",
+            "What removes old records: a lifecycle rule of the bucket, for free, or this store, "
+            "which has to read them all (for servers without lifecycle rules).",
             "lifecycle",
         ),
     ] = "lifecycle"
     expire_after: Annotated[
         timedelta,
         Doc(
-            "How long the lifecycle rule leaves records alone: the longest window and a day. "
-            "`oncebridge migrate` makes the rule.",
+            "After how long the lifecycle rule removes records: the longest window plus a day. "
+            "`oncebridge migrate` creates the rule.",
             "7d",
         ),
     ] = timedelta(days=7)
 
 
-class _Cells:
-    """Objects as cells; see `oncebridge.stores.conditional.Cells`."""
+class _ObjectBackend:
+    """Records as objects; see `oncebridge.stores.conditional.ConditionalBackend`."""
 
     def __init__(self, bucket: S3Bucket, clock: Clock) -> None:
         self._bucket = bucket
         self._clock = clock
-        self.removes_with_care = True
-        """Else what is removed leaves an object behind that stands for nothing."""
+        self.has_conditional_removal = True
+        """If False, a record is removed by replacing it with a marker (`_REMOVED`)."""
         self.rule_ms: int | None = None
-        """How long after its last write the bucket removes a record by itself."""
+        """How long after its last write the lifecycle rule removes a record; None: no rule."""
         self._has_warned = False
 
     def now_ms(self) -> int:
         return self._clock()
 
-    async def read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
+    async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         return await _at_once(self._read, keys)
 
-    async def change(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         return await _at_once(self._change, changes)
 
     async def change_together(
-        self, groups: Sequence[Sequence[Change]]
-    ) -> list[list[Changed] | Other | NoAnswer]:
-        return await in_turn(self, groups)
+        self, groups: Sequence[Sequence[RecordChange]]
+    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+        return await change_in_turn(self, groups)
 
-    async def read_names(self, names: Sequence[str]) -> list[Cell | NoAnswer | None]:
+    async def read_names(self, names: Sequence[str]) -> list[VersionedRecord | NoAnswer | None]:
         """Read objects that a listing named."""
         return await _at_once(self._read_name, [name for name in names if _RECORD.fullmatch(name)])
 
-    async def _read(self, key: bytes) -> Cell | NoAnswer | None:
+    async def _read(self, key: bytes) -> VersionedRecord | NoAnswer | None:
         return await self._read_name(_name(key))
 
-    async def _read_name(self, name: str) -> Cell | NoAnswer | None:
+    async def _read_name(self, name: str) -> VersionedRecord | NoAnswer | None:
         try:
             found = await self._bucket.read(name)
             if found is None:
                 return None
-            return Cell(_record(found.body), found.etag)
+            return VersionedRecord(_record(found.body), found.etag)
         except _FAILURES as error:
             return NoAnswer(_reason(error))
 
-    async def _change(self, change: Change) -> ChangeAnswer:
+    async def _change(self, change: RecordChange) -> ChangeAnswer:
         try:
             if change.after is None:
                 return await self._remove(change)
@@ -163,19 +161,19 @@ class _Cells:
                 etag = await self._bucket.replace(name, change.before.version, body)
         except _FAILURES as error:
             return NoAnswer(_reason(error))
-        return _OTHER if etag is None else Changed(Cell(change.after, etag))
+        return _DIFFERS if etag is None else RecordChanged(VersionedRecord(change.after, etag))
 
-    async def _remove(self, change: Change) -> ChangeAnswer:
+    async def _remove(self, change: RecordChange) -> ChangeAnswer:
         if change.before is None:
             return _GONE
         name, etag = _name(change.key), change.before.version
-        if self.removes_with_care:
-            return _GONE if await self._bucket.remove(name, etag) else _OTHER
+        if self.has_conditional_removal:
+            return _GONE if await self._bucket.remove(name, etag) else _DIFFERS
         left = await self._bucket.replace(name, etag, _REMOVED)
-        return _OTHER if left is None else Changed(Cell(None, left))
+        return _DIFFERS if left is None else RecordChanged(VersionedRecord(None, left))
 
     def _body(self, record: Record) -> bytes:
-        body = packed(record)
+        body = encode_record(record)
         keep_ms = record.keep_until_ms - self._clock()
         if self.rule_ms is None or keep_ms <= self.rule_ms:
             return body
@@ -183,23 +181,23 @@ class _Cells:
             self._has_warned = True
             extra = {"rule_days": self.rule_ms // _DAY_MS, "window_days": keep_ms // _DAY_MS + 1}
             _log.warning("oncebridge.s3_window_outlives_rule", extra=extra)
-        return (_PADDED + len(body).to_bytes(4, "big") + body).ljust(PASSED_OVER, b"\0")
+        return (_PADDED + len(body).to_bytes(4, "big") + body).ljust(KEPT_SIZE, b"\0")
 
 
 def _name(key: bytes) -> str:
-    """Name the object of *key*. Keys are hashes, so names are spread evenly."""
+    """Return the object name of *key*. Keys are hashes, so names are spread evenly."""
     if 0 < len(key) <= _LONGEST_NAME:
         return key.hex()
     return f"sha256-{sha256(key).hexdigest()}"
 
 
 def _record(body: bytes) -> Record | None:
-    """Read the body of an object; None for what a removed record leaves behind."""
+    """Return the record in the body of an object; None for the marker of a removed record."""
     if body == _REMOVED:
         return None
     if body[:1] == _PADDED:
         body = body[5 : 5 + int.from_bytes(body[1:5], "big")]
-    return unpacked(body)
+    return decode_record(body)
 
 
 def _reason(error: Exception) -> str:
@@ -207,17 +205,17 @@ def _reason(error: Exception) -> str:
 
 
 async def _at_once(ask: Callable[[_Item], Awaitable[_T]], items: Sequence[_Item]) -> list[_T]:
-    """Ask for all items at once; the client lets as many through as it may."""
+    """Request all items at once; the client limits how many run."""
     if len(items) == 1:
         return [await ask(items[0])]
     return await asyncio.gather(*map(ask, items))
 
 
-class S3Store(CompareStore):
+class S3Store(ConditionalStore):
     """
     Keep records in *bucket*, as objects whose names begin with *prefix*.
 
-    *clock* is for tests: with it, nothing is corrected and there is no margin.
+    *clock* is for tests: it is used without correction, and without a margin.
     """
 
     Options: ClassVar = S3Options
@@ -247,13 +245,13 @@ class S3Store(CompareStore):
         self._is_timed_by_s3 = clock is None
         self._clock = clock or self._time
         self._bucket = S3Bucket(self._client, self._prefix)
-        self._objects = _Cells(self._bucket, self._clock)
+        self._objects = _ObjectBackend(self._bucket, self._clock)
         super().__init__(self._objects, margin_ms=0 if clock else self._max_skew_ms)
         self._opening = asyncio.Lock()
         self._is_open = False
-        self._hand = ""
-        self._repeats = _WORTH_A_LOOK
-        """The share of claims, of late, that met something."""
+        self._purge_from = ""
+        self._duplicate_share = _READ_FIRST_SHARE
+        """The recent share of claims that found a record."""
 
     @classmethod
     def from_url(cls, url: str, options: S3Options | None = None) -> Self:
@@ -261,10 +259,12 @@ class S3Store(CompareStore):
         options = options or S3Options()
         place, _, asked = url.removeprefix("s3://").partition("?")
         if not url.startswith("s3://") or not place or place.startswith("/"):
-            raise ConfigError("", f"{url!r}: an S3 store is s3://BUCKET/PREFIX")
+            raise ConfigError("", f"{url!r}: the address of an S3 store is s3://BUCKET/PREFIX")
         bucket, _, prefix = place.partition("/")
         if "@" in bucket:
-            raise ConfigError("", "credentials are found as everywhere on AWS, not in the address")
+            raise ConfigError(
+                "", "the address has credentials; use the AWS configuration or environment instead"
+            )
         query = dict(parse_qsl(asked, keep_blank_values=True))
         region = query.pop("region", None)
         if query or "#" in url:
@@ -281,43 +281,48 @@ class S3Store(CompareStore):
     async def open(self) -> None:
         async with self._opening:
             if not self._is_open:
-                await self._told(self._check())
+                await self._explained(self._check())
                 self._is_open = True
 
     async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
         looks = self._options.look_first
         answers = await self._claim(
             wants,
-            look=looks == "always" or (looks == "auto" and self._repeats >= _WORTH_A_LOOK),
+            read_first=looks == "always"
+            or (looks == "auto" and self._duplicate_share >= _READ_FIRST_SHARE),
         )
         if wants:
-            share = sum(map(_met_something, answers)) / len(wants)
-            self._repeats += min(len(wants) / _LOOKED_BACK, 1) * (share - self._repeats)
+            share = sum(map(_found_record, answers)) / len(wants)
+            self._duplicate_share += min(len(wants) / _AVERAGED_OVER, 1) * (
+                share - self._duplicate_share
+            )
         return answers
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
-        cells, following = await self._walk(place.decode(), limit)
-        return [cell.record for cell in cells if cell.record is not None], following.encode()
+        entries, following = await self._read_page(place.decode(), limit)
+        return [entry.record for entry in entries if entry.record is not None], following.encode()
 
     async def purge(self, limit: int = 1000) -> int:
         """
-        Look at the next *limit* records, and remove those past keeping.
+        Read the next *limit* records, and remove those past keeping.
 
-        Only where it is not left to the bucket: every look costs.
+        Does nothing if a lifecycle rule does this: every read costs money.
         """
         if self._options.expiry == "lifecycle":
             return 0
         gone = 0
         for looks in range(limit, 0, -_PAGE):
-            cells, self._hand = await self._walk(self._hand, min(looks, _PAGE))
+            entries, self._purge_from = await self._read_page(self._purge_from, min(looks, _PAGE))
             now = self._clock() - self._margin_ms
             past = [
-                Change(cell.record.key, cell, None)
-                for cell in cells
-                if cell.record is not None and cell.record.keep_until_ms <= now
+                RecordChange(entry.record.key, entry, None)
+                for entry in entries
+                if entry.record is not None and entry.record.keep_until_ms <= now
             ]
-            gone += sum(type(answer) is Changed for answer in await self._objects.change(past))
-            if not self._hand:
+            gone += sum(
+                type(answer) is RecordChanged for answer in await self._objects.change(past)
+            )
+            if not self._purge_from:
                 break
         return gone
 
@@ -326,18 +331,18 @@ class S3Store(CompareStore):
 
     async def vitals(self) -> Mapping[str, int | None]:
         """
-        Read an object that is not there; that it is not is an answer.
+        Check that S3 answers, by reading an object that does not exist.
 
-        How many there are only a listing could tell, which costs more than it is worth.
+        The number of records is not known: listing them would cost too much.
         """
-        await self.peek([_NOBODYS])
+        await self.peek([_UNUSED_KEY])
         if self._is_timed_by_s3 and self._client.clock.error_ms is None:
-            return {"clock_offset_ms": None}  # it never told its time
+            return {"clock_offset_ms": None}  # S3 has not sent a date yet
         return {}
 
     async def migrate(self) -> list[str]:
-        """Make the bucket where there is none, and the lifecycle rule."""
-        return await self._told(self._migrate())
+        """Create the bucket if there is none, and the lifecycle rule."""
+        return await self._explained(self._migrate())
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -362,28 +367,28 @@ class S3Store(CompareStore):
             _log.warning("oncebridge.s3_clock_is_off", extra=extra)
         return now
 
-    # --- walking through the bucket -----------------------------------------------------
+    # --- listing ------------------------------------------------------------------------
 
-    async def _walk(self, after: str, limit: int) -> tuple[list[Cell], str]:
-        """Read the next objects, and tell after which name to go on; none: the end."""
+    async def _read_page(self, after: str, limit: int) -> tuple[list[VersionedRecord], str]:
+        """Return the next objects, and the name to continue after; empty at the end."""
         try:
             page = await self._bucket.page(after, limit)
         except (AwsError, NotSent, Unclear) as error:
             raise StoreUnavailable(_reason(error)) from None
-        cells: list[Cell] = []
-        for cell in await self._objects.read_names(page.names):
-            if isinstance(cell, NoAnswer):
-                raise StoreUnavailable(cell.reason)
-            if cell is not None:
-                cells.append(cell)
-        return cells, page.names[-1] if page.names and page.goes_on else ""
+        entries: list[VersionedRecord] = []
+        for entry in await self._objects.read_names(page.names):
+            if isinstance(entry, NoAnswer):
+                raise StoreUnavailable(entry.reason)
+            if entry is not None:
+                entries.append(entry)
+        return entries, page.names[-1] if page.names and page.is_truncated else ""
 
     # --- at the start -------------------------------------------------------------------
 
     async def _check(self) -> None:
         await self._client.open()
         probe = _PROBE + SystemDice().tokens(1)[0].hex()
-        self._objects.removes_with_care = await tried(self._bucket, probe)
+        self._objects.has_conditional_removal = await try_conditions(self._bucket, probe)
         self._check_clock()
         keeps_versions, rules = await asyncio.gather(
             self._bucket.keeps_versions(), expiries(self._client, self._prefix)
@@ -393,20 +398,21 @@ class S3Store(CompareStore):
                 "oncebridge.s3_keeps_versions",
                 extra={
                     "bucket": self._name,
-                    "what": "every change leaves an old version behind that costs storage; turn "
-                    "versioning off, or let a lifecycle rule remove noncurrent versions",
+                    "what": "every change keeps an old version, which costs storage; turn "
+                    "versioning off, or add a lifecycle rule that removes noncurrent versions",
                 },
             )
         if rules is not None:
-            self._heed(rules)
+            self._note_rules(rules)
             return
-        # There may be one all the same, as `oncebridge migrate` makes it.
+        # There may be a rule nevertheless, such as that of `oncebridge migrate`.
         self._objects.rule_ms = ms(timedelta(days=days_of(self._options.expire_after)))
         _log.warning(
             "oncebridge.s3_expiry_unknown",
             extra={
                 "bucket": self._name,
-                "what": "the lifecycle rules may not be read (s3:GetLifecycleConfiguration)",
+                "what": "reading the lifecycle rules is not allowed; grant "
+                "s3:GetLifecycleConfiguration",
             },
         )
 
@@ -414,17 +420,17 @@ class S3Store(CompareStore):
         if self._is_timed_by_s3 and not self._client.clock.check(self._max_skew_ms):
             _log.warning("oncebridge.s3_clock_unknown", extra={"bucket": self._name})
 
-    def _heed(self, rules: Sequence[Expiry]) -> None:
-        """See what the bucket removes by itself, and when."""
-        wished = days_of(self._options.expire_after)
+    def _note_rules(self, rules: Sequence[Expiry]) -> None:
+        """Check which records the bucket's rules remove, and when."""
+        wanted = days_of(self._options.expire_after)
         for rule in rules:
             if not rule.removes_all:
                 continue
-            if rule.days < wished:
+            if rule.days < wanted:
                 raise ConfigError(
                     "",
                     f"the bucket's lifecycle rule {rule.id!r} removes records after {rule.days} "
-                    f"days, so repeats would pass after that; expire_after asks for {wished} days: "
+                    f"days, so later duplicates would be delivered; expire_after is {wanted} days: "
                     "change the rule, or expire_after if no window is longer",
                 )
             _log.warning(
@@ -432,9 +438,9 @@ class S3Store(CompareStore):
                 extra={
                     "bucket": self._name,
                     "rule": rule.id,
-                    "what": "it also removes what must stay longer, such as that a route is "
-                    f"paused; limit it to objects smaller than {PASSED_OVER} bytes, as "
-                    "`oncebridge migrate` does",
+                    "what": "it also removes records that must stay longer, such as paused routes; "
+                    f"limit it to objects smaller than {KEPT_SIZE} bytes, as `oncebridge migrate` "
+                    "does",
                 },
             )
         if rules:
@@ -446,7 +452,7 @@ class S3Store(CompareStore):
                 extra={
                     "bucket": self._name,
                     "what": "no lifecycle rule removes old records, so they stay for ever; "
-                    "`oncebridge migrate` makes one",
+                    "`oncebridge migrate` creates one",
                 },
             )
 
@@ -459,15 +465,15 @@ class S3Store(CompareStore):
             if error.status != 404:
                 raise
             await self._client.request("PUT", body=_location(place.region))
-            done.append(f"made the bucket {self._name} in {place.region}")
+            done.append(f"created the bucket {self._name} in {place.region}")
         if self._options.expiry == "lifecycle":
             rule = rule_for(self._prefix, self._options.expire_after)
             if await write_expiry(self._client, rule):
-                done.append(f"made the rule {rule.id}: records go after {rule.days} days")
+                done.append(f"created the rule {rule.id}: removes records after {rule.days} days")
         return done
 
-    async def _told(self, work: Awaitable[_T]) -> _T:
-        """Say what to do about what goes wrong at the start."""
+    async def _explained(self, work: Awaitable[_T]) -> _T:
+        """Do *work* of the start; raise errors that say what to do."""
         try:
             return await work
         except ConfigError as error:
@@ -480,7 +486,7 @@ class S3Store(CompareStore):
             raise ConfigError("", f"s3://{self._name}: {_advice(error)}") from error
 
 
-def _met_something(answer: ClaimAnswer) -> bool:
+def _found_record(answer: ClaimAnswer) -> bool:
     if isinstance(answer, Claim):
         return any(held.attempts > 1 for held in answer.held)
     return not isinstance(answer, NoAnswer)
@@ -498,19 +504,19 @@ def _location(region: str) -> bytes:
 def _advice(error: AwsError) -> str:
     match error.code:
         case "NoSuchBucket":
-            return "there is no such bucket; `oncebridge migrate` makes it"
+            return "there is no such bucket; create it with: oncebridge migrate"
         case "AuthorizationHeaderMalformed" | "PermanentRedirect" | "HTTP 301":
             (region,) = first_texts(error.body, "Region")
             where = f" ({region})" if region else ""
-            return f"the bucket is in another Region{where}; put ?region= into the address"
+            return f"the bucket is in another Region{where}; add ?region= to the address"
         case "RequestTimeTooSkewed":
-            return "this host's clock is minutes away from that of S3; set it (NTP, chrony)"
+            return "this host's clock is off by minutes; synchronise it (NTP, chrony)"
         case "NotImplemented":
-            return "the server knows no conditional writes, which this store needs"
+            return "the server does not support conditional writes, which this store needs"
         case "AccessDenied" | "HTTP 403":
             return (
-                f"{error}; it takes s3:GetObject, s3:PutObject and s3:DeleteObject on the objects, "
-                "and s3:ListBucket on the bucket (else S3 does not tell what is missing)"
+                f"{error}; grant s3:GetObject, s3:PutObject and s3:DeleteObject on the objects, "
+                "and s3:ListBucket on the bucket (without it S3 denies access to missing objects)"
             )
         case _:
             return str(error)

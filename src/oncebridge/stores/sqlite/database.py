@@ -1,10 +1,9 @@
 """
-A SQLite file, as the store and the dead letters use it.
+A SQLite file, for the store, the dead letters and the spool.
 
-SQLite blocks, so it lives in a thread of its own: one, as there is one writer anyway.
-Everything that is written is durable when the call returns (`synchronous=FULL`). Changes
-that are asked for while the thread is busy go together in its next transaction: one fsync
-for all of them.
+SQLite blocks, so it runs in a thread: one, since SQLite has a single writer anyway. Everything
+written is durable when the call returns (`synchronous=FULL`). Changes that are requested while the
+thread is busy share its next transaction: one fsync for all of them.
 """
 
 import asyncio
@@ -36,10 +35,10 @@ CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INT
 _VERSION_OF = "SELECT version FROM oncebridge_schema WHERE name = ?"
 _creating = threading.Lock()
 _PAUSE_MS = 10
-_TOGETHER = 16  # works in one transaction: other processes get their turn in between
+_TOGETHER = 16  # changes per transaction, so that other processes can write in between
 _WAL_LEAST, _WAL_MOST = 64 * 1024, 16 * 1024 * 1024
 _WAL_SHARE = 32
-"""Of the disk: several files may be on it."""
+"""The part of the disk that one log may use; several files may be on it."""
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "glusterfs"),
@@ -62,8 +61,8 @@ class SQLiteFile:
     """
     The file at *path*, with the tables of *schema*.
 
-    *name* and *version* say whose tables and which layout they are, so that a file
-    written by another version is refused rather than misread.
+    *name* and *version* identify the tables and their layout, so that a file written by another
+    version is refused rather than misread.
     """
 
     def __init__(
@@ -82,7 +81,9 @@ class SQLiteFile:
         self._busy_timeout = busy_timeout
         self._thread = _Thread()
         self._connection: sqlite3.Connection | None = None
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _WriteQueue] = (
+            WeakKeyDictionary()
+        )
         self._closed = False
 
     @property
@@ -90,7 +91,7 @@ class SQLiteFile:
         return self._path
 
     def refusal(self, db: sqlite3.Connection) -> str:
-        """Return why the file behind *db* would be refused; nothing if it would not."""
+        """Return why the file of *db* would be refused; empty if it would not."""
         has_versions = "SELECT 1 FROM sqlite_master WHERE name = 'oncebridge_schema'"
         if not db.execute(has_versions).fetchone():
             return ""
@@ -104,7 +105,7 @@ class SQLiteFile:
         )
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Do *work* in the thread; the file is opened, checked and set up on first use."""
+        """Run *work* in the thread; the file is opened, checked and set up on first use."""
         if self._closed:
             raise StoreError(f"{self._path}: has been closed")
         loop = asyncio.get_running_loop()
@@ -112,28 +113,28 @@ class SQLiteFile:
 
     async def change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """
-        Do *work* in the thread and in a transaction, perhaps together with others.
+        Run *work* in the thread and in a transaction, which it may share with others.
 
-        It is done wholly or not at all, and may be done twice if another's work beside it
-        fails; it must change nothing but the file.
+        It is done completely or not at all. It may run twice, if another change in its transaction
+        fails, so it must change nothing but the file.
         """
         if self._closed:
             raise StoreError(f"{self._path}: has been closed")
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            line = self._lines[loop] = _Line()
-        if line.is_free:
-            line.is_free = False
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = _WriteQueue()
+        if queue.is_free:
+            queue.is_free = False
             try:
                 ((value, error),) = await self._in_thread(loop, [work])
             finally:
-                self._go_on(loop, line)
+                self._continue(loop, queue)
             if error is not None:
                 raise error
             return cast("_T", value)
         result: asyncio.Future[_T] = loop.create_future()
-        line.waiting.append((work, result))
+        queue.waiting.append((work, result))
         return await result
 
     def _in_thread(
@@ -141,32 +142,32 @@ class SQLiteFile:
     ) -> asyncio.Future[list[_Done]]:
         return self._thread.do(loop, lambda: self._together(works))
 
-    def _go_on(self, loop: asyncio.AbstractEventLoop, line: "_Line") -> None:
-        if line.waiting:
-            line.task = loop.create_task(self._empty(line))
+    def _continue(self, loop: asyncio.AbstractEventLoop, queue: "_WriteQueue") -> None:
+        if queue.waiting:
+            queue.task = loop.create_task(self._drain(queue))
         else:
-            line.is_free = True
+            queue.is_free = True
 
-    async def _empty(self, line: "_Line") -> None:
+    async def _drain(self, queue: "_WriteQueue") -> None:
         loop = asyncio.get_running_loop()
         try:
-            while line.waiting:
-                group = line.waiting[:_TOGETHER]
-                del line.waiting[:_TOGETHER]
+            while queue.waiting:
+                group = queue.waiting[:_TOGETHER]
+                del queue.waiting[:_TOGETHER]
                 done = await self._in_thread(loop, [work for work, _ in group])
                 for (_, result), (value, error) in zip(group, done, strict=True):
-                    _tell(result, value, error)
+                    _set_result(result, value, error)
         except BaseException as error:
-            for _, result in [*group, *line.waiting]:
+            for _, result in [*group, *queue.waiting]:
                 if not result.done():
                     result.set_exception(StoreError(f"{self._path}: {error!r}"))
-            line.waiting.clear()
+            queue.waiting.clear()
             raise
         finally:
-            line.is_free = True
+            queue.is_free = True
 
     def _together(self, works: Sequence[_Work]) -> list[_Done]:
-        """Do all in one transaction; if that fails, each in one of its own."""
+        """Run all in one transaction; if that fails, each in one of its own."""
 
         def all_of_them(db: sqlite3.Connection) -> list[_Done]:
             with transaction(db):
@@ -175,9 +176,9 @@ class SQLiteFile:
         try:
             return self._guarded(all_of_them)
         except StoreUnavailable as error:
-            # It would be away for each of them too, and each would wait as long.
+            # It would be unavailable for each of them too, and each would wait as long.
             return [(None, error)] * len(works)
-        except Exception as error:  # noqa: BLE001 - handed to whoever asked for it
+        except Exception as error:  # noqa: BLE001 - passed to the caller
             if len(works) == 1:
                 return [(None, error)]
         return [self._together([work])[0] for work in works]
@@ -186,9 +187,9 @@ class SQLiteFile:
         if self._closed:
             return
         self._closed = True
-        line = self._lines.get(asyncio.get_running_loop())
-        if line is not None and line.task is not None:
-            await asyncio.wait([line.task])
+        queue = self._queues.get(asyncio.get_running_loop())
+        if queue is not None and queue.task is not None:
+            await asyncio.wait([queue.task])
         await self._thread.do(asyncio.get_running_loop(), self._close)
         self._thread.stop()
 
@@ -209,14 +210,14 @@ class SQLiteFile:
 
     def _connect(self) -> sqlite3.Connection:
         if self._path.name == ":memory:":
-            raise StoreError("sqlite: needs a file; to keep nothing, write memory: instead")
+            raise StoreError("sqlite: needs a file; to keep records in memory, use memory: instead")
         _refuse_network_file_system(self._path)
         if not self._path.parent.is_dir():
             raise StoreError(
-                f"{self._path}: the directory does not exist; create it, or name another path"
+                f"{self._path}: the directory does not exist; create it, or use another path"
             )
-        # First, as SQLite gives its log the mode of the file; SQLite reports what goes wrong. One
-        # thread at a time: closing a file releases the locks of this process's connections to it.
+        # Created first, because SQLite gives its log the mode of the file; SQLite reports errors.
+        # One thread at a time: closing a file releases all locks of this process on it.
         with _creating, suppress(OSError):
             os.close(create_private(self._path))
         db = sqlite3.connect(
@@ -241,12 +242,12 @@ class SQLiteFile:
         mode = self._switch_to_wal(db)
         if mode != "wal":
             raise StoreError(
-                f"{self._path}: this file system gives SQLite no write-ahead log "
+                f"{self._path}: this file system does not support SQLite's write-ahead log "
                 f"(journal mode {mode!r}); put the file on a local disk"
             )
         db.execute("PRAGMA synchronous = FULL")
-        # Keys are random, so every write touches pages all over the table: keep them at hand,
-        # and carry them over to the main file less often than every 4 MB, where there is room.
+        # Keys are random, so every write touches pages all over the table: cache them, and write
+        # them to the main file less often than every 4 MB, if the disk has room.
         db.execute("PRAGMA cache_size = -65536")
         most = wal_limit(self._path)
         (page_size,) = db.execute("PRAGMA page_size").fetchone()
@@ -263,7 +264,7 @@ class SQLiteFile:
             db.execute(self._schema)
 
     def _switch_to_wal(self, db: sqlite3.Connection) -> str:
-        """Ask for a write-ahead log; SQLite itself does not wait when several ask at once."""
+        """Switch to a write-ahead log; SQLite does not wait if several processes do so at once."""
         left = ms(self._busy_timeout) // _PAUSE_MS
         while True:
             try:
@@ -280,10 +281,10 @@ _Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"
 
 class _Thread:
     """
-    A thread that does one thing after the other, for any loop.
+    A thread that runs one job after the other, for any loop.
 
-    An executor of one thread would do the same, at half as much again for each call. What has
-    begun when the interpreter ends is still done.
+    An executor with one thread would do the same, with 50 % more overhead per call. A job that
+    runs when the interpreter exits is finished.
     """
 
     def __init__(self) -> None:
@@ -292,7 +293,7 @@ class _Thread:
         self._is_started = self._is_stopped = False
 
     def do(self, loop: asyncio.AbstractEventLoop, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Do *work*; whoever is cancelled while waiting leaves it to be done all the same."""
+        """Run *work*; it is run even if the caller is cancelled while it waits."""
         result: asyncio.Future[_T] = loop.create_future()
         with self._lock:
             if self._is_stopped:
@@ -304,34 +305,34 @@ class _Thread:
 
     def _start(self) -> None:
         name = "oncebridge-sqlite"
-        thread = threading.Thread(target=_work_off, args=[self._jobs], name=name, daemon=True)
+        thread = threading.Thread(target=_run_jobs, args=[self._jobs], name=name, daemon=True)
         thread.start()
-        finalize(self, _stop, self._jobs, thread)  # also at the end of the interpreter
+        finalize(self, _stop, self._jobs, thread)  # also when the interpreter exits
         self._is_started = True
 
     def stop(self) -> None:
-        """Let the thread end when it has done what it was asked to."""
+        """End the thread after its last job."""
         with self._lock:
             self._is_stopped = True
             self._jobs.put(None)
 
 
-def _work_off(jobs: "SimpleQueue[_Job | None]") -> None:
+def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
         work, loop, result = job
         value, error = None, None
         try:
             value = work()
-        except BaseException as raised:  # noqa: BLE001 - handed to whoever asked for it
+        except BaseException as raised:  # noqa: BLE001 - passed to the caller
             error = raised
-        with suppress(RuntimeError):  # the loop has been closed, and nobody waits
-            loop.call_soon_threadsafe(_tell, result, value, error)
-        del job, work, loop, result, value, error  # it may be long until the next one
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
+            loop.call_soon_threadsafe(_set_result, result, value, error)
+        del job, work, loop, result, value, error  # freed now: the next job may come late
 
 
-def _tell(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
+def _set_result(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
     if result.done():
-        return  # whoever asked has been cancelled
+        return  # the caller was cancelled
     if error is not None:
         result.set_exception(error)
     else:
@@ -344,19 +345,19 @@ def _stop(jobs: "SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
         thread.join()
 
 
-class _Line:
-    """What one loop is waiting for."""
+class _WriteQueue:
+    """The changes that wait for the thread, for one loop."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[_Work, asyncio.Future[Any]]] = []
         self.is_free = True
         self.task: asyncio.Task[None] | None = None
-        """Kept, as the loop itself holds it weakly only."""
+        """Kept, because the loop has only a weak reference."""
 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Do all of the block or nothing, alone among all processes that share the file."""
+    """Run the block in a transaction, exclusively among all processes that share the file."""
     # IMMEDIATE takes the write lock before the first read, so nothing that was read can change.
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -372,25 +373,26 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_READONLY:
         return StoreError(
-            f"{path}: the file or its directory is read-only; SQLite has to write beside it too"
+            f"{path}: the file or its directory is read-only; make both writable, as SQLite also "
+            "creates files beside it"
         )
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreError(
             f"{path}: cannot be opened or created; the directory must exist and be writable, and "
-            "a symbolic link must lead to a file"
+            "a symbolic link must point to a file"
         )
     if code == sqlite3.SQLITE_NOTADB:
-        return StoreError(f"{path}: is not a SQLite file; name another path")
+        return StoreError(f"{path}: is not a SQLite file; use another path")
     if code in _TRANSIENT:
         return StoreUnavailable(f"{path}: {error}")
     return StoreError(f"{path}: {error}")
 
 
 @contextmanager
-def looking_at(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file at *path* as it is: nothing is changed, and nothing made beside it."""
+def open_unchanged(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the file at *path* for reading, without creating files beside it."""
     beside = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
-    # Where its helpers are not there, nobody has it open; SQLite would make them for us.
+    # Without these files no process has it open; SQLite would create them for us.
     how = "mode=ro" if all(file.exists() for file in beside) else "immutable=1"
     db = sqlite3.connect(
         _uri(path, how),
@@ -410,15 +412,15 @@ def _uri(path: Path, how: str) -> str:
 
 
 class Disk(Struct, frozen=True):
-    """The file system that a file is on, in bytes; zeros where the system does not tell."""
+    """Size and free space of a file system in bytes; zero if the system does not report them."""
 
     size: int = 0
     free: int = 0
-    """What this process may use."""
+    """Available to this process."""
 
     @classmethod
     def of(cls, path: Path) -> "Disk":
-        """Return the disk of *path*, which need not exist; its directory does."""
+        """Return the disk of *path*; the file need not exist, its directory must."""
         try:
             found = os.statvfs(path.absolute().parent)
         except OSError:
@@ -428,17 +430,17 @@ class Disk(Struct, frozen=True):
 
 def wal_limit(path: Path) -> int:
     """
-    Return how large the write-ahead log of the file at *path* should become, in bytes.
+    Return the maximum size of the write-ahead log of the file at *path*, in bytes.
 
-    A log that is larger than the disk would never be carried over to the main file, and no
-    write would succeed any more, not even a deletion.
+    A log that fills the disk could not be written to the main file any more, and then no write
+    would succeed, not even a deletion.
     """
     size = Disk.of(path).size
     return max(min(size // _WAL_SHARE, _WAL_MOST), _WAL_LEAST) if size else _WAL_MOST
 
 
 def network_file_system(path: Path) -> str:
-    """Name the type of the file system that *path* is on if others share it, by the network."""
+    """Return the type of the file system of *path* if it is a network one, otherwise empty."""
     kind = file_system(path)
     return kind if kind in _NETWORK_FILE_SYSTEMS else ""
 
@@ -447,14 +449,14 @@ def _refuse_network_file_system(path: Path) -> None:
     kind = network_file_system(path)
     if kind:
         raise StoreError(
-            f"{path}: lies on a network file system ({kind}), where SQLite's locks do not hold "
-            "and two workers would both win; put the file on a local disk, or use a store made "
-            "for several hosts (redis, postgresql, dynamodb)"
+            f"{path}: is on a network file system ({kind}), where SQLite's locks are not reliable "
+            "and two workers could deliver the same event; put the file on a local disk, or use a "
+            "store for several hosts (redis, postgresql, dynamodb)"
         )
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Name the type of the file system that *path* is on; empty where the system does not tell."""
+    """Return the type of the file system of *path*; empty if the system does not report it."""
     try:
         lines = mounts.read_bytes().splitlines()
     except OSError:
@@ -466,7 +468,7 @@ def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
         fields, types = left.split(), right.split()
         if len(fields) < 5 or not types:
             continue
-        # the kernel writes blanks in a path as octal escapes
+        # The kernel writes spaces in a path as octal escapes.
         name = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8) & 0xFF]), fields[4])
         point = Path(os.fsdecode(name))
         depth = len(point.parts)

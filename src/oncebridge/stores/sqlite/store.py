@@ -1,14 +1,14 @@
 """
-The store in one SQLite file. The default.
+The SQLite store: records in one file. The default.
 
-**What survives a crash:** everything committed, power loss included (`synchronous=FULL`).
-**Whose clock:** this host's; all processes that share the file must run on it.
-**What an outage does:** a full disk or a file locked for longer than *busy_timeout* raises
-`StoreUnavailable`; nothing is lost, events are handed back.
-**What it costs:** one transaction with one fsync per batch of claims, one per batch of commits.
+**Durability:** everything committed survives a crash, including power loss (`synchronous=FULL`).
+**Clock:** this host's; all processes that share the file must run on this host.
+**Outages:** if the disk is full, or the file is locked for longer than *busy_timeout*, calls raise
+`StoreUnavailable`. No event is lost: events are returned to their source.
+**Cost:** one transaction with one fsync per batch of claims, and one per batch of commits.
 
-Several processes may use one file at the same time. It has to be on a local disk: over a
-network file system, SQLite's locks are not to be trusted, and two workers would both win.
+Several processes may use one file at the same time. It must be on a local disk: on a network file
+system SQLite's locks are not reliable, and two workers could claim the same event.
 """
 
 import sqlite3
@@ -24,7 +24,7 @@ from msgspec import Struct
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
@@ -78,21 +78,21 @@ _SWEEP = "DELETE FROM oncebridge_records WHERE key > ? AND key <= ? AND keep_unt
 _SWEEP_REST = "DELETE FROM oncebridge_records WHERE key > ? AND keep_until_ms <= ?"
 _LOOK = "SELECT 1 FROM oncebridge_records LIMIT 1"
 
-# A statement is for many rows at a time: between two steps of a statement, the thread gives
-# Python's lock away and may wait long to get it back. Few sizes, so that each is prepared once.
+# A statement handles many rows: between two statements the thread releases Python's lock, and may
+# wait long to get it back. There are few sizes, so that each is prepared once.
 _SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
 _READ = {
     size: f"SELECT r.* FROM (VALUES {', '.join(['(?)'] * size)}) AS v "  # noqa: S608 - only question marks
     "CROSS JOIN oncebridge_records AS r ON r.key = v.column1"
     for size in _SIZES
 }
-# FAIL, as SQLite would else keep notes to undo the statement alone; we undo the transaction.
+# FAIL, as SQLite would otherwise prepare to undo the statement alone; we roll back everything.
 _START = {
     size: "INSERT OR FAIL INTO oncebridge_records VALUES "  # noqa: S608 - only question marks
     + ", ".join(["(?, ?, ?, ?, 1, ?, 0, ?, 0, ?)"] * size)
     for size in _SIZES
 }
-# The first IN finds the rows, the second makes sure that each has its own generation.
+# The first IN finds the rows, the second checks the generation of each.
 _COMMIT = {
     size: f"""
 UPDATE OR FAIL oncebridge_records
@@ -102,20 +102,20 @@ WHERE key IN ({", ".join("?" * size)}) AND fate = 0
 """  # noqa: S608 - only question marks
     for size in _SIZES
 }
-_CHUNK = 500  # wants or commits per transaction: other processes get their turn in between
+_CHUNK = 500  # wants or commits per transaction, so that other processes can write in between
 
 _FATES = (None, *Fate)
 _BEGINNING = 0  # for SQLite, every number comes before every BLOB
-_blob = bytearray  # what the driver takes as it is; with bytes, it first looks for adapters
+_blob = bytearray  # the driver takes it as it is; for bytes it looks for adapters first
 _EMPTY = _blob()
 
 
 class _NotAll(Exception):
-    """Some of the commits need a closer look; rolls the transaction back."""
+    """Some commits have to be decided one by one; rolls the transaction back."""
 
 
 class SQLiteOptions(Struct, frozen=True, kw_only=True):
-    """What can be set about the SQLite store."""
+    """Options of the SQLite store."""
 
     busy_timeout: Annotated[
         timedelta, Doc("How long to wait while another process writes to the file.", "10s")
@@ -145,7 +145,7 @@ class SQLiteStore:
         """Open `sqlite:PATH`."""
         path = url.removeprefix("sqlite:")
         if path == url or not path:
-            raise ConfigError("", f"{url!r}: a SQLite store is sqlite:PATH")
+            raise ConfigError("", f"{url!r}: the address of a SQLite store is sqlite:PATH")
         return cls(path, busy_timeout=(options or SQLiteOptions()).busy_timeout)
 
     @property
@@ -165,26 +165,26 @@ class SQLiteStore:
             try:
                 await self._file.change(partial(self._commit, items=chunk))
             except _NotAll:
-                answers += await self._each(table.commit, chunk)
+                answers += await self._each(transitions.commit, chunk)
             else:
                 answers += [Reply.COMMITTED] * len(chunk)
         return answers
 
     async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each(table.release, releases)
+        return await self._each(transitions.release, releases)
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return await self._each(table.extend, extensions)
+        return await self._each(transitions.extend, extensions)
 
     async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        return await self._each(table.remember, memories)
+        return await self._each(transitions.remember, memories)
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         rows = await self._file.run(lambda db: db.execute(_SCAN, (place, limit)).fetchall())
         return [_record(row) for row in rows], rows[-1][0] if len(rows) == limit else b""
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        return await self._each(table.load, records)
+        return await self._each(transitions.load, records)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         def read(db: sqlite3.Connection) -> list[Record | None]:
@@ -197,7 +197,7 @@ class SQLiteStore:
         def remove(db: sqlite3.Connection) -> list[bool]:
             now = self._clock()
             found = _read(db, keys)
-            may = [table.may_forget(found.get(key), now) for key in keys]
+            may = [transitions.may_forget(found.get(key), now) for key in keys]
             gone = [(key,) for key, yes in zip(keys, may, strict=True) if yes]
             db.executemany(_REMOVE, gone)
             return may
@@ -212,9 +212,9 @@ class SQLiteStore:
 
     async def vitals(self) -> Mapping[str, int]:
         """
-        Return how large the file is, with what waits beside it to be carried over.
+        Return the size of the file with its write-ahead log.
 
-        Not how many records there are: SQLite would have to read all of them.
+        The number of records is not known: SQLite would have to read all of them.
         """
         return {"bytes": await self._file.run(self._size)}
 
@@ -246,7 +246,7 @@ class SQLiteStore:
                 started.append(want)
                 continue
             before = [found.get(part.key) for part in parts]
-            answer, after = table.claim(before, want, now)
+            answer, after = transitions.claim(before, want, now)
             answers.append(answer)
             changed += after
         _start(db, started, now)
@@ -254,7 +254,7 @@ class SQLiteStore:
         return answers
 
     def _commit(self, db: sqlite3.Connection, items: Sequence[Commit]) -> None:
-        """Commit all, if every one is a claim of its generation; otherwise none."""
+        """Commit all if each is claimed with its generation, otherwise raise `_NotAll`."""
         now = self._clock()
         done = 0
         alike: dict[tuple[int, int, int], list[Commit]] = {}
@@ -275,7 +275,7 @@ class SQLiteStore:
                     values += key, _blob(asked.generation)
                 done += db.execute(_COMMIT[len(some)], values).rowcount
         if done != len(items):
-            raise _NotAll  # which undoes the transaction
+            raise _NotAll  # rolls the transaction back
 
     async def _each(
         self,
@@ -295,11 +295,11 @@ class SQLiteStore:
 
     def _sweep(self, db: sqlite3.Connection, now: int, looks: int) -> int:
         """
-        Look at the next few records and remove those past keeping.
+        Check the next *looks* records, and remove those past keeping.
 
-        The hand goes round the table like that of a clock. Each claim looks at twice as
-        many records as it may add, so garbage never grows beyond half the table, and
-        there is no index of dates to keep up with at every write.
+        Each call continues where the last one stopped, and starts again at the end of the table.
+        Each claim checks twice as many records as it may add, so expired records are never more
+        than half of the table, and no write has to update an index of dates.
         """
         begins, gone = self._hand, 0
         ahead = db.execute(_AHEAD, (begins, looks - 1)).fetchone()
@@ -317,14 +317,14 @@ class SQLiteStore:
         return gone + db.execute(_SWEEP, (begins, self._hand, now)).rowcount
 
     def _size(self, db: sqlite3.Connection) -> int:
-        db.execute(_LOOK).fetchone()  # a file can be there and not be readable any more
+        db.execute(_LOOK).fetchone()  # a file may exist and not be readable any more
         path = self._file.path
         size = path.stat().st_size
         with suppress(FileNotFoundError):
             size += path.with_name(f"{path.name}-wal").stat().st_size
         return size
 
-    # --- to the thread and back --------------------------------------------------
+    # --- chunks --------------------------------------------------
 
     async def _chunks(
         self,
@@ -338,7 +338,7 @@ class SQLiteStore:
 
 
 def _portions(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Split *items* into as many as there are statements for."""
+    """Split *items* into parts for which there are statements."""
     at = 0
     for size in _SIZES:
         while len(items) - at >= size:
@@ -355,7 +355,7 @@ def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
 
 
 def _start(db: sqlite3.Connection, wants: Sequence[Want], now: int) -> None:
-    """Put down first attempts of one part each, where nothing stands."""
+    """Insert first attempts of one part each, for keys without a record."""
     for some in _portions(wants):
         values: list[object] = []
         for want in some:
@@ -373,7 +373,7 @@ def _start(db: sqlite3.Connection, wants: Sequence[Want], now: int) -> None:
 
 
 def _ends(terms: tuple[int, int, int], now: int) -> tuple[int, int, int, int]:
-    """Tell the ends of a record that is done now: of its window, of keeping it, and the hard one."""
+    """Return the times and the fate of a record that is done now."""
     window_ms, hard_ms, fate = terms
     until = now + window_ms
     return until, until, now + hard_ms if hard_ms else 0, fate

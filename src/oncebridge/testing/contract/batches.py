@@ -3,7 +3,7 @@ from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, ask, cl
 
 
 class BatchCases(Harness):
-    """A batch of any size answers in order, and each item keeps its own values."""
+    """Batches of any size: answers are in order, and each item keeps its own values."""
 
     async def test_an_empty_batch_has_an_empty_answer(self, store: Store) -> None:
         assert await store.claim([]) == []

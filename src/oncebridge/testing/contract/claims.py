@@ -15,7 +15,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class ClaimCases(Harness):
-    """A claim of one key takes what is absent or free, and tells what stands against it."""
+    """Claims of one key: granted if it is absent or free, otherwise refused with the reason."""
 
     # --- claim: one key ----------------------------------------------------------
 
@@ -241,7 +241,7 @@ class ClaimCases(Harness):
         await self.committed(store, without)
         assert isinstance(await ask(store, self.want(with_hash)), Duplicate)
         assert isinstance(await ask(store, self.want(without, content=CONTENT)), Duplicate)
-        # and an unset content is not filled in by whoever came by
+        # and an unset content is not filled in by a refused claim
         assert isinstance(await ask(store, self.want(without, content=OTHER)), Duplicate)
 
     async def test_done_with_other_content_is_a_mismatch(self, store: Store) -> None:

@@ -14,7 +14,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class CommitCases(Harness):
-    """A commit marks its generation done, once, however late it comes."""
+    """Commits: each marks its generation done, once, however late it arrives."""
 
     async def test_a_commit_marks_the_key_done_for_its_window(self, store: Store) -> None:
         claim = await hold(store, self.want(self.key(), content=CONTENT, memo=b"m"))

@@ -28,7 +28,7 @@ _Item = TypeVar("_Item")
 
 
 class ConcurrencyCases(Harness):
-    """Of many who ask at once, through one handle or two, exactly one wins."""
+    """Concurrent requests, through one handle or two: exactly one of them succeeds."""
 
     # --- many at once ------------------------------------------------------------
 
@@ -46,7 +46,7 @@ class ConcurrencyCases(Harness):
         pairs = [self.keys(2) for _ in range(50)]
 
         async def compete(number: int) -> list[ClaimAnswer]:
-            # Half of them ask in the other order: whoever locks part by part is stuck here.
+            # Half of them ask in the other order: a store that locks part by part deadlocks here.
             wants = [self.want(*(pair if number % 2 else pair[::-1])) for pair in pairs]
             answers: list[ClaimAnswer] = []
             for batch in _batches(wants, 5):

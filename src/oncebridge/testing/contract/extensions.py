@@ -13,7 +13,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class ExtensionCases(Harness):
-    """An extension moves the end of a lease, as long as nobody else took the key."""
+    """Extensions: each moves the end of a lease, unless another worker has claimed the key."""
 
     async def test_an_extension_counts_from_now_and_may_be_repeated(self, store: Store) -> None:
         claim = await hold(store, self.want(self.key(), lease_ms=self.long))

@@ -3,7 +3,7 @@ from oncebridge.testing.contract.harness import Harness, ask, commit, hold, need
 
 
 class HandleCases(Harness):
-    """A handle tells the time of its store, and opens and closes as often as one likes."""
+    """Handles: each returns the time of its store, and can be opened and closed repeatedly."""
 
     async def test_time_at_the_store_does_not_go_back(self, store: Store) -> None:
         before = await store.now_ms()

@@ -38,9 +38,9 @@ TASKS = 16
 
 def needs(capability: str) -> Callable[[_Case], _Case]:
     """
-    Leave a case out of classes that lack *capability*.
+    Leave a case out of classes that do not have *capability*.
 
-    One of `shared`, `purges`, `portable` and `manual_time`.
+    It is one of `shared`, `purges`, `portable` and `manual_time`.
     """
 
     def mark(case: _Case) -> _Case:
@@ -51,33 +51,33 @@ def needs(capability: str) -> Callable[[_Case], _Case]:
 
 
 class Harness:
-    """What every case stands on: the seams, the run, and the words to ask in."""
+    """The settings, the fixture and the helpers of all cases."""
 
     real_time: ClassVar[bool] = False
-    """The backend keeps its own time; waiting takes as long as it says."""
+    """True if the backend has its own clock; `wait` then really waits."""
     shared: ClassVar[bool] = False
-    """Two handles can be opened on one backend; then write `open_second` too."""
+    """True if two handles can be opened on one backend; then write `open_second` too."""
     purges: ClassVar[bool] = True
-    """`purge`, or the backend by itself, removes records `purge_slack_ms` after keeping."""
+    """True if `purge` or the backend removes records `purge_slack_ms` after `keep_until_ms`."""
     portable: ClassVar[bool] = False
-    """It has `scan` and `load`, so that its records can be carried to another store."""
+    """True if it has `scan` and `load`, so that records can be copied to another store."""
     unit_ms: ClassVar[int] = 150
-    """The shortest lease. A call has to be much faster than this, on real time."""
+    """The shortest lease. With `real_time`, a call must be much faster than this."""
     tolerance_ms: ClassVar[int] = 100
-    """On real time, how far a stored time may be from the one expected."""
+    """With `real_time`: how much a stored time may differ from the expected one."""
     wait_slack_ms: ClassVar[int] = 20
-    """On real time, how much longer to wait: rounding, and the margin of a skewed clock."""
+    """With `real_time`: how much longer to wait, for rounding and the margin of a skewed clock."""
     purge_slack_ms: ClassVar[int] = 60_000
-    """How long a record may stay after `keep_until_ms`. Small, please, on real time."""
+    """How long a record may stay after `keep_until_ms`. Use a small value with `real_time`."""
     left_out: ClassVar[tuple[str, ...]] = ()
-    """The cases this class does not run."""
+    """The cases that this class does not run."""
 
     clock: ManualClock
 
-    # --- the seams ---------------------------------------------------------------
+    # --- to be written or overridden ---------------------------------------------
 
     def open(self, clock: ManualClock) -> AbstractAsyncContextManager[Store]:
-        """Open a store that is empty, or in which nobody else uses our keys."""
+        """Open a store that is empty, or in which no other test uses our keys."""
         raise NotImplementedError
 
     def open_second(self, clock: ManualClock) -> AbstractAsyncContextManager[Store]:
@@ -85,17 +85,17 @@ class Harness:
         raise NotImplementedError
 
     async def wait(self, ms: int) -> None:
-        """Let *ms* pass at the store."""
+        """Wait until *ms* have passed by the store's clock."""
         if self.real_time:
             await asyncio.sleep((ms + self.wait_slack_ms) / 1000)
         else:
             self.clock.advance(ms)
 
-    def token(self, worker: str = "") -> bytes:  # noqa: ARG002 - a faulty harness looks at it
-        """Draw the token for one claim of *worker*; never the same one twice."""
+    def token(self, worker: str = "") -> bytes:  # noqa: ARG002 - used by a faulty harness
+        """Return a new token for a claim of *worker*."""
         return _fresh()
 
-    # --- how cases are run -------------------------------------------------------
+    # --- running cases -----------------------------------------------------------
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[Store]:
@@ -113,7 +113,7 @@ class Harness:
 
     @classmethod
     def cases(cls) -> list[str]:
-        """Name the cases this class runs."""
+        """Return the names of the cases that this class runs."""
         return [name for name in dir(cls) if name.startswith("test_") and getattr(cls, name)]
 
     async def run(self, case: str) -> None:
@@ -121,7 +121,7 @@ class Harness:
         async with self.started() as store:
             await getattr(self, case)(store)
 
-    # --- what cases are written in -----------------------------------------------
+    # --- helpers for cases -------------------------------------------------------
 
     @property
     def short(self) -> int:
@@ -202,9 +202,9 @@ class Harness:
         window = self.long if window_ms is None else window_ms
         return Memory(key, _fresh(), fate, window, content, memo)
 
-    def near(self, told_ms: int, expected_ms: int) -> bool:
-        """Compare times: to the millisecond on a manual clock, roughly on a real one."""
-        return abs(told_ms - expected_ms) <= (self.tolerance_ms if self.real_time else 0)
+    def near(self, actual_ms: int, expected_ms: int) -> bool:
+        """Return True if the times are equal; with `real_time`, if they differ by little."""
+        return abs(actual_ms - expected_ms) <= (self.tolerance_ms if self.real_time else 0)
 
     async def lapsed(
         self, store: Store, *parts: bytes | Part, content: bytes = b"", memo: bytes = b""
@@ -233,7 +233,7 @@ class Harness:
         return claim
 
     async def purge(self, store: Store) -> None:
-        """Purge until nothing more can be expected to go."""
+        """Purge several times, so that all expired records are removed."""
         for _ in range(5):
             await store.purge(10_000)
 
@@ -246,19 +246,19 @@ class Harness:
 
 
 async def ask(store: Store, want: Want) -> ClaimAnswer:
-    """Claim, whatever the answer."""
+    """Claim, and return the answer."""
     (answer,) = await store.claim([want])
     return answer
 
 
 def claimed(answer: ClaimAnswer) -> Claim:
-    """Insist that the answer is a claim."""
+    """Return the answer, which must be a claim."""
     assert isinstance(answer, Claim), answer
     return answer
 
 
 async def hold(store: Store, want: Want) -> Claim:
-    """Claim, and insist on getting it."""
+    """Claim, and return the claim, which must be granted."""
     return claimed(await ask(store, want))
 
 
@@ -283,13 +283,13 @@ async def remember(store: Store, asked: Memory) -> RememberAnswer:
 
 
 async def look(store: Store, key: bytes) -> Record | None:
-    """Peek at one key."""
+    """Return the record of one key."""
     (record,) = await store.peek([key])
     return record
 
 
 async def see(store: Store, key: bytes) -> Record:
-    """Peek at one key, and insist that something is there."""
+    """Return the record of one key, which must exist."""
     record = await look(store, key)
     assert record is not None, key
     return record

@@ -3,7 +3,7 @@ from oncebridge.testing.contract.harness import Harness, _fresh, ask, claimed, c
 
 
 class KeyCases(Harness):
-    """Keys and memos may have any shape, and no two of them are mistaken for each other."""
+    """Keys and memos of any bytes and length: no two keys are confused."""
 
     async def test_keys_of_any_shape_are_kept_apart(self, store: Store) -> None:
         shapes = [

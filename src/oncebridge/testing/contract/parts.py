@@ -14,7 +14,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class PartCases(Harness):
-    """A claim of several parts takes all of them or none, and tells what weighs most."""
+    """Claims of several parts: all are granted or none, and precedence decides the answer."""
 
     # --- several parts: claiming -------------------------------------------------
 
@@ -112,7 +112,7 @@ class PartCases(Harness):
             assert await release(store, self.back(old, part=part)) is Reply.FENCED
             assert await extend(store, self.more(old, part=part)) is Reply.FENCED
 
-    # --- several parts: what stands against it, in order of precedence -----------
+    # --- several parts: refusals, in order of precedence ----------------------------
 
     async def test_the_identifying_part_done_wins_over_a_claimed_tier(self, store: Store) -> None:
         tier, event = self.keys(2)

@@ -32,7 +32,7 @@ _SHAPES += ["é🎉".encode(), b"k" * 10_000]
 
 
 class PortabilityCases(Harness):
-    """What a store keeps can be read out whole, and put into another one as it is."""
+    """Copying: all records can be scanned, and loaded into another store unchanged."""
 
     def _record(
         self,
@@ -293,7 +293,7 @@ class PortabilityCases(Harness):
 async def _scanned(
     store: Portable, keys: Collection[bytes], limit: int = 1000
 ) -> dict[bytes, Record]:
-    """Scan to the end, and give what stands under *keys*; others may have theirs there."""
+    """Scan to the end; return the records of *keys*, as other tests may have records there."""
     found: dict[bytes, Record] = {}
     place = b""
     while True:
@@ -304,7 +304,7 @@ async def _scanned(
 
 
 def _is_same(loaded: Record | None, given: Record) -> bool:
-    """Compare; of a done record's generation, a store may keep the head only."""
+    """Compare records; a store may keep only the first bytes of a done record's generation."""
     if loaded is None:
         return False
     head = loaded.generation if given.fate else given.generation

@@ -13,7 +13,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class PurgingCases(Harness):
-    """Purging removes what is past keeping, and nothing that still counts."""
+    """Purging: removes records past keeping, and no record that still counts."""
 
     @needs("purges")
     async def test_purging_removes_what_is_past_keeping_and_nothing_else(

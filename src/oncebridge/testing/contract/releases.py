@@ -27,7 +27,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class ReleaseCases(Harness):
-    """A release gives a key back, at once or later, and only from the hand that has it."""
+    """Releases: each frees a key, now or later, and only for the worker that holds it."""
 
     async def test_a_released_key_may_be_claimed_at_once_as_the_next_attempt(
         self, store: Store

@@ -15,7 +15,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class RememberingCases(Harness):
-    """What is done may be remembered without a claim, peeked at, and forgotten."""
+    """Keys marked done without a claim; peek and forget."""
 
     # --- remember ----------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from oncebridge.testing.contract.harness import (
 
 
 class WindowCases(Harness):
-    """A window stays where it is or slides, and at its end the key passes again."""
+    """Windows: fixed or sliding; after the end, the key can be claimed again."""
 
     # --- fixed and sliding -------------------------------------------------------
 

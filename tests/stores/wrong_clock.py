@@ -1,7 +1,7 @@
 """
 A store in a process whose clock is wrong.
 
-`python -m tests.stores.abroad SECONDS PORT PLACE` moves the clock before anything else is
+`python -m tests.stores.wrong_clock SECONDS PORT PLACE` moves the clock before anything else is
 imported, and then serves the store at PLACE as `wired` serves its own, so that the test can ask
 it from a process whose clock is right.
 """

@@ -1,8 +1,8 @@
 """
-A record as a few bytes, for backends that keep it as one value.
+A record as bytes, for backends that store it as one value.
 
-The first byte tells the version of the form; what follows is a MessagePack array. Equal
-records have equal bytes, so the bytes themselves can be a condition.
+The first byte is the version of the format; a MessagePack array follows. Equal records have equal
+bytes, so the bytes can be the condition of a write.
 """
 
 import msgspec
@@ -19,8 +19,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Fields).decode
 
 
-def packed(record: Record, *, with_key: bool = True) -> bytes:
-    """Write *record*; without its key where the place it goes to tells that."""
+def encode_record(record: Record, *, with_key: bool = True) -> bytes:
+    """Return *record* as bytes; without its key if that is stored beside it."""
     return _VERSION + _encode(
         (
             record.fate or 0,
@@ -37,11 +37,12 @@ def packed(record: Record, *, with_key: bool = True) -> bytes:
     )
 
 
-def unpacked(data: bytes, key: bytes | None = None) -> Record:
-    """Read what `packed` wrote; *key* is for records without theirs."""
+def decode_record(data: bytes, key: bytes | None = None) -> Record:
+    """Return the record of `encode_record`; *key* is for records without their key."""
     if data[:1] != _VERSION:
         raise StoreError(
-            "a record is in a form that this version does not know; was it written by a newer one?"
+            "a record has a format that this version does not know; it was probably written by a "
+            "newer version: upgrade this one"
         )
     try:
         fate, until, keep, hard, attempts, token, generation, hash_, memo, inner = _decode(
@@ -60,4 +61,4 @@ def unpacked(data: bytes, key: bytes | None = None) -> Record:
             keep,
         )
     except (msgspec.DecodeError, IndexError):
-        raise StoreError("a record is damaged: it cannot be read") from None
+        raise StoreError("a record cannot be read: it is damaged") from None

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
 from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Record, Want
-from oncebridge.stores.conditional import CompareStore
-from oncebridge.stores.redis.scripts import record_of, written
-from oncebridge.stores.redis.tiers import RedisCells
+from oncebridge.stores.conditional import ConditionalStore
+from oncebridge.stores.redis.cluster_claims import ClusterBackend
+from oncebridge.stores.redis.scripts import decode_record, encode_record
 from oncebridge.testing import ManualClock
 
 HOUR = 3_600_000
@@ -41,10 +41,10 @@ class Servers:
         return self.clock() + self.ahead[key]
 
     def record(self, key: bytes) -> Record:
-        return record_of(key, self.values[key])
+        return decode_record(key, self.values[key])
 
     def put(self, key: bytes, record: Record) -> None:
-        self.values[key] = written(record)
+        self.values[key] = encode_record(record)
 
     def _swap(self, key: bytes, asked: bytes) -> object:
         if key in self.full:
@@ -58,8 +58,8 @@ class Servers:
             return 1
         if what == 2:
             until = self.now(key) + lease
-            started = replace(record_of(key, value), until_ms=until, keep_until_ms=until + keep)
-            value = written(started)
+            started = replace(decode_record(key, value), until_ms=until, keep_until_ms=until + keep)
+            value = encode_record(started)
         self.values[key] = value
         self.writes.append(key)
         return 1
@@ -71,8 +71,8 @@ def servers() -> Servers:
 
 
 @pytest.fixture
-def store(servers: Servers) -> CompareStore:
-    return CompareStore(RedisCells(servers.decide, servers.clock, is_shared_clock=False))
+def store(servers: Servers) -> ConditionalStore:
+    return ConditionalStore(ClusterBackend(servers.decide, servers.clock, is_shared_clock=False))
 
 
 def want(number: int, *parts: Part, lease_ms: int = 1000) -> Want:
@@ -81,7 +81,7 @@ def want(number: int, *parts: Part, lease_ms: int = 1000) -> Want:
 
 
 async def test_a_hold_ends_by_the_clock_of_its_server(
-    servers: Servers, store: CompareStore
+    servers: Servers, store: ConditionalStore
 ) -> None:
     (claim,) = await store.claim([want(1)])
     assert isinstance(claim, Claim)
@@ -100,7 +100,9 @@ async def test_a_hold_ends_by_the_clock_of_its_server(
         assert (record.until_ms, record.token) == (servers.now(key) + 1000, bytes([2]) * 16)
 
 
-async def test_a_claim_sent_again_is_the_same_claim(servers: Servers, store: CompareStore) -> None:
+async def test_a_claim_sent_again_is_the_same_claim(
+    servers: Servers, store: ConditionalStore
+) -> None:
     first, before = await store.claim([want(1)]), dict(servers.values)
     servers.clock.advance(5000)
     (again,) = await store.claim([want(1)])
@@ -111,7 +113,7 @@ async def test_a_claim_sent_again_is_the_same_claim(servers: Servers, store: Com
 
 
 async def test_what_cannot_be_had_together_is_left_to_the_byte(
-    servers: Servers, store: CompareStore
+    servers: Servers, store: ConditionalStore
 ) -> None:
     old = Record(A, b"", b"g" * 16, servers.now(A) - 5, 3, b"", None, b"old", 0, 2**44)
     servers.put(A, old)
@@ -128,7 +130,7 @@ async def test_what_cannot_be_had_together_is_left_to_the_byte(
 
 
 async def test_a_window_slides_by_the_clock_of_its_server(
-    servers: Servers, store: CompareStore
+    servers: Servers, store: ConditionalStore
 ) -> None:
     now = servers.now(B)
     done = Record(

@@ -1,4 +1,4 @@
-"""Stores that can only compare and set, over cells in memory: atomic groups, and groups in turn."""
+"""Stores that can only compare and set, over records in memory: atomic groups, and groups in turn."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -14,24 +14,24 @@ from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
 from oncebridge.stores.api import Busy, Claim, Fate, Memory, NoAnswer, Reply, Store, Want
 from oncebridge.stores.conditional import (
-    Cell,
-    Change,
     ChangeAnswer,
-    Changed,
-    CompareStore,
-    Other,
-    in_turn,
+    ConditionalStore,
+    RecordChange,
+    RecordChanged,
+    RecordDiffers,
+    VersionedRecord,
+    change_in_turn,
 )
 from oncebridge.testing import ManualClock, StoreContract, StoreMachine
 
 
-class CellsInMemory:
+class BackendInMemory:
     """As a backend would be: every call takes a while, and others get in between."""
 
     def __init__(self, clock: ManualClock, *, together: bool = True) -> None:
         self.clock = clock
         self.together = together
-        self.cells: dict[bytes, Cell] = {}
+        self.entries: dict[bytes, VersionedRecord] = {}
         self.numbers = count(1)
         self.reads = self.writes = 0
         self.silent: set[bytes] = set()
@@ -40,64 +40,64 @@ class CellsInMemory:
     def now_ms(self) -> int:
         return self.clock()
 
-    async def read(self, keys: Sequence[bytes]) -> list[Cell | NoAnswer | None]:
+    async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         self.reads += 1
         await asyncio.sleep(0)
-        return [NoAnswer("silent") if k in self.silent else self.cells.get(k) for k in keys]
+        return [NoAnswer("silent") if k in self.silent else self.entries.get(k) for k in keys]
 
-    async def change(self, changes: Sequence[Change]) -> list[ChangeAnswer]:
+    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         self.writes += 1
         await asyncio.sleep(0)
         return [self._change(change) for change in changes]
 
-    def _change(self, change: Change) -> ChangeAnswer:
+    def _change(self, change: RecordChange) -> ChangeAnswer:
         if change.key in self.silent:
             return NoAnswer("silent")
-        if self.cells.get(change.key) != change.before:
-            return Other()
+        if self.entries.get(change.key) != change.before:
+            return RecordDiffers()
         if change.after is None:
-            del self.cells[change.key]
-            return Changed(None)
-        cell = self.cells[change.key] = Cell(change.after, next(self.numbers))
-        return NoAnswer("swallowed") if change.key in self.swallow else Changed(cell)
+            del self.entries[change.key]
+            return RecordChanged(None)
+        entry = self.entries[change.key] = VersionedRecord(change.after, next(self.numbers))
+        return NoAnswer("swallowed") if change.key in self.swallow else RecordChanged(entry)
 
     async def change_together(
-        self, groups: Sequence[Sequence[Change]]
-    ) -> list[list[Changed] | Other | NoAnswer]:
+        self, groups: Sequence[Sequence[RecordChange]]
+    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
         if not self.together:
-            return await in_turn(self, groups)
+            return await change_in_turn(self, groups)
         await asyncio.sleep(0)
-        answers: list[list[Changed] | Other | NoAnswer] = []
+        answers: list[list[RecordChanged] | RecordDiffers | NoAnswer] = []
         for group in groups:
-            if any(self.cells.get(change.key) != change.before for change in group):
-                answers.append(Other())
+            if any(self.entries.get(change.key) != change.before for change in group):
+                answers.append(RecordDiffers())
             else:
                 answers.append([self._change(change) for change in group])
         return answers
 
 
-class StoreInMemory(CompareStore):
-    def __init__(self, cells: CellsInMemory, **options: int) -> None:
-        super().__init__(cells, **options)
-        self.cells = cells
+class StoreInMemory(ConditionalStore):
+    def __init__(self, backend: BackendInMemory, **options: int) -> None:
+        super().__init__(backend, **options)
+        self.backend = backend
 
     async def open(self) -> None:
         """Nothing to open."""
 
     async def scan(self, place: bytes = b"", limit: int = 1000):
-        keys = sorted(key for key in self.cells.cells if key > place)[:limit]
-        records = [self.cells.cells[key].record for key in keys]
+        keys = sorted(key for key in self.backend.entries if key > place)[:limit]
+        records = [self.backend.entries[key].record for key in keys]
         return records, keys[-1] if len(keys) == limit else b""
 
     async def purge(self, limit: int = 1000) -> int:
-        now = self.cells.now_ms()
-        gone = [k for k, c in self.cells.cells.items() if c.record.keep_until_ms <= now]
+        now = self.backend.now_ms()
+        gone = [k for k, c in self.backend.entries.items() if c.record.keep_until_ms <= now]
         for key in gone:
-            del self.cells.cells[key]
+            del self.backend.entries[key]
         return len(gone)
 
     async def now_ms(self) -> int:
-        return self.cells.now_ms()
+        return self.backend.now_ms()
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -109,22 +109,22 @@ class StoreInMemory(CompareStore):
         """Nothing to close."""
 
 
-class TestCompareStore(StoreContract):
+class TestConditionalStore(StoreContract):
     shared = True
     portable = True
     together = True
 
     @asynccontextmanager
     async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
-        self.cells = CellsInMemory(clock, together=self.together)
-        yield StoreInMemory(self.cells)
+        self.backend = BackendInMemory(clock, together=self.together)
+        yield StoreInMemory(self.backend)
 
     @asynccontextmanager
     async def open_second(self, clock: ManualClock) -> AsyncIterator[Store]:
-        yield StoreInMemory(self.cells)
+        yield StoreInMemory(self.backend)
 
 
-class TestCompareStoreInTurn(TestCompareStore):
+class TestConditionalStoreInTurn(TestConditionalStore):
     together = False
 
 
@@ -133,7 +133,7 @@ class CompareMachine(StoreMachine):
 
     @asynccontextmanager
     async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
-        yield StoreInMemory(CellsInMemory(clock))
+        yield StoreInMemory(BackendInMemory(clock))
 
 
 class InTurnMachine(StoreMachine):
@@ -141,7 +141,7 @@ class InTurnMachine(StoreMachine):
 
     @asynccontextmanager
     async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
-        yield StoreInMemory(CellsInMemory(clock, together=False))
+        yield StoreInMemory(BackendInMemory(clock, together=False))
 
 
 TestCompareMachine = CompareMachine.TestCase
@@ -160,8 +160,8 @@ def clock():
 
 
 @pytest.fixture
-def cells(clock):
-    return CellsInMemory(clock)
+def backend(clock):
+    return BackendInMemory(clock)
 
 
 def want(*keys, token=b"t", lease_ms=1000):
@@ -175,15 +175,15 @@ def done(claim):
     return [Commit(held.key, held.generation, Fate.DELIVERED, 60_000) for held in claim.held]
 
 
-async def test_a_new_event_is_one_write_for_the_claim_and_one_for_the_commit(cells):
-    store = StoreInMemory(cells)
+async def test_a_new_event_is_one_write_for_the_claim_and_one_for_the_commit(backend):
+    store = StoreInMemory(backend)
     claims = await store.claim([want(b"a"), want(b"b", token=b"u")])
     assert await store.commit([*done(claims[0]), *done(claims[1])]) == [Reply.COMMITTED] * 2
-    assert (cells.reads, cells.writes) == (0, 2)
+    assert (backend.reads, backend.writes) == (0, 2)
 
 
-async def test_a_commit_after_a_take_over_still_counts(cells, clock):
-    one, other = StoreInMemory(cells), StoreInMemory(cells)
+async def test_a_commit_after_a_take_over_still_counts(backend, clock):
+    one, other = StoreInMemory(backend), StoreInMemory(backend)
     (claim,) = await one.claim([want(b"a")])
     clock.advance(1000)
     (taken,) = await other.claim([want(b"a", token=b"u")])
@@ -192,8 +192,8 @@ async def test_a_commit_after_a_take_over_still_counts(cells, clock):
     assert await other.commit(done(taken)) == [Reply.ALREADY]
 
 
-async def test_a_margin_keeps_others_from_a_hold_whose_holder_may_be_behind(cells, clock):
-    one, other = StoreInMemory(cells, margin_ms=200), StoreInMemory(cells, margin_ms=200)
+async def test_a_margin_keeps_others_from_a_hold_whose_holder_may_be_behind(backend, clock):
+    one, other = StoreInMemory(backend, margin_ms=200), StoreInMemory(backend, margin_ms=200)
     await one.claim([want(b"a")])
     clock.advance(1199)
     assert await other.claim([want(b"a", token=b"u")]) == [Busy(b"a", 1)]
@@ -206,19 +206,19 @@ async def test_a_margin_keeps_others_from_a_hold_whose_holder_may_be_behind(cell
     assert isinstance(answer, Claim)
 
 
-async def test_nobody_waits_for_the_margin_of_a_hold_that_was_given_back(cells, clock):
+async def test_nobody_waits_for_the_margin_of_a_hold_that_was_given_back(backend, clock):
     from oncebridge.stores.api import Release
 
-    store = StoreInMemory(cells, margin_ms=200)
+    store = StoreInMemory(backend, margin_ms=200)
     await store.claim([want(b"a")])
     assert await store.release([Release(b"a", b"t".ljust(16, b"."), 50, 5000)]) == [Reply.RELEASED]
     clock.advance(50)
     assert isinstance((await store.claim([want(b"a", token=b"u")]))[0], Claim)
 
 
-async def test_silence_about_one_key_is_silence_about_its_event_only(cells):
-    cells.silent = {b"b"}
-    store = StoreInMemory(cells)
+async def test_silence_about_one_key_is_silence_about_its_event_only(backend):
+    backend.silent = {b"b"}
+    store = StoreInMemory(backend)
     wants = [want(b"a"), want(b"b", token=b"u"), want(b"c", token=b"v")]
     answers = await store.claim(wants)
     assert [type(answer) for answer in answers] == [Claim, NoAnswer, Claim]
@@ -230,29 +230,29 @@ async def test_silence_about_one_key_is_silence_about_its_event_only(cells):
 
 @pytest.mark.parametrize("keys", [(b"a",), (b"a", b"b"), (b"b", b"a")])
 async def test_a_claim_whose_answer_was_swallowed_is_known_as_our_own(clock, keys):
-    cells = CellsInMemory(clock, together=False)
-    cells.swallow = {b"a"}
-    store = StoreInMemory(cells)
+    backend = BackendInMemory(clock, together=False)
+    backend.swallow = {b"a"}
+    store = StoreInMemory(backend)
     assert isinstance((await store.claim([want(*keys)]))[0], NoAnswer)
-    cells.swallow = set()
+    backend.swallow = set()
     (answer,) = await store.claim([want(*keys)])
     assert isinstance(answer, Claim)
     assert [held.attempts for held in answer.held] == [1] * len(keys)
 
 
-async def test_a_commit_whose_answer_was_swallowed_is_known_as_done(cells):
-    store = StoreInMemory(cells)
+async def test_a_commit_whose_answer_was_swallowed_is_known_as_done(backend):
+    store = StoreInMemory(backend)
     (claim,) = await store.claim([want(b"a")])
-    cells.swallow = {b"a"}
+    backend.swallow = {b"a"}
     assert [type(a) for a in await store.commit(done(claim))] == [NoAnswer]
-    cells.swallow = set()
+    backend.swallow = set()
     assert await store.commit(done(claim)) == [Reply.ALREADY]
 
 
-async def test_what_others_keep_changing_has_no_answer(cells, clock):
-    class Restless(CellsInMemory):
+async def test_what_others_keep_changing_has_no_answer(backend, clock):
+    class Restless(BackendInMemory):
         def _change(self, change):
-            return Other()
+            return RecordDiffers()
 
     store = StoreInMemory(Restless(clock))
     (answer,) = await store.claim([want(b"a")])

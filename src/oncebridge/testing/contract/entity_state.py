@@ -2,8 +2,8 @@ from oncebridge.stores.api import Reply, Store
 from oncebridge.testing.contract.harness import Harness, hold, release, see
 
 
-class RegisterCases(Harness):
-    """An entity's register hands its memo from hold to hold and is never done."""
+class EntityStateCases(Harness):
+    """The record of an entity's state: each hold gets the memo of the last one; never done."""
 
     async def test_a_register_hands_its_memo_from_hold_to_hold_and_is_never_done(
         self, store: Store
