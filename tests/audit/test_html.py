@@ -24,8 +24,7 @@ from tests.audit.reports import (
     trial,
 )
 
-from oncebridge.audit.charts import gaps as draw_gaps
-from oncebridge.audit.html import MARK, page
+from oncebridge.audit.html import MARK, draw_gaps, page
 from oncebridge.audit.report import Moment, NaiveKey, Report, Trial
 from oncebridge.audit.suggest import suggest
 from oncebridge.engine.causes import Cause
