@@ -145,7 +145,7 @@ def test_none_and_all_are_said_only_where_they_are_so(part, whole, told):
     ],
 )
 def test_a_naive_key_is_judged_in_words(lost, let_through, told):
-    assert words.about_naive(NaiveKey("envelope-id", "", lost, let_through, ())) == told
+    assert words.naive_outcome(NaiveKey("envelope-id", "", lost, let_through, ())) == told
 
 
 @pytest.mark.parametrize(
@@ -165,17 +165,17 @@ def test_a_naive_key_is_judged_in_words(lost, let_through, told):
 )
 def test_windows_are_judged_by_the_gaps(counts, window_ms, told):
     found = report(gaps=gaps(*counts, longest=1000), window_ms=window_ms, last_ms=None)
-    assert [line.replace(figures.NB, " ") for line in words.about_windows(found)] == told
+    assert [line.replace(figures.NB, " ") for line in words.window_sentences(found)] == told
 
 
 def test_a_recording_cannot_hold_gaps_that_are_longer_than_itself():
-    assert words.about_windows(report())[-1].startswith("The recording is 4\xa0h long")
-    assert not words.about_windows(report(window_ms=HOUR))[-1].startswith("The recording")
+    assert words.window_sentences(report())[-1].startswith("The recording is 4\xa0h long")
+    assert not words.window_sentences(report(window_ms=HOUR))[-1].startswith("The recording")
 
 
 def test_gaps_that_come_near_the_window_are_a_warning():
     found = report(gaps=gaps(1, longest=5 * DAY))
-    assert "try a longer one" in words.about_windows(found)[-1]
+    assert "try a longer one" in words.window_sentences(found)[-1]
 
 
 def test_one_of_each_is_said_in_the_singular():

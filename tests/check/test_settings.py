@@ -35,7 +35,7 @@ async def test_a_clean_setup_has_nothing_to_find_and_says_what_was_looked_at(tmp
     before = sorted(tmp_path.iterdir())
     setup = setup_of(tmp_path)
     checkup = await found_in(setup)
-    assert (codes(checkup), checkup.blind) == ([], [])
+    assert (codes(checkup), checkup.not_checked) == ([], [])
     assert len(checkup.passed) >= 6
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "oncebridge.toml"]
 
@@ -302,7 +302,7 @@ async def test_secrets_in_the_file_are_named_by_their_place_and_never_shown(tmp_
     (finding,) = [one for one in checkup.findings if one.code == "secret-written"]
     assert finding.seen == "written out: store, sink.url, sink.headers.Authorization"
     assert codes(checkup) == ["secret-written", "store-unreachable"]
-    assert CANARY not in repr(checkup.findings) + repr(checkup.blind) + repr(checkup.passed)
+    assert CANARY not in repr(checkup.findings) + repr(checkup.not_checked) + repr(checkup.passed)
 
 
 async def test_a_file_with_secrets_that_others_may_read_is_found(tmp_path):
@@ -590,4 +590,4 @@ def test_every_code_is_explained_in_the_docs_and_in_its_table():
 def test_settings_alone_ask_nobody(tmp_path):
     checkup = Checkup()
     check_settings(setup_of(tmp_path, store='"redis://store.invalid"'), checkup)
-    assert (codes(checkup), checkup.blind) == ([], [])
+    assert (codes(checkup), checkup.not_checked) == ([], [])

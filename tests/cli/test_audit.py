@@ -16,7 +16,7 @@ from tests.cli.worlds import event
 
 from oncebridge.audit import text as words
 from oncebridge.audit.html import MARK
-from oncebridge.audit.report import Report
+from oncebridge.audit.report import AuditReport
 from oncebridge.engine.causes import Cause
 from oncebridge.events.framing import as_line
 from oncebridge.genesys.simulator import REPEATS, simulate
@@ -576,7 +576,7 @@ def test_the_documentation_names_every_member_cause_and_suspicion():
     _, _, members = DOCS.partition("## As JSON")
     rows = [line.split("|")[1] for line in members.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert named == {*Report.__struct_fields__, "suggestion"}
+    assert named == {*AuditReport.__struct_fields__, "suggestion"}
     for cause in Cause:
         assert f"| `{cause.value}` |" in DOCS
     for title, _ in words.SUSPICIONS.values():

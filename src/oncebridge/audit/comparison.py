@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from oncebridge.audit.report import Difference, Trial
+from oncebridge.audit.report import Difference, RulesComparison
 from oncebridge.audit.rows import as_read
 from oncebridge.audit.table import Table
 from oncebridge.audit.verdicts import UNKEYED
@@ -20,7 +20,7 @@ def compare(
     rules: Sequence[Rule],
     candidate: Sequence[Rule],
     tell: Callable[[Difference], None] | None,
-) -> Trial:
+) -> RulesComparison:
     """Tell every difference, in the order of arrival; the default rule is the last of each."""
     changes: Counter[_Change] = Counter()
     kept: list[Difference] = []
@@ -39,7 +39,7 @@ def compare(
         by_verdict[before, after] += many
         by_passing[passed, passed2] += many
     listed = sorted(by_verdict.items(), key=lambda item: (-item[1], item[0]))
-    return Trial(
+    return RulesComparison(
         changed=sum(changes.values()),
         more=by_passing[False, True],
         fewer=by_passing[True, False],

@@ -2,7 +2,7 @@
 `oncebridge audit`, without the command line: from recorded events to a report.
 
     read      cut the files into chunks, in order (`reading`)
-    write     make a row of each arrival, in several processes (`crew`, `rows`)
+    write     make a row of each arrival, in several processes (`pool`, `rows`)
     load      put the rows into DuckDB, in the order of arrival (`table`)
     judge     say of each what the gateway would have said (`verdicts`, `judge`)
     find      causes, gaps, suspicions, naive keys (`findings`, `suspicions`, `naive`)
@@ -23,14 +23,14 @@ from msgspec.structs import replace
 from oncebridge.audit.comparison import compare
 from oncebridge.audit.field_study import study_all
 from oncebridge.audit.findings import Findings
-from oncebridge.audit.naive import Naive
+from oncebridge.audit.naive import NaiveKeys
 from oncebridge.audit.reading import Damage, File, Skipped, find_files, read_pieces
-from oncebridge.audit.report import Difference, Report
-from oncebridge.audit.rows import Job, Summary
-from oncebridge.audit.suspicions import Suspicions
+from oncebridge.audit.report import AuditReport, Difference
+from oncebridge.audit.rows import ChunkSummary, Job
+from oncebridge.audit.suspicions import SuspicionFinder
 from oncebridge.audit.table import Chunk, Table, check_engine, check_folder, opened
 from oncebridge.audit.verdicts import CANDIDATE, RULES, judge_all
-from oncebridge.audit.workers import cpus, working
+from oncebridge.audit.workers import cpus, worker_pool
 from oncebridge.base.clock import ms, steady_clock
 from oncebridge.errors import ConfigError
 from oncebridge.events.event import Limits
@@ -63,7 +63,7 @@ def audit(
     differences: Callable[[Difference], None] | None = None,
     skipped: Skipped | None = None,
     most_examples: int = 5,
-) -> Report:
+) -> AuditReport:
     """
     Read all events below *paths* and tell which come more than once, and why.
 
@@ -81,8 +81,8 @@ def audit(
     files = find_files(paths, skipped)
     if not files:
         raise ConfigError("files", "there are none")
-    ours = _Judges.of(rules, window)
-    other = None if candidate is None else _Judges.of(candidate, candidate_window or window)
+    ours = _NumberedRules.of(rules, window)
+    other = None if candidate is None else _NumberedRules.of(candidate, candidate_window or window)
     with tempfile.TemporaryDirectory(prefix="oncebridge-audit-") as name:
         check_folder(Path(name))
         job = Job(
@@ -107,8 +107,8 @@ def audit(
             report = _report(table, found, recording, files)
             return replace(
                 report,
-                suspicions=Suspicions(table, found, ours.rules, quiet, most_examples).all(),
-                naive=Naive(table, found, most_examples).keys(),
+                suspicions=SuspicionFinder(table, found, ours.rules, quiet, most_examples).all(),
+                naive=NaiveKeys(table, found, most_examples).keys(),
                 studies=study_all(recording.samples),
                 trial=trial,
                 window_ms=ms(window),
@@ -116,14 +116,14 @@ def audit(
             )
 
 
-class _Judges(Struct, frozen=True):
+class _NumberedRules(Struct, frozen=True):
     """A set of rules, by number and compiled; the last is for what none matches."""
 
     rules: list[Rule]
     compiled: RuleSet
 
     @classmethod
-    def of(cls, rules: Sequence[Rule], window: timedelta) -> "_Judges":
+    def of(cls, rules: Sequence[Rule], window: timedelta) -> "_NumberedRules":
         default = Rule(name="default", tiers=(Tier(window=window),))
         return cls([*rules, default], RuleSet(rules, namespace=_NAMESPACE, window=window))
 
@@ -153,33 +153,33 @@ def _write_rows(
     job: Job, files: Sequence[File], workers: int, progress: Progress | None
 ) -> _Recording:
     """Read everything, and write a row of each arrival."""
-    meter = _Meter(files, progress)
+    meter = _ProgressMeter(files, progress)
     origins: list[int] = []
     ends: list[int] = []
-    summaries: dict[int, Summary] = {}
+    summaries: dict[int, ChunkSummary] = {}
     damaged: list[Damage] = []
 
-    def take(summary: Summary) -> None:
+    def take(summary: ChunkSummary) -> None:
         summaries[summary.chunk] = summary
         meter.read(origins[summary.chunk], ends[summary.chunk])
 
-    with working(job, workers) as crew:
+    with worker_pool(job, workers) as pool:
         for item in read_pieces(files):
             if isinstance(item, Damage):
                 damaged.append(item)
                 continue
             origins.append(item.file)
             ends.append(item.read)
-            for summary in crew.write(len(origins) - 1, item.work):
+            for summary in pool.write(len(origins) - 1, item.work):
                 take(summary)
-        for summary in crew.finish():
+        for summary in pool.finish():
             take(summary)
-        samples = list(crew.samples)
+        samples = list(pool.samples)
     chunks = [Chunk(at, file, summaries[at]) for at, file in enumerate(origins)]
     return _Recording(chunks, *_unreadable(chunks, damaged, files), samples)
 
 
-class _Meter:
+class _ProgressMeter:
     """Tells how far reading is."""
 
     def __init__(self, files: Sequence[File], progress: Progress | None) -> None:
@@ -224,20 +224,22 @@ def _unreadable(
 # --- the report -----------------------------------------------------------------------------
 
 
-def _report(table: Table, found: Findings, recording: _Recording, files: Sequence[File]) -> Report:
+def _report(
+    table: Table, found: Findings, recording: _Recording, files: Sequence[File]
+) -> AuditReport:
     """Return what the table says, as far as it needs nothing else."""
     verdicts = found.verdicts()
     tallies = found.tallies()
     times = table.times
     summaries = [chunk.summary for chunk in recording.chunks]
-    return Report(
+    return AuditReport(
         files=len(files),
         size=sum(file.size for file in files),
         records=sum(one.records for one in summaries),
         unreadable=recording.unreadable,
         unreadable_places=recording.places,
         events=sum(one.events for one in summaries),
-        logical=found.logical(verdicts),
+        logical=found.count_events(verdicts),
         verdicts=verdicts,
         after_window=found.after_window(),
         clock=_clock(table, summaries),
@@ -259,7 +261,9 @@ def _report(table: Table, found: Findings, recording: _Recording, files: Sequenc
     )
 
 
-def _clock(table: Table, summaries: Sequence[Summary]) -> Literal["recorded", "published", "none"]:
+def _clock(
+    table: Table, summaries: Sequence[ChunkSummary]
+) -> Literal["recorded", "published", "none"]:
     """Tell whence most times are."""
     if not table.times.known:
         return "none"

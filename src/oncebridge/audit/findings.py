@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from oncebridge.audit.report import CauseFound, Example, Gaps, Moment, Tally
+from oncebridge.audit.report import ArrivalExample, CauseFound, Gaps, NamedCounts, TimeSlice
 from oncebridge.audit.rows import as_read
 from oncebridge.audit.table import Table
 from oncebridge.audit.verdicts import UNKEYED
@@ -145,17 +145,19 @@ class Findings:
 
     # --- examples ---------------------------------------------------------------------------
 
-    def examples(self, numbers: Iterable[int]) -> dict[int, Example]:
+    def examples(self, numbers: Iterable[int]) -> dict[int, ArrivalExample]:
         """Describe arrivals that are repeats."""
         listed = _listed(dict.fromkeys(numbers))
         pairs = self._table.rows(
             f"SELECT ord, first FROM repeats WHERE ord IN ({listed})"  # noqa: S608
         )
-        return self.described(dict(pairs))
+        return self.examples_of(dict(pairs))
 
-    def described(self, pairs: Mapping[int, int | None]) -> dict[int, Example]:
+    def examples_of(self, pairs: Mapping[int, int | None]) -> dict[int, ArrivalExample]:
         """Describe arrivals, each beside another one."""
-        told = self.told([*pairs, *(first for first in pairs.values() if first is not None)])
+        told = self.arrival_texts(
+            [*pairs, *(first for first in pairs.values() if first is not None)]
+        )
         examples = {}
         for number, first in pairs.items():
             one = told[number]
@@ -163,7 +165,7 @@ class Findings:
             gap = None
             if first is not None and self._table.times.known:
                 gap = abs(self._table.at_ms(number) - self._table.at_ms(first))
-            examples[number] = Example(
+            examples[number] = ArrivalExample(
                 one["place"],
                 one["id"],
                 one["source"],
@@ -175,7 +177,7 @@ class Findings:
             )
         return examples
 
-    def told(self, numbers: Iterable[int]) -> dict[int, dict[str, str]]:
+    def arrival_texts(self, numbers: Iterable[int]) -> dict[int, dict[str, str]]:
         """Tell place, id, source, topic and entity of arrivals."""
         listed = _listed(dict.fromkeys(numbers))
         rows = self._table.rows(
@@ -216,7 +218,7 @@ class Findings:
             counts[Verdict.DELIVERED] -= many
         return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
-    def logical(self, verdicts: Mapping[Verdict, int]) -> int:
+    def count_events(self, verdicts: Mapping[Verdict, int]) -> int:
         """Count what is passed on at least once."""
         again, clashed = self._table.row(
             f"""
@@ -235,7 +237,7 @@ class Findings:
         )
         return int(again)
 
-    def over_time(self) -> tuple[Moment, ...]:
+    def over_time(self) -> tuple[TimeSlice, ...]:
         """Count the verdicts of each span of the recording."""
         times = self._table.times
         if not times.known:
@@ -255,13 +257,13 @@ class Findings:
             moments[moment][Verdict(verdict)] += many
             moments[moment][Verdict.DELIVERED] -= many
         return tuple(
-            Moment(begins + at * width, {v: counts[v] for v in Verdict if counts[v]})
+            TimeSlice(begins + at * width, {v: counts[v] for v in Verdict if counts[v]})
             for at, counts in moments.items()
         )
 
     # --- tallies ----------------------------------------------------------------------------
 
-    def tallies(self) -> dict[str, tuple[Tally, ...]]:
+    def tallies(self) -> dict[str, tuple[NamedCounts, ...]]:
         """Tell the noisiest topics, sources, rules and entities."""
         self._table.run(
             """
@@ -279,9 +281,9 @@ class Findings:
             "entities": self._entities(),
         }
 
-    def _tally(self, column: str) -> tuple[Tally, ...]:
+    def _tally(self, column: str) -> tuple[NamedCounts, ...]:
         return tuple(
-            Tally(as_read(name), int(arrived), int(repeated))
+            NamedCounts(as_read(name), int(arrived), int(repeated))
             for name, arrived, repeated in self._table.rows(
                 f"""
                 SELECT {column} AS name, sum(arrived) AS arrivals, sum(repeated) AS repeats
@@ -291,10 +293,10 @@ class Findings:
             )
         )
 
-    def _by_rule(self) -> tuple[Tally, ...]:
+    def _by_rule(self) -> tuple[NamedCounts, ...]:
         """List all rules that matched anything: they are few."""
         return tuple(
-            Tally(self._rules[rule].name, int(arrived), int(repeated))
+            NamedCounts(self._rules[rule].name, int(arrived), int(repeated))
             for rule, arrived, repeated in self._table.rows(
                 """
                 SELECT rule, sum(arrived) AS arrivals, sum(repeated) AS repeats
@@ -303,7 +305,7 @@ class Findings:
             )
         )
 
-    def _entities(self) -> tuple[Tally, ...]:
+    def _entities(self) -> tuple[NamedCounts, ...]:
         rows = self._table.rows(
             f"""
             WITH arrived AS (
@@ -323,7 +325,7 @@ class Findings:
             """  # noqa: S608
         )
         return tuple(
-            Tally(as_read(text) if text else entity, arrived, repeated)
+            NamedCounts(as_read(text) if text else entity, arrived, repeated)
             for entity, text, arrived, repeated in rows
         )
 

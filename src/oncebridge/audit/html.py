@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from oncebridge import __version__
 from oncebridge.audit import text
-from oncebridge.audit.report import Gaps, Report
+from oncebridge.audit.report import AuditReport, Gaps
 from oncebridge.audit.suggest import Suggestion
 from oncebridge.base.formatting import (
     DAY,
@@ -79,7 +79,7 @@ class _Drawing(Struct, frozen=True):
     narrow: Markup
 
 
-def page(report: Report, suggestion: Suggestion) -> str:
+def page(report: AuditReport, suggestion: Suggestion) -> str:
     """Return the whole page."""
     environment = _environment()
     assert environment.loader is not None  # noqa: S101 - it has one
@@ -87,7 +87,7 @@ def page(report: Report, suggestion: Suggestion) -> str:
     return environment.get_template("report.html").render(
         report=report,
         suggestion=suggestion,
-        repeats=text.repeats(report),
+        repeats=text.count_duplicates(report),
         style=Markup(style),  # noqa: S704 - part of the package
         style_digest=b64encode(sha256(style.encode()).digest()).decode(),
         tallies=_tallies(report) if report.events else [],
@@ -133,7 +133,7 @@ def _shown(value: object, longest: int = 160) -> str:
     return NB.join(spelt(part, longest) for part in str(value).split(NB))
 
 
-def _arrivals(report: Report) -> dict[str, Any]:
+def _arrivals(report: AuditReport) -> dict[str, Any]:
     moments = report.over_time
     if not moments:
         return {}
@@ -154,14 +154,14 @@ def _arrivals(report: Report) -> dict[str, Any]:
     }
 
 
-def _gaps(gaps: Gaps, report: Report) -> dict[str, Any]:
+def _gaps(gaps: Gaps, report: AuditReport) -> dict[str, Any]:
     if not gaps.histogram:
         return {"gaps_chart": None}
     told = (
         f"Half came within {elapsed(gaps.p50_ms)}, 90 % within {elapsed(gaps.p90_ms)}, "
         f"99 % within {elapsed(gaps.p99_ms)}, the last after {elapsed(gaps.max_ms)}."
     )
-    told = " ".join([told, *text.about_windows(report)])
+    told = " ".join([told, *text.window_sentences(report)])
     chart = Chart("gaps", "How long after the first arrival the others came", told)
     wide, narrow = (
         draw_gaps(gaps, report.window_ms, w, chart) for w in (charts.WIDE, charts.NARROW)
@@ -173,7 +173,7 @@ def _gaps(gaps: Gaps, report: Report) -> dict[str, Any]:
     }
 
 
-def _tallies(report: Report) -> list[tuple[str, str, Any]]:
+def _tallies(report: AuditReport) -> list[tuple[str, str, Any]]:
     """Return title, first column and rows of each table that has any."""
     tables = [
         ("Topics", "topic", report.topics[:_ROWS]),

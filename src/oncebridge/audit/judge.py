@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.audit.rows import Claimed, Complex
+from oncebridge.audit.rows import ClaimedKey, ComplexPlan
 from oncebridge.engine.batch import Register
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.key import Part, conflict_key
@@ -68,7 +68,7 @@ class Judge:
         self._entities: dict[bytes, _Entity] = {}
         self._most = _FEW
 
-    def judge(self, number: int, at_ms: int, rule: Rule, plan: Complex) -> Judgement:
+    def judge(self, number: int, at_ms: int, rule: Rule, plan: ComplexPlan) -> Judgement:
         """Decide on the arrival *number*; numbers rise, and times never fall."""
         if len(self._records) + len(self._entities) > self._most:
             self._forget(at_ms)
@@ -132,14 +132,14 @@ class Judge:
         for record in records:
             self._records[record.key] = record
 
-    def _commit(self, parts: list[Claimed], generation: bytes, fate: Fate, at_ms: int) -> None:
+    def _commit(self, parts: list[ClaimedKey], generation: bytes, fate: Fate, at_ms: int) -> None:
         for part in parts:
             asked = Commit(part.key, generation, fate, part.window_ms, part.hard_ms)
             _, after = table.commit(self._records.get(part.key), asked, at_ms)
             if after is not None:
                 self._records[part.key] = after
 
-    def _remember(self, parts: list[Claimed], known: Duplicate, at_ms: int) -> None:
+    def _remember(self, parts: list[ClaimedKey], known: Duplicate, at_ms: int) -> None:
         """Mark the further tiers of an event that its identifying key shows to be done."""
         if len(parts) == 1 or known.key != parts[-1].key:
             return
@@ -150,7 +150,7 @@ class Judge:
                 self._records[part.key] = after
 
     def _enter(
-        self, plan: Complex, rule: Rule, number: int, at_ms: int, keep_ms: int
+        self, plan: ComplexPlan, rule: Rule, number: int, at_ms: int, keep_ms: int
     ) -> tuple[Verdict | None, int | None]:
         """Compare with the entity's newest state, and write this one down."""
         known = self._entities.get(plan.entity)
@@ -169,10 +169,10 @@ class Judge:
         return verdict, because
 
 
-def _in_conflict(part: Claimed, key: bytes) -> Claimed:
+def _in_conflict(part: ClaimedKey, key: bytes) -> ClaimedKey:
     if part.key != key:
         return part
-    return Claimed(
+    return ClaimedKey(
         conflict_key(key, part.hash), part.hash, part.slide_ms, part.window_ms, part.hard_ms
     )
 

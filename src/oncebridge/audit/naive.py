@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from oncebridge.audit.findings import Findings
-from oncebridge.audit.report import Example, NaiveKey
+from oncebridge.audit.report import ArrivalExample, NaiveKey
 from oncebridge.audit.table import Table
 from oncebridge.engine.verdict import Verdict
 
@@ -24,7 +24,7 @@ _COLUMNS: Final = {
 _FIVE_MINUTES_MS: Final = 300_000
 
 
-class Naive:
+class NaiveKeys:
     """Asks what each naive key would have done."""
 
     def __init__(self, table: Table, found: Findings, most_examples: int) -> None:
@@ -91,7 +91,7 @@ class Naive:
         examples = self._lost(column) if lost else self._let_through()
         return NaiveKey(name, title, lost, let_through, examples)
 
-    def _lost(self, column: str) -> tuple[Example, ...]:
+    def _lost(self, column: str) -> tuple[ArrivalExample, ...]:
         """Describe events that would be lost, beside what they would be taken for."""
         pairs = self._table.rows(
             f"""
@@ -103,16 +103,16 @@ class Naive:
             SELECT lost.ord, passing.ord FROM lost JOIN passing USING (value) ORDER BY 1
             """  # noqa: S608
         )
-        return tuple(self._found.described(dict(pairs)).values())
+        return tuple(self._found.examples_of(dict(pairs)).values())
 
-    def _let_through(self) -> tuple[Example, ...]:
+    def _let_through(self) -> tuple[ArrivalExample, ...]:
         pairs = self._table.rows(
             f"""
             SELECT ord, first FROM passing_copies ANTI JOIN saved ON saved.copy = passing_copies.ord
             ORDER BY ord LIMIT {self._most}
             """  # noqa: S608
         )
-        return tuple(self._found.described(dict(pairs)).values())
+        return tuple(self._found.examples_of(dict(pairs)).values())
 
     def _five_minutes(self) -> NaiveKey:
         path = self._table.folder / "forgotten"
@@ -141,7 +141,7 @@ class Naive:
             "the right key, kept for five minutes",
             0,
             self._table.count("forgotten"),
-            tuple(self._found.described(dict(pairs)).values()),
+            tuple(self._found.examples_of(dict(pairs)).values()),
         )
 
     def _forgotten(self, rows: Iterable[tuple[Any, int]]) -> Iterator[int]:

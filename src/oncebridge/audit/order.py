@@ -20,7 +20,7 @@ _LEAP_MS: Final = 3_600_000
 _WITNESSES: Final = 7
 
 
-class Order(Struct, frozen=True, gc=False):
+class ArrivalTimes(Struct, frozen=True, gc=False):
     """When the arrivals of one chunk came."""
 
     latest: list[int | None]
@@ -31,7 +31,7 @@ class Order(Struct, frozen=True, gc=False):
     """The latest that the next chunk may go by: what comes last here has no witness yet."""
 
 
-def in_order(times: Sequence[int | None]) -> Order:
+def arrival_times(times: Sequence[int | None]) -> ArrivalTimes:
     """Return when arrivals came that say *times* of themselves, one after the other."""
     latest: list[int | None] = []
     first = now = sure = None
@@ -47,7 +47,7 @@ def in_order(times: Sequence[int | None]) -> Order:
                     now = time
             first = now if first is None else first
         latest.append(now)
-    return Order(latest, first, now, sure)
+    return ArrivalTimes(latest, first, now, sure)
 
 
 def _heard(times: Sequence[int | None], place: int, since: int) -> tuple[int, int]:

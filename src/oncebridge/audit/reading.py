@@ -59,7 +59,7 @@ class Block(Struct, frozen=True, tag=True, array_like=True):
     size: int
 
 
-class Batch(Struct, frozen=True, tag=True, array_like=True):
+class RecordBatch(Struct, frozen=True, tag=True, array_like=True):
     """Records that were taken out of their file."""
 
     lines: list[int]
@@ -74,7 +74,7 @@ class Piece(Struct, frozen=True):
 
     file: int
     """Which of the files."""
-    work: Block | Batch
+    work: Block | RecordBatch
     read: int
     """How far into the file this is, in bytes as they lie on disk."""
 
@@ -291,8 +291,8 @@ def _past(pattern: re.Pattern[bytes], text: bytes) -> int:
     return found.end() if found else 0
 
 
-def _batch(records: Sequence[Record]) -> Batch:
-    return Batch(
+def _batch(records: Sequence[Record]) -> RecordBatch:
+    return RecordBatch(
         [record.line - 1 for record in records],
         [record.raw for record in records],
         [at for at, record in enumerate(records) if record.too_long],
@@ -318,9 +318,9 @@ class Content(Struct, frozen=True):
     """Each with its line, from the first of the block or file; None for what is too long."""
 
 
-def content_of(work: Block | Batch) -> Content:
+def content_of(work: Block | RecordBatch) -> Content:
     """Read the records of *work*; blank lines are none."""
-    if isinstance(work, Batch):
+    if isinstance(work, RecordBatch):
         too_long = set(work.too_long)
         raws = (None if at in too_long else raw for at, raw in enumerate(work.raws))
         return Content(0, list(zip(work.lines, raws, strict=True)))

@@ -25,7 +25,7 @@ class Gaps(Struct, frozen=True):
     """Upper bounds in milliseconds, each with how many lie below it and above the last."""
 
 
-class Example(Struct, frozen=True):
+class ArrivalExample(Struct, frozen=True):
     """One arrival that stands for many."""
 
     place: str
@@ -44,7 +44,7 @@ class CauseFound(Struct, frozen=True):
     cause: Cause
     count: int
     gaps: Gaps | None
-    examples: tuple[Example, ...]
+    examples: tuple[ArrivalExample, ...]
 
 
 class Suspicion(Struct, frozen=True):
@@ -58,10 +58,10 @@ class Suspicion(Struct, frozen=True):
 
     kind: Literal["double-emission", "out-of-order", "id-reused", "other-content", "return"]
     count: int
-    examples: tuple[Example, ...]
+    examples: tuple[ArrivalExample, ...]
 
 
-class Tally(Struct, frozen=True):
+class NamedCounts(Struct, frozen=True):
     """A topic, entity, source or rule, and what came of it."""
 
     name: str
@@ -79,11 +79,11 @@ class NaiveKey(Struct, frozen=True):
     """Events of which no arrival would have passed."""
     let_through: int
     """Arrivals beyond the first of an event that would have passed."""
-    examples: tuple[Example, ...]
+    examples: tuple[ArrivalExample, ...]
     """Of what would have been lost; otherwise of what would have been let through."""
 
 
-class Moment(Struct, frozen=True):
+class TimeSlice(Struct, frozen=True):
     """What arrived in one span of the recording."""
 
     begins_ms: int
@@ -108,7 +108,7 @@ class Difference(Struct, frozen=True):
     """Where the arrival is that it counts as a repeat of, under whichever rules it does."""
 
 
-class Trial(Struct, frozen=True):
+class RulesComparison(Struct, frozen=True):
     """How candidate rules would have done otherwise."""
 
     changed: int
@@ -139,7 +139,7 @@ class FieldStudy(Struct, frozen=True):
     """How many of the sample would be repeats by that, and are none today."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class AuditReport(Struct, frozen=True, kw_only=True):
     """What an audit found."""
 
     files: int
@@ -163,14 +163,14 @@ class Report(Struct, frozen=True, kw_only=True):
     """Most frequent first; together they are all repeats."""
     gaps: Gaps | None
     suspicions: tuple[Suspicion, ...]
-    over_time: tuple[Moment, ...]
-    topics: tuple[Tally, ...]
-    entities: tuple[Tally, ...]
-    sources: tuple[Tally, ...]
-    rules: tuple[Tally, ...]
+    over_time: tuple[TimeSlice, ...]
+    topics: tuple[NamedCounts, ...]
+    entities: tuple[NamedCounts, ...]
+    sources: tuple[NamedCounts, ...]
+    rules: tuple[NamedCounts, ...]
     naive: tuple[NaiveKey, ...]
     studies: tuple[FieldStudy, ...]
-    trial: Trial | None
+    trial: RulesComparison | None
     window_ms: int
     """The window of the rules, where they name no other."""
     took_s: float

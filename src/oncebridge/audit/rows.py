@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
-from oncebridge.audit.order import in_order
-from oncebridge.audit.reading import Batch, Block, content_of
-from oncebridge.audit.unpacking import Opener
+from oncebridge.audit.order import arrival_times
+from oncebridge.audit.reading import Block, RecordBatch, content_of
+from oncebridge.audit.unpacking import Unpacker
 from oncebridge.events.event import Event, Limits, Unreadable
 from oncebridge.events.key import ContentKey
 from oncebridge.events.rules import Plan, Rule, RuleSet, Version
@@ -44,7 +44,7 @@ COLUMNS: Final = {
     "kind": "INTEGER",
     "key": "UUID",
     "content": "UUID",  # the fingerprint, where the rule compares it
-    "plan": "VARCHAR",  # for what has more than one key, see `Complex`
+    "plan": "VARCHAR",  # for what has more than one key, see `ComplexPlan`
     "id": "UUID",
     "entity": "UUID",
     "conversation": "UUID",
@@ -91,7 +91,7 @@ class Job(Struct, frozen=True):
     """Times beyond are wrong."""
 
 
-class Summary(Struct, array_like=True):
+class ChunkSummary(Struct, array_like=True):
     """What a worker tells about one chunk."""
 
     chunk: int
@@ -114,7 +114,7 @@ class Summary(Struct, array_like=True):
     """Lines of the first records that hold no event."""
 
 
-class Claimed(Struct, frozen=True, array_like=True, gc=False):
+class ClaimedKey(Struct, frozen=True, array_like=True, gc=False):
     """One key of a plan, as the store would be asked for it."""
 
     key: bytes
@@ -124,19 +124,19 @@ class Claimed(Struct, frozen=True, array_like=True, gc=False):
     hard_ms: int
 
 
-class Complex(Struct, frozen=True, array_like=True):
+class ComplexPlan(Struct, frozen=True, array_like=True):
     """A plan with several keys, or an entity's register."""
 
-    parts: list[Claimed]
+    parts: list[ClaimedKey]
     entity: bytes
     written_version: tuple[str, str] | None
     """In text: an integer may have any number of digits."""
     state: bytes
 
     @classmethod
-    def of(cls, plan: Plan) -> "Complex":
+    def of(cls, plan: Plan) -> "ComplexPlan":
         parts = [
-            Claimed(short(part.key), part.hash, part.slide_ms, span.window_ms, span.hard_ms)
+            ClaimedKey(short(part.key), part.hash, part.slide_ms, span.window_ms, span.hard_ms)
             for part, span in zip(plan.parts, plan.spans, strict=True)
         ]
         state = blake2b(plan.state, digest_size=16).digest() if plan.state else b""
@@ -155,12 +155,12 @@ class Complex(Struct, frozen=True, array_like=True):
         return _pack(self).hex()
 
     @classmethod
-    def read(cls, text: str) -> "Complex":
+    def read(cls, text: str) -> "ComplexPlan":
         return _unpack(bytes.fromhex(text))
 
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Complex).decode
+_unpack = msgspec.msgpack.Decoder(ComplexPlan).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -169,7 +169,7 @@ def short(key: bytes) -> bytes:
     return key[1:17]
 
 
-class Scribe:
+class RowWriter:
     """
     Writes the rows of the chunks that it is given; one of *workers* that do.
 
@@ -178,7 +178,7 @@ class Scribe:
 
     def __init__(self, job: Job, worker: int, workers: int) -> None:
         self._job = job
-        self._opener = Opener(job.limits, bare=job.bare, apart=job.rules.apart)
+        self._unpacker = Unpacker(job.limits, bare=job.bare, apart=job.rules.apart)
         self._kinds = _Kinds(job, worker, workers)
         self._names = _Names(job.folder / f"names-{worker}")
         self._entities = [entity_finder(rule) for rule in (*job.rules.rules, None)]
@@ -186,14 +186,14 @@ class Scribe:
         self._links = (job.folder / f"links-{worker}").open("wb")
         self._links2 = (job.folder / f"links2-{worker}").open("wb")
         self._lines: list[str] = []
-        self._summary = Summary(0)
+        self._summary = ChunkSummary(0)
         self._times: list[int | None] = []
         self._contents = [_Content.of(rule) for rule in (*job.rules.rules, None)]
         self.samples = Samples()
 
-    def write(self, chunk: int, work: Block | Batch) -> Summary:
+    def write(self, chunk: int, work: Block | RecordBatch) -> ChunkSummary:
         """Write the rows of one chunk."""
-        self._summary = Summary(chunk, unreadable={}, places=[])
+        self._summary = ChunkSummary(chunk, unreadable={}, places=[])
         content = content_of(work)
         self._summary.lines = content.lines
         self._summary.records = len(content.records)
@@ -207,7 +207,7 @@ class Scribe:
 
     def _write_rows(self) -> None:
         """Write what was gathered: when something came is known once all of it is there."""
-        order, summary = in_order(self._times), self._summary
+        order, summary = arrival_times(self._times), self._summary
         rows = zip(order.latest, self._lines, strict=True)
         text = "".join([f"{'' if at is None else at}\t{line}" for at, line in rows])
         self._rows.write(text.encode())
@@ -228,11 +228,11 @@ class Scribe:
     def _take(self, raw: bytes, line: int) -> None:
         """Write a row for the event in *raw*, or for each, or count why there is none."""
         if raw[:1] == b"{":
-            event = self._opener.read(raw)
+            event = self._unpacker.read(raw)
             if type(event) is Event and not event.bare:
                 self._add(event, line, None)
                 return
-        for opened, at_ms in self._opener.open(raw):
+        for opened, at_ms in self._unpacker.unpack(raw):
             if isinstance(opened, Unreadable):
                 self._refuse(line, opened.reason)
             else:
@@ -295,7 +295,7 @@ class Scribe:
         key = parts[-1].key[1:17].hex()
         if len(plan.rule.tiers) == 1 and not plan.entity:
             return f"{key}\t{parts[0].hash.hex()}\t"
-        written = Complex.of(plan)
+        written = ComplexPlan.of(plan)
         others = [part.key for part in written.parts[:-1]]
         if written.entity:
             others.append(written.entity)

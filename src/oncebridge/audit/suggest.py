@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncebridge.audit import text as words
-from oncebridge.audit.report import Example, FieldStudy, Report, Suspicion
+from oncebridge.audit.report import ArrivalExample, AuditReport, FieldStudy, Suspicion
 from oncebridge.base import formatting as figures
 from oncebridge.base.durations import format_duration
 from oncebridge.engine.causes import Cause
@@ -41,7 +41,7 @@ class Suggestion(Struct, frozen=True):
     reasons: tuple[str, ...]
 
 
-def suggest(report: Report, *, quiet: timedelta = timedelta(milliseconds=500)) -> Suggestion:
+def suggest(report: AuditReport, *, quiet: timedelta = timedelta(milliseconds=500)) -> Suggestion:
     """
     Make the configuration that fits what *report* found.
 
@@ -102,7 +102,7 @@ class _Draft:
 # --- what is switched on ------------------------------------------------------------------
 
 
-def _preset(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
+def _preset(report: AuditReport, draft: _Draft, *, is_genesys: bool) -> None:
     if not is_genesys:
         return
     draft.say(
@@ -120,7 +120,7 @@ def _preset(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
         ]
 
 
-def _window(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
+def _window(report: AuditReport, draft: _Draft, *, is_genesys: bool) -> None:
     window = _window_for(report)
     text = format_duration(window)
     longest = f"the longest gap is {figures.elapsed(report.gaps.max_ms)}" if report.gaps else ""
@@ -142,7 +142,7 @@ def _window(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
     draft.settings += [*_prose(f"{why[:1].upper()}{why[1:]}"), f'window = "{text}"']
 
 
-def _window_for(report: Report) -> timedelta:
+def _window_for(report: AuditReport) -> timedelta:
     """Leave half as much again as the longest gap, in whole days; twice where more may be hidden."""
     if report.gaps is None:
         return DEFAULT_WINDOW
@@ -153,7 +153,7 @@ def _window_for(report: Report) -> timedelta:
     return max(DEFAULT_WINDOW, timedelta(days=-(-needed_ms // figures.DAY)))
 
 
-def _own_rules(report: Report, draft: _Draft) -> None:
+def _own_rules(report: AuditReport, draft: _Draft) -> None:
     """Leave the user's own rules where they are: a report knows only their names."""
     own = [rule.name for rule in report.rules if not _is_ours(rule.name)]
     for name in ("default", "allow", *_OF_PRESET, *own):
@@ -168,7 +168,7 @@ def _is_ours(name: str) -> bool:
     return name in _OF_PRESET or name in ("default", "allow")
 
 
-def _studied(report: Report, draft: _Draft) -> None:
+def _studied(report: AuditReport, draft: _Draft) -> None:
     """Propose a rule for what none of ours knows."""
     grouped: dict[tuple[object, ...], list[FieldStudy]] = {}
     for study in report.studies:
@@ -265,8 +265,8 @@ def _rule_name(study: FieldStudy, *, alone: bool) -> str:
 # --- what a person may switch on ----------------------------------------------------------
 
 
-def _suspected(report: Report, found: Suspicion, draft: _Draft) -> None:
-    title, meaning = words.suspicion(found)
+def _suspected(report: AuditReport, found: Suspicion, draft: _Draft) -> None:
+    title, meaning = words.suspicion_text(found)
     told = f"{figures.many(found.count, 'arrival')} ({title}): {meaning}."
     match found.kind:
         case "double-emission":
@@ -293,9 +293,9 @@ def _suspected(report: Report, found: Suspicion, draft: _Draft) -> None:
     draft.say(told)
 
 
-def _switch(report: Report, found: Suspicion, draft: _Draft, what: str, told: str) -> bool:
+def _switch(report: AuditReport, found: Suspicion, draft: _Draft, what: str, told: str) -> bool:
     """Write rules that would drop it, as comments, where it is known by what."""
-    by_shape: dict[_Shape, list[Example]] = {}
+    by_shape: dict[_StatePaths, list[ArrivalExample]] = {}
     for one in found.examples:
         shape = _shape_of(report, one, what)
         if shape is not None:
@@ -311,7 +311,7 @@ def _switch(report: Report, found: Suspicion, draft: _Draft, what: str, told: st
     return bool(by_shape)
 
 
-class _Shape(Struct, frozen=True):
+class _StatePaths(Struct, frozen=True):
     """Where the state of an entity stands in events of one kind."""
 
     stem: str
@@ -344,7 +344,7 @@ _BODY: Final = "detail.eventBody"
 _HAPPENED: Final = f"{_BODY}.eventTime || {_BODY}.modifiedDate || detail.timestamp"
 
 
-def _shape_of(report: Report, one: Example, what: str) -> _Shape | None:
+def _shape_of(report: AuditReport, one: ArrivalExample, what: str) -> _StatePaths | None:
     prefix = next((prefix for prefix in _SOURCES if one.source.startswith(prefix)), None)
     if prefix is None:
         # Where the state stands in events of others, only they know.
@@ -355,7 +355,7 @@ def _shape_of(report: Report, one: Example, what: str) -> _Shape | None:
     state = next(ends, "")
     if what == "quiet" and not state:
         return None
-    return _Shape(
+    return _StatePaths(
         "genesys",
         (_Prefix(prefix),),
         "detail.topicName",
@@ -364,12 +364,12 @@ def _shape_of(report: Report, one: Example, what: str) -> _Shape | None:
     )
 
 
-def _shape_elsewhere(report: Report, source: str) -> _Shape | None:
+def _shape_elsewhere(report: AuditReport, source: str) -> _StatePaths | None:
     study = next((s for s in report.studies if s.source == source and s.entity), None)
     if study is None or not study.entity or not _loads(study):
         return None
     ignore = (f"ignore = {_array(study.volatile)}",) if study.volatile else ()
-    return _Shape(_rule_stem(source), (source,), study.entity, ignore, version="time")
+    return _StatePaths(_rule_stem(source), (source,), study.entity, ignore, version="time")
 
 
 def _rule_stem(source: str) -> str:
@@ -379,7 +379,7 @@ def _rule_stem(source: str) -> str:
 # --- notes --------------------------------------------------------------------------------
 
 
-def _replays(report: Report, draft: _Draft) -> None:
+def _replays(report: AuditReport, draft: _Draft) -> None:
     count = _count(report, Cause.REPLAY)
     if count:
         draft.say(
@@ -388,16 +388,16 @@ def _replays(report: Report, draft: _Draft) -> None:
         )
 
 
-def _roots(report: Report, draft: _Draft) -> None:
+def _roots(report: AuditReport, draft: _Draft) -> None:
     """Name what is better put right where it comes from."""
     for cause in (Cause.SECOND_INTEGRATION, Cause.SECOND_BUS):
         if _count(report, cause):
-            draft.say(words.own_fault(cause))
+            draft.say(words.advice_at_origin(cause))
     if _count(report, Cause.REDELIVERY) > report.events * _STORM:
-        draft.say(words.own_fault(Cause.REDELIVERY))
+        draft.say(words.advice_at_origin(Cause.REDELIVERY))
 
 
-def _count(report: Report, cause: Cause) -> int:
+def _count(report: AuditReport, cause: Cause) -> int:
     return sum(found.count for found in report.causes if found.cause is cause)
 
 

@@ -30,7 +30,7 @@ _Kind = Literal["double-emission", "out-of-order", "id-reused", "other-content",
 _OTHER_CONTENT: Final = "SELECT ord, first AS other FROM repeats WHERE is_other"
 
 
-class Suspicions:
+class SuspicionFinder:
     """Looks for what the rules do not catch."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Suspicions:
                 pairs = self._table.rows(
                     f"SELECT ord, other FROM suspects ORDER BY ord LIMIT {self._most}"  # noqa: S608
                 )
-                yield Suspicion(kind, count, tuple(self._found.described(dict(pairs)).values()))
+                yield Suspicion(kind, count, tuple(self._found.examples_of(dict(pairs)).values()))
 
     def _passed(self) -> str:
         """Name the arrivals that are passed on, with their topics."""

@@ -23,7 +23,7 @@ from oncebridge.audit.rows import (
     KIND_COLUMNS,
     LINK_COLUMNS,
     NAME_COLUMNS,
-    Summary,
+    ChunkSummary,
 )
 from oncebridge.audit.workers import AuditFailed
 from oncebridge.errors import ConfigError
@@ -43,10 +43,10 @@ class Chunk(Struct, frozen=True):
 
     number: int
     file: int
-    summary: Summary
+    summary: ChunkSummary
 
 
-class Times(Struct, frozen=True):
+class Numbering(Struct, frozen=True):
     """How the numbers of arrivals are made."""
 
     first_ms: int
@@ -66,7 +66,7 @@ class Table:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1)
         self.folder = folder
-        self.times = Times(0, 0, 1, "BIGINT", known=False)
+        self.times = Numbering(0, 0, 1, "BIGINT", known=False)
 
     def close(self) -> None:
         """Let go of the thread and the file."""
@@ -229,12 +229,12 @@ def opened(folder: Path) -> Iterator[Table]:
         table.close()
 
 
-def _times(chunks: Sequence[Chunk]) -> Times:
+def _times(chunks: Sequence[Chunk]) -> Numbering:
     ends = list(_ends(chunks))
     first, last = (min(ends), max(ends)) if ends else (0, 0)
     step = 1 << sum(chunk.summary.events for chunk in chunks).bit_length()
     fits = (last - first + 1).bit_length() + step.bit_length() <= _BITS
-    return Times(first, last, step, "BIGINT" if fits else "HUGEINT", known=bool(ends))
+    return Numbering(first, last, step, "BIGINT" if fits else "HUGEINT", known=bool(ends))
 
 
 def _ends(chunks: Sequence[Chunk]) -> Iterator[int]:

@@ -12,7 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from oncebridge.audit import text as words
-from oncebridge.audit.report import CauseFound, Difference, Report, Tally, Trial
+from oncebridge.audit.report import (
+    AuditReport,
+    CauseFound,
+    Difference,
+    NamedCounts,
+    RulesComparison,
+)
 from oncebridge.audit.suggest import Suggestion
 from oncebridge.base import formatting as figures
 from oncebridge.engine.causes import MEANINGS
@@ -34,9 +40,9 @@ STYLES: Final = {
 }
 
 
-def show(report: Report, suggestion: Suggestion, console: Console) -> None:
+def show(report: AuditReport, suggestion: Suggestion, console: Console) -> None:
     """Print the whole report on *console*."""
-    _Page(report, console).show(suggestion)
+    _ReportPrinter(report, console).show(suggestion)
 
 
 def console_for_reports() -> Console:
@@ -46,16 +52,18 @@ def console_for_reports() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-class _Page:
+class _ReportPrinter:
     """The sections of a report, in the order in which people ask."""
 
-    def __init__(self, report: Report, console: Console) -> None:
+    def __init__(self, report: AuditReport, console: Console) -> None:
         self._report = report
         self._console = console
 
     def show(self, suggestion: Suggestion) -> None:
         report = self._report
-        self._say(Text("oncebridge audit", "bold").append(f"  {words.whence(report)}", "dim"))
+        self._say(
+            Text("oncebridge audit", "bold").append(f"  {words.recording_summary(report)}", "dim")
+        )
         self._say()
         self._say(Text(words.headline(report), "bold"))
         if report.events:
@@ -82,14 +90,14 @@ class _Page:
         if others:
             told = ", ".join(f"{count:,} {verdict.value}" for verdict, count in others.items())
             self._say(Text(f"Among them: {told}.", "dim"))
-        if note := words.about_clock(self._report):
+        if note := words.clock_note(self._report):
             self._say(Text(note, "dim"))
 
     def _causes(self) -> None:
         if not self._report.causes:
             return
         self._head("Why they came again")
-        whole = words.repeats(self._report)
+        whole = words.count_duplicates(self._report)
         for found in self._report.causes:
             self._cause(found, whole)
 
@@ -100,10 +108,10 @@ class _Page:
         self._say(line, indent=2)
         told = MEANINGS[found.cause]
         if found.gaps is not None:
-            told += f"; {words.span_of(found.gaps)}"
+            told += f"; {words.gap_summary(found.gaps)}"
         self._say(Text(told), indent=4)
         if found.examples:
-            self._say(Text(f"for example {words.example(found.examples[0])}", "dim"), indent=4)
+            self._say(Text(f"for example {words.example_text(found.examples[0])}", "dim"), indent=4)
 
     def _gaps(self) -> None:
         gaps = self._report.gaps
@@ -123,7 +131,7 @@ class _Page:
             ),
             indent=2,
         )
-        for sentence in words.about_windows(self._report):
+        for sentence in words.window_sentences(self._report):
             self._say(Text(sentence), indent=2)
 
     def _noisiest(self) -> None:
@@ -138,7 +146,7 @@ class _Page:
                 self._head(title)
                 self._tallies(what, tallies)
 
-    def _tallies(self, what: str, tallies: Sequence[Tally]) -> None:
+    def _tallies(self, what: str, tallies: Sequence[NamedCounts]) -> None:
         rows = [(what, "arrivals", "repeats", "")]
         rows += [
             (
@@ -163,7 +171,7 @@ class _Page:
         self._head("What a simple key would have done, on this very recording")
         for key in self._report.naive:
             line = Text(f"{figures.spelt(key.title)}: ", "bold")
-            line.append(words.about_naive(key), "red" if key.lost else "")
+            line.append(words.naive_outcome(key), "red" if key.lost else "")
             if (key.lost or key.let_through) and key.examples:
                 line.append(f" (for example {figures.spelt(key.examples[0].place)})", "dim")
             self._say(line, indent=2)
@@ -173,10 +181,10 @@ class _Page:
             return
         self._head("Worth a look")
         for found in self._report.suspicions:
-            title, meaning = words.suspicion(found)
+            title, meaning = words.suspicion_text(found)
             line = Text(f"{title} ", "bold magenta").append(f"{found.count:,}", "bold")
             self._say(line.append(f"  {meaning}"), indent=2)
-            places = [words.example(one, "after") for one in found.examples[:2]]
+            places = [words.example_text(one, "after") for one in found.examples[:2]]
             if places:
                 self._say(Text(f"for example {'; '.join(places)}", "dim"), indent=4)
 
@@ -192,9 +200,9 @@ class _Page:
         if places:
             self._say(Text(f"at {figures.listed(places)}", "dim"), indent=2)
 
-    def _trial(self, trial: Trial) -> None:
+    def _trial(self, trial: RulesComparison) -> None:
         self._head("The candidate rules")
-        for sentence in words.about_trial(trial):
+        for sentence in words.comparison_sentences(trial):
             self._say(Text(sentence), indent=2)
         for before, after, count in trial.by_change:
             line = Text(f"{count:>9,}  ").append_text(_change(before, after))
@@ -210,7 +218,7 @@ class _Page:
         line = Text(f"{figures.spelt(one.place)}  ", "bold").append_text(
             _change(one.before, one.after)
         )
-        if passing := words.about_passing(one):
+        if passing := words.delivery_change(one):
             line.append(f", {passing}")
         self._say(line.append(f"  {figures.spelt(one.detail_type, 60)}"), indent=2)
         rules = dict.fromkeys(

@@ -7,7 +7,15 @@ terminal nor a reader is led astray by it, and cut where it is longer than anybo
 
 from typing import Final
 
-from oncebridge.audit.report import Difference, Example, Gaps, NaiveKey, Report, Suspicion, Trial
+from oncebridge.audit.report import (
+    ArrivalExample,
+    AuditReport,
+    Difference,
+    Gaps,
+    NaiveKey,
+    RulesComparison,
+    Suspicion,
+)
 from oncebridge.base.formatting import (
     DAY,
     HOUR,
@@ -62,17 +70,17 @@ SUSPICIONS: Final[dict[str, tuple[str, str]]] = {
 # --- sentences ----------------------------------------------------------------------------
 
 
-def repeats(report: Report) -> int:
+def count_duplicates(report: AuditReport) -> int:
     """Count the arrivals that are repeats."""
     return sum(found.count for found in report.causes)
 
 
-def headline(report: Report) -> str:
+def headline(report: AuditReport) -> str:
     """Say it all in one sentence."""
     if not report.events:
         return "There is no event in it."
     arrivals = f"{many(report.events, 'arrival')} {'is' if report.events == 1 else 'are'}"
-    found = repeats(report)
+    found = count_duplicates(report)
     if not found:
         return (
             f"{arrivals} {many(report.logical, 'event')}; none is a repeat{_late(report, 'came')}."
@@ -82,14 +90,14 @@ def headline(report: Report) -> str:
     return f"{arrivals} {many(report.logical, 'event')}; {told}{_late(report, 'more came')}."
 
 
-def _late(report: Report, came: str) -> str:
+def _late(report: AuditReport, came: str) -> str:
     """Say how many came again when the window was over."""
     if not report.after_window:
         return ""
     return f", and {report.after_window:,} {came} again after the window"
 
 
-def whence(report: Report) -> str:
+def recording_summary(report: AuditReport) -> str:
     """Return what was read, and of when it is."""
     told = f"{many(report.files, 'file')}, {size(report.size)}"
     if report.first_ms is not None and report.last_ms is not None:
@@ -99,7 +107,7 @@ def whence(report: Report) -> str:
     return told
 
 
-def about_clock(report: Report) -> str:
+def clock_note(report: AuditReport) -> str:
     """Say how far the times can be trusted; nothing where they can."""
     match report.clock:
         case "recorded":
@@ -114,7 +122,7 @@ def about_clock(report: Report) -> str:
             return "Neither the recording nor its events have times, so there are no gaps."
 
 
-def span_of(gaps: Gaps) -> str:
+def gap_summary(gaps: Gaps) -> str:
     """Return how gaps lie in one line."""
     if gaps.count == 1:
         return f"after {elapsed(gaps.max_ms)}"
@@ -126,7 +134,7 @@ def missed(gaps: Gaps, window_ms: int) -> int:
     return sum(count for bound, count in gaps.histogram if bound > window_ms)
 
 
-def about_windows(report: Report) -> list[str]:
+def window_sentences(report: AuditReport) -> list[str]:
     """Say what the gaps mean for the window."""
     gaps = report.gaps
     if gaps is None:
@@ -162,7 +170,7 @@ def buckets(gaps: Gaps) -> list[tuple[str, int]]:
     return list(zip(names, rows, strict=True))[: last + 1]
 
 
-def about_naive(key: NaiveKey) -> str:
+def naive_outcome(key: NaiveKey) -> str:
     """Say what a simple key would have done."""
     if key.lost and key.let_through:
         return (
@@ -176,18 +184,18 @@ def about_naive(key: NaiveKey) -> str:
     return "would have been right, on this recording"
 
 
-def example(one: Example, how: str = "repeats") -> str:
+def example_text(one: ArrivalExample, how: str = "repeats") -> str:
     """Say where an example is, and which one it repeats or follows."""
     told = spelt(one.place)
     return f"{told} {how} {spelt(one.first_place)}" if one.first_place else told
 
 
-def suspicion(found: Suspicion) -> tuple[str, str]:
+def suspicion_text(found: Suspicion) -> tuple[str, str]:
     """Name a suspicion, and say what it means."""
     return SUSPICIONS[found.kind]
 
 
-def about_trial(trial: Trial) -> list[str]:
+def comparison_sentences(trial: RulesComparison) -> list[str]:
     """Say what candidate rules would do otherwise."""
     if not trial.changed:
         return ["The candidate would do the same with every arrival."]
@@ -201,14 +209,14 @@ def about_trial(trial: Trial) -> list[str]:
     return told
 
 
-def about_passing(one: Difference) -> str:
+def delivery_change(one: Difference) -> str:
     """Say whether an arrival is passed on, where its verdicts are the same."""
     if one.before is not one.after:
         return ""
     return "now passed on" if one.passed_after else "no longer passed on"
 
 
-def own_fault(cause: Cause) -> str:
+def advice_at_origin(cause: Cause) -> str:
     """Say what is better put right at the root than deduplicated, if anything is."""
     return _AT_THE_ROOT.get(cause, "")
 

@@ -28,7 +28,7 @@ from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import Event, Limits, Unreadable, read
 from oncebridge.events.timestamps import instant, moment
 
-Opened = tuple[Event | Unreadable, int | None]
+Unpacked = tuple[Event | Unreadable, int | None]
 """What was found, and when it arrived, where that was recorded."""
 
 _Members = Mapping[str, Raw]
@@ -54,7 +54,7 @@ _LOGGED: Final = frozenset(
 """Nothing else is in an entry of a log; with one member more it may be somebody's event."""
 
 
-class Opener:
+class Unpacker:
     """Opens the records of one recording; *apart* is for the keys (see `oncebridge.events.event`)."""
 
     def __init__(self, limits: Limits, *, bare: bool, apart: tuple[str, ...] = ()) -> None:
@@ -63,14 +63,14 @@ class Opener:
         self._apart = apart
         self.read = partial(read, limits=limits, bare=bare, apart=apart)
 
-    def open(self, raw: bytes) -> Iterator[Opened]:
+    def unpack(self, raw: bytes) -> Iterator[Unpacked]:
         """Return what is in *raw*, which is no event as it stands; something, always."""
-        yield from self._open(raw, None, _DEEPEST)
+        yield from self._unpack(raw, None, _DEEPEST)
 
-    def _open(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Opened]:
+    def _unpack(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Unpacked]:
         raw = raw.strip()
         if raw[:1] not in (b"{", b"["):
-            yield from self._open_line(raw, at_ms, layers)
+            yield from self._unpack_line(raw, at_ms, layers)
             return
         found = self.read(raw)
         if (isinstance(found, Event) and not found.bare) or not layers:
@@ -79,7 +79,7 @@ class Opener:
         inner = list(_held(raw))
         if inner:
             for piece, its_ms in inner:
-                yield from self._open(piece, at_ms or its_ms, layers - 1)
+                yield from self._unpack(piece, at_ms or its_ms, layers - 1)
             return
         opened = unwrap(raw, self._read)
         if not (len(opened) == 1 and isinstance(opened[0], Unreadable)):
@@ -87,7 +87,7 @@ class Opener:
         for event in opened:
             yield event, at_ms
 
-    def _open_line(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Opened]:
+    def _unpack_line(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Unpacked]:
         """Open a line of a log: an instant, perhaps some words, and the event."""
         begins = _PREFIX.match(raw)
         at = raw.find(b"{", begins.end() if begins else 0)
@@ -95,7 +95,7 @@ class Opener:
             yield self.read(raw), at_ms
             return
         its_ms = instant(begins[1].decode()) if begins else None
-        yield from self._open(raw[at:], at_ms or its_ms, layers - 1)
+        yield from self._unpack(raw[at:], at_ms or its_ms, layers - 1)
 
     def _read(self, raw: bytes, /, *, bare: bool | None = None) -> Event | Unreadable:
         is_bare = self._bare if bare is None else bare

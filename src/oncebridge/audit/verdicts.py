@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from oncebridge.audit.judge import Judge, Judgement
-from oncebridge.audit.rows import Claimed, Complex
+from oncebridge.audit.rows import ClaimedKey, ComplexPlan
 from oncebridge.audit.table import Table
 from oncebridge.base.clock import ms
 from oncebridge.engine.verdict import Verdict
@@ -192,16 +192,16 @@ def _judged(
             group, judge = name, Judge()
         rule = rules[rule_number]
         written = (
-            Complex.read(plan)
+            ComplexPlan.read(plan)
             if plan
             else _plain(key.bytes, content.bytes if content else b"", rule)
         )
         yield number, judge.judge(number, table.at_ms(number), rule, written)
 
 
-def _plain(key: bytes, content: bytes, rule: Rule) -> Complex:
+def _plain(key: bytes, content: bytes, rule: Rule) -> ComplexPlan:
     """Make the plan of an arrival that has one key and nothing else."""
     (tier,) = rule.tiers
     slide_ms, hard_ms = (ms(tier.window), ms(tier.max_window)) if tier.sliding else (0, 0)
-    part = Claimed(key, content, slide_ms, ms(tier.window), hard_ms)
-    return Complex([part], b"", None, b"")
+    part = ClaimedKey(key, content, slide_ms, ms(tier.window), hard_ms)
+    return ComplexPlan([part], b"", None, b"")

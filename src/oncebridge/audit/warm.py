@@ -19,8 +19,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from oncebridge.audit.reading import Damage, File, Piece, content_of, read_pieces
-from oncebridge.audit.unpacking import Opener
-from oncebridge.audit.workers import AuditFailed, why
+from oncebridge.audit.unpacking import Unpacker
+from oncebridge.audit.workers import AuditFailed, explain_os_error
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.router import Answer, Router, Way
@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]
 _NEW: Final = frozenset({Verdict.DELIVERED, Verdict.STALE, Verdict.UNCHANGED, Verdict.CONFLICT})
 
 
-class TakesAll:
+class AcceptAllSink:
     """A sink that sends nothing and says yes."""
 
     batch = BATCH
@@ -61,7 +61,7 @@ class TakesAll:
 _YES: Final = Yes()
 
 
-class KeepsNone:
+class NoDeadLetters:
     """Dead letters that are gone: in a recording, somebody has dealt with them."""
 
     async def open(self) -> None:
@@ -80,7 +80,7 @@ class KeepsNone:
         """Do nothing."""
 
 
-class Warming:
+class StoreWarmer:
     """Takes the events of *files* into the store at *place*, as *routes* of *setup* would."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Warming:
         self._files = files
         settings = setup.config.settings()
         apart = self._router.gateways[0].rules.apart
-        self._opener = Opener(settings.limits, bare=settings.bare, apart=apart)
+        self._unpacker = Unpacker(settings.limits, bare=settings.bare, apart=apart)
         self._counts: Counter[str] = Counter()
         self._read = 0
         """How far it has come, in bytes as they lie on disk."""
@@ -144,16 +144,16 @@ class Warming:
         try:
             records = content_of(piece.work).records
         except OSError as error:
-            raise AuditFailed(why(error)) from None
+            raise AuditFailed(explain_os_error(error)) from None
         for _, raw in records:
             if raw is None:
                 self._counts["unreadable"] += 1
                 continue
-            found: Event | Unreadable = self._opener.read(raw)
+            found: Event | Unreadable = self._unpacker.read(raw)
             if isinstance(found, Event) and not found.bare:
                 yield found
                 continue
-            for event, _ in self._opener.open(raw):
+            for event, _ in self._unpacker.unpack(raw):
                 if isinstance(event, Unreadable):
                     self._counts["unreadable"] += 1
                 else:
@@ -168,7 +168,7 @@ class Warming:
             again = []
             for event, answer in zip(events, answers, strict=True):
                 if answer.acknowledge:
-                    self._counts[_became(answer)] += 1
+                    self._counts[_outcome(answer)] += 1
                 else:
                     again.append(event)
             events = again
@@ -179,33 +179,36 @@ class Warming:
             raise StoreUnavailable("it does not answer any more; warm it again: that is safe")
 
 
-def _became(answer: Answer) -> str:
+def _outcome(answer: Answer) -> str:
     if answer.verdict in _NEW:
         return "new"
     return "known" if answer.verdict is Verdict.DUPLICATE else "not remembered"
 
 
 def _router(setup: Setup, place: StorePlace, routes: Sequence[Route]) -> Router:
-    dead = KeepsNone()
+    dead = NoDeadLetters()
     ways = [
         Way(
             Gateway(
                 store=place.opened,
-                sink=TakesAll(),
+                sink=AcceptAllSink(),
                 rules=route.rules,
                 dead=dead,
                 route=route.name,
-                settings=_unhurried(route.settings),
+                settings=_without_sink_limits(route.settings),
             ),
             route.match,
         )
         for route in routes
     ]
     return Router(
-        ways, dead=dead, discard_unrouted=True, settings=_unhurried(setup.config.settings())
+        ways,
+        dead=dead,
+        discard_unrouted=True,
+        settings=_without_sink_limits(setup.config.settings()),
     )
 
 
-def _unhurried(settings: Settings) -> Settings:
+def _without_sink_limits(settings: Settings) -> Settings:
     """Keep what makes keys and records, and leave what is about a sink that is not there."""
     return replace(settings, mode="enforce", on_store_outage="hold", rate=None)

@@ -25,11 +25,11 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from oncebridge.audit.reading import Batch, Block, spelt
-from oncebridge.audit.rows import Job, Scribe, Summary
+from oncebridge.audit.reading import Block, RecordBatch, spelt
+from oncebridge.audit.rows import ChunkSummary, Job, RowWriter
 from oncebridge.errors import OncebridgeError
 
-_AHEAD = {Block: 2, Batch: 1}
+_AHEAD = {Block: 2, RecordBatch: 1}
 """
 How many chunks a worker has before it, so that it does not wait for the next.
 
@@ -51,14 +51,14 @@ def cpus() -> int:
     return os.cpu_count() or 1
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Takes chunks, and gives what came of them, in whatever order."""
 
-    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+    def write(self, chunk: int, work: Block | RecordBatch) -> Iterator[ChunkSummary]:
         """Take one more chunk; give the summaries of those that are done by now."""
         ...
 
-    def finish(self) -> Iterator[Summary]:
+    def finish(self) -> Iterator[ChunkSummary]:
         """Return the summaries of all the others, and close all files."""
         ...
 
@@ -67,47 +67,47 @@ class Crew(Protocol):
 
 
 @contextmanager
-def working(job: Job, workers: int) -> Iterator[Crew]:
+def worker_pool(job: Job, workers: int) -> Iterator[WorkerPool]:
     """Have so many processes work on *job*; with none, this one does it."""
-    crew = _Several(job, workers) if workers else _Alone(job)
+    pool = _ForkedPool(job, workers) if workers else _InProcess(job)
     try:
-        yield crew
+        yield pool
     finally:
-        crew.stop()
+        pool.stop()
 
 
-class _Alone:
+class _InProcess:
     """No one but the parent itself."""
 
     def __init__(self, job: Job) -> None:
-        self._scribe = Scribe(job, 0, 1)
+        self._writer = RowWriter(job, 0, 1)
 
-    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+    def write(self, chunk: int, work: Block | RecordBatch) -> Iterator[ChunkSummary]:
         try:
-            yield self._scribe.write(chunk, work)
+            yield self._writer.write(chunk, work)
         except OSError as error:
-            raise AuditFailed(why(error)) from None
+            raise AuditFailed(explain_os_error(error)) from None
 
-    def finish(self) -> Iterator[Summary]:
+    def finish(self) -> Iterator[ChunkSummary]:
         try:
-            self._scribe.close()
+            self._writer.close()
         except OSError as error:
-            raise AuditFailed(why(error)) from None
+            raise AuditFailed(explain_os_error(error)) from None
         yield from ()
 
     def stop(self) -> None:
         """Close what is open; what was not written is not missed any more."""
         with suppress(OSError):
-            self._scribe.close()
+            self._writer.close()
 
     @property
     def samples(self) -> Sequence[dict[tuple[str, str], list[bytes]]]:
-        return [self._scribe.samples.kinds]
+        return [self._writer.samples.kinds]
 
 
 class _Task(Struct, frozen=True, array_like=True):
     chunk: int
-    work: Block | Batch
+    work: Block | RecordBatch
 
 
 class _Finished(Struct, frozen=True, array_like=True, tag=True):
@@ -120,26 +120,26 @@ class _Failed(Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-class _Done(Struct, frozen=True, array_like=True, tag=True):
-    summary: Summary
+class _ChunkDone(Struct, frozen=True, array_like=True, tag=True):
+    summary: ChunkSummary
 
 
 _pack = msgspec.msgpack.Encoder().encode
 _read_task = msgspec.msgpack.Decoder(_Task | None).decode
-_read_answer = msgspec.msgpack.Decoder(_Done | _Finished | _Failed).decode
+_read_answer = msgspec.msgpack.Decoder(_ChunkDone | _Finished | _Failed).decode
 
 
-class _Worker(Struct):
+class _WorkerProcess(Struct):
     process: ForkProcess
     pipe: Connection
     ahead: int = 0
 
 
-class _Several:
+class _ForkedPool:
     """Some processes that share the work."""
 
     def __init__(self, job: Job, count: int) -> None:
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
         self.samples: list[dict[tuple[str, str], list[bytes]]] = []
         try:
             for number in range(count):
@@ -156,15 +156,15 @@ class _Several:
         process = context.Process(
             target=_work, args=(job, number, count, theirs, inherited), daemon=True
         )
-        with _signals_deferred():
+        with _deferring_signals():
             with warnings.catch_warnings():
                 # A worker takes no lock that a thread of ours could hold: it reads and computes.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
-            self._workers.append(_Worker(process, ours))
+            self._workers.append(_WorkerProcess(process, ours))
 
-    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+    def write(self, chunk: int, work: Block | RecordBatch) -> Iterator[ChunkSummary]:
         most = _AHEAD[type(work)]
         while not (free := [worker for worker in self._workers if worker.ahead < most]):
             yield from self._answers()
@@ -172,20 +172,20 @@ class _Several:
         self._send(worker, _pack(_Task(chunk, work)))
         worker.ahead += 1
 
-    def finish(self) -> Iterator[Summary]:
+    def finish(self) -> Iterator[ChunkSummary]:
         for worker in self._workers:
             self._send(worker, _pack(None))
             worker.ahead += 1
         while any(worker.ahead for worker in self._workers):
             yield from self._answers()
 
-    def _send(self, worker: _Worker, message: bytes) -> None:
+    def _send(self, worker: _WorkerProcess, message: bytes) -> None:
         try:
             worker.pipe.send_bytes(message)
         except OSError:
-            self._lost(worker)
+            self._raise_lost(worker)
 
-    def _answers(self) -> Iterator[Summary]:
+    def _answers(self) -> Iterator[ChunkSummary]:
         """Wait for an answer, or several."""
         busy = {worker.pipe: worker for worker in self._workers if worker.ahead}
         for pipe in wait(list(busy)):
@@ -193,18 +193,18 @@ class _Several:
             try:
                 answer = _read_answer(worker.pipe.recv_bytes())
             except (EOFError, OSError):
-                self._lost(worker)
+                self._raise_lost(worker)
                 continue
             worker.ahead -= 1
             match answer:
-                case _Done(summary):
+                case _ChunkDone(summary):
                     yield summary
                 case _Finished(samples):
                     self.samples.append({(source, topic): raws for source, topic, raws in samples})
                 case _Failed(message):
                     raise AuditFailed(message)
 
-    def _lost(self, worker: _Worker) -> None:
+    def _raise_lost(self, worker: _WorkerProcess) -> None:
         """Say how a worker ended that should not have."""
         while worker.pipe.poll():  # it may have said why
             try:
@@ -230,7 +230,7 @@ class _Several:
 
 
 @contextmanager
-def _signals_deferred() -> Iterator[None]:
+def _deferring_signals() -> Iterator[None]:
     """
     Call signal handlers written in Python after the block instead of inside it.
 
@@ -276,33 +276,35 @@ def _work(
     # Nothing here makes circles; looking for them would take a third of the time.
     gc.disable()
     try:
-        _write_all(Scribe(job, number, count), pipe)
+        _write_all(RowWriter(job, number, count), pipe)
     except EOFError:
         pass  # the parent is gone
     except OSError as error:
-        _tell(pipe, why(error))
+        _send_failure(pipe, explain_os_error(error))
     except Exception as error:  # noqa: BLE001 - the parent raises it
         place = traceback.extract_tb(error.__traceback__)[-1]
-        _tell(pipe, f"a worker failed: {type(error).__name__} at {place.name}:{place.lineno}")
+        _send_failure(
+            pipe, f"a worker failed: {type(error).__name__} at {place.name}:{place.lineno}"
+        )
     finally:
         # Not by the way of Python: a lock that a thread of the parent had is locked for ever.
         os._exit(0)
 
 
-def _write_all(scribe: Scribe, pipe: Connection) -> None:
+def _write_all(writer: RowWriter, pipe: Connection) -> None:
     while (task := _read_task(pipe.recv_bytes())) is not None:
-        pipe.send_bytes(_pack(_Done(scribe.write(task.chunk, task.work))))
-    scribe.close()
-    samples = [(*kind, raws) for kind, raws in scribe.samples.kinds.items()]
+        pipe.send_bytes(_pack(_ChunkDone(writer.write(task.chunk, task.work))))
+    writer.close()
+    samples = [(*kind, raws) for kind, raws in writer.samples.kinds.items()]
     pipe.send_bytes(_pack(_Finished(samples)))
 
 
-def _tell(pipe: Connection, message: str) -> None:
+def _send_failure(pipe: Connection, message: str) -> None:
     with suppress(OSError):
         pipe.send_bytes(_pack(_Failed(message)))
 
 
-def why(error: OSError) -> str:
+def explain_os_error(error: OSError) -> str:
     """Say what the machine refused, and what helps."""
     reason = (error.strerror or str(error)).lower()
     name = error.filename

@@ -109,7 +109,7 @@ class Case(Struct, frozen=True, kw_only=True):
     rule: str | None = None
 
 
-class Result(Struct, frozen=True):
+class CaseResult(Struct, frozen=True):
     """How a test went; without *failures*, well."""
 
     case: Case
@@ -149,7 +149,7 @@ def _cases(file: Path, setup: Setup, problems: Problems) -> list[Case]:
         return []
     if not written.test:
         problems.add("test", "has no test in it; write [[test]]")
-    reader = _Reader(file, setup, written.route, problems)
+    reader = _CaseReader(file, setup, written.route, problems)
     cases = []
     for at, table in enumerate(written.test):
         options = read(CaseOptions, table, f"test[{at}]", problems)
@@ -158,7 +158,7 @@ def _cases(file: Path, setup: Setup, problems: Problems) -> list[Case]:
     return cases
 
 
-class _Reader:
+class _CaseReader:
     """Make tests of what is written in *file*; mistakes go to *problems*."""
 
     def __init__(self, file: Path, setup: Setup, route: str | None, problems: Problems) -> None:
@@ -179,7 +179,7 @@ class _Reader:
         if len(self._problems.found) == before:
             # Counting makes sense only when all samples are there.
             self._check_counts(where, options, found)
-        self._check_company(where, options)
+        self._check_combinations(where, options)
         route = self._find_route(where, options.route or self._route_of_all)
         if route is not None and options.rule is not None:
             self._check_rule(where, options.rule, route)
@@ -210,7 +210,7 @@ class _Reader:
                     f"{where}.verdicts", f"has {verdicts} for {events} events; one for each"
                 )
 
-    def _check_company(self, where: str, options: CaseOptions) -> None:
+    def _check_combinations(self, where: str, options: CaseOptions) -> None:
         """Find settings that mean nothing by themselves."""
         add = self._problems.add
         if options.same is None and options.apart is None and options.events is None:
@@ -287,15 +287,17 @@ class _Samples:
 # --- running ------------------------------------------------------------------------------
 
 
-async def run(cases: Sequence[Case], setup: Setup) -> list[Result]:
+async def run(cases: Sequence[Case], setup: Setup) -> list[CaseResult]:
     """Run tests, each with a store of its own."""
     identities = Identities(setup)
-    return [Result(case, tuple([line async for line in _run(case, identities)])) for case in cases]
+    return [
+        CaseResult(case, tuple([line async for line in _run(case, identities)])) for case in cases
+    ]
 
 
 async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
     samples = {sample.name: sample for sample in (*case.same, *case.apart, *case.events)}
-    known: dict[str, _Named] = {}
+    known: dict[str, _IdentifiedSample] = {}
     elsewhere: set[str] = set()
     for sample in samples.values():
         if isinstance(sample.event, Unreadable):
@@ -307,7 +309,7 @@ async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
             yield f"route {case.route.name!r} is not for {sample.name}"
             elsewhere.add(sample.name)
             continue
-        known[sample.name] = _Named(sample.name, sample.event, identity)
+        known[sample.name] = _IdentifiedSample(sample.name, sample.event, identity)
         if case.rule is not None and identity.plan.rule.name != case.rule:
             yield f"{sample.name} meets rule {identity.plan.rule.name!r}, not {case.rule!r}"
     for line in _one_event([known[s.name] for s in case.same if s.name in known]):
@@ -328,7 +330,7 @@ def _identity(route: Route, event: Event, identities: Identities) -> Identity | 
     return Identity(route, plan, ()) if plan is not None else None
 
 
-class _Named(Struct, frozen=True, eq=False):
+class _IdentifiedSample(Struct, frozen=True, eq=False):
     """A sample with what is known about it."""
 
     name: str
@@ -339,7 +341,7 @@ class _Named(Struct, frozen=True, eq=False):
     def parts(self) -> set[tuple[bytes, bytes]]:
         return {(known.key, known.part.hash) for known in self.identity.keys}
 
-    def tells_nothing(self) -> str:
+    def missing_key_reason(self) -> str:
         plan = self.identity.plan
         if plan.action == "deduplicate":
             return ""
@@ -347,10 +349,10 @@ class _Named(Struct, frozen=True, eq=False):
         return f"{self.name} has no key: {why}"
 
 
-def _one_event(samples: Sequence[_Named]) -> Iterator[str]:
+def _one_event(samples: Sequence[_IdentifiedSample]) -> Iterator[str]:
     """Find what is not the same event as the first, directly or through another."""
     for sample in samples:
-        if told := sample.tells_nothing():
+        if told := sample.missing_key_reason():
             yield told
             return
     left = list(samples[1:])
@@ -360,10 +362,10 @@ def _one_event(samples: Sequence[_Named]) -> Iterator[str]:
             met |= sample.parts
         left = [sample for sample in left if sample not in joined]
     for sample in left:
-        yield f"{samples[0].name} and {sample.name} are two events: {_apart(samples[0], sample)}"
+        yield f"{samples[0].name} and {sample.name} are two events: {_difference_between(samples[0], sample)}"
 
 
-def _all_apart(samples: Sequence[_Named]) -> Iterator[str]:
+def _all_apart(samples: Sequence[_IdentifiedSample]) -> Iterator[str]:
     for one, other in combinations(samples, 2):
         shared = one.parts & other.parts
         if shared:
@@ -376,7 +378,7 @@ def _all_apart(samples: Sequence[_Named]) -> Iterator[str]:
             )
 
 
-def _apart(one: _Named, other: _Named) -> str:
+def _difference_between(one: _IdentifiedSample, other: _IdentifiedSample) -> str:
     """Say what makes two events two."""
     rules = one.identity.plan.rule.name, other.identity.plan.rule.name
     if rules[0] != rules[1]:
@@ -396,10 +398,12 @@ def _apart(one: _Named, other: _Named) -> str:
             f"one is known by its {' and '.join(first)}, the other by its {' and '.join(second)}: "
             "a field that the key needs is missing or null"
         )
-    return "; ".join(_unlike(first[kind], second[kind], one, other) for kind in first)
+    return "; ".join(_key_difference(first[kind], second[kind], one, other) for kind in first)
 
 
-def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
+def _key_difference(
+    one: Known, other: Known, first: _IdentifiedSample, second: _IdentifiedSample
+) -> str:
     if one.key == other.key:
         paths = differences(_counted(first, one.kind), _counted(second, one.kind), "detail")
         return f"the same {one.kind} with other content is a conflict ({_listed(paths)})"
@@ -418,7 +422,7 @@ def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
     return f"{whose} in {_listed(paths)}"
 
 
-def _counted(named: _Named, kind: str) -> Any:
+def _counted(named: _IdentifiedSample, kind: str) -> Any:
     """Return what counts of the content where it is compared beside a key of this *kind*."""
     rule = named.identity.plan.rule
     tiers = [tier for tier in rule.tiers if tier.key.kind.decode() == kind] or list(rule.tiers)

@@ -51,7 +51,9 @@ async def measure(
 def judge(subject: str, skew: Skew, checkup: Checkup, *, decides: bool) -> None:
     """Tell what a difference means; *decides* says that the store's own clock is what counts."""
     if skew.surely_ms <= _MUCH_MS:
-        checkup.fine(subject, f"its clock and this host's agree ({abs(skew.ahead_ms)} ms apart)")
+        checkup.report_passed(
+            subject, f"its clock and this host's agree ({abs(skew.ahead_ms)} ms apart)"
+        )
         return
     where = "ahead of" if skew.ahead_ms > 0 else "behind"
     if decides:
@@ -66,7 +68,7 @@ def judge(subject: str, skew: Skew, checkup: Checkup, *, decides: bool) -> None:
             "Leases and windows go by the clocks of the workers: one that is ahead takes over what "
             "another still holds, and both deliver."
         )
-    checkup.find(
+    checkup.report(
         "clock-skew",
         severity,
         subject,

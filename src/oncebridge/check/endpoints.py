@@ -22,7 +22,7 @@ _MANY_WORKERS: Final = ("sqs", "kinesis")
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
-def check_places(setup: Setup, checkup: Checkup) -> None:
+def check_endpoints(setup: Setup, checkup: Checkup) -> None:
     """Look at all addresses, and at what they have in common."""
     for route in setup.routes:
         if scheme_of(route.sink.url) in _HTTP:
@@ -43,7 +43,7 @@ def _check_http_sink(route: Route, checkup: Checkup) -> None:
     parts = urlsplit(route.sink.url)
     is_plain = parts.scheme.lower() == "http" and not names_loopback(parts.hostname or "")
     if is_plain:
-        checkup.find(
+        checkup.report(
             "sink-plain",
             Severity.WARNING,
             subject,
@@ -52,7 +52,7 @@ def _check_http_sink(route: Route, checkup: Checkup) -> None:
             fix="Use https:// and leave allow_http out.",
         )
     if getattr(route.sink.options, "idempotency_key", "quoted") == "off":
-        checkup.find(
+        checkup.report(
             "sink-no-key",
             Severity.WARNING,
             subject,
@@ -62,7 +62,7 @@ def _check_http_sink(route: Route, checkup: Checkup) -> None:
             fix='Send the key, in quotes or bare as the receiver wants it:\nidempotency_key = "bare"',
         )
     elif not is_plain:
-        checkup.fine(subject, "encrypted, with an Idempotency-Key")
+        checkup.report_passed(subject, "encrypted, with an Idempotency-Key")
 
 
 # --- in circles ---------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def _check_loops(setup: Setup, checkup: Checkup) -> None:
         for what, place in ends:
             if _is_same(source, place):
                 found = True
-                checkup.find(
+                checkup.report(
                     "loop",
                     Severity.ERROR,
                     f"source {source}",
@@ -91,7 +91,7 @@ def _check_loops(setup: Setup, checkup: Checkup) -> None:
     for route in setup.routes:
         if _is_same(route.sink, config.dead):
             found = True
-            checkup.find(
+            checkup.report(
                 "dead-is-sink",
                 Severity.ERROR,
                 f"dead letters {config.dead}",
@@ -101,7 +101,7 @@ def _check_loops(setup: Setup, checkup: Checkup) -> None:
                 fix='Keep the dead letters by themselves:\ndead = "sqlite:oncebridge-dead.db"',
             )
     if not found:
-        checkup.fine("addresses", "nothing leads back to where it came from")
+        checkup.report_passed("addresses", "nothing leads back to where it came from")
 
 
 def _is_same(one: Place, other: Place) -> bool:
@@ -176,7 +176,7 @@ def _check_memory(setup: Setup, checkup: Checkup) -> None:
     if not is_service(setup):
         return
     if scheme_of(config.store.url) == "memory":
-        checkup.find(
+        checkup.report(
             "memory-store",
             Severity.ERROR,
             "store memory:",
@@ -186,7 +186,7 @@ def _check_memory(setup: Setup, checkup: Checkup) -> None:
             fix='Remember it on disk, or where all workers can ask:\nstore = "sqlite:oncebridge.db"',
         )
     if scheme_of(config.dead.url) == "memory":
-        checkup.find(
+        checkup.report(
             "memory-dead",
             Severity.ERROR,
             "dead letters memory:",
@@ -201,7 +201,7 @@ def _check_spool(setup: Setup, checkup: Checkup) -> None:
     if config.spool is None:
         return
     if not any(scheme_of(place.url) in _HTTP for place in config.source):
-        checkup.find(
+        checkup.report(
             "spool-unused",
             Severity.WARNING,
             f"spool {config.spool}",
@@ -213,7 +213,7 @@ def _check_spool(setup: Setup, checkup: Checkup) -> None:
         return
     same = [name for name, path in other_files(setup) if path == Path(config.spool).absolute()]
     if same:
-        checkup.find(
+        checkup.report(
             "spool-shared",
             Severity.WARNING,
             f"spool {config.spool}",
@@ -243,7 +243,7 @@ def _check_hosts(setup: Setup, checkup: Checkup) -> None:
     config = setup.config
     schemes = {scheme_of(place.url) for place in config.source}
     if scheme_of(config.store.url) == "sqlite" and schemes.intersection(_MANY_WORKERS):
-        checkup.find(
+        checkup.report(
             "sqlite-one-host",
             Severity.NOTE,
             f"store {config.store}",

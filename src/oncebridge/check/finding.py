@@ -41,7 +41,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """The page, and the place in it, from the root of the project: `docs/sqs.md#visibility`."""
 
 
-class Blind(Struct, frozen=True, kw_only=True):
+class NotChecked(Struct, frozen=True, kw_only=True):
     """Something that could not be looked at."""
 
     subject: str
@@ -51,7 +51,7 @@ class Blind(Struct, frozen=True, kw_only=True):
     """What it takes: an action (`events:ListRules`), or in words."""
 
 
-class Passed(Struct, frozen=True):
+class PassedCheck(Struct, frozen=True):
     """Something that was looked at and is in order."""
 
     subject: str
@@ -63,10 +63,10 @@ class Checkup:
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        self.blind: list[Blind] = []
-        self.passed: list[Passed] = []
+        self.not_checked: list[NotChecked] = []
+        self.passed: list[PassedCheck] = []
 
-    def find(
+    def report(
         self,
         code: str,
         severity: Severity,
@@ -90,18 +90,18 @@ class Checkup:
             )
         )
 
-    def could_not(self, subject: str, what: str, needs: str) -> None:
+    def report_not_checked(self, subject: str, what: str, needs: str) -> None:
         """Add what could not be looked at."""
-        self.blind.append(Blind(subject=subject, what=what, needs=needs))
+        self.not_checked.append(NotChecked(subject=subject, what=what, needs=needs))
 
-    def fine(self, subject: str, what: str) -> None:
+    def report_passed(self, subject: str, what: str) -> None:
         """Add what is in order."""
-        self.passed.append(Passed(subject, what))
+        self.passed.append(PassedCheck(subject, what))
 
     def take(self, other: "Checkup") -> None:
         """Add all that another has."""
         self.findings += other.findings
-        self.blind += other.blind
+        self.not_checked += other.not_checked
         self.passed += other.passed
 
     def worst_first(self) -> list[Finding]:
@@ -110,7 +110,7 @@ class Checkup:
         return sorted(self.findings, key=lambda one: (order.index(one.severity), one.code))
 
 
-def in_shell(path: str | Path) -> str:
+def shell_path(path: str | Path) -> str:
     """Write a path as a word of a command that works anywhere on this host."""
     return shlex.quote(str(Path(path).absolute()))
 

@@ -69,20 +69,20 @@ async def check_postgres(
 ) -> None:
     """Look at the server of *pool*, and at the table of *layout* if there is one of ours."""
     try:
-        if await pool.run(_is_torn):
-            _torn(subject, checkup)
+        if await pool.run(_has_statement_pooler):
+            _report_statement_pooler(subject, checkup)
             return
         server = await pool.run(look_at_server)
         before = len(checkup.findings)
         for fault in server_faults(server):
-            _tell(fault, subject, checkup)
+            _report_fault(fault, subject, checkup)
         _check_fsync(server, subject, checkup)
         if len(checkup.findings) == before:
-            checkup.fine(subject, "the server: it takes writes, and keeps them")
+            checkup.report_passed(subject, "the server: it takes writes, and keeps them")
         if await pool.run(_is_direct):
             await _check_room(pool, connections, subject, checkup)
         else:
-            checkup.fine(subject, "the pooler before it keeps transactions together")
+            checkup.report_passed(subject, "the pooler before it keeps transactions together")
         if layout is not None:
             role = quoted(server["role"])
             await _check_layout(pool, layout, role, subject, checkup, auto_migrate=auto_migrate)
@@ -91,10 +91,10 @@ async def check_postgres(
         await pool.aclose()
 
 
-def _tell(fault: Fault, subject: str, checkup: Checkup) -> None:
+def _report_fault(fault: Fault, subject: str, checkup: Checkup) -> None:
     is_sql = fault.remedy.startswith(("ALTER", "GRANT"))
     fix = f"{_BY_DBA}\n{fault.remedy};" if is_sql else capitalised(fault.remedy)
-    checkup.find(
+    checkup.report(
         f"postgres-{fault.code}",
         Severity.ERROR,
         subject,
@@ -109,7 +109,7 @@ def _tell(fault: Fault, subject: str, checkup: Checkup) -> None:
 
 def _check_fsync(server: Any, subject: str, checkup: Checkup) -> None:
     if server["fsync"] == "off":
-        checkup.find(
+        checkup.report(
             "postgres-fsync",
             Severity.WARNING,
             subject,
@@ -126,7 +126,7 @@ async def _is_direct(link: Link) -> bool:
     return bool(pid == link.connection.get_server_pid())
 
 
-async def _is_torn(link: Link) -> bool:
+async def _has_statement_pooler(link: Link) -> bool:
     """Return whether a pooler stands before it that takes statements one by one."""
     try:
         # In the simple protocol: all else such a pooler may mix up.
@@ -139,8 +139,8 @@ async def _is_torn(link: Link) -> bool:
     return False
 
 
-def _torn(subject: str, checkup: Checkup) -> None:
-    checkup.find(
+def _report_statement_pooler(subject: str, checkup: Checkup) -> None:
+    checkup.report(
         "postgres-pooler",
         Severity.ERROR,
         subject,
@@ -158,7 +158,7 @@ async def _check_room(pool: Pool, connections: int, subject: str, checkup: Check
         left = min(left, room["own_most"] - room["own_used"])
     if left < connections:
         takes = _STORE_TAKES if subject.startswith("store") else _SINK_TAKES
-        checkup.find(
+        checkup.report(
             "postgres-connections",
             Severity.WARNING,
             subject,
@@ -169,7 +169,7 @@ async def _check_room(pool: Pool, connections: int, subject: str, checkup: Check
             f"take fewer:\n{takes} = {max(left, 1)} }}",
         )
     else:
-        checkup.fine(subject, f"{left} connections are left")
+        checkup.report_passed(subject, f"{left} connections are left")
 
 
 async def _check_clock(pool: Pool, subject: str, checkup: Checkup, clock: Clock) -> None:
@@ -189,7 +189,7 @@ async def _check_layout(
     try:
         faults = await pool.run(lambda link: table_faults(link, pool, layout))
     except ConfigError:
-        checkup.find(
+        checkup.report(
             "postgres-rights",
             Severity.ERROR,
             subject,
@@ -201,14 +201,14 @@ async def _check_layout(
         )
         return
     if auto_migrate and [fault.code for fault in faults] == ["table"]:
-        checkup.fine(subject, f"{faults[0].seen}; auto_migrate has it made at the start")
+        checkup.report_passed(subject, f"{faults[0].seen}; auto_migrate has it made at the start")
         return
     for fault in faults:
-        _tell(fault, subject, checkup)
+        _report_fault(fault, subject, checkup)
     if any(fault.code in ("table", "table-newer", "rights") for fault in faults):
         return
     if not faults:
-        checkup.fine(subject, f"the table {layout.shown}, layout {layout.version}")
+        checkup.report_passed(subject, f"the table {layout.shown}, layout {layout.version}")
     await _check_vacuum(pool, layout, subject, checkup)
     if layout.file == "records.sql":
         await _check_purged(pool, layout, subject, checkup)
@@ -224,7 +224,7 @@ async def _check_vacuum(pool: Pool, layout: Layout, subject: str, checkup: Check
         if is_here
         else f"ALTER SYSTEM SET autovacuum = on;\n{_RELOAD}"
     )
-    checkup.find(
+    checkup.report(
         "postgres-autovacuum",
         Severity.WARNING,
         subject,
@@ -249,7 +249,7 @@ async def _check_purged(pool: Pool, layout: Layout, subject: str, checkup: Check
     )
     estimate = round(stale * 100 / share)
     if estimate >= _MANY and stale > seen / 2:
-        checkup.find(
+        checkup.report(
             "postgres-unpurged",
             Severity.WARNING,
             subject,

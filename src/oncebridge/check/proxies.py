@@ -12,7 +12,7 @@ def check_proxy(target: Target, checkup: Checkup) -> None:
     try:
         proxy = proxy_for(target)
     except ConfigError as error:
-        checkup.find(
+        checkup.report(
             "proxy-unusable",
             Severity.ERROR,
             subject,
@@ -22,4 +22,4 @@ def check_proxy(target: Target, checkup: Checkup) -> None:
         )
         return
     if proxy is not None:
-        checkup.fine(subject, f"through the proxy {proxy.authority}")
+        checkup.report_passed(subject, f"through the proxy {proxy.authority}")

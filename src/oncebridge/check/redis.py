@@ -51,7 +51,7 @@ async def _check_server(
     for fault in faults(info, is_cluster=store.address.kind == "cluster"):
         if fault.code == "loading":
             raise StoreUnavailable("Redis is still loading its data")
-        checkup.find(
+        checkup.report(
             f"redis-{fault.code}",
             Severity.ERROR,
             subject,
@@ -60,12 +60,14 @@ async def _check_server(
             fix=f"{capitalised(fault.remedy)}{_SNIPPETS.get(fault.code, '')}",
         )
     if "maxmemory_policy" not in info:
-        checkup.could_not(subject, "maxmemory-policy", "a server that tells it in INFO memory")
+        checkup.report_not_checked(
+            subject, "maxmemory-policy", "a server that tells it in INFO memory"
+        )
     check_memory(info, subject, checkup)
     _check_disk(info, subject, checkup)
     settings = await _settings(servers, place)
     if settings is None:
-        checkup.could_not(
+        checkup.report_not_checked(
             subject,
             "save, appendfsync, min-replicas-to-write",
             "the command CONFIG GET (+config|get); managed services withhold it and have a "
@@ -74,7 +76,7 @@ async def _check_server(
     _check_persistence(info, settings, subject, checkup)
     _check_replicas(store, info, settings or {}, subject, checkup)
     if len(checkup.findings) == before:
-        checkup.fine(subject, "eviction, persistence, memory and replicas")
+        checkup.report_passed(subject, "eviction, persistence, memory and replicas")
 
 
 async def _info(servers: Servers, place: bytes) -> dict[str, str]:
@@ -110,7 +112,7 @@ def check_memory(info: Mapping[str, str], subject: str, checkup: Checkup) -> Non
     """Tell when it is nearly full, and how much would be enough, by what `INFO` says."""
     most, used = int(info.get("maxmemory") or 0), int(info.get("used_memory") or 0)
     if most and used > _FULL * most:
-        checkup.find(
+        checkup.report(
             "redis-memory",
             Severity.WARNING,
             subject,
@@ -138,7 +140,7 @@ def _check_disk(info: Mapping[str, str], subject: str, checkup: Checkup) -> None
     names = ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
     failed = [name for name in names if info.get(name, "ok") != "ok"]
     if failed:
-        checkup.find(
+        checkup.report(
             "redis-disk",
             Severity.ERROR,
             subject,
@@ -161,7 +163,7 @@ def _check_persistence(
         # Without CONFIG nobody knows of snapshots, and they are no more than a lesser evil.
         snapshots = (settings or {}).get("save", "")
         forgets = "since the last snapshot" if snapshots else "of all windows"
-        checkup.find(
+        checkup.report(
             "redis-persistence",
             Severity.WARNING,
             subject,
@@ -171,7 +173,7 @@ def _check_persistence(
             fix=fix,
         )
     elif (settings or {}).get("appendfsync") == "no":
-        checkup.find(
+        checkup.report(
             "redis-fsync",
             Severity.WARNING,
             subject,
@@ -194,7 +196,7 @@ def _check_replicas(
     least = int(settings.get("min-replicas-to-write") or 0)
     if there < max(wanted, least):
         who = "wait_replicas" if wanted >= least else "min-replicas-to-write"
-        checkup.find(
+        checkup.report(
             "redis-replicas",
             Severity.ERROR,
             subject,
@@ -204,7 +206,7 @@ def _check_replicas(
             fix="Bring the replicas back, or ask for fewer:\nredis-cli INFO replication",
         )
     elif there and not wanted:
-        checkup.find(
+        checkup.report(
             "redis-failover",
             Severity.NOTE,
             subject,
@@ -236,7 +238,7 @@ async def _check_cluster(
     states = [info_of(one) for one in told if isinstance(one, bytes)]
     bad = [one for one in states if one.get("cluster_state") != "ok"]
     if bad:
-        checkup.find(
+        checkup.report(
             "redis-cluster-state",
             Severity.ERROR,
             subject,
@@ -248,7 +250,7 @@ async def _check_cluster(
             "redis-cli --cluster check HOST:PORT",
         )
     else:
-        checkup.fine(subject, f"the cluster, {len(places)} primaries")
+        checkup.report_passed(subject, f"the cluster, {len(places)} primaries")
 
 
 async def _check_sentinels(store: RedisStore, subject: str, checkup: Checkup) -> None:
@@ -258,7 +260,7 @@ async def _check_sentinels(store: RedisStore, subject: str, checkup: Checkup) ->
     refusals = await sentinels.refusals()
     if refusals:
         who, why = next(iter(refusals.items()))
-        checkup.find(
+        checkup.report(
             "redis-sentinel",
             Severity.WARNING,
             subject,
@@ -269,4 +271,4 @@ async def _check_sentinels(store: RedisStore, subject: str, checkup: Checkup) ->
             "redis-cli -p 26379 SENTINEL CKQUORUM SERVICE",
         )
     else:
-        checkup.fine(subject, "the Sentinels agree")
+        checkup.report_passed(subject, "the Sentinels agree")

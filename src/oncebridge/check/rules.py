@@ -58,7 +58,7 @@ _TIME_ENDINGS: Final = re.compile(r"([a-z0-9](At|On|Date|Time|Timestamp)|_(at|on
 _ODD: Final = re.compile(r"[^a-z0-9]")
 
 
-class About(Struct, frozen=True):
+class RuleContext(Struct, frozen=True):
     """What a linter has to know besides the rules."""
 
     preset: str = "none"
@@ -69,7 +69,7 @@ class About(Struct, frozen=True):
 
 
 def lint(
-    rules: Sequence[Rule], about: About | None = None, *, own: int | None = None
+    rules: Sequence[Rule], about: RuleContext | None = None, *, own: int | None = None
 ) -> list[Finding]:
     """
     Find what is wrong with the first *own* rules; without that, with all of them.
@@ -77,7 +77,7 @@ def lint(
     What follows them is a preset's, and only looked at for whether anything reaches it.
     """
     checkup = Checkup()
-    about = about or About()
+    about = about or RuleContext()
     mine = rules[:own]
     for at, rule in enumerate(mine):
         earlier = next((one for one in rules[:at] if _covers(one.match, rule.match)), None)
@@ -93,7 +93,7 @@ def lint(
     return checkup.findings
 
 
-def _lint_rule(rule: Rule, about: About, checkup: Checkup) -> None:
+def _lint_rule(rule: Rule, about: RuleContext, checkup: Checkup) -> None:
     subject = f"rule {rule.name}"
     if not rule.tiers:
         if not rule.discard:
@@ -109,7 +109,7 @@ def _lint_rule(rule: Rule, about: About, checkup: Checkup) -> None:
         _lint_genesys(subject, rule, checkup)
     _lint_states(subject, rule, checkup, genesys=genesys)
     if rule.on_conflict == "duplicate" and any(tier.check for tier in rule.tiers):
-        checkup.find(
+        checkup.report(
             "conflict-duplicate",
             Severity.WARNING,
             subject,
@@ -131,7 +131,7 @@ def _lint_fields(
         return
     shown = f"key = {written(list(expressions))}"
     if all(map(_is_time, paths)):
-        checkup.find(
+        checkup.report(
             "key-time",
             Severity.WARNING,
             subject,
@@ -153,7 +153,7 @@ def _coarse(subject: str, shown: str, paths: Sequence[Path], checkup: Checkup) -
     is_state = _is_state(paths[0])
     what = "of what kind an event is" if is_state else "whom or what an event is about"
     others = ["detail.conversationId", name] if is_state else [name, "detail.status"]
-    checkup.find(
+    checkup.report(
         "key-coarse",
         Severity.WARNING,
         subject,
@@ -194,7 +194,7 @@ def _lint_volatile(
             "An event that is published again may carry another value there, and then passes as "
             "new. Right only where the sender writes when it happened, not when it sent it."
         )
-    checkup.find(
+    checkup.report(
         "key-volatile",
         severity,
         subject,
@@ -212,7 +212,7 @@ def _lint_volatile(
 def _lint_genesys(subject: str, rule: Rule, checkup: Checkup) -> None:
     keys = [tier.key for tier in rule.tiers]
     if all(isinstance(key, IdKey) for key in keys):
-        checkup.find(
+        checkup.report(
             "key-id-only",
             # Who also goes by the state drops most of it, and has thought of it.
             Severity.NOTE if rule.quiet else Severity.WARNING,
@@ -239,7 +239,7 @@ def _not_ignored(key: ContentKey, wanted: Sequence[Path]) -> list[str]:
 def _volatile_content(
     subject: str, missing: Sequence[str], checkup: Checkup, fix: str = _IGNORE
 ) -> None:
-    checkup.find(
+    checkup.report(
         "content-volatile",
         Severity.WARNING,
         subject,
@@ -266,7 +266,7 @@ def _lint_states(subject: str, rule: Rule, checkup: Checkup, *, genesys: bool) -
     if rule.latest is not None:
         stamps = {("time",), *([_STAMP] if genesys else [])}
         if stamps.intersection(paths_of(rule.latest.version)):
-            checkup.find(
+            checkup.report(
                 "latest-publish-stamp",
                 Severity.WARNING,
                 subject,
@@ -279,7 +279,7 @@ def _lint_states(subject: str, rule: Rule, checkup: Checkup, *, genesys: bool) -
             )
     longest = max(tier.window for tier in rule.tiers)
     if rule.quiet is not None and rule.quiet.time > longest:
-        checkup.find(
+        checkup.report(
             "quiet-long",
             Severity.WARNING,
             subject,
@@ -292,7 +292,7 @@ def _lint_states(subject: str, rule: Rule, checkup: Checkup, *, genesys: bool) -
 
 
 def _no_key(subject: str, checkup: Checkup) -> None:
-    checkup.find(
+    checkup.report(
         "key-none",
         Severity.NOTE,
         subject,
@@ -314,7 +314,7 @@ def _unreachable(subject: str, earlier: Rule, checkup: Checkup) -> None:
     else:
         matches = "every event"
         fix = f"Put it before {name}, leave it out, or give {name} a match."
-    checkup.find(
+    checkup.report(
         "rule-unreachable",
         Severity.WARNING,
         subject,
@@ -364,7 +364,7 @@ def _value_covers(first: Any, second: Any) -> bool:
     return isinstance(prefix, str) and isinstance(other, str) and other.startswith(prefix)
 
 
-def is_genesys(match: Pattern | None, about: About) -> bool:
+def is_genesys(match: Pattern | None, about: RuleContext) -> bool:
     """Return whether events of Genesys are meant: by the pattern, or else by everything around."""
     sources = match.spec.get("source") if match is not None else None
     if not isinstance(sources, list):

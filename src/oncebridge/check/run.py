@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.check.aws import check_aws
-from oncebridge.check.endpoints import check_places
+from oncebridge.check.endpoints import check_endpoints
 from oncebridge.check.files import check_files
 from oncebridge.check.finding import Checkup, Finding
 from oncebridge.check.secrets import check_secrets
@@ -36,7 +36,7 @@ class Check(Struct, frozen=True):
     within_s: float = WITHIN_S
 
 
-class Aims(Struct, frozen=True, kw_only=True):
+class AwsScope(Struct, frozen=True, kw_only=True):
     """What is on AWS and in no address, as whoever asks for a check names it."""
 
     functions: tuple[str, ...] = ()
@@ -47,7 +47,9 @@ class Aims(Struct, frozen=True, kw_only=True):
     """The role it runs as, if that is not the caller's."""
 
 
-async def check(setup: Setup, aims: Aims | None = None, *, clock: Clock = system_clock) -> Checkup:
+async def check(
+    setup: Setup, aims: AwsScope | None = None, *, clock: Clock = system_clock
+) -> Checkup:
     """Look at everything that *setup* and *aims* name, and change nothing."""
     found = await run_all(checks(setup, aims, clock=clock))
     if any(one.code == "window-horizon" for one in found.findings):
@@ -60,13 +62,13 @@ def _is_common_window(finding: Finding) -> bool:
     return (finding.code, finding.subject) == ("window-short", "window")
 
 
-def checks(setup: Setup, aims: Aims | None = None, *, clock: Clock) -> list[Check]:
+def checks(setup: Setup, aims: AwsScope | None = None, *, clock: Clock) -> list[Check]:
     """List the checks that there are for *setup*."""
-    aims = aims or Aims()
+    aims = aims or AwsScope()
     found = [
-        Check("settings", _now(partial(check_settings, setup))),
-        Check("rules", _now(partial(check_rules, setup))),
-        Check("addresses", _now(partial(check_places, setup))),
+        Check("settings", _in_loop(partial(check_settings, setup))),
+        Check("rules", _in_loop(partial(check_rules, setup))),
+        Check("addresses", _in_loop(partial(check_endpoints, setup))),
         Check("secrets", in_thread(partial(check_secrets, setup))),
         Check("files", in_thread(partial(check_files, setup))),
         Check("store", partial(check_store, setup, clock=clock)),
@@ -85,10 +87,10 @@ def checks(setup: Setup, aims: Aims | None = None, *, clock: Clock) -> list[Chec
 
 async def run_all(checks: Sequence[Check]) -> Checkup:
     """Make all checks, and gather what they found."""
-    whole = Checkup()
+    all_results = Checkup()
     for found in await asyncio.gather(*[_bounded(one) for one in checks]):
-        whole.take(found)
-    return whole
+        all_results.take(found)
+    return all_results
 
 
 async def _bounded(one: Check) -> Checkup:
@@ -97,14 +99,16 @@ async def _bounded(one: Check) -> Checkup:
         async with asyncio.timeout(one.within_s):
             await one.work(found)
     except TimeoutError:
-        found.could_not(one.what, "all of it", f"an answer within {one.within_s:g} seconds")
+        found.report_not_checked(
+            one.what, "all of it", f"an answer within {one.within_s:g} seconds"
+        )
     except Exception as error:  # noqa: BLE001 - of others: their text may quote a secret
         needs = f"a mistake to be mended: {type(error).__name__}, which nobody foresaw"
-        found.could_not(one.what, "all of it", needs)
+        found.report_not_checked(one.what, "all of it", needs)
     return found
 
 
-def _now(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[None]]:
+def _in_loop(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[None]]:
     async def look(checkup: Checkup) -> None:
         work(checkup)
 

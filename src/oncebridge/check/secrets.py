@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from oncebridge.base.options import settings_of
 from oncebridge.base.secrets import Secret, has_credentials, is_at_aws, resolve_address
-from oncebridge.check.finding import Checkup, Severity, in_shell
+from oncebridge.check.finding import Checkup, Severity, shell_path
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import Place, as_table, backend
 from oncebridge.service.config import Config, Setup
@@ -34,9 +34,9 @@ def check_secrets(setup: Setup, checkup: Checkup) -> None:
     path = Path(setup.file)
     places = list(written_out(tomllib.loads(path.read_text("utf-8-sig"))))
     if not places:
-        checkup.fine(f"file {setup.file}", "no secret is written out in it")
+        checkup.report_passed(f"file {setup.file}", "no secret is written out in it")
         return
-    checkup.find(
+    checkup.report(
         "secret-written",
         Severity.WARNING,
         f"file {setup.file}",
@@ -48,14 +48,14 @@ def check_secrets(setup: Setup, checkup: Checkup) -> None:
     )
     mode = path.stat().st_mode
     if mode & _ANYBODY:
-        checkup.find(
+        checkup.report(
             "config-readable",
             Severity.WARNING,
             f"file {setup.file}",
             seen=f"others on this host may read it (mode {stat.S_IMODE(mode):04o}), with the "
             "secrets in it",
             why="Every program on the host can act as oncebridge does.",
-            fix=f"Let only its owner read it:\nchmod 600 {in_shell(path)}",
+            fix=f"Let only its owner read it:\nchmod 600 {shell_path(path)}",
         )
 
 

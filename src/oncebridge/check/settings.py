@@ -12,7 +12,7 @@ from typing import Final
 
 from oncebridge.base.durations import format_duration
 from oncebridge.check.finding import Checkup, Finding, Severity
-from oncebridge.check.rules import About, is_genesys, lint, mentions_genesys
+from oncebridge.check.rules import RuleContext, is_genesys, lint, mentions_genesys
 from oncebridge.engine.settings import Settings
 from oncebridge.events.key import IdKey
 from oncebridge.events.rules import Rule, Tier
@@ -45,7 +45,7 @@ def check_rules(setup: Setup, checkup: Checkup) -> None:
         wrong = lint(rules, about, own=own)
         found |= {(one.code, one.subject, one.seen): one for one in wrong}
         if not wrong:
-            checkup.fine(f"route {route.name}", "its rules")
+            checkup.report_passed(f"route {route.name}", "its rules")
     checkup.findings += found.values()
 
 
@@ -54,11 +54,11 @@ def is_service(setup: Setup) -> bool:
     return any(scheme_of(place.url) not in _FROM_FILES for place in setup.config.source)
 
 
-def _about(setup: Setup) -> About:
+def _about(setup: Setup) -> RuleContext:
     config = setup.config
     prefixes = tuple(config.genesys.sources)
     allowed = config.allow.sources
-    return About(
+    return RuleContext(
         preset=config.preset,
         genesys=prefixes,
         is_genesys=any(source.startswith(prefixes) for source in allowed)
@@ -93,11 +93,11 @@ def _check_windows(setup: Setup, checkup: Checkup) -> None:
     for (window, needed), names in short.items():
         _short(setup, window, needed, list(names), checkup)
     if not common and not short:
-        checkup.fine("windows", "each outlasts the retries of what sends events")
+        checkup.report_passed("windows", "each outlasts the retries of what sends events")
 
 
 def _windows(
-    rules: Sequence[Rule], settings: Settings, about: About
+    rules: Sequence[Rule], settings: Settings, about: RuleContext
 ) -> Iterator[tuple[str, timedelta, timedelta]]:
     """List what each rule recognises an event for, and what it should."""
     default = Rule(name="", tiers=(Tier(window=settings.window),))
@@ -128,7 +128,7 @@ def _short(
         if is_genesys_time
         else "EventBridge tries to deliver for 24 hours"
     )
-    checkup.find(
+    checkup.report(
         "window-short",
         Severity.WARNING,
         subject,
@@ -147,7 +147,7 @@ def _check_route(setup: Setup, route: Route, checkup: Checkup) -> None:
     settings = route.settings
     subject = f"route {route.name}"
     if settings.lease > _LONG_LEASE:
-        checkup.find(
+        checkup.report(
             "lease-long",
             Severity.NOTE,
             subject,
@@ -156,7 +156,7 @@ def _check_route(setup: Setup, route: Route, checkup: Checkup) -> None:
             fix='A lease is prolonged while its worker lives, so it can be short:\nlease = "30s"',
         )
     if settings.max_attempts == 1:
-        checkup.find(
+        checkup.report(
             "attempts-one",
             Severity.WARNING,
             subject,
@@ -178,7 +178,7 @@ def _check_patience(setup: Setup, route: Route, subject: str, checkup: Checkup) 
         or [settings.window]
     )
     if max(pauses, default=timedelta()) >= shortest:
-        checkup.find(
+        checkup.report(
             "backoff-window",
             Severity.WARNING,
             subject,
@@ -191,7 +191,7 @@ def _check_patience(setup: Setup, route: Route, subject: str, checkup: Checkup) 
     takes_http = any(scheme_of(place.url).startswith("http") for place in setup.config.source)
     total = sum(pauses, timedelta())
     if takes_http and setup.config.spool is None and total > EVENTBRIDGE_RETRIES:
-        checkup.find(
+        checkup.report(
             "attempts-outlast",
             Severity.WARNING,
             subject,
@@ -210,7 +210,7 @@ def _check_modes(setup: Setup, checkup: Checkup) -> None:
     config = setup.config
     shadowed = [route.name for route in setup.routes if route.settings.mode == "shadow"]
     if shadowed:
-        checkup.find(
+        checkup.report(
             "shadow",
             Severity.NOTE,
             f"route {', '.join(shadowed)}",
@@ -219,7 +219,7 @@ def _check_modes(setup: Setup, checkup: Checkup) -> None:
             fix='When the counts are right:\nmode = "enforce"',
         )
     if config.on_store_outage == "deliver":
-        checkup.find(
+        checkup.report(
             "outage-deliver",
             Severity.NOTE,
             "on_store_outage",
@@ -229,7 +229,7 @@ def _check_modes(setup: Setup, checkup: Checkup) -> None:
             'on_store_outage = "hold"',
         )
     if config.bare and not any(_takes_bare(route) for route in setup.routes):
-        checkup.find(
+        checkup.report(
             "bare-unneeded",
             Severity.NOTE,
             "bare",
@@ -240,7 +240,7 @@ def _check_modes(setup: Setup, checkup: Checkup) -> None:
         )
     has_matches = all(route.match is not None for route in setup.routes)
     if has_matches and config.unrouted == "discard":
-        checkup.find(
+        checkup.report(
             "unrouted-discard",
             Severity.NOTE,
             "unrouted",
@@ -263,7 +263,7 @@ def _check_operation(setup: Setup, checkup: Checkup) -> None:
     config = setup.config
     schemes = {scheme_of(place.url) for place in config.source}
     if schemes & {"sqs", "kinesis"} and not schemes & {"http", "https"} and config.health is None:
-        checkup.find(
+        checkup.report(
             "health-missing",
             Severity.NOTE,
             "health",
@@ -273,7 +273,7 @@ def _check_operation(setup: Setup, checkup: Checkup) -> None:
             fix='Answer /healthz and /readyz:\nhealth = "http://127.0.0.1:8081"',
         )
     if config.audit is None and is_service(setup):
-        checkup.find(
+        checkup.report(
             "audit-missing",
             Severity.NOTE,
             "audit",

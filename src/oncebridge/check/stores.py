@@ -29,9 +29,9 @@ async def check_store(setup: Setup, checkup: Checkup, *, clock: Clock) -> None:
     elif scheme == "postgresql":
         await _check_postgres(place, subject, checkup, clock)
     elif scheme in ("sqlite", "memory"):
-        checkup.fine(subject, "its clock is this host's own")
+        checkup.report_passed(subject, "its clock is this host's own")
     elif scheme not in _ELSEWHERE:
-        checkup.could_not(subject, "the store", "a check that knows this kind of store")
+        checkup.report_not_checked(subject, "the store", "a check that knows this kind of store")
         return
     if scheme not in _ELSEWHERE:
         await check_workers(setup, checkup)
@@ -73,12 +73,12 @@ async def _check_postgres(place: Place, subject: str, checkup: Checkup, clock: C
     except OncebridgeError as error:
         _unreachable(subject, error, checkup)
     except asyncpg.PostgresError as error:
-        checkup.could_not(subject, "all of it", f"an answer: {type(error).__name__}")
+        checkup.report_not_checked(subject, "all of it", f"an answer: {type(error).__name__}")
 
 
 def _unreachable(subject: str, error: OncebridgeError, checkup: Checkup) -> None:
     is_store = subject.startswith("store")
-    checkup.find(
+    checkup.report(
         UNREACHABLE if is_store else "sink-unreachable",
         Severity.ERROR if is_store else Severity.WARNING,
         subject,

@@ -31,7 +31,7 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
         await store.aclose()
     lost_ms = max((report.state.store.records_lost_ms for report in view.reports), default=0)
     if lost_ms:
-        checkup.find(
+        checkup.report(
             "records-lost",
             Severity.WARNING,
             "store",
@@ -45,7 +45,7 @@ async def check_workers(setup: Setup, checkup: Checkup) -> None:
     for name, route in sorted(view.total.routes.items()):
         runs = route.books.get("stale_runs", 0)
         if runs:
-            checkup.find(
+            checkup.report(
                 "stale-runs",
                 Severity.WARNING,
                 f"route {name}",
@@ -70,7 +70,7 @@ def _would_change(place: StorePlace) -> bool:
 def _check_agreement(view: fleet.View, setup: Setup, checkup: Checkup) -> None:
     routes = [route.name for route in setup.routes]
     for one in (*lost_routes(view, routes), *differences(view)):
-        checkup.find(
+        checkup.report(
             one.code,
             Severity.WARNING,
             f"route {one.route}",

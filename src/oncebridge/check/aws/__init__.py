@@ -72,10 +72,12 @@ async def check_aws(
     if not (is_there or functions or destinations):
         return
     try:
-        from oncebridge.check.aws import run as whole  # noqa: PLC0415 - botocore is an extra
+        from oncebridge.check.aws import run  # noqa: PLC0415 - botocore is an extra
     except ImportError:
-        checkup.could_not("AWS", "all that is there", "a package: pip install 'oncebridge[aws]'")
+        checkup.report_not_checked(
+            "AWS", "all that is there", "a package: pip install 'oncebridge[aws]'"
+        )
         return
-    await whole.check(
+    await run.check(
         setup, checkup, functions=functions, destinations=destinations, role=role, clock=clock
     )

@@ -2,8 +2,8 @@
 What an AWS account says when it is asked, and asked only.
 
 Nothing but `Get…`, `List…`, `Describe…` and `Simulate…` can be called from here. Whatever keeps
-an answer from us is raised as `Unseen`, with what it takes in words or as an IAM action; that
-there is no such thing is `Absent`. botocore does the asking, in threads, with short time-outs,
+an answer from us is raised as `NotReadable`, with what it takes in words or as an IAM action; that
+there is no such thing is `NoSuchResource`. botocore does the asking, in threads, with short time-outs,
 and tries again where it is throttled.
 """
 
@@ -70,7 +70,7 @@ _TOKENS: Final = {"lambda": ("NextMarker", "Marker"), "iam": ("Marker", "Marker"
 """How the next page is asked for, where it is not by NextToken."""
 
 
-class Unseen(Exception):
+class NotReadable(Exception):
     """It could not be looked at; *needs* says what it takes."""
 
     def __init__(self, needs: str) -> None:
@@ -78,11 +78,11 @@ class Unseen(Exception):
         self.needs = needs
 
 
-class _Busy(Unseen):
+class _Busy(NotReadable):
     """It is throttled; in a moment it may not be."""
 
 
-class Absent(Exception):
+class NoSuchResource(Exception):
     """There is no such thing."""
 
 
@@ -90,7 +90,7 @@ _HIDDEN: Final = "or you do not have access"
 """So SQS ends what it says of a queue that is not there, where it may only be hidden from us."""
 
 
-class Where(Struct, frozen=True):
+class AwsLocation(Struct, frozen=True):
     """Whose account, which Region, which endpoint; what is None is as the environment says."""
 
     region: str | None = None
@@ -100,7 +100,7 @@ class Where(Struct, frozen=True):
     """Whose endpoint it is: others do not answer there."""
 
 
-class Reader:
+class AwsReader:
     """
     Ask AWS, whichever service and Region it takes.
 
@@ -110,17 +110,17 @@ class Reader:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = SkewedClock(clock)
-        self._services: dict[tuple[str, Where], Service] = {}
+        self._services: dict[tuple[str, AwsLocation], AwsService] = {}
         self._sessions: dict[str | None, Any] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, "oncebridge-check-aws")
 
-    def at(self, service: str, where: Where) -> "Service":
+    def at(self, service: str, where: AwsLocation) -> "AwsService":
         """Return the *service* there."""
         if service != where.service:
-            where = Where(where.region, where.profile)
+            where = AwsLocation(where.region, where.profile)
         key = service, where
         if key not in self._services:
-            self._services[key] = Service(self, service, where)
+            self._services[key] = AwsService(self, service, where)
         return self._services[key]
 
     def endpoints(self) -> list[str]:
@@ -149,16 +149,16 @@ class Reader:
         return self._sessions[profile]
 
 
-class Service:
+class AwsService:
     """One service in one Region."""
 
-    def __init__(self, reader: Reader, name: str, where: Where) -> None:
+    def __init__(self, reader: AwsReader, name: str, where: AwsLocation) -> None:
         self.name = name
         self._reader = reader
         self._where = where
         self._client: Any = None
         self._answers: dict[str, asyncio.Task[Any]] = {}
-        self._away = ""
+        self._unavailable = ""
         """Why there is no use in asking again."""
         self._asked = threading.local()
         self._making = threading.Lock()
@@ -170,7 +170,7 @@ class Service:
 
     async def region(self) -> str:
         """Return which Region it is."""
-        client = await self._told("", self._made)
+        client = await self._in_thread("", self._made)
         return str(client.meta.region_name)
 
     async def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class Service:
                 return found
             if following in seen:
                 action = self._action(operation)
-                raise Unseen(f"another answer to {action} than the same page again")
+                raise NotReadable(f"another answer to {action} than the same page again")
             seen.add(following)
             token = {wanted: following}
 
@@ -212,13 +212,13 @@ class Service:
     # --- asking ----------------------------------------------------------------------------
 
     async def _ask(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._away:
-            raise Unseen(self._away)
+        if self._unavailable:
+            raise NotReadable(self._unavailable)
         action = self._action(operation)
         _log.debug("oncebridge.check_asks", extra={"action": action})
         for pause_s in (*_PAUSES_S, None):
             try:
-                answer: dict[str, Any] = await self._told(
+                answer: dict[str, Any] = await self._in_thread(
                     action, lambda: self._call(operation, arguments)
                 )
                 return answer
@@ -255,28 +255,28 @@ class Service:
                 self._client.meta.events.register("response-received", self._note_answered)
             return self._client
 
-    async def _told(self, action: str, work: Callable[[], Any]) -> Any:
+    async def _in_thread(self, action: str, work: Callable[[], Any]) -> Any:
         """Do it in a thread; tell what goes wrong in our words, since botocore's may quote."""
         try:
             return await self._reader.in_thread(work)
         except ClientError as error:
             raise self._refused(error.response, action) from None
         except ParamValidationError:
-            raise Absent from None  # such a thing cannot even have that name
+            raise NoSuchResource from None  # such a thing cannot even have that name
         except NoCredentialsError:
-            self._away = (
+            self._unavailable = (
                 "AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         except ProfileNotFound:
-            self._away = f"a profile that is there: there is no {self._profile()}"
+            self._unavailable = f"a profile that is there: there is no {self._profile()}"
         except (SSOError, TokenRetrievalError):
             # Of a login that is over, or that never was.
-            self._away = f"a login: aws sso login --profile {self._profile()}"
+            self._unavailable = f"a login: aws sso login --profile {self._profile()}"
         except NoRegionError:
-            self._away = "an AWS Region: set AWS_REGION, or region= in the address"
+            self._unavailable = "an AWS Region: set AWS_REGION, or region= in the address"
         except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
-            self._away = f"an answer of {self.name} ({type(error).__name__})"
-        raise Unseen(self._away)
+            self._unavailable = f"an answer of {self.name} ({type(error).__name__})"
+        raise NotReadable(self._unavailable)
 
     def _profile(self) -> str:
         """Name the profile; as it stands in an address, or in the environment."""
@@ -289,21 +289,21 @@ class Service:
         error = AwsError(status, str(told.get("Code", "")), "")
         if error.code in _ABSENT or error.is_missing:
             is_hidden = _HIDDEN in str(told.get("Message", ""))
-            return Unseen(action) if is_hidden else Absent()
+            return NotReadable(action) if is_hidden else NoSuchResource()
         if error.is_denied:
-            return Unseen(action)
+            return NotReadable(action)
         if error.code in _STRANGERS:
-            self._away = f"credentials that AWS accepts ({error.code})"
-            return Unseen(self._away)
+            self._unavailable = f"credentials that AWS accepts ({error.code})"
+            return NotReadable(self._unavailable)
         if error.code in _BY_CLOCK:
-            self._away = (
+            self._unavailable = (
                 f"a signature that AWS accepts ({error.code}): "
                 "are the secret key and this host's clock right?"
             )
-            return Unseen(self._away)
+            return NotReadable(self._unavailable)
         if error.is_throttling:
             return _Busy(f"{action} without being throttled ({error.code}): try again later")
-        return Unseen(f"another answer to {action} than {error.code or status}")
+        return NotReadable(f"another answer to {action} than {error.code or status}")
 
     # --- the time, by the dates of the answers -----------------------------------------------
 

@@ -3,57 +3,61 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncebridge.check.aws.account import Absent
+from oncebridge.check.aws.account import NoSuchResource
 from oncebridge.check.aws.commands import aws, migrate
-from oncebridge.check.aws.context import Spot, Visit
+from oncebridge.check.aws.context import AwsAddress, AwsContext
 from oncebridge.check.finding import Severity
 from oncebridge.stores.s3.lifecycle_rule import PASSED_OVER, Expiry, days_of
 
 
-async def check_bucket(visit: Visit, spot: Spot) -> None:
+async def check_bucket(context: AwsContext, address: AwsAddress) -> None:
     """Look at the bucket of a store."""
-    bucket = spot.name
+    bucket = address.name
     subject = f"bucket {bucket}"
-    s3 = visit.at("s3", spot.where)
+    s3 = context.at("s3", address.where)
     try:
         asked = s3.ask("GetBucketVersioning", Bucket=bucket)
-        versions = await visit.look(subject, "whether it keeps versions", asked)
-    except Absent:
-        visit.find(
+        versions = await context.look(subject, "whether it keeps versions", asked)
+    except NoSuchResource:
+        context.report(
             "store-missing",
             Severity.ERROR,
             subject,
             seen="there is no such bucket",
             why="oncebridge does not start without it.",
             fix="Put the name in the address right, or make the bucket:\n"
-            + migrate(spot.where, "s3", bucket),
+            + migrate(address.where, "s3", bucket),
         )
         return
-    prefix = spot.grants[1].resource.name.removeprefix(f"{bucket}/").removesuffix("*")
+    prefix = address.grants[1].resource.name.removeprefix(f"{bucket}/").removesuffix("*")
     asked = s3.ask("GetBucketLifecycleConfiguration", Bucket=bucket)
     try:
-        found = await visit.look(subject, "its lifecycle rules", asked)
-    except Absent:
+        found = await context.look(subject, "its lifecycle rules", asked)
+    except NoSuchResource:
         found = {"Rules": []}
     told = None if found is None else found.get("Rules") or []
     if told is not None:
-        _check_rules(visit, subject, spot, prefix, told)
-    _check_versions(visit, spot, prefix, versions, told)
+        _check_rules(context, subject, address, prefix, told)
+    _check_versions(context, address, prefix, versions, told)
 
 
 def _check_rules(
-    visit: Visit, subject: str, spot: Spot, prefix: str, told: Sequence[Mapping[str, Any]]
+    context: AwsContext,
+    subject: str,
+    address: AwsAddress,
+    prefix: str,
+    told: Sequence[Mapping[str, Any]],
 ) -> None:
     rules = [rule for one in told if (rule := _expiry(one)) is not None]
     rules = [
         rule for rule in rules if prefix.startswith(rule.prefix) or rule.prefix.startswith(prefix)
     ]
-    windows = [route.settings.window for route in visit.setup.routes]
-    wished = max(days_of(spot.options.expire_after), *map(days_of, windows))
-    command = migrate(spot.where, "s3", f"{spot.name}/{prefix}".rstrip("/"))
+    windows = [route.settings.window for route in context.setup.routes]
+    wished = max(days_of(address.options.expire_after), *map(days_of, windows))
+    command = migrate(address.where, "s3", f"{address.name}/{prefix}".rstrip("/"))
     for rule in rules:
         if rule.days < wished:
-            visit.find(
+            context.report(
                 "s3-lifecycle",
                 Severity.ERROR,
                 subject,
@@ -64,7 +68,7 @@ def _check_rules(
                 fix=f"Change that rule; oncebridge makes one of its own:\n{command}",
             )
         elif rule.removes_all:
-            visit.find(
+            context.report(
                 "s3-lifecycle",
                 Severity.WARNING,
                 subject,
@@ -75,10 +79,10 @@ def _check_rules(
                 f"(ObjectSizeLessThan), as ours is:\n{command}",
             )
         else:
-            visit.fine(subject, f"rule {rule.id} removes records after {rule.days} days")
+            context.report_passed(subject, f"rule {rule.id} removes records after {rule.days} days")
     covering = [rule for rule in rules if prefix.startswith(rule.prefix)]
-    if not covering and spot.options.expiry == "lifecycle":
-        visit.find(
+    if not covering and address.options.expiry == "lifecycle":
+        context.report(
             "s3-lifecycle",
             Severity.WARNING,
             subject,
@@ -89,15 +93,15 @@ def _check_rules(
 
 
 def _check_versions(
-    visit: Visit,
-    spot: Spot,
+    context: AwsContext,
+    address: AwsAddress,
     prefix: str,
     versions: Mapping[str, Any] | None,
     told: Sequence[Mapping[str, Any]] | None,
 ) -> None:
     if versions is None or told is None:
         return
-    subject = f"bucket {spot.name}"
+    subject = f"bucket {address.name}"
     is_cleaned = any(
         "NoncurrentVersionExpiration" in one
         and one.get("Status") == "Enabled"
@@ -105,9 +109,9 @@ def _check_versions(
         for one in told
     )
     if versions.get("Status") != "Enabled" or is_cleaned:
-        visit.fine(subject, "old versions do not pile up")
+        context.report_passed(subject, "old versions do not pile up")
         return
-    visit.find(
+    context.report(
         "s3-versioning",
         Severity.WARNING,
         subject,
@@ -115,10 +119,10 @@ def _check_versions(
         why="Each event is written twice, and each first version stays and costs for ever.",
         fix="Turn versioning off for a bucket of oncebridge's own, or have old versions removed:\n"
         + aws(
-            spot.where,
+            address.where,
             "s3api",
             "put-bucket-versioning",
-            *("--bucket", spot.name, "--versioning-configuration", "Status=Suspended"),
+            *("--bucket", address.name, "--versioning-configuration", "Status=Suspended"),
         ),
     )
 

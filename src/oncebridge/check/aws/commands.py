@@ -4,12 +4,12 @@ import shlex
 from typing import Final
 from urllib.parse import quote
 
-from oncebridge.check.aws.account import Where
+from oncebridge.check.aws.account import AwsLocation
 
 _SERVICES: Final = {"s3api": "s3"}
 
 
-def aws(where: Where, service: str, *words: object) -> str:
+def aws(where: AwsLocation, service: str, *words: object) -> str:
     """Write a command of the AWS CLI, for the Region, profile and endpoint that are meant."""
     given = ["aws", service, *map(str, words)]
     if where.region:
@@ -21,7 +21,7 @@ def aws(where: Where, service: str, *words: object) -> str:
     return shlex.join(given)
 
 
-def migrate(where: Where, scheme: str, name: str) -> str:
+def migrate(where: AwsLocation, scheme: str, name: str) -> str:
     """Write the command that makes a store."""
     address = f"{scheme}://{name}" + (f"?region={quote(where.region)}" if where.region else "")
     return shlex.join(["oncebridge", "migrate", "--store", address])

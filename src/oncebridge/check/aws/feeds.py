@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncebridge.check.aws.account import Absent, Service, Unseen, Where
+from oncebridge.check.aws.account import AwsLocation, AwsService, NoSuchResource, NotReadable
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Visit
+from oncebridge.check.aws.context import AwsContext
 
 GENESYS: Final = "aws.partner/genesys.com"
 LONGEST_AGE: Final = timedelta(hours=24)
@@ -44,7 +44,7 @@ class Bus(Struct, frozen=True):
         return self.name.startswith("aws.partner/")
 
 
-class Feed(Struct, frozen=True, kw_only=True):
+class EventFeed(Struct, frozen=True, kw_only=True):
     """One target of one rule, which leads here."""
 
     bus: Bus
@@ -57,7 +57,7 @@ class Feed(Struct, frozen=True, kw_only=True):
     target: Mapping[str, Any]
     to: str
     """What the target is, in our words."""
-    where: Where
+    where: AwsLocation
     changes: Mapping[str, Any] = {}
     """All that is to be changed at the target; what is None is to be taken away."""
 
@@ -125,69 +125,73 @@ class Feed(Struct, frozen=True, kw_only=True):
         return "\n".join((f"{what}:", f"{listed} > target.json", *steps, put))
 
 
-class Feeds(Struct, frozen=True):
+class EventFeeds(Struct, frozen=True):
     """All that leads to one target."""
 
-    found: tuple[Feed, ...]
+    found: tuple[EventFeed, ...]
     is_sure: bool
     """Whether all could be looked at."""
     to: str
     """What the target is, in our words."""
 
 
-async def buses(visit: Visit, where: Where) -> tuple[list[Bus], bool]:
+async def buses(context: AwsContext, where: AwsLocation) -> tuple[list[Bus], bool]:
     """List the buses of a Region, and tell whether that are all; the default bus is there."""
-    events = visit.at("events", where)
+    events = context.at("events", where)
     asked = events.ask_all("ListEventBuses", "EventBuses")
-    found = await visit.find_there("EventBridge", "which buses there are", asked)
+    found = await context.look_if_exists("EventBridge", "which buses there are", asked)
     if found is None:
         return [Bus("default")], False
     return [Bus(one["Name"], one.get("Arn", "")) for one in found], True
 
 
-async def feeds(visit: Visit, to: str, target: str, where: Where) -> Feeds:
+async def feeds(context: AwsContext, to: str, target: str, where: AwsLocation) -> EventFeeds:
     """Find the rules that have the ARN *target* as a target, which we call *to*."""
-    several, is_sure = await buses(visit, where)
-    answers = await asyncio.gather(*[_of_bus(visit, bus, to, target, where) for bus in several])
+    several, is_sure = await buses(context, where)
+    answers = await asyncio.gather(*[_of_bus(context, bus, to, target, where) for bus in several])
     found = [feed for answer in answers for feed in answer.found]
-    return Feeds(tuple(found), is_sure and all(answer.is_sure for answer in answers), to)
+    return EventFeeds(tuple(found), is_sure and all(answer.is_sure for answer in answers), to)
 
 
-async def rules_to(visit: Visit, bus: Bus, target: str, where: Where) -> list[str] | None:
+async def rules_to(
+    context: AwsContext, bus: Bus, target: str, where: AwsLocation
+) -> list[str] | None:
     """Name the rules of a *bus* that have *target*; None where that is not told."""
-    events = visit.at("events", where)
+    events = context.at("events", where)
     asked = events.ask_all(
         "ListRuleNamesByTarget", "RuleNames", TargetArn=target, EventBusName=bus.name
     )
-    return await visit.find_there(f"bus {bus.name}", "which of its rules lead here", asked)
+    return await context.look_if_exists(f"bus {bus.name}", "which of its rules lead here", asked)
 
 
-async def _of_bus(visit: Visit, bus: Bus, to: str, target: str, where: Where) -> Feeds:
-    names = await rules_to(visit, bus, target, where)
+async def _of_bus(
+    context: AwsContext, bus: Bus, to: str, target: str, where: AwsLocation
+) -> EventFeeds:
+    names = await rules_to(context, bus, target, where)
     if not names:
-        return Feeds((), names is not None, to)
-    events, named = visit.at("events", where), {"EventBusName": bus.name}
-    listed = await visit.find_there(
+        return EventFeeds((), names is not None, to)
+    events, named = context.at("events", where), {"EventBusName": bus.name}
+    listed = await context.look_if_exists(
         f"bus {bus.name}",
         "the patterns and states of its rules",
         events.ask_all("ListRules", "Rules", **named),
     )
     rules = {str(one.get("Name")): one for one in listed or ()}
     asked = [
-        visit.find_there(
+        context.look_if_exists(
             f"rule {name} ({bus.name})",
             "its targets",
             events.ask_all("ListTargetsByRule", "Targets", Rule=name, **named),
         )
         for name in names
     ]
-    found: list[Feed] = []
+    found: list[EventFeed] = []
     is_sure = True
     for name, targets in zip(names, await asyncio.gather(*asked), strict=True):
         is_sure = is_sure and name in rules and targets is not None
         rule = rules.get(name, {})  # what is not told is taken to be as it should be
         found += [
-            Feed(
+            EventFeed(
                 bus=bus,
                 rule=name,
                 rule_arn=rule.get("Arn", ""),
@@ -201,7 +205,7 @@ async def _of_bus(visit: Visit, bus: Bus, to: str, target: str, where: Where) ->
             for one in targets or ()
             if one.get("Arn") == target
         ]
-    return Feeds(tuple(found), is_sure, to)
+    return EventFeeds(tuple(found), is_sure, to)
 
 
 def _pattern(rule: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -212,9 +216,9 @@ def _pattern(rule: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-async def partner_sources(events: Service) -> list[Mapping[str, Any]]:
-    """List the event sources of Genesys Cloud; raises `Unseen`."""
+async def partner_sources(events: AwsService) -> list[Mapping[str, Any]]:
+    """List the event sources of Genesys Cloud; raises `NotReadable`."""
     try:
         return await events.ask_all("ListEventSources", "EventSources", NamePrefix=GENESYS)
-    except Absent:
-        raise Unseen("events:ListEventSources") from None
+    except NoSuchResource:
+        raise NotReadable("events:ListEventSources") from None

@@ -39,7 +39,7 @@ _PREDEFINED: Final = {
 }
 
 
-class Shape(Struct, frozen=True):
+class SentInput(Struct, frozen=True):
     """What arrives."""
 
     says: str
@@ -53,10 +53,10 @@ class Shape(Struct, frozen=True):
     """What of the event is gone or another."""
 
 
-def shape(target: Mapping[str, Any], *, bare: bool) -> Shape:
+def sent_input(target: Mapping[str, Any], *, bare: bool) -> SentInput:
     """Return what a *target* sends, and how it is read; *bare* is the setting of that name."""
     if target.get("Input"):
-        return Shape("Input", is_event=False, is_constant=True)
+        return SentInput("Input", is_event=False, is_constant=True)
     path = target.get("InputPath")
     if path and path != "$":
         says = f"InputPath {path}"
@@ -65,18 +65,18 @@ def shape(target: Mapping[str, Any], *, bare: bool) -> Shape:
         says = "InputTransformer"
         sent = _written(target["InputTransformer"])
     else:
-        return Shape("")
+        return SentInput("")
     is_bare = path == "$.detail"
     event = read(sent.encode(), bare=bare)
     if isinstance(event, Unreadable):
-        return Shape(says, is_event=False, is_bare=is_bare)
+        return SentInput(says, is_event=False, is_bare=is_bare)
     whole = read(json.dumps(_SAMPLE).encode())
     assert not isinstance(whole, Unreadable)  # noqa: S101 - it is above
     members = ("id", "source", "detail_type", "time")
     lost = [name for name in members if getattr(event, name) != getattr(whole, name)]
     if event.canonical != whole.canonical:
         lost.append("detail")
-    return Shape(says, is_bare=is_bare, lost=tuple(lost))
+    return SentInput(says, is_bare=is_bare, lost=tuple(lost))
 
 
 def _at(path: str) -> Any:

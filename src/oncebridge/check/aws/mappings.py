@@ -8,10 +8,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from oncebridge.base.durations import format_duration
-from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Visit
-from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.context import AwsContext
+from oncebridge.check.aws.queues import SqsQueue
 from oncebridge.check.finding import Severity
 
 _OFF: Final = ("Deleting", "Disabled", "Disabling")
@@ -24,7 +24,7 @@ class SourceMapping(Struct, frozen=True):
     """One mapping of a queue or stream to a function."""
 
     told: Mapping[str, Any]
-    where: Where
+    where: AwsLocation
 
     @property
     def function(self) -> str:
@@ -106,26 +106,28 @@ class Function(Struct, frozen=True):
     has_dead_letters: bool
 
 
-async def of_source(visit: Visit, subject: str, arn: str, where: Where) -> list[SourceMapping]:
+async def of_source(
+    context: AwsContext, subject: str, arn: str, where: AwsLocation
+) -> list[SourceMapping]:
     """List the mappings of a queue or stream."""
-    functions = visit.at("lambda", where)
+    functions = context.at("lambda", where)
     asked = functions.ask_all("ListEventSourceMappings", "EventSourceMappings", EventSourceArn=arn)
-    found = await visit.find_there(subject, "which functions read it", asked)
+    found = await context.look_if_exists(subject, "which functions read it", asked)
     return [SourceMapping(one, where) for one in found or ()]
 
 
-async def of_function(visit: Visit, name: str, where: Where) -> list[SourceMapping]:
+async def of_function(context: AwsContext, name: str, where: AwsLocation) -> list[SourceMapping]:
     """List the mappings that call a function."""
-    functions = visit.at("lambda", where)
+    functions = context.at("lambda", where)
     asked = functions.ask_all("ListEventSourceMappings", "EventSourceMappings", FunctionName=name)
-    found = await visit.find_there(f"function {name}", "what it reads", asked)
+    found = await context.look_if_exists(f"function {name}", "what it reads", asked)
     return [SourceMapping(one, where) for one in found or ()]
 
 
-async def function_of(visit: Visit, name: str, where: Where) -> Function | None:
-    """Look at a function, or at the version that an ARN names; raises `Absent`."""
-    asked = visit.at("lambda", where).ask("GetFunctionConfiguration", FunctionName=name)
-    found = await visit.look(f"function {_name(name)}", "its timeout and role", asked)
+async def function_of(context: AwsContext, name: str, where: AwsLocation) -> Function | None:
+    """Look at a function, or at the version that an ARN names; raises `NoSuchResource`."""
+    asked = context.at("lambda", where).ask("GetFunctionConfiguration", FunctionName=name)
+    found = await context.look(f"function {_name(name)}", "its timeout and role", asked)
     if found is None:
         return None
     return Function(
@@ -140,15 +142,17 @@ async def function_of(visit: Visit, name: str, where: Where) -> Function | None:
 # --- what they are like -----------------------------------------------------------------------
 
 
-async def check_mapping(visit: Visit, mapping: SourceMapping, queue: Queue | None) -> None:
+async def check_mapping(
+    context: AwsContext, mapping: SourceMapping, queue: SqsQueue | None
+) -> None:
     """Look at a mapping of a function that runs oncebridge; at its *queue*, if it is one."""
-    _check_mapping(visit, mapping)
+    _check_mapping(context, mapping)
     if queue is not None and mapping.is_enabled:
-        await _check_visibility(visit, mapping, queue)
+        await _check_visibility(context, mapping, queue)
 
 
 def check_others(
-    visit: Visit, queue: Queue, own: SourceMapping, several: Sequence[SourceMapping]
+    context: AwsContext, queue: SqsQueue, own: SourceMapping, several: Sequence[SourceMapping]
 ) -> None:
     """See whether a queue that a function reads is read by others, too."""
     enabled = [mapping for mapping in several if mapping.is_enabled]
@@ -157,7 +161,7 @@ def check_others(
         return
     names = ", ".join(sorted(mapping.function for mapping in enabled))
     spare = others or [one for one in enabled if one.told.get("UUID") != own.told.get("UUID")]
-    visit.find(
+    context.report(
         "mapping-several",
         Severity.ERROR,
         queue.subject,
@@ -170,14 +174,16 @@ def check_others(
     )
 
 
-def check_beside_worker(visit: Visit, queue: Queue, several: Sequence[SourceMapping]) -> None:
+def check_beside_worker(
+    context: AwsContext, queue: SqsQueue, several: Sequence[SourceMapping]
+) -> None:
     """See whether Lambda reads a queue that workers of this configuration read."""
     enabled = [mapping for mapping in several if mapping.is_enabled]
     if not enabled:
-        visit.fine(queue.subject, "no function reads it beside the workers")
+        context.report_passed(queue.subject, "no function reads it beside the workers")
         return
     names = ", ".join(sorted(mapping.function for mapping in enabled))
-    visit.find(
+    context.report(
         "mapping-and-worker",
         Severity.ERROR,
         queue.subject,
@@ -191,10 +197,10 @@ def check_beside_worker(visit: Visit, queue: Queue, several: Sequence[SourceMapp
     )
 
 
-def _check_mapping(visit: Visit, mapping: SourceMapping) -> None:
+def _check_mapping(context: AwsContext, mapping: SourceMapping) -> None:
     subject = mapping.subject
     if not mapping.is_enabled:
-        visit.find(
+        context.report(
             "mapping-disabled",
             Severity.WARNING,
             subject,
@@ -204,9 +210,9 @@ def _check_mapping(visit: Visit, mapping: SourceMapping) -> None:
         )
         return
     if mapping.reports:
-        visit.fine(subject, "ReportBatchItemFailures is on")
+        context.report_passed(subject, "ReportBatchItemFailures is on")
     else:
-        visit.find(
+        context.report(
             "mapping-batch-failures",
             Severity.ERROR,
             subject,
@@ -218,7 +224,7 @@ def _check_mapping(visit: Visit, mapping: SourceMapping) -> None:
             fix=mapping.command("--function-response-types", "ReportBatchItemFailures"),
         )
     if (mapping.told.get("FilterCriteria") or {}).get("Filters"):
-        visit.find(
+        context.report(
             "mapping-filter",
             Severity.NOTE,
             subject,
@@ -228,14 +234,14 @@ def _check_mapping(visit: Visit, mapping: SourceMapping) -> None:
             + mapping.command("--filter-criteria", "{}"),
         )
     if mapping.is_stream:
-        _check_stream_mapping(visit, subject, mapping)
+        _check_stream_mapping(context, subject, mapping)
 
 
-def _check_stream_mapping(visit: Visit, subject: str, mapping: SourceMapping) -> None:
+def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapping) -> None:
     destination = json.dumps({"OnFailure": {"Destination": mapping.destination or "QUEUE-ARN"}})
     told = ("--destination-config", destination)
     if not mapping.has_end:
-        visit.find(
+        context.report(
             "mapping-blocks-shard",
             Severity.WARNING,
             subject,
@@ -247,7 +253,7 @@ def _check_stream_mapping(visit: Visit, subject: str, mapping: SourceMapping) ->
             + mapping.command("--maximum-retry-attempts", "100", *told),
         )
     elif not mapping.destination:
-        visit.find(
+        context.report(
             "mapping-no-destination",
             Severity.ERROR,
             subject,
@@ -259,9 +265,9 @@ def _check_stream_mapping(visit: Visit, subject: str, mapping: SourceMapping) ->
             + mapping.command(*told),
         )
     else:
-        visit.fine(subject, "what it gives up is told")
+        context.report_passed(subject, "what it gives up is told")
     if not mapping.told.get("BisectBatchOnFunctionError"):
-        visit.find(
+        context.report(
             "mapping-bisect",
             Severity.WARNING,
             subject,
@@ -271,15 +277,15 @@ def _check_stream_mapping(visit: Visit, subject: str, mapping: SourceMapping) ->
         )
 
 
-async def _check_visibility(visit: Visit, mapping: SourceMapping, queue: Queue) -> None:
+async def _check_visibility(context: AwsContext, mapping: SourceMapping, queue: SqsQueue) -> None:
     try:
-        function = await function_of(visit, str(mapping.told.get("FunctionArn")), mapping.where)
-    except Absent:
+        function = await function_of(context, str(mapping.told.get("FunctionArn")), mapping.where)
+    except NoSuchResource:
         return
     if function is None:
         return
     wished = function.timeout * _FACTOR + mapping.gathering
-    lease = max(route.settings.lease for route in visit.setup.routes)
+    lease = max(route.settings.lease for route in context.setup.routes)
     least = max(function.timeout + mapping.gathering, lease)
     numbers = (
         f"VisibilityTimeout is {format_duration(queue.visibility)}, the timeout of "
@@ -291,11 +297,11 @@ async def _check_visibility(visit: Visit, mapping: SourceMapping, queue: Queue) 
         )
     )
     if queue.visibility >= max(wished, lease):
-        visit.fine(queue.subject, f"visibility: {numbers}")
+        context.report_passed(queue.subject, f"visibility: {numbers}")
         return
     seconds = max(wished, lease).total_seconds()
     is_short = queue.visibility < least
-    visit.find(
+    context.report(
         "sqs-visibility",
         Severity.ERROR if is_short else Severity.WARNING,
         queue.subject,

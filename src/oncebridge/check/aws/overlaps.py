@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.check.aws.context import Visit
-from oncebridge.check.aws.feeds import Bus, Feed, Feeds, rules_to
-from oncebridge.check.aws.patterns import Overlap, Pattern, overlap
+from oncebridge.check.aws.context import AwsContext
+from oncebridge.check.aws.feeds import Bus, EventFeed, EventFeeds, rules_to
+from oncebridge.check.aws.patterns import Overlap, RulePattern, overlap
 from oncebridge.check.finding import Severity
 
 _FEW: Final = 3
@@ -25,11 +25,11 @@ _BREATHE: Final = 500
 class _Rule(Struct, frozen=True):
     """A rule, and those of its targets that lead here."""
 
-    feeds: tuple[Feed, ...]
-    pattern: Pattern | None
+    feeds: tuple[EventFeed, ...]
+    pattern: RulePattern | None
 
     @property
-    def first(self) -> Feed:
+    def first(self) -> EventFeed:
         return self.feeds[0]
 
     @property
@@ -57,7 +57,7 @@ class _Pair(Struct, frozen=True):
         return " and ".join(sorted({self.one.to, self.other.to}))
 
     @property
-    def needless(self) -> _Rule | None:
+    def removable(self) -> _Rule | None:
         """The one without which the same events come; None where that is not certain."""
         if not (self.is_proved and self.is_on_one_bus and self.one.to == self.other.to):
             return None
@@ -67,40 +67,40 @@ class _Pair(Struct, frozen=True):
         return None if "Input" in kept.first.changes else spare
 
 
-async def check_twice(visit: Visit, several: Sequence[Feeds]) -> None:
+async def check_overlaps(context: AwsContext, several: Sequence[EventFeeds]) -> None:
     """Look for events that come more than once."""
     rules = list(_rules(several))
     for rule in rules:
         if len(rule.feeds) > 1:
-            _tell_targets(visit, rule)
-    found = await _pairs(visit, rules)
+            _report_targets(context, rule)
+    found = await _pairs(context, rules)
     for subject in dict.fromkeys(pair.subject for pair in found):
         for is_proved in (True, False):
             pairs = [
                 pair for pair in found if (pair.subject, pair.is_proved) == (subject, is_proved)
             ]
             if pairs:
-                _tell_pairs(visit, subject, pairs)
+                _report_pairs(context, subject, pairs)
     spoilt = {rule.to for rule in rules if len(rule.feeds) > 1}
     spoilt |= {rule.to for pair in found for rule in (pair.one, pair.other)}
     for feeds in several:
         if feeds.found and feeds.is_sure and feeds.to not in spoilt:
-            visit.fine(feeds.to, "no two rules bring the same events")
+            context.report_passed(feeds.to, "no two rules bring the same events")
 
 
-def _rules(several: Sequence[Feeds]) -> Iterator[_Rule]:
+def _rules(several: Sequence[EventFeeds]) -> Iterator[_Rule]:
     """Put the feeds that are enabled together, by their rules; each once."""
-    by_rule: dict[tuple[Bus, str], dict[str, Feed]] = {}
+    by_rule: dict[tuple[Bus, str], dict[str, EventFeed]] = {}
     for feed in (feed for feeds in several for feed in feeds.found):
         if feed.is_enabled:
             by_rule.setdefault((feed.bus, feed.rule), {}).setdefault(feed.id, feed)
     for feeds in by_rule.values():
         found = tuple(feeds.values())
         told = found[0].pattern
-        yield _Rule(found, None if told is None else Pattern.of(_on_its_bus(found[0])))
+        yield _Rule(found, None if told is None else RulePattern.of(_on_its_bus(found[0])))
 
 
-def _on_its_bus(feed: Feed) -> dict[str, object]:
+def _on_its_bus(feed: EventFeed) -> dict[str, object]:
     """Return the pattern, narrowed to what can be on the bus: a partner's has one source."""
     pattern = dict(feed.pattern or {})
     if feed.bus.is_partner:
@@ -108,7 +108,7 @@ def _on_its_bus(feed: Feed) -> dict[str, object]:
     return pattern
 
 
-async def _pairs(visit: Visit, rules: Sequence[_Rule]) -> list[_Pair]:
+async def _pairs(context: AwsContext, rules: Sequence[_Rule]) -> list[_Pair]:
     found: list[_Pair] = []
     for at, (one, other) in enumerate(combinations(rules, 2)):
         if at % _BREATHE == 0:
@@ -125,7 +125,7 @@ async def _pairs(visit: Visit, rules: Sequence[_Rule]) -> list[_Pair]:
         for one, other in ((pair.one, pair.other), (pair.other, pair.one))
     }
     ways = await asyncio.gather(
-        *[_is_way(visit, start, end, feed) for (start, end), feed in apart.items()]
+        *[_is_forwarded(context, start, end, feed) for (start, end), feed in apart.items()]
     )
     joined = {way for way, is_there in zip(apart, ways, strict=True) if is_there}
     # Of buses that are not joined, an event is on one only.
@@ -137,17 +137,17 @@ def _joined(pair: _Pair) -> set[tuple[Bus, Bus]]:
     return {(one, other), (other, one)}
 
 
-async def _is_way(visit: Visit, start: Bus, end: Bus, feed: Feed) -> bool:
+async def _is_forwarded(context: AwsContext, start: Bus, end: Bus, feed: EventFeed) -> bool:
     """Return whether a rule of a bus forwards to the other; nobody can to a partner's."""
     if not end.arn or end.is_partner:
         return False
-    return bool(await rules_to(visit, start, end.arn, feed.where))
+    return bool(await rules_to(context, start, end.arn, feed.where))
 
 
 # --- what is told of it -----------------------------------------------------------------------
 
 
-def _tell_targets(visit: Visit, rule: _Rule) -> None:
+def _report_targets(context: AwsContext, rule: _Rule) -> None:
     ids = ", ".join(feed.id for feed in rule.feeds)
     places = sorted({feed.to for feed in rule.feeds})
     if len(places) > 1:
@@ -157,7 +157,7 @@ def _tell_targets(visit: Visit, rule: _Rule) -> None:
         seen = f"{len(rule.feeds)} of its targets are {places[0]}: {ids}"
         spare = [feed.id for feed in rule.feeds[1:]]
         fix = "Remove all but one:\n" + rule.first.command("remove-targets", "--ids", *spare)
-    visit.find(
+    context.report(
         "target-twice",
         Severity.WARNING,
         rule.first.subject,
@@ -168,11 +168,11 @@ def _tell_targets(visit: Visit, rule: _Rule) -> None:
     )
 
 
-def _tell_pairs(visit: Visit, subject: str, pairs: Sequence[_Pair]) -> None:
-    seen = "; ".join(_words(pair) for pair in pairs[:_FEW])
+def _report_pairs(context: AwsContext, subject: str, pairs: Sequence[_Pair]) -> None:
+    seen = "; ".join(_pair_text(pair) for pair in pairs[:_FEW])
     if len(pairs) > _FEW:
         seen += f"; and {len(pairs) - _FEW:,} more pairs of rules"
-    visit.find(
+    context.report(
         "rules-overlap",
         Severity.WARNING if pairs[0].is_proved else Severity.NOTE,
         subject,
@@ -183,14 +183,14 @@ def _tell_pairs(visit: Visit, subject: str, pairs: Sequence[_Pair]) -> None:
     )
 
 
-def _words(pair: _Pair) -> str:
+def _pair_text(pair: _Pair) -> str:
     way = "" if pair.is_on_one_bus else ", since a rule forwards from one bus to the other"
     names = f"{pair.one.first.subject} and {pair.other.first.subject}"
     return f"{names} both lead here, and {pair.common.value}{way}"
 
 
 def _fix(pairs: Sequence[_Pair]) -> str:
-    spare = {id(rule): rule for pair in pairs if (rule := pair.needless) is not None}
+    spare = {id(rule): rule for pair in pairs if (rule := pair.removable) is not None}
     if spare:
         removals = [feed.removal for rule in spare.values() for feed in rule.feeds]
         more = f"\n(and {len(removals) - _FEW:,} more)" if len(removals) > _FEW else ""

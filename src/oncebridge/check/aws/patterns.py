@@ -33,7 +33,7 @@ class Overlap(Enum):
     NEVER = "no event matches both"
 
 
-class Pattern(Struct, frozen=True):
+class RulePattern(Struct, frozen=True):
     """A pattern, made ready to be compared with many."""
 
     text: str
@@ -41,11 +41,11 @@ class Pattern(Struct, frozen=True):
     has_choice: bool
 
     @classmethod
-    def of(cls, pattern: Mapping[str, Any]) -> "Pattern":
+    def of(cls, pattern: Mapping[str, Any]) -> "RulePattern":
         return cls(_text(pattern), _flat(pattern), _has_choice(pattern))
 
 
-def overlap(one: Pattern, other: Pattern) -> Overlap:
+def overlap(one: RulePattern, other: RulePattern) -> Overlap:
     """Return what two patterns have in common, as far as can be proved."""
     if one.text == other.text:
         return Overlap.SAME

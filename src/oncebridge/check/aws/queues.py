@@ -15,9 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.durations import format_duration
-from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Spot, Visit
+from oncebridge.check.aws.context import AwsAddress, AwsContext
 from oncebridge.check.aws.policies import open_to_all
 from oncebridge.check.finding import Severity
 from oncebridge.sources.sqs.source import SPARE_RECEIVES
@@ -25,13 +25,13 @@ from oncebridge.sources.sqs.source import SPARE_RECEIVES
 LONGEST_RETENTION: Final = timedelta(days=14)
 
 
-class Queue(Struct, frozen=True):
+class SqsQueue(Struct, frozen=True):
     """A queue as SQS describes it."""
 
     name: str
     url: str
     arn: str
-    where: Where
+    where: AwsLocation
     told: dict[str, str]
 
     @property
@@ -80,48 +80,50 @@ class Queue(Struct, frozen=True):
         return aws(self.where, "sqs", "set-queue-attributes", *given)
 
 
-async def read(visit: Visit, name: str, where: Where, *, account: str = "") -> Queue | None:
-    """Look at a queue; None where it cannot be. Raises `Absent`."""
-    sqs = visit.at("sqs", where)
+async def read(
+    context: AwsContext, name: str, where: AwsLocation, *, account: str = ""
+) -> SqsQueue | None:
+    """Look at a queue; None where it cannot be. Raises `NoSuchResource`."""
+    sqs = context.at("sqs", where)
     subject, what = f"queue {name}", "its settings"
     owner = {"QueueOwnerAWSAccountId": account} if account else {}
-    located = await visit.look(subject, what, sqs.ask("GetQueueUrl", QueueName=name, **owner))
+    located = await context.look(subject, what, sqs.ask("GetQueueUrl", QueueName=name, **owner))
     if located is None:
         return None
     asked = sqs.ask("GetQueueAttributes", QueueUrl=located["QueueUrl"], AttributeNames=["All"])
-    described = await visit.look(subject, what, asked)
+    described = await context.look(subject, what, asked)
     if described is None:
         return None
     told: dict[str, str] = described.get("Attributes") or {}
-    return Queue(name, located["QueueUrl"], told.get("QueueArn", ""), where, told)
+    return SqsQueue(name, located["QueueUrl"], told.get("QueueArn", ""), where, told)
 
 
-async def read_arn(visit: Visit, arn: str, where: Where) -> Queue | None:
+async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> SqsQueue | None:
     """Look at the queue with this ARN, which may be of another account."""
     _, _, _, region, account, name = arn.split(":", 5)
     there = replace(where, region=region or where.region)
-    return await read(visit, name, there, account=account)
+    return await read(context, name, there, account=account)
 
 
-async def of_spot(visit: Visit, spot: Spot) -> Queue | None:
+async def of_address(context: AwsContext, address: AwsAddress) -> SqsQueue | None:
     """Look at the queue of an address; that it is not there is a finding."""
     try:
-        return await read(visit, spot.name, spot.where, account=spot.resource.account)
-    except Absent:
-        code = "dead-missing" if spot.kind == "dead" else f"{spot.kind}-missing"
-        visit.find(
+        return await read(context, address.name, address.where, account=address.resource.account)
+    except NoSuchResource:
+        code = "dead-missing" if address.kind == "dead" else f"{address.kind}-missing"
+        context.report(
             code,
             Severity.ERROR,
-            f"queue {spot.name}",
-            seen=f"there is no such queue in {await _region(visit, spot)}, or it is not for us",
+            f"queue {address.name}",
+            seen=f"there is no such queue in {await _region(context, address)}, or it is not for us",
             why="oncebridge does not start without it.",
             fix="Put the name, Region or account in the address right, or make the queue:\n"
-            + make(spot.where, spot.name, keeps_long=spot.kind == "dead"),
+            + make(address.where, address.name, keeps_long=address.kind == "dead"),
         )
         return None
 
 
-def make(where: Where, name: str, *, keeps_long: bool = False) -> str:
+def make(where: AwsLocation, name: str, *, keeps_long: bool = False) -> str:
     """Write what makes a queue, of the type that its name says."""
     attributes = ["MessageRetentionPeriod=1209600"] if keeps_long else []
     attributes += ["FifoQueue=true"] if name.endswith(".fifo") else []
@@ -129,19 +131,19 @@ def make(where: Where, name: str, *, keeps_long: bool = False) -> str:
     return aws(where, "sqs", "create-queue", "--queue-name", name, *given)
 
 
-async def _region(visit: Visit, spot: Spot) -> str:
-    return await visit.at("sqs", spot.where).region()
+async def _region(context: AwsContext, address: AwsAddress) -> str:
+    return await context.at("sqs", address.where).region()
 
 
 # --- the queue that events come from ----------------------------------------------------------
 
 
-async def check_source(visit: Visit, queue: Queue) -> None:
+async def check_source(context: AwsContext, queue: SqsQueue) -> None:
     """Look at all that is set at a queue from which events come."""
-    await _check_redrive(visit, queue)
-    _check_open(visit, queue)
+    await _check_redrive(context, queue)
+    _check_open(context, queue)
     if queue.is_fifo and queue.told.get("ContentBasedDeduplication") == "true":
-        visit.find(
+        context.report(
             "sqs-fifo-content-dedup",
             Severity.NOTE,
             queue.subject,
@@ -153,7 +155,7 @@ async def check_source(visit: Visit, queue: Queue) -> None:
             "FIFO queue without this setting). Do not take it for a protection.",
         )
     if queue.delay:
-        visit.find(
+        context.report(
             "sqs-delay",
             Severity.NOTE,
             queue.subject,
@@ -164,13 +166,13 @@ async def check_source(visit: Visit, queue: Queue) -> None:
         )
 
 
-async def _check_redrive(visit: Visit, queue: Queue) -> None:
-    attempts = max(route.settings.max_attempts for route in visit.setup.routes)
+async def _check_redrive(context: AwsContext, queue: SqsQueue) -> None:
+    attempts = max(route.settings.max_attempts for route in context.setup.routes)
     needed = attempts + SPARE_RECEIVES
     if queue.redrive is None:
         target = queue.arn.removesuffix(queue.name) + _failed(queue)
         policy = json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": "100"})
-        visit.find(
+        context.report(
             "sqs-no-redrive",
             Severity.WARNING,
             queue.subject,
@@ -184,7 +186,7 @@ async def _check_redrive(visit: Visit, queue: Queue) -> None:
     target, receives = queue.redrive
     if receives < needed:
         policy = json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": "100"})
-        visit.find(
+        context.report(
             "sqs-redrives-early",
             Severity.WARNING,
             queue.subject,
@@ -195,21 +197,23 @@ async def _check_redrive(visit: Visit, queue: Queue) -> None:
             fix=f"Raise it, to 100 as our template does:\n{queue.command(RedrivePolicy=policy)}",
         )
     else:
-        visit.fine(queue.subject, f"redrive: maxReceiveCount {receives}, at least {needed}")
-    await _check_redrive_target(visit, queue, target)
+        context.report_passed(
+            queue.subject, f"redrive: maxReceiveCount {receives}, at least {needed}"
+        )
+    await _check_redrive_target(context, queue, target)
 
 
-async def _check_redrive_target(visit: Visit, queue: Queue, target: str) -> None:
+async def _check_redrive_target(context: AwsContext, queue: SqsQueue, target: str) -> None:
     name = target.rpartition(":")[2]
     try:
-        aside = await read_arn(visit, target, queue.where)
-    except Absent:
+        aside = await read_arn(context, target, queue.where)
+    except NoSuchResource:
         aside, is_there = None, False
     else:
         is_there = True
     if not is_there or name.endswith(".fifo") != queue.is_fifo:
         kind = "FIFO" if queue.is_fifo else "standard"
-        visit.find(
+        context.report(
             "sqs-redrive-target",
             Severity.ERROR,
             queue.subject,
@@ -219,7 +223,7 @@ async def _check_redrive_target(visit: Visit, queue: Queue, target: str) -> None
             fix=f"Make a {kind} queue, and name it in the redrive policy:\n{_make_failed(queue)}",
         )
     elif aside is not None and aside.retention <= queue.retention:
-        visit.find(
+        context.report(
             "sqs-redrive-retention",
             Severity.WARNING,
             aside.subject,
@@ -230,25 +234,25 @@ async def _check_redrive_target(visit: Visit, queue: Queue, target: str) -> None
             fix=f"Keep it for 14 days:\n{aside.command(MessageRetentionPeriod='1209600')}",
         )
     elif aside is not None:
-        visit.fine(queue.subject, f"redrive: {name} keeps messages for longer")
+        context.report_passed(queue.subject, f"redrive: {name} keeps messages for longer")
 
 
-def _failed(queue: Queue) -> str:
+def _failed(queue: SqsQueue) -> str:
     if queue.is_fifo:
         return f"{queue.name.removesuffix('.fifo')}-failed.fifo"
     return f"{queue.name}-failed"
 
 
-def _make_failed(queue: Queue) -> str:
+def _make_failed(queue: SqsQueue) -> str:
     return make(queue.where, _failed(queue), keeps_long=True)
 
 
-def _check_open(visit: Visit, queue: Queue) -> None:
+def _check_open(context: AwsContext, queue: SqsQueue) -> None:
     allowed = open_to_all(queue.policy)
     if not allowed:
-        visit.fine(queue.subject, "policy: open to nobody without a condition")
+        context.report_passed(queue.subject, "policy: open to nobody without a condition")
         return
-    visit.find(
+    context.report(
         "sqs-policy-open",
         Severity.ERROR,
         queue.subject,
@@ -260,7 +264,7 @@ def _check_open(visit: Visit, queue: Queue) -> None:
         + json.dumps(
             {
                 "Effect": "Allow",
-                "Principal": {"Service": "events.amazonaws.com"},
+                "Principal": {"AwsService": "events.amazonaws.com"},
                 "Action": "sqs:SendMessage",
                 "Resource": queue.arn,
                 "Condition": {"ArnEquals": {"aws:SourceArn": "RULE-ARN"}},
@@ -278,13 +282,13 @@ def _takes(actions: Sequence[str]) -> bool:
     )
 
 
-def check_key(visit: Visit, queue: Queue, *, is_aside: bool = False) -> None:
+def check_key(context: AwsContext, queue: SqsQueue, *, is_aside: bool = False) -> None:
     """See whether EventBridge can use the key of a queue that it sends to."""
     if not queue.key:
         return
     lost = "what it cannot deliver is dropped" if is_aside else "nothing is delivered"
     if queue.key.endswith("alias/aws/sqs"):
-        visit.find(
+        context.report(
             "sqs-aws-key",
             Severity.ERROR,
             queue.subject,
@@ -294,7 +298,7 @@ def check_key(visit: Visit, queue: Queue, *, is_aside: bool = False) -> None:
             + queue.command(KmsMasterKeyId="", SqsManagedSseEnabled="true"),
         )
         return
-    visit.find(
+    context.report(
         "key-rights",
         Severity.NOTE,
         queue.subject,
@@ -311,7 +315,10 @@ def check_key(visit: Visit, queue: Queue, *, is_aside: bool = False) -> None:
 
 
 async def check_dead(
-    visit: Visit, queue: Queue, sources: Sequence[Queue], by_function: Sequence[Queue]
+    context: AwsContext,
+    queue: SqsQueue,
+    sources: Sequence[SqsQueue],
+    by_function: Sequence[SqsQueue],
 ) -> None:
     """
     Look at a queue that keeps dead letters, beside those that events come from.
@@ -324,7 +331,7 @@ async def check_dead(
             if source not in by_function:
                 return
             plain = queue.name.removesuffix(".fifo")
-            visit.find(
+            context.report(
                 "dead-is-source",
                 Severity.ERROR,
                 subject,
@@ -336,7 +343,7 @@ async def check_dead(
             )
             return
         if source.redrive is not None and source.redrive[0] == queue.arn:
-            visit.find(
+            context.report(
                 "dead-is-redrive-target",
                 Severity.NOTE,
                 subject,
@@ -348,7 +355,7 @@ async def check_dead(
                 "worker` does.",
             )
     if queue.retention < LONGEST_RETENTION:
-        visit.find(
+        context.report(
             "dead-retention",
             Severity.WARNING,
             subject,
@@ -358,9 +365,9 @@ async def check_dead(
             + queue.command(MessageRetentionPeriod="1209600"),
         )
     else:
-        visit.fine(subject, "dead letters: kept for 14d")
+        context.report_passed(subject, "dead letters: kept for 14d")
     if queue.redrive is not None:
-        visit.find(
+        context.report(
             "dead-has-redrive",
             Severity.WARNING,
             subject,
@@ -370,7 +377,7 @@ async def check_dead(
             fix=f"Take it away:\n{queue.command(RedrivePolicy='')}",
         )
     if not queue.key and queue.told.get("SqsManagedSseEnabled") == "false":
-        visit.find(
+        context.report(
             "dead-unencrypted",
             Severity.NOTE,
             subject,
@@ -379,4 +386,4 @@ async def check_dead(
             fix="Let SQS encrypt it, which costs nothing:\n"
             + queue.command(SqsManagedSseEnabled="true"),
         )
-    _check_open(visit, queue)
+    _check_open(context, queue)

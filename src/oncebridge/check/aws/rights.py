@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from oncebridge.aws.templates.access import ACTIONS
 from oncebridge.aws.templates.needs import Grant, Resource
-from oncebridge.check.aws.account import Absent, Unseen, Where
-from oncebridge.check.aws.context import Visit
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource, NotReadable
+from oncebridge.check.aws.context import AwsContext
 from oncebridge.check.aws.policies import lets_principal
-from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.queues import SqsQueue
 from oncebridge.check.finding import Severity
 
 _UNKNOWN_END: Final = "-??????"
@@ -49,46 +49,46 @@ class Principal(Struct, frozen=True):
         return f"arn:{partition}:{resource.service}:{region}:{account}:{resource.name}"
 
 
-async def caller(visit: Visit, where: Where) -> Principal | None:
+async def caller(context: AwsContext, where: AwsLocation) -> Principal | None:
     """Find out who is asking; of an assumed role, which role that is."""
-    sts = visit.at("sts", where)
+    sts = context.at("sts", where)
     asked = sts.ask("GetCallerIdentity")
-    found = await visit.find_there("rights", "who is asking", asked)
+    found = await context.look_if_exists("rights", "who is asking", asked)
     if found is None:
         return None
     arn = str(found.get("Arn", ""))
     kind, _, name = arn.partition(":sts:")[2].partition(":")[2].partition("/")
     if kind.endswith("assumed-role"):
-        arn = await _role(visit, arn, name.partition("/")[0], where)
+        arn = await _role(context, arn, name.partition("/")[0], where)
     return Principal(arn, str(found.get("Account", "")), await sts.region())
 
 
-async def _role(visit: Visit, arn: str, name: str, where: Where) -> str:
+async def _role(context: AwsContext, arn: str, name: str, where: AwsLocation) -> str:
     """Return the ARN of a role; a session does not tell its path, so IAM is asked for it."""
     try:
-        found = await visit.at("iam", where).ask("GetRole", RoleName=name)
+        found = await context.at("iam", where).ask("GetRole", RoleName=name)
         return str(found["Role"]["Arn"])
-    except (Unseen, Absent):
+    except (NotReadable, NoSuchResource):
         _, partition, _, _, account, _ = arn.split(":", 5)
         return f"arn:{partition}:iam::{account}:role/{name}"
 
 
 async def check_rights(
-    visit: Visit,
+    context: AwsContext,
     who: Principal,
     grants: Sequence[Grant],
-    seen: Mapping[str, Queue],
-    where: Where,
+    seen: Mapping[str, SqsQueue],
+    where: AwsLocation,
 ) -> None:
     """Have IAM say whether *who* may do all of *grants*; *seen* are queues by their ARNs."""
     if who.arn.endswith(":root"):
-        visit.fine(who.subject, "the owner of the account may do everything")
+        context.report_passed(who.subject, "the owner of the account may do everything")
         return
     if ":federated-user/" in who.arn or ":iam:" not in who.arn:
-        visit.could_not(who.subject, _WHAT, "the ARN of a user or role: --role ARN")
+        context.report_not_checked(who.subject, _WHAT, "the ARN of a user or role: --role ARN")
         return
     asked = [(who.arn_of(grant.resource), ACTIONS[grant.what]) for grant in grants]
-    answers = await visit.beside(
+    answers = await context.run_all(
         [
             partial(_denied, who=who, actions=actions, resource=resource, where=where)
             for resource, actions in asked
@@ -100,13 +100,13 @@ async def check_rights(
             if one.is_lack and _by_queue(seen, who, one.action, resource):
                 continue
             is_clear = False
-            _tell(visit, who, one, resource)
+            _report_denial(context, who, one, resource)
         is_clear = is_clear and denied is not None
     if is_clear:
-        visit.fine(who.subject, "it may do all that is needed")
+        context.report_passed(who.subject, "it may do all that is needed")
 
 
-def _by_queue(seen: Mapping[str, Queue], who: Principal, action: str, resource: str) -> bool:
+def _by_queue(seen: Mapping[str, SqsQueue], who: Principal, action: str, resource: str) -> bool:
     """Return whether the policy of the queue itself allows it, which is enough in one account."""
     queue = seen.get(resource)
     return queue is not None and lets_principal(
@@ -138,10 +138,10 @@ class _Denial(Struct, frozen=True):
 
 
 async def _denied(
-    visit: Visit, who: Principal, actions: Sequence[str], resource: str, where: Where
+    context: AwsContext, who: Principal, actions: Sequence[str], resource: str, where: AwsLocation
 ) -> list[_Denial] | None:
     """List what is denied, and how; None where IAM does not say."""
-    asked = visit.at("iam", where).ask_all(
+    asked = context.at("iam", where).ask_all(
         "SimulatePrincipalPolicy",
         "EvaluationResults",
         PolicySourceArn=who.arn,
@@ -149,9 +149,11 @@ async def _denied(
         ResourceArns=[resource],
     )
     try:
-        found: list[Any] | None = await visit.look(who.subject, _WHAT, asked)
-    except Absent:
-        visit.could_not(who.subject, _WHAT, "the ARN of a user or role that is there: --role ARN")
+        found: list[Any] | None = await context.look(who.subject, _WHAT, asked)
+    except NoSuchResource:
+        context.report_not_checked(
+            who.subject, _WHAT, "the ARN of a user or role that is there: --role ARN"
+        )
         return None
     if found is None:
         return None
@@ -163,20 +165,24 @@ async def _denied(
         if unknown := one.get("MissingContextValues"):
             # It hangs on what only a real call brings along.
             what, names = f"whether it may {action} on {resource}", ", ".join(sorted(unknown))
-            visit.could_not(who.subject, what, f"a real call: its policies look at {names}")
+            context.report_not_checked(
+                who.subject, what, f"a real call: its policies look at {names}"
+            )
         else:
             denied.append(_Denial(action, one))
     return denied
 
 
-def _tell(visit: Visit, who: Principal, denied: _Denial, resource: str) -> None:
+def _report_denial(context: AwsContext, who: Principal, denied: _Denial, resource: str) -> None:
     if denied.is_lack and resource.endswith(_UNKNOWN_END):
         # The policy may well name it in full, which we cannot.
         what = f"whether it may {denied.action} on {resource}"
-        visit.could_not(who.subject, what, "the whole ARN of the secret, in place of its name")
+        context.report_not_checked(
+            who.subject, what, "the whole ARN of the secret, in place of its name"
+        )
         return
     how, fix = _reason(denied)
-    visit.find(
+    context.report(
         "rights-missing",
         Severity.ERROR,
         who.subject,

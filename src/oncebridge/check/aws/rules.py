@@ -3,20 +3,20 @@
 import asyncio
 from collections.abc import Sequence
 
-from oncebridge.check.aws.account import Where
+from oncebridge.check.aws.account import AwsLocation
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Visit
-from oncebridge.check.aws.feeds import Bus, Feed, Feeds, partner_sources
+from oncebridge.check.aws.context import AwsContext
+from oncebridge.check.aws.feeds import Bus, EventFeed, EventFeeds, partner_sources
 from oncebridge.check.aws.targets import check_target
 from oncebridge.check.finding import Severity
 
 
-async def check_feeds(visit: Visit, feeds: Feeds, where: Where) -> None:
+async def check_feeds(context: AwsContext, feeds: EventFeeds, where: AwsLocation) -> None:
     """Look at all rules that lead to one place."""
     subject = feeds.to
     if not feeds.found:
         if feeds.is_sure:
-            visit.find(
+            context.report(
                 "rule-none",
                 Severity.NOTE,
                 subject,
@@ -28,19 +28,19 @@ async def check_feeds(visit: Visit, feeds: Feeds, where: Where) -> None:
         return
     is_any_enabled = any(feed.is_enabled for feed in feeds.found)
     for feed in feeds.found:
-        _check_state(visit, feed, is_alone=not is_any_enabled)
+        _check_state(context, feed, is_alone=not is_any_enabled)
         if feed.is_enabled:
-            await check_target(visit, feed)
-    _check_genesys(visit, subject, feeds.found)
+            await check_target(context, feed)
+    _check_genesys(context, subject, feeds.found)
     buses = {feed.bus.name: feed.bus for feed in feeds.found}.values()
-    await asyncio.gather(*[_check_archives(visit, bus, where) for bus in buses])
+    await asyncio.gather(*[_check_archives(context, bus, where) for bus in buses])
 
 
-def _check_state(visit: Visit, feed: Feed, *, is_alone: bool) -> None:
+def _check_state(context: AwsContext, feed: EventFeed, *, is_alone: bool) -> None:
     if feed.is_enabled:
-        visit.fine(feed.subject, "enabled")
+        context.report_passed(feed.subject, "enabled")
         return
-    visit.find(
+    context.report(
         "rule-disabled",
         Severity.ERROR if is_alone else Severity.NOTE,
         feed.subject,
@@ -53,7 +53,7 @@ def _check_state(visit: Visit, feed: Feed, *, is_alone: bool) -> None:
 # --- Genesys Cloud, archives ------------------------------------------------------------------
 
 
-def _check_genesys(visit: Visit, subject: str, several: Sequence[Feed]) -> None:
+def _check_genesys(context: AwsContext, subject: str, several: Sequence[EventFeed]) -> None:
     by_organisation: dict[str, set[str]] = {}
     for feed in several:
         if feed.bus.organisation and feed.is_enabled:
@@ -62,8 +62,8 @@ def _check_genesys(visit: Visit, subject: str, several: Sequence[Feed]) -> None:
         if len(names) < 2:
             continue
         suffixes = ", ".join(sorted(name.rpartition("/")[2] for name in names))
-        is_one = visit.setup.config.genesys.scope == "organisation"
-        visit.find(
+        is_one = context.setup.config.genesys.scope == "organisation"
+        context.report(
             "genesys-two-buses",
             Severity.WARNING,
             subject,
@@ -73,7 +73,7 @@ def _check_genesys(visit: Visit, subject: str, several: Sequence[Feed]) -> None:
             + (
                 "oncebridge takes them for one (genesys.scope), as long as its preset or a rule "
                 "with that scope decides."
-                if is_one and visit.setup.config.preset == "genesys"
+                if is_one and context.setup.config.preset == "genesys"
                 else "With this configuration both are passed on."
             ),
             fix="Give each integration topics of its own (Genesys Cloud: Admin, Integrations, "
@@ -82,17 +82,17 @@ def _check_genesys(visit: Visit, subject: str, several: Sequence[Feed]) -> None:
         )
 
 
-async def check_partner_sources(visit: Visit, where: Where) -> None:
+async def check_partner_sources(context: AwsContext, where: AwsLocation) -> None:
     """Look for event sources of Genesys Cloud that nobody has taken into use."""
     subject = "Genesys Cloud event sources"
-    asked = partner_sources(visit.at("events", where))
-    found = await visit.look(subject, "whether they are in use", asked)
+    asked = partner_sources(context.at("events", where))
+    found = await context.look(subject, "whether they are in use", asked)
     if found is None:
         return
     waiting = [one for one in found if one.get("State") == "PENDING"]
     for one in waiting:
         name = one.get("Name", "")
-        visit.find(
+        context.report(
             "genesys-pending",
             Severity.WARNING,
             f"event source {name}",
@@ -107,20 +107,20 @@ async def check_partner_sources(visit: Visit, where: Where) -> None:
             ),
         )
     if not waiting:
-        visit.fine(subject, "none is pending")
+        context.report_passed(subject, "none is pending")
 
 
-async def _check_archives(visit: Visit, bus: Bus, where: Where) -> None:
+async def _check_archives(context: AwsContext, bus: Bus, where: AwsLocation) -> None:
     if not bus.arn:
         return
-    events = visit.at("events", where)
+    events = context.at("events", where)
     asked = events.ask_all("ListArchives", "Archives", EventSourceArn=bus.arn)
-    found = await visit.find_there(f"bus {bus.name}", "its archives", asked)
+    found = await context.look_if_exists(f"bus {bus.name}", "its archives", asked)
     for one in found or ():
         days = one.get("RetentionDays") or 0
-        rules = {rule.on_replay for route in visit.setup.routes for rule in route.rules}
+        rules = {rule.on_replay for route in context.setup.routes for rule in route.rules}
         how = ", ".join(sorted(rules or {"deduplicate"}))
-        visit.find(
+        context.report(
             "bus-archive",
             Severity.NOTE,
             f"bus {bus.name}",
@@ -133,6 +133,6 @@ async def _check_archives(visit: Visit, bus: Bus, where: Where) -> None:
         )
 
 
-def is_genesys(visit: Visit, several: Sequence[Feed]) -> bool:
+def is_genesys(context: AwsContext, several: Sequence[EventFeed]) -> bool:
     """Return whether events of Genesys Cloud come this way."""
-    return visit.setup.config.preset == "genesys" or any(feed.is_genesys for feed in several)
+    return context.setup.config.preset == "genesys" or any(feed.is_genesys for feed in several)

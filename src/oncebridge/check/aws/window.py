@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import Final
 
 from oncebridge.base.durations import format_duration
-from oncebridge.check.aws.context import Visit
-from oncebridge.check.aws.feeds import LONGEST_AGE, Feeds
+from oncebridge.check.aws.context import AwsContext
+from oncebridge.check.aws.feeds import LONGEST_AGE, EventFeeds
 from oncebridge.check.aws.rules import is_genesys
 from oncebridge.check.finding import Severity
 
@@ -21,16 +21,18 @@ GENESYS_AGAIN: Final = timedelta(days=4)
 """So long Genesys Cloud sends again what EventBridge did not take."""
 
 
-def check_window(visit: Visit, feeds: Feeds, *, retention: timedelta | None = None) -> None:
+def check_window(
+    context: AwsContext, feeds: EventFeeds, *, retention: timedelta | None = None
+) -> None:
     """
     See whether every window outlasts what may bring an event again by one way.
 
     *retention* is how long messages are kept there, if they are.
     """
     subject, several = feeds.to, feeds.found
-    window, whose = _shortest(visit)
+    window, whose = _shortest(context)
     parts: list[tuple[timedelta, str]] = []
-    if is_genesys(visit, several):
+    if is_genesys(context, several):
         parts.append((GENESYS_AGAIN, "Genesys Cloud publishes again"))
     if several:
         slowest = max(several, key=lambda feed: feed.age)
@@ -45,7 +47,9 @@ def check_window(visit: Visit, feeds: Feeds, *, retention: timedelta | None = No
         left = f"{format_duration(window - again)} left for a backlog"
         told = [kept, f"{summed}, with {left}" if parts else ""]
         covered = "; ".join(one for one in told if one)
-        visit.fine(subject, f"window: {format_duration(window)} is long enough ({covered})")
+        context.report_passed(
+            subject, f"window: {format_duration(window)} is long enough ({covered})"
+        )
         return
     late = f"a copy can be published as late as {summed}"
     if len(parts) > 1:
@@ -54,7 +58,7 @@ def check_window(visit: Visit, feeds: Feeds, *, retention: timedelta | None = No
         one for one in (f"{whose} is {format_duration(window)}", kept, late if parts else "") if one
     )
     wished = _whole_days(longest + timedelta(days=1))
-    visit.find(
+    context.report(
         "window-horizon",
         Severity.WARNING,
         subject,
@@ -64,10 +68,10 @@ def check_window(visit: Visit, feeds: Feeds, *, retention: timedelta | None = No
     )
 
 
-def _shortest(visit: Visit) -> tuple[timedelta, str]:
+def _shortest(context: AwsContext) -> tuple[timedelta, str]:
     """Find the shortest window: of a rule, by its longest tier, or of whatever no rule matches."""
     found: list[tuple[timedelta, str]] = []
-    for route in visit.setup.routes:
+    for route in context.setup.routes:
         found.append((route.settings.window, "window"))
         for rule in route.rules:
             if rule.tiers:
