@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from tests.check.setups import codes, found_in, only, setup_of, written
 
-from oncebridge.check.codes import CODES
 from oncebridge.check.files import check_files
-from oncebridge.check.finding import Checkup, Severity
+from oncebridge.check.finding import CODES, Checkup, Severity
 from oncebridge.check.secrets import written_out
 from oncebridge.check.settings import check_settings
 from oncebridge.service.config import load

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncebridge.check import aws, run
-from oncebridge.check.codes import CODES
-from oncebridge.check.finding import Checkup, Finding, NotChecked, Severity
+from oncebridge.check.finding import CODES, Checkup, Finding, NotChecked, Severity
 from oncebridge.check.stores import UNREACHABLE
 from oncebridge.cli.command import as_json_option, command, printable, printable_lines, screen
 from oncebridge.cli.setup import CANNOT_OPEN, NEEDS_YOU, run_loop

@@ -106,11 +106,11 @@ def _names(one: Mapping[str, Any], service: str) -> bool | None:
     """Return whether a service is meant; None where it is said who is not."""
     if "NotPrincipal" in one:
         named = one["NotPrincipal"]
-        spared = _listed(named.get("AwsService")) if isinstance(named, dict) else []
+        spared = _listed(named.get("Service")) if isinstance(named, dict) else []
         return False if service in spared else None
     # {"AWS": "*"} is another way to write "*", which is anybody.
-    everybody = [*_principals(one, "*"), *_principals(one, "AWS"), *_principals(one, "AwsService")]
-    return service in _principals(one, "AwsService") or "*" in everybody
+    everybody = [*_principals(one, "*"), *_principals(one, "AWS"), *_principals(one, "Service")]
+    return service in _principals(one, "Service") or "*" in everybody
 
 
 def _covers(one: Mapping[str, Any], action: str, resource: str) -> bool:

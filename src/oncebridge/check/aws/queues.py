@@ -264,7 +264,7 @@ def _check_open(context: AwsContext, queue: SqsQueue) -> None:
         + json.dumps(
             {
                 "Effect": "Allow",
-                "Principal": {"AwsService": "events.amazonaws.com"},
+                "Principal": {"Service": "events.amazonaws.com"},
                 "Action": "sqs:SendMessage",
                 "Resource": queue.arn,
                 "Condition": {"ArnEquals": {"aws:SourceArn": "RULE-ARN"}},

@@ -253,7 +253,7 @@ def _denied(feed: EventFeed, *, is_aside: bool) -> str:
 def _statement(queue: SqsQueue, feed: EventFeed) -> str:
     statement: dict[str, Any] = {
         "Effect": "Allow",
-        "Principal": {"AwsService": EVENTS},
+        "Principal": {"Service": EVENTS},
         "Action": "sqs:SendMessage",
         "Resource": queue.arn,
         "Condition": {"ArnEquals": {"aws:SourceArn": feed.rule_arn}},
