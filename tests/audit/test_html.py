@@ -187,15 +187,15 @@ def test_long_names_are_cut():
 def test_it_says_what_the_terminal_says():
     text = " ".join(Page(made(report(trial=trial(3)))).text)
     for said in (
-        "12,340 arrivals are 9,001 events; 3,339 arrivals are repeats",
+        "12,340 arrivals contain 9,001 events; 3,339 arrivals are duplicates",
         "the same envelope id: a queue, rule or target sent it again".capitalize(),
-        "would have missed 207 repeats",
+        "would have missed 207 duplicates",
         "6,312",
         "double emission",
         "not-json",
-        "The candidate would do otherwise with 3 arrivals",
+        "The candidate rules decide differently for 3 arrivals",
         'preset = "genesys"',
-        "It holds no payload",
+        "It contains no payload",
     ):
         assert said in text, said
 
@@ -212,7 +212,7 @@ def test_every_chart_has_words_and_a_table():
         assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
         assert title.text
         assert desc.text
-    assert len(re.findall("<summary>The numbers</summary>", text)) == 2
+    assert len(re.findall("<summary>Data table</summary>", text)) == 2
 
 
 def test_headings_follow_each_other():

@@ -113,7 +113,7 @@ def test_standard_input_is_a_dash(monkeypatch, tmp_path):
 def test_what_is_not_there_is_said_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.ndjson: no such file"):
         audit([tmp_path / "gone.ndjson"], [])
-    with pytest.raises(ConfigError, match="files: there are none"):
+    with pytest.raises(ConfigError, match="files: no files found"):
         audit([tmp_path], [])
 
 

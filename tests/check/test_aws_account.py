@@ -355,28 +355,28 @@ class Crowd:
 
     def __init__(self, account: AwsAccount, overlay: Overlay, many: int) -> None:
         self.busy = self.most = 0
-        self._town, self._lock = account, threading.Lock()
+        self._account, self._lock = account, threading.Lock()
         self._names = [f"rule-{at}" for at in range(many)]
         changes = overlay.changes
         changes["events:ListRuleNamesByTarget"] = self._of_bus({"RuleNames": self._names})
         changes["events:ListRules"] = self._of_bus({"Rules": [*map(self._rule, self._names)]})
         changes["events:ListTargetsByRule"] = self._targets
-        account = {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
+        condition = {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
         for url in (account.source, account.undelivered):
             account.allow(url)
             told = account.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["Policy"])
             policy = json.loads(told["Attributes"]["Policy"])
-            policy["Statement"][0]["Condition"] = account
+            policy["Statement"][0]["Condition"] = condition
             account.set(url, Policy=json.dumps(policy))
 
     def _of_bus(self, answer: Asked) -> Change:
         told = json.dumps(answer).encode()
         return lambda asked, forward: (
-            (200, told) if asked["EventBusName"] == self._town.bus else forward()
+            (200, told) if asked["EventBusName"] == self._account.bus else forward()
         )
 
     def _rule(self, name: str) -> Asked:
-        arn = f"arn:aws:events:us-east-1:{ACCOUNT}:rule/{self._town.bus}/{name}"
+        arn = f"arn:aws:events:us-east-1:{ACCOUNT}:rule/{self._account.bus}/{name}"
         pattern = '{"source": ["com.example.orders"]}'
         return {"Name": name, "Arn": arn, "State": "ENABLED", "EventPattern": pattern}
 
@@ -387,7 +387,7 @@ class Crowd:
         time.sleep(0.02)
         with self._lock:
             self.busy -= 1
-        target = self._town.target(Id="it", Arn=self._town.arn(self._town.source))
+        target = self._account.target(Id="it", Arn=self._account.arn(self._account.source))
         return 200, json.dumps({"Targets": [target]}).encode()
 
 

@@ -80,7 +80,9 @@ def audit(
     check_engine()
     files = find_files(paths, skipped)
     if not files:
-        raise ConfigError("files", "there are none")
+        raise ConfigError(
+            "files", "no files found; name a file, or a directory that contains files"
+        )
     ours = _NumberedRules.of(rules, window)
     other = None if candidate is None else _NumberedRules.of(candidate, candidate_window or window)
     with tempfile.TemporaryDirectory(prefix="oncebridge-audit-") as name:

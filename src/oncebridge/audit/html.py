@@ -46,14 +46,14 @@ MARK: Final = "<!doctype html>\n<!-- oncebridge audit -->"
 """The beginning of every page, by which a file that may be overwritten is recognised."""
 
 _MEANINGS_OF_VERDICTS: Final = {
-    Verdict.DELIVERED: "passed on",
-    Verdict.DUPLICATE: "repeat",
-    Verdict.STALE: "stale: a newer state was passed on",
+    Verdict.DELIVERED: "delivered",
+    Verdict.DUPLICATE: "duplicate",
+    Verdict.STALE: "stale: a newer state was delivered",
     Verdict.UNCHANGED: "unchanged within the quiet time",
     Verdict.CONFLICT: "conflict: same identity, other content",
-    Verdict.BYPASSED: "passed on, not deduplicated",
+    Verdict.BYPASSED: "delivered, not deduplicated",
     Verdict.DISCARDED: "discarded by a rule",
-    Verdict.DEAD: "dead: can never be passed on",
+    Verdict.DEAD: "dead: can never be delivered",
 }
 
 _TICKS: Final = (
@@ -87,7 +87,7 @@ def page(report: AuditReport, suggestion: Suggestion) -> str:
     return environment.get_template("report.html").render(
         report=report,
         suggestion=suggestion,
-        repeats=text.count_duplicates(report),
+        duplicates=text.count_duplicates(report),
         style=Markup(style),  # noqa: S704 - part of the package
         style_digest=b64encode(sha256(style.encode()).digest()).decode(),
         tallies=_tallies(report) if report.events else [],
@@ -140,8 +140,8 @@ def _arrivals(report: AuditReport) -> dict[str, Any]:
     verdicts = [v for v in Verdict if any(moment.verdicts.get(v) for moment in moments)]
     chart = Chart(
         "arrivals",
-        "Arrivals over time, by what becomes of them",
-        f"{text.headline(report)} The numbers are in the table below.",
+        "Arrivals over time, by verdict",
+        f"{text.headline(report)} The table below has the numbers.",
     )
     wide, narrow = (charts.arrivals(moments, w, chart) for w in (charts.WIDE, charts.NARROW))
     return {
@@ -157,18 +157,14 @@ def _arrivals(report: AuditReport) -> dict[str, Any]:
 def _gaps(gaps: Gaps, report: AuditReport) -> dict[str, Any]:
     if not gaps.histogram:
         return {"gaps_chart": None}
-    told = (
-        f"Half came within {elapsed(gaps.p50_ms)}, 90 % within {elapsed(gaps.p90_ms)}, "
-        f"99 % within {elapsed(gaps.p99_ms)}, the last after {elapsed(gaps.max_ms)}."
-    )
-    told = " ".join([told, *text.window_sentences(report)])
-    chart = Chart("gaps", "How long after the first arrival the others came", told)
+    summary = " ".join([text.gap_sentence(gaps), *text.window_sentences(report)])
+    chart = Chart("gaps", "Time from the first arrival to each duplicate", summary)
     wide, narrow = (
         draw_gaps(gaps, report.window_ms, w, chart) for w in (charts.WIDE, charts.NARROW)
     )
     return {
         "gaps_chart": _Drawing(Markup(wide), Markup(narrow)),  # noqa: S704 - made of numbers
-        "gaps_text": told,
+        "gaps_text": summary,
         "gaps_rows": [[f"up to {elapsed(bound)}", f"{n:,}"] for bound, n in gaps.histogram],
     }
 
@@ -179,7 +175,7 @@ def _tallies(report: AuditReport) -> list[tuple[str, str, Any]]:
         ("Topics", "topic", report.topics[:_ROWS]),
         ("Entities", "entity", report.entities[:_ROWS]),
         ("Sources", "source", report.sources[:_ROWS]),
-        ("Rules that decided", "rule", report.rules[:_ROWS]),
+        ("Rules", "rule", report.rules[:_ROWS]),
     ]
     return [table for table in tables if table[2]]
 
@@ -188,7 +184,7 @@ def _tallies(report: AuditReport) -> list[tuple[str, str, Any]]:
 
 
 def draw_gaps(found: Gaps, window_ms: int, width: int, chart: Chart, *, height: int = 270) -> str:
-    """Draw how long after the first the others came, on a logarithmic scale."""
+    """Draw the time from the first arrival to each duplicate, on a logarithmic scale."""
     bins = [(bound, count) for bound, count in found.histogram if bound > 0]
     first = next((at for at, (_, count) in enumerate(bins) if count), 0)
     lowest = bins[first - 1][0] if first else max(bins[0][0] / 10, 1)
@@ -221,13 +217,13 @@ def draw_gaps(found: Gaps, window_ms: int, width: int, chart: Chart, *, height: 
 def _window_marks(
     marks: Sequence[tuple[int, str]], window_ms: int, scale: Log, frame: Frame
 ) -> Iterator[str]:
-    """Mark windows, each with its name on a line of its own: they may be close together."""
+    """Mark windows, each with its name on its own line: they may be close together."""
     labels = []
     for at, (mark, name) in enumerate(marks):
         x, y = scale.at(mark), 14 + 20 * at
         is_ours = mark == window_ms
         kind = "window ours" if is_ours else "window"
         yield f'<path class="{kind}" d="M{coord(x)} {y - 8}V{coord(frame.bottom)}"/>'
-        told = f"{name}, the window of your rules" if is_ours else f"{name} window"
-        labels.append(label(x - 6, y, told, "end", "name ours" if is_ours else "name"))
+        shown = f"{name}, the window of your rules" if is_ours else f"{name} window"
+        labels.append(label(x - 6, y, shown, "end", "name ours" if is_ours else "name"))
     yield from labels  # last, so that no line runs through them

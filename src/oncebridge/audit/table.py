@@ -193,7 +193,8 @@ def check_folder(folder: Path) -> None:
     text = str(folder)
     if "?" in text or "\\" in text or not _is_text(text):
         raise ConfigError(
-            "TMPDIR", "DuckDB cannot keep files in a folder with ? or \\ or odd bytes in its path"
+            "TMPDIR",
+            "DuckDB cannot use a directory with ?, \\ or bytes that are not UTF-8 in its path; set another",
         )
 
 
@@ -279,5 +280,5 @@ def _placed(chunks: Sequence[Chunk], first_ms: int) -> Iterator[str]:
 def _no_room(message: str) -> str:
     lowered = message.lower()
     if "no space" in lowered or "max_temp_directory_size" in lowered or "offload" in lowered:
-        return "there is no room for temporary files; set TMPDIR to where there is more"
+        return "there is no space for temporary files; set TMPDIR to a directory with more space"
     return f"DuckDB: {message.splitlines()[0]}"

@@ -1,8 +1,8 @@
 """
-What an audit found, for a terminal: plain words first, then the numbers behind them.
+The report of an audit on a terminal: the result first, then the numbers.
 
-It fits 80 columns and uses more where there are more. Colours are for a terminal only, and
-nothing that came out of an event can do more there than be read.
+It fits 80 columns and uses up to 118. Colours are for terminals only. Text that came out of an
+event is spelt out, so that it cannot control the terminal.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge.audit import text as words
+from oncebridge.audit import text as report_text
 from oncebridge.audit.report import (
     AuditReport,
     CauseFound,
@@ -20,7 +20,7 @@ from oncebridge.audit.report import (
     RulesComparison,
 )
 from oncebridge.audit.suggest import Suggestion
-from oncebridge.base import formatting as figures
+from oncebridge.base import formatting
 from oncebridge.engine.causes import MEANINGS
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import REASONS
@@ -46,14 +46,14 @@ def show(report: AuditReport, suggestion: Suggestion, console: Console) -> None:
 
 
 def console_for_reports() -> Console:
-    """Make a console that colours on a terminal only, and is not wider than anybody reads."""
+    """Return a console that uses colours on a terminal only, and is at most 118 columns wide."""
     console = Console(highlight=False, markup=False, emoji=False)
     width = min(console.width, _WIDEST) if console.is_terminal else 100
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 class _ReportPrinter:
-    """The sections of a report, in the order in which people ask."""
+    """Prints the sections of a report."""
 
     def __init__(self, report: AuditReport, console: Console) -> None:
         self._report = report
@@ -62,10 +62,12 @@ class _ReportPrinter:
     def show(self, suggestion: Suggestion) -> None:
         report = self._report
         self._say(
-            Text("oncebridge audit", "bold").append(f"  {words.recording_summary(report)}", "dim")
+            Text("oncebridge audit", "bold").append(
+                f"  {report_text.recording_summary(report)}", "dim"
+            )
         )
         self._say()
-        self._say(Text(words.headline(report), "bold"))
+        self._say(Text(report_text.headline(report), "bold"))
         if report.events:
             self._verdicts()
             self._causes()
@@ -89,78 +91,73 @@ class _ReportPrinter:
         }
         if others:
             told = ", ".join(f"{count:,} {verdict.value}" for verdict, count in others.items())
-            self._say(Text(f"Among them: {told}.", "dim"))
-        if note := words.clock_note(self._report):
+            self._say(Text(f"Including {told}.", "dim"))
+        if note := report_text.clock_note(self._report):
             self._say(Text(note, "dim"))
 
     def _causes(self) -> None:
         if not self._report.causes:
             return
-        self._head("Why they came again")
-        whole = words.count_duplicates(self._report)
+        self._head("Duplicates by cause")
+        whole = report_text.count_duplicates(self._report)
         for found in self._report.causes:
             self._cause(found, whole)
 
     def _cause(self, found: CauseFound, whole: int) -> None:
         line = Text(f"{found.cause.value:<19}", "bold yellow")
-        line.append(f"{found.count:>9,}  {figures.share(found.count, whole):>5}  ")
+        line.append(f"{found.count:>9,}  {formatting.share(found.count, whole):>5}  ")
         line.append_text(_bar(found.count, whole))
         self._say(line, indent=2)
         told = MEANINGS[found.cause]
         if found.gaps is not None:
-            told += f"; {words.gap_summary(found.gaps)}"
+            told += f"; {report_text.gap_summary(found.gaps)}"
         self._say(Text(told), indent=4)
         if found.examples:
-            self._say(Text(f"for example {words.example_text(found.examples[0])}", "dim"), indent=4)
+            self._say(
+                Text(f"for example {report_text.example_text(found.examples[0])}", "dim"), indent=4
+            )
 
     def _gaps(self) -> None:
         gaps = self._report.gaps
         if gaps is None:
             return
-        self._head("How long after the first")
-        rows = words.buckets(gaps)
+        self._head("Time since the first arrival")
+        rows = report_text.buckets(gaps)
         most = max((number for _, number in rows), default=0)
         for name, number in rows:
-            line = Text(f"{name:<19}{number:>9,}  {figures.share(number, gaps.count):>5}  ")
+            line = Text(f"{name:<19}{number:>9,}  {formatting.share(number, gaps.count):>5}  ")
             self._say(line.append_text(_bar(number, most, style="blue")), indent=2)
-        self._say(
-            Text(
-                f"Half came within {figures.elapsed(gaps.p50_ms)}, 90 % within "
-                f"{figures.elapsed(gaps.p90_ms)}, 99 % within {figures.elapsed(gaps.p99_ms)}, the last "
-                f"after {figures.elapsed(gaps.max_ms)}."
-            ),
-            indent=2,
-        )
-        for sentence in words.window_sentences(self._report):
+        self._say(Text(report_text.gap_sentence(gaps)), indent=2)
+        for sentence in report_text.window_sentences(self._report):
             self._say(Text(sentence), indent=2)
 
     def _noisiest(self) -> None:
         report = self._report
         for title, what, tallies in (
-            ("Noisiest topics", "topic", report.topics),
-            ("Noisiest entities", "entity", report.entities),
+            ("Topics with most duplicates", "topic", report.topics),
+            ("Entities with most duplicates", "entity", report.entities),
             ("Sources", "source", report.sources),
-            ("Rules that decided", "rule", report.rules),
+            ("Rules", "rule", report.rules),
         ):
             if tallies:
                 self._head(title)
                 self._tallies(what, tallies)
 
     def _tallies(self, what: str, tallies: Sequence[NamedCounts]) -> None:
-        rows = [(what, "arrivals", "repeats", "")]
+        rows = [(what, "arrivals", "duplicates", "")]
         rows += [
             (
                 tally.name or "(none)",
                 f"{tally.arrivals:,}",
                 f"{tally.repeats:,}",
-                figures.share(tally.repeats, tally.arrivals),
+                formatting.share(tally.repeats, tally.arrivals),
             )
             for tally in tallies[:_ROWS]
         ]
         room = self._console.width - 2 - 2 * 11 - 8
-        widest = max(len(figures.clipped(name, room)) for name, *_ in rows)
+        widest = max(len(formatting.clipped(name, room)) for name, *_ in rows)
         for at, (name, *numbers) in enumerate(rows):
-            shown = f"{figures.clipped(name, room):<{widest}}"
+            shown = f"{formatting.clipped(name, room):<{widest}}"
             arrivals, repeated, part = numbers
             line = f"{shown}{arrivals:>11}{repeated:>11}{part:>8}"
             self._say(Text(line, "" if at else "dim"), indent=2)
@@ -168,23 +165,23 @@ class _ReportPrinter:
     def _naive(self) -> None:
         if not self._report.naive:
             return
-        self._head("What a simple key would have done, on this very recording")
+        self._head("What a simple key would have done with this recording")
         for key in self._report.naive:
-            line = Text(f"{figures.spelt(key.title)}: ", "bold")
-            line.append(words.naive_outcome(key), "red" if key.lost else "")
+            line = Text(f"{formatting.spelt(key.title)}: ", "bold")
+            line.append(report_text.naive_outcome(key), "red" if key.lost else "")
             if (key.lost or key.let_through) and key.examples:
-                line.append(f" (for example {figures.spelt(key.examples[0].place)})", "dim")
+                line.append(f" (for example {formatting.spelt(key.examples[0].place)})", "dim")
             self._say(line, indent=2)
 
     def _suspicions(self) -> None:
         if not self._report.suspicions:
             return
-        self._head("Worth a look")
+        self._head("Needs review")
         for found in self._report.suspicions:
-            title, meaning = words.suspicion_text(found)
+            title, meaning = report_text.suspicion_text(found)
             line = Text(f"{title} ", "bold magenta").append(f"{found.count:,}", "bold")
             self._say(line.append(f"  {meaning}"), indent=2)
-            places = [words.example_text(one, "after") for one in found.examples[:2]]
+            places = [report_text.example_text(one) for one in found.examples[:2]]
             if places:
                 self._say(Text(f"for example {'; '.join(places)}", "dim"), indent=4)
 
@@ -192,17 +189,17 @@ class _ReportPrinter:
         report = self._report
         if not report.unreadable:
             return
-        self._head(f"Unreadable: {figures.many(sum(report.unreadable.values()), 'record')}")
+        self._head(f"Unreadable: {formatting.many(sum(report.unreadable.values()), 'record')}")
         for reason, count in report.unreadable.items():
-            line = Text(f"{count:,} ").append(figures.spelt(reason), "red")
+            line = Text(f"{count:,} ").append(formatting.spelt(reason), "red")
             self._say(line.append(f"  {REASONS.get(reason, '')}"), indent=2)
-        places = [figures.spelt(place) for place in report.unreadable_places]
+        places = [formatting.spelt(place) for place in report.unreadable_places]
         if places:
-            self._say(Text(f"at {figures.listed(places)}", "dim"), indent=2)
+            self._say(Text(f"at {formatting.listed(places)}", "dim"), indent=2)
 
     def _trial(self, trial: RulesComparison) -> None:
-        self._head("The candidate rules")
-        for sentence in words.comparison_sentences(trial):
+        self._head("Candidate rules")
+        for sentence in report_text.comparison_sentences(trial):
             self._say(Text(sentence), indent=2)
         for before, after, count in trial.by_change:
             line = Text(f"{count:>9,}  ").append_text(_change(before, after))
@@ -211,21 +208,21 @@ class _ReportPrinter:
         for one in shown:
             self._difference(one)
         if trial.changed > len(shown):
-            more = f"and {trial.changed - len(shown):,} more; all of them: --differences FILE"
+            more = f"and {trial.changed - len(shown):,} more; write all of them with --differences FILE"
             self._say(Text(more, "dim"), indent=2)
 
     def _difference(self, one: Difference) -> None:
-        line = Text(f"{figures.spelt(one.place)}  ", "bold").append_text(
+        line = Text(f"{formatting.spelt(one.place)}  ", "bold").append_text(
             _change(one.before, one.after)
         )
-        if passing := words.delivery_change(one):
+        if passing := report_text.delivery_change(one):
             line.append(f", {passing}")
-        self._say(line.append(f"  {figures.spelt(one.detail_type, 60)}"), indent=2)
+        self._say(line.append(f"  {formatting.spelt(one.detail_type, 60)}"), indent=2)
         rules = dict.fromkeys(
-            [figures.spelt(one.rule_before, 40), figures.spelt(one.rule_after, 40)]
+            [formatting.spelt(one.rule_before, 40), formatting.spelt(one.rule_after, 40)]
         )
-        told = [figures.spelt(one.id, 40), f"rule {', then '.join(rules)}"]
-        told += [f"same as {figures.spelt(one.same_as)}"] if one.same_as else []
+        told = [formatting.spelt(one.id, 40), f"rule {', then '.join(rules)}"]
+        told += [f"same as {formatting.spelt(one.same_as)}"] if one.same_as else []
         self._say(Text("; ".join(filter(None, told)), "dim"), indent=4)
 
     def _suggestion(self, suggestion: Suggestion) -> None:
@@ -235,7 +232,7 @@ class _ReportPrinter:
         self._say()
         for line in suggestion.toml.splitlines():
             style = "dim" if line.startswith("#") else "green"
-            # Not broken, so that it can be copied.
+            # Without line breaks, so that it can be copied.
             self._console.print(Text(f"  {line}".rstrip(), style), soft_wrap=True)
 
     # --- pieces ---------------------------------------------------------------------------
@@ -247,7 +244,7 @@ class _ReportPrinter:
     def _say(self, what: Text | None = None, *, indent: int = 0, hang: int = 0) -> None:
         """Print a paragraph; a number and its unit stay on one line."""
         text = (what or Text()).copy()
-        text.plain = text.plain.replace(figures.NB, _GLUE)
+        text.plain = text.plain.replace(formatting.NB, _GLUE)
         width = max(self._console.width - indent - hang, 20)
         for at, line in enumerate(text.wrap(self._console, width)):
             line.plain = line.plain.replace(_GLUE, " ")
@@ -257,7 +254,7 @@ class _ReportPrinter:
 
 
 def _bar(number: int, whole: int, *, style: str = "yellow") -> Text:
-    """Draw a share; what is there at all is seen."""
+    """Draw a share; any share above 0 is visible."""
     eighths = max(round(8 * _BAR * number / whole), 1 if number else 0) if whole else 0
     full, rest = divmod(eighths, 8)
     return Text("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else ""), style)

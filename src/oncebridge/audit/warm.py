@@ -176,7 +176,7 @@ class StoreWarmer:
                 await asyncio.sleep(pause_s)
         self.left += len(events)
         if any(gateway.down() for gateway in self._router.gateways):
-            raise StoreUnavailable("it does not answer any more; warm it again: that is safe")
+            raise StoreUnavailable("the store stopped answering; run --warm again, which is safe")
 
 
 def _outcome(answer: Answer) -> str:

@@ -216,7 +216,7 @@ class _ForkedPool:
         worker.process.join(1)
         code = worker.process.exitcode
         how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
-        raise AuditFailed(f"a worker process ended {how}; is there memory enough?")
+        raise AuditFailed(f"a worker process ended {how}; the machine may be out of memory")
 
     def stop(self) -> None:
         """End all workers, whatever they do."""
@@ -310,5 +310,5 @@ def explain_os_error(error: OSError) -> str:
     name = error.filename
     place = f"{spelt(Path(os.fsdecode(name)))}: " if isinstance(name, str | bytes) else ""
     if "no space" in reason or "quota" in reason:
-        return f"{place}{reason}; set TMPDIR to where there is more room"
+        return f"{place}{reason}; set TMPDIR to a directory with more space"
     return f"{place}{reason}"
