@@ -260,7 +260,7 @@ async def test_a_store_that_is_away_ends_it_with_a_word(world, monkeypatch):
     setup = world.setup()
     place = setup.config.store.__class__(setup.config.store.url, Silent())
     warming = StoreWarmer(setup, place, setup.routes, find_files([world.events]))
-    with pytest.raises(StoreUnavailable, match="warm it again"):
+    with pytest.raises(StoreUnavailable, match="run --warm again"):
         await warming.run()
     assert warming.left == 404
 

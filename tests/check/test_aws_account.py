@@ -191,7 +191,7 @@ async def test_nobody_answers(account: AwsAccount, monkeypatch: pytest.MonkeyPat
     assert checkup.passed == []
     needs = {blind.needs for blind in checkup.not_checked}
     assert needs == {
-        f"an answer of {service} (EndpointConnectionError)"
+        f"a response of {service} (EndpointConnectionError)"
         for service in ("sqs", "dynamodb", "sts")
     }
 
@@ -231,7 +231,7 @@ async def test_an_answer_that_nobody_expects_is_quoted_by_its_code_only(
 ) -> None:
     overlay.say("sqs:GetQueueUrl", 400, {"__type": "Strange", "message": "secret"})
     checkup = await account.check()
-    assert "another answer to sqs:GetQueueUrl than Strange" in {
+    assert "a response to sqs:GetQueueUrl other than Strange" in {
         b.needs for b in checkup.not_checked
     }
     assert "secret" not in repr(checkup.not_checked)
@@ -268,7 +268,7 @@ async def test_a_queue_that_is_hidden_is_not_taken_for_gone(
     ("profile", "needs"),
     [
         ("over", "a login: aws sso login --profile over"),
-        ("nobody has it", "a profile that is there: there is no 'nobody has it'"),
+        ("nobody has it", "an existing profile: 'nobody has it' does not exist"),
     ],
 )
 async def test_a_login_that_is_over(
@@ -294,7 +294,7 @@ async def test_a_login_that_is_over(
 async def test_a_signature_that_is_not_accepted(overlay: Overlay) -> None:
     overlay.say("sts:GetCallerIdentity", 403, {"__type": "SignatureDoesNotMatch"})
     reader = AwsReader()
-    with pytest.raises(NotReadable, match="are the secret key and this host's clock right"):
+    with pytest.raises(NotReadable, match="check the secret key and this host's clock"):
         await reader.at("sts", AwsLocation()).ask("GetCallerIdentity")
     await reader.aclose()
 
@@ -344,7 +344,7 @@ async def test_a_list_without_an_end(overlay: Overlay) -> None:
     answer = {"EventBuses": [], "NextToken": "again"}
     overlay.say("events:ListEventBuses", 200, answer)
     reader = AwsReader()
-    with pytest.raises(NotReadable, match="ListEventBuses than the same page again"):
+    with pytest.raises(NotReadable, match="ListEventBuses that is not the same page again"):
         async with asyncio.timeout(30):
             await reader.at("events", AwsLocation()).ask_all("ListEventBuses", "EventBuses")
     await reader.aclose()

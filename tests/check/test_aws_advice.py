@@ -118,9 +118,9 @@ async def test_what_a_target_sends_along_is_not_shown(account: AwsAccount) -> No
     checkup = await account.check(destinations=[name])
     assert codes(checkup) == ["rule-no-dead-letters"]
     assert secret not in "".join(map(repr, (checkup.findings, checkup.passed, checkup.not_checked)))
-    listed, put_into, put = checkup.findings[0].fix.splitlines()[1:]
+    listed, added, put = checkup.findings[0].fix.splitlines()[1:]
     assert listed.endswith("> target.json")
-    assert put_into == 'put into it: "DeadLetterConfig": {"Arn": "QUEUE-ARN"}'
+    assert added == 'add to it: "DeadLetterConfig": {"Arn": "QUEUE-ARN"}'
     assert put.endswith("--targets file://target.json")
     account.retarget(Input=json.dumps({"key": secret}))
     del account.settings["source"]
@@ -133,7 +133,7 @@ async def test_what_a_target_sends_along_is_not_shown(account: AwsAccount) -> No
 async def test_a_short_window_is_no_reason_to_keep_less(account: AwsAccount) -> None:
     account.settings["window"] = "2d"
     finding = only(await account.check(), "window-horizon")
-    assert finding.fix == 'Remember for longer, with a day to spare:\nwindow = "5d"'
+    assert finding.fix == 'Use a longer window, with a day to spare:\nwindow = "5d"'
 
 
 async def test_one_rule_feeds_two_sources(account: AwsAccount, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_others_have_their_turn_while_many_rules_are_compared() -> None:
         context, [EventFeeds(tuple(map(feed, range(150))), is_sure=True, to="queue in")]
     )
     counting.cancel()
-    assert [one.what for one in checkup.passed] == ["no two rules bring the same events"]
+    assert [one.what for one in checkup.passed] == ["no two rules send the same events"]
     assert turns > 20  # of 11,175 pairs
 
 

@@ -54,7 +54,7 @@ async def test_a_role_with_all_that_is_needed(account: AwsAccount) -> None:
     checkup = await account.check(role=arn)
     assert codes(checkup) == []
     assert [one.what for one in checkup.passed if one.subject == f"rights of {arn}"] == [
-        "it may do all that is needed"
+        "it has all rights that are needed"
     ]
 
 
@@ -165,7 +165,7 @@ async def test_secrets_that_are_kept_at_aws_have_to_be_read(
     ]
     # A policy may name a secret with the end that it was given, which is not known here.
     assert [one.needs for one in checkup.not_checked] == [
-        "the whole ARN of the secret, in place of its name"
+        "the whole ARN of the secret instead of its name"
     ]
 
 
@@ -217,7 +217,7 @@ async def test_a_role_that_is_not_there(account: AwsAccount, guarded_aws: Guarde
         overlay.say("iam:SimulatePrincipalPolicy", 404, {"__type": "NoSuchEntity"})
         checkup = await account.check(role=f"arn:aws:iam::{ACCOUNT}:role/nobody")
     assert [one.needs for one in checkup.not_checked] == [
-        "the ARN of a user or role that is there: --role ARN"
+        "the ARN of an existing user or role: --role ARN"
     ]
     assert checkup.findings == []
 
@@ -265,6 +265,6 @@ async def test_what_hangs_on_a_condition_is_not_taken_for_denied(
         checkup = await account.check(role=arn)
     assert checkup.findings == []
     assert {one.needs for one in checkup.not_checked} == {
-        "a real call: its policies look at aws:SourceVpce"
+        "a real call: its policies depend on aws:SourceVpce"
     }
     assert len(checkup.not_checked) == len(ACTIONS["source.sqs"])

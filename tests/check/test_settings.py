@@ -76,7 +76,7 @@ async def test_each_fault_is_found_and_nothing_else(tmp_path, settings, code, se
 async def test_an_operators_trail_is_missed(tmp_path):
     finding = only(await found_in(setup_of(tmp_path, without="audit")))
     assert finding.code == "audit-missing"
-    assert "the last 20 acts on each event and route, for 90 days" in finding.why
+    assert "the last 20 actions on each event and route, for 90 days" in finding.why
 
 
 # --- windows ------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ async def test_secrets_in_the_file_are_named_by_their_place_and_never_shown(tmp_
     setup = setup_of(tmp_path, sink=sink, store=store)
     checkup = await found_in(setup)
     (finding,) = [one for one in checkup.findings if one.code == "secret-written"]
-    assert finding.seen == "written out: store, sink.url, sink.headers.Authorization"
+    assert finding.seen == "secrets in plain text: store, sink.url, sink.headers.Authorization"
     assert codes(checkup) == ["secret-written", "store-unreachable"]
     assert CANARY not in repr(checkup.findings) + repr(checkup.not_checked) + repr(checkup.passed)
 
@@ -561,7 +561,7 @@ async def test_the_proxy_of_a_sink_is_named(tmp_path, proxies_of):
     checkup = await found_in(setup_of(tmp_path))
     (passed,) = [one for one in checkup.passed if "proxy" in one.what]
     assert passed.subject == "target crm.example.com"
-    assert passed.what == "through the proxy proxy.example:3128"
+    assert passed.what == "uses the proxy proxy.example:3128"
     proxies_of(NO_PROXY="example.com")
     checkup = await found_in(setup_of(tmp_path))
     assert [one for one in checkup.passed if "proxy" in one.what] == []

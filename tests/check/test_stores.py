@@ -155,7 +155,7 @@ def test_more_memory_is_more_than_there_is(used, most, advised):
 
 async def test_snapshots_are_told_from_nothing_at_all(tmp_path, healthy_redis, set_to):
     set_to(appendonly="no")
-    assert "nothing is kept" in only(await of_redis(tmp_path, healthy_redis.url)).seen
+    assert "no persistence" in only(await of_redis(tmp_path, healthy_redis.url)).seen
     set_to(save="900 1")
     assert "snapshots only" in only(await of_redis(tmp_path, healthy_redis.url)).seen
 
@@ -327,7 +327,7 @@ async def test_a_sound_postgres_is_in_order(tmp_path, sound_postgres):
         checkup = await of_postgres(tmp_path, url, name)
     assert (codes(checkup), checkup.not_checked) == ([], [])
     told = " ".join(one.what for one in checkup.passed)
-    for what in ("takes writes", "connections are left", "layout 1", "clock"):
+    for what in ("accepts and keeps writes", "connections are left", "layout 1", "clock"):
         assert what in told
 
 
@@ -395,7 +395,7 @@ async def test_each_fault_of_a_role_is_found(tmp_path, sound_postgres, setting, 
         await ask(sound_postgres.url, f"ALTER ROLE {who} {setting}", "SELECT 1")
         finding = only(await of_postgres(tmp_path, url, name))
         assert finding.code == code
-        if finding.fix.startswith("Let a database administrator"):
+        if finding.fix.startswith("As a database administrator"):
             await granted(sound_postgres, finding.fix)
             assert codes(await of_postgres(tmp_path, url, name)) == []
         if code == "postgres-connections":
@@ -408,7 +408,7 @@ async def test_each_fault_of_a_role_is_found(tmp_path, sound_postgres, setting, 
 async def granted(server: Postgres, fix: str) -> None:
     """Run what a fix says that an administrator runs, statement by statement."""
     first, *statements = fix.splitlines()
-    assert first == "Let a database administrator run:"
+    assert first == "As a database administrator, run:"
     await ask(server.url, *statements, "SELECT 1")
 
 

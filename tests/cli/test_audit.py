@@ -199,7 +199,7 @@ def test_a_candidate_is_shown_event_by_event(call, recording, tmp_path):
     out = call(*args, "--differences", "all.ndjson").out
     differences = [json.loads(line) for line in (tmp_path / "all.ndjson").read_text().splitlines()]
     assert {(one["before"], one["after"]) for one in differences} == {("delivered", "duplicate")}
-    assert f"would do otherwise with {len(differences)} arrivals" in out
+    assert f"decide differently for {len(differences)} arrivals" in out
     assert f"and {len(differences) - 20} more" in out
     first = differences[0]
     assert f"{first['place']}  delivered → duplicate" in out
@@ -209,7 +209,7 @@ def test_a_candidate_is_shown_event_by_event(call, recording, tmp_path):
 def test_the_same_rules_make_no_difference(call, recording):
     call("audit", "events.ndjson", "--suggest", "suggested.toml")
     out = call("audit", "events.ndjson", "--rules", "suggested.toml").out
-    assert "would do the same with every arrival" in out
+    assert "decide the same for every arrival" in out
 
 
 def test_a_suggestion_merges_no_two_events_of_the_recording(call, recording, tmp_path):

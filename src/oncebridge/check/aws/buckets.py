@@ -1,4 +1,4 @@
-"""The bucket of the S3 store: what its lifecycle rules remove, and what its versions keep."""
+"""Check the bucket of the S3 store: lifecycle rules and versions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from oncebridge.stores.s3.lifecycle_rule import PASSED_OVER, Expiry, days_of
 
 
 async def check_bucket(context: AwsContext, address: AwsAddress) -> None:
-    """Look at the bucket of a store."""
+    """Check the bucket of a store."""
     bucket = address.name
     subject = f"bucket {bucket}"
     s3 = context.at("s3", address.where)
@@ -23,9 +23,9 @@ async def check_bucket(context: AwsContext, address: AwsAddress) -> None:
             "store-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such bucket",
+            seen="the bucket does not exist",
             why="oncebridge does not start without it.",
-            fix="Put the name in the address right, or make the bucket:\n"
+            fix="Fix the name in the address, or create the bucket:\n"
             + migrate(address.where, "s3", bucket),
         )
         return
@@ -64,8 +64,8 @@ def _check_rules(
                 seen=f"rule {rule.id} removes records "
                 + (f"after {rule.days} days" if rule.days else "on a date, whatever their age")
                 + f"; they are needed for {wished} (window and expire_after)",
-                why="What is removed is forgotten: its event passes a second time.",
-                fix=f"Change that rule; oncebridge makes one of its own:\n{command}",
+                why="When its record is removed, an event that is redelivered is delivered twice.",
+                fix=f"Change that rule; oncebridge creates its own:\n{command}",
             )
         elif rule.removes_all:
             context.report(
@@ -73,10 +73,10 @@ def _check_rules(
                 Severity.WARNING,
                 subject,
                 seen=f"rule {rule.id} removes objects of every size after {rule.days} days",
-                why="Records that have to stay for longer, such as that a route is paused, are "
-                "made large so that a rule passes over them. This one does not.",
+                why="Records that must stay longer, such as a paused route, are large so that a "
+                "lifecycle rule with a size limit skips them. This rule has none.",
                 fix=f"Limit it to objects smaller than {PASSED_OVER} bytes "
-                f"(ObjectSizeLessThan), as ours is:\n{command}",
+                f"(ObjectSizeLessThan), like the rule of oncebridge:\n{command}",
             )
         else:
             context.report_passed(subject, f"rule {rule.id} removes records after {rule.days} days")
@@ -87,8 +87,8 @@ def _check_rules(
             Severity.WARNING,
             subject,
             seen="no lifecycle rule removes old records",
-            why="They stay for ever: the bucket, and what it costs, only grows.",
-            fix=f"Make the rule:\n{command}",
+            why="They are never removed: the bucket and its cost grow without limit.",
+            fix=f"Create the rule:\n{command}",
         )
 
 
@@ -109,15 +109,15 @@ def _check_versions(
         for one in told
     )
     if versions.get("Status") != "Enabled" or is_cleaned:
-        context.report_passed(subject, "old versions do not pile up")
+        context.report_passed(subject, "old versions are not kept, or are removed")
         return
     context.report(
         "s3-versioning",
         Severity.WARNING,
         subject,
-        seen="it keeps versions, and no lifecycle rule removes old ones",
-        why="Each event is written twice, and each first version stays and costs for ever.",
-        fix="Turn versioning off for a bucket of oncebridge's own, or have old versions removed:\n"
+        seen="versioning is on, and no lifecycle rule removes old versions",
+        why="Each event is written twice, and each first version is kept and paid for forever.",
+        fix="Turn versioning off if the bucket is for oncebridge alone, or remove old versions:\n"
         + aws(
             address.where,
             "s3api",
@@ -128,7 +128,7 @@ def _check_versions(
 
 
 def _expiry(rule: Mapping[str, Any]) -> Expiry | None:
-    """Read a rule; None where it removes none of our objects, which have no tags."""
+    """Return the expiry of a rule; None if it removes no object of oncebridge (they have no tags)."""
     expiry = rule.get("Expiration") or {}
     days = 0 if "Date" in expiry else expiry.get("Days")
     where = rule.get("Filter") or {}
@@ -142,7 +142,7 @@ def _expiry(rule: Mapping[str, Any]) -> Expiry | None:
 
 
 def _prefix(rule: Mapping[str, Any]) -> str:
-    """Return what the objects begin with that a rule is for."""
+    """Return the prefix of a rule."""
     where = rule.get("Filter") or {}
     both = where.get("And") or {}
     return str(both.get("Prefix") or where.get("Prefix") or rule.get("Prefix") or "")

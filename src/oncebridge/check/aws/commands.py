@@ -1,4 +1,4 @@
-"""Commands for whoever puts something right: every word is safe in a shell, and meant for there."""
+"""Commands that fix a finding; every word is quoted for a shell."""
 
 import shlex
 from typing import Final
@@ -10,7 +10,7 @@ _SERVICES: Final = {"s3api": "s3"}
 
 
 def aws(where: AwsLocation, service: str, *words: object) -> str:
-    """Write a command of the AWS CLI, for the Region, profile and endpoint that are meant."""
+    """Return a command of the AWS CLI for the Region, profile and endpoint of *where*."""
     given = ["aws", service, *map(str, words)]
     if where.region:
         given += ["--region", where.region]
@@ -22,6 +22,6 @@ def aws(where: AwsLocation, service: str, *words: object) -> str:
 
 
 def migrate(where: AwsLocation, scheme: str, name: str) -> str:
-    """Write the command that makes a store."""
+    """Return the command that creates a store."""
     address = f"{scheme}://{name}" + (f"?region={quote(where.region)}" if where.region else "")
     return shlex.join(["oncebridge", "migrate", "--store", address])

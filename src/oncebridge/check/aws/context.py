@@ -1,4 +1,4 @@
-"""What all checks of one visit to AWS share: the places, the answers, and where findings go."""
+"""What all checks on AWS share: the addresses, the responses, and where findings go."""
 
 import asyncio
 import os
@@ -32,24 +32,24 @@ class AwsAddress(Struct, frozen=True):
     """One address of the configuration that is on AWS."""
 
     kind: str
-    """What it is for: source, store, sink or dead."""
+    """Its use: source, store, sink or dead."""
     scheme: str
     resource: Resource
     grants: tuple[Grant, ...]
-    """What is done to it."""
+    """The actions that oncebridge needs on it."""
     where: AwsLocation
     options: Any
 
     @property
     def name(self) -> str:
-        """Its name, without what stands before it in an ARN."""
+        """Its name, without the type before it in an ARN."""
         if self.scheme in ("dynamodb", "events", "kinesis"):
             return self.resource.name.partition("/")[2]
         return self.resource.name
 
 
 def aws_addresses(setup: Setup) -> list[AwsAddress]:
-    """List what of the configuration is on AWS, each address once for each use."""
+    """Return the addresses of the configuration on AWS, each once for each use."""
     config = setup.config
     places: list[tuple[str, Place]] = [("source", place) for place in config.source]
     places.append(("store", config.store))
@@ -71,7 +71,7 @@ def _aws_address(kind: str, place: Place) -> AwsAddress | None:
             table[name] = getattr(options, name)
     grants = needed({kind: table})
     if not grants:
-        return None  # of another's making
+        return None  # a third-party backend
     resource = grants[0].resource
     where = AwsLocation(
         resource.region or getattr(options, "region", None),
@@ -83,7 +83,7 @@ def _aws_address(kind: str, place: Place) -> AwsAddress | None:
 
 
 def secrets(setup: Setup) -> list[Grant]:
-    """List what is done to fetch what the configuration has at AWS: secrets, or itself."""
+    """Return the grants needed to read secrets, or the configuration itself, from AWS."""
     written: list[Any] = [text for name, text in os.environ.items() if name.startswith(PREFIX)]
     if is_at_aws(setup.file):
         written.append(setup.file)
@@ -94,7 +94,7 @@ def secrets(setup: Setup) -> list[Grant]:
 
 
 class AwsContext:
-    """One look at an account, for one configuration."""
+    """Calls AWS and collects results, for one configuration."""
 
     def __init__(self, setup: Setup, checkup: Checkup, reader: AwsReader) -> None:
         self.setup = setup
@@ -104,11 +104,11 @@ class AwsContext:
         self._told: set[tuple[str, ...]] = set()
 
     def at(self, service: str, where: AwsLocation) -> AwsService:
-        """Return a service, to be asked."""
+        """Return a client of a service."""
         return self._reader.at(service, where)
 
     async def look(self, subject: str, what: str, asked: Awaitable[_T]) -> _T | None:
-        """Return the answer; where there is none, say so and give None. `NoSuchResource` goes through."""
+        """Return the response; if it is denied, report that and return None. Raise `NoSuchResource`."""
         try:
             return await asked
         except NotReadable as unseen:
@@ -116,7 +116,7 @@ class AwsContext:
             return None
 
     async def look_if_exists(self, subject: str, what: str, asked: Awaitable[_T]) -> _T | None:
-        """Return the answer; None also where there is no such thing, which is then not told."""
+        """Return the response; None, without a report, also if there is no such resource."""
         try:
             return await self.look(subject, what, asked)
         except NoSuchResource:
@@ -124,9 +124,9 @@ class AwsContext:
 
     async def run_all(self, works: Sequence[Callable[["AwsContext"], Awaitable[_T]]]) -> list[_T]:
         """
-        Do several things at once, each as on a visit of its own.
+        Run several checks concurrently, each with a context of its own.
 
-        What they find is told in their order, and also if there is no time for all of it.
+        Their results are added in order, also if time runs out.
         """
         apart = [Checkup() for _ in works]
         tasks = [
@@ -142,7 +142,7 @@ class AwsContext:
                 self._take(checkup)
 
     def _take(self, other: Checkup) -> None:
-        """Add what another visit has found, as far as it is new."""
+        """Add the results of another context that are new."""
         for one in other.findings:
             self.report(
                 one.code, one.severity, one.subject, seen=one.seen, why=one.why, fix=one.fix
@@ -152,24 +152,24 @@ class AwsContext:
         for passed in other.passed:
             self.report_passed(passed.subject, passed.what)
 
-    # --- what came of it -----------------------------------------------------------------
+    # --- results -----------------------------------------------------------------
 
     def report(
         self, code: str, severity: Severity, subject: str, *, seen: str, why: str, fix: str
     ) -> None:
-        """Add a finding, which is explained under its code; the same one once."""
+        """Add a finding, once; its code is a heading of the page."""
         if self._is_new(code, subject, seen):
             self._checkup.report(
                 code, severity, subject, seen=seen, why=why, fix=fix, docs=f"{PAGE}#{code}"
             )
 
     def report_not_checked(self, subject: str, what: str, needs: str) -> None:
-        """Add what could not be looked at, once."""
+        """Add something that could not be checked, once."""
         if self._is_new("", subject, what, needs):
             self._checkup.report_not_checked(subject, what, needs)
 
     def report_passed(self, subject: str, what: str) -> None:
-        """Add what is in order, once."""
+        """Add something that was checked, without a finding, once."""
         if self._is_new("fine", subject, what):
             self._checkup.report_passed(subject, what)
 

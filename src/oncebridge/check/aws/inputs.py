@@ -1,8 +1,8 @@
 """
-What a target makes of an event before it is sent: all of it, a part, or something else.
+Check what a target sends for an event: all of it, a part, or something else.
 
-It is tried out: an invented event goes through what the target says, and what comes out is read
-as oncebridge would read it.
+A sample event is transformed as the target would do it, and the result is read as oncebridge would
+read it.
 """
 
 import json
@@ -40,17 +40,17 @@ _PREDEFINED: Final = {
 
 
 class SentInput(Struct, frozen=True):
-    """What arrives."""
+    """What a target sends, and how oncebridge reads it."""
 
     says: str
-    """What is set at the target; empty where the event is sent as it is."""
+    """The setting of the target; empty if the event is sent unchanged."""
     is_event: bool = True
     """Whether oncebridge can read it as an event, with its present settings."""
     is_bare: bool = False
     """Whether it is the detail alone."""
     is_constant: bool = False
     lost: tuple[str, ...] = ()
-    """What of the event is gone or another."""
+    """Fields of the event that are missing or changed."""
 
 
 def sent_input(target: Mapping[str, Any], *, bare: bool) -> SentInput:
@@ -80,7 +80,7 @@ def sent_input(target: Mapping[str, Any], *, bare: bool) -> SentInput:
 
 
 def _at(path: str) -> Any:
-    """Follow a path of EventBridge's through the sample; what it does not have, it has."""
+    """Return the value at a path of the sample; `sample` if it has none."""
     value: Any = _SAMPLE
     for found in _STEP.finditer(path.removeprefix("$")):
         name = found[1] or found[2]
@@ -94,7 +94,7 @@ def _at(path: str) -> Any:
 
 
 def _written(transformer: Mapping[str, Any]) -> str:
-    """Fill in a template as EventBridge does."""
+    """Return a template, filled in as EventBridge does."""
     paths = transformer.get("InputPathsMap") or {}
     template = str(transformer.get("InputTemplate", ""))
     parts: list[str] = []

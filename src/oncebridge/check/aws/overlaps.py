@@ -1,8 +1,8 @@
 """
-The same event more than once: by two targets of a rule, or by two rules, whichever way they take.
+Find events that arrive more than once: by two targets of a rule, or by two rules.
 
-All that leads to a source of the configuration is looked at together: a queue and a function that
-reads another one share the store, and an event that comes by both comes twice.
+All feeds of the configuration are compared with each other: a queue and a function that reads
+another queue share the store, and an event of both arrives twice.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from oncebridge.check.finding import Severity
 
 _FEW: Final = 3
 _BREATHE: Final = 500
-"""After so many pairs, others have their turn."""
+"""Pairs to compare before other tasks may run."""
 
 
 class _Rule(Struct, frozen=True):
-    """A rule, and those of its targets that lead here."""
+    """A rule, and its targets that send events here."""
 
     feeds: tuple[EventFeed, ...]
     pattern: RulePattern | None
@@ -38,7 +38,7 @@ class _Rule(Struct, frozen=True):
 
 
 class _Pair(Struct, frozen=True):
-    """Two rules that bring the same events, or may."""
+    """Two rules that send the same events, or may."""
 
     one: _Rule
     other: _Rule
@@ -58,17 +58,17 @@ class _Pair(Struct, frozen=True):
 
     @property
     def removable(self) -> _Rule | None:
-        """The one without which the same events come; None where that is not certain."""
+        """The rule that can be removed without losing an event; None if that is not certain."""
         if not (self.is_proved and self.is_on_one_bus and self.one.to == self.other.to):
             return None
         is_first = self.common is Overlap.WITHIN
         spare, kept = (self.one, self.other) if is_first else (self.other, self.one)
-        # Of one that does not send events as they are, nobody is to depend.
+        # A rule that changes events must not be the only one left.
         return None if "Input" in kept.first.changes else spare
 
 
 async def check_overlaps(context: AwsContext, several: Sequence[EventFeeds]) -> None:
-    """Look for events that come more than once."""
+    """Check for events that arrive more than once."""
     rules = list(_rules(several))
     for rule in rules:
         if len(rule.feeds) > 1:
@@ -85,11 +85,11 @@ async def check_overlaps(context: AwsContext, several: Sequence[EventFeeds]) -> 
     spoilt |= {rule.to for pair in found for rule in (pair.one, pair.other)}
     for feeds in several:
         if feeds.found and feeds.is_sure and feeds.to not in spoilt:
-            context.report_passed(feeds.to, "no two rules bring the same events")
+            context.report_passed(feeds.to, "no two rules send the same events")
 
 
 def _rules(several: Sequence[EventFeeds]) -> Iterator[_Rule]:
-    """Put the feeds that are enabled together, by their rules; each once."""
+    """Group the enabled feeds by rule, each once."""
     by_rule: dict[tuple[Bus, str], dict[str, EventFeed]] = {}
     for feed in (feed for feeds in several for feed in feeds.found):
         if feed.is_enabled:
@@ -114,7 +114,7 @@ async def _pairs(context: AwsContext, rules: Sequence[_Rule]) -> list[_Pair]:
         if at % _BREATHE == 0:
             await asyncio.sleep(0)
         if one.pattern is None or other.pattern is None:
-            continue  # a schedule, or not told
+            continue  # a schedule, or denied
         common = overlap(one.pattern, other.pattern)
         if common is not Overlap.NEVER:
             found.append(_Pair(one, other, common))
@@ -128,7 +128,7 @@ async def _pairs(context: AwsContext, rules: Sequence[_Rule]) -> list[_Pair]:
         *[_is_forwarded(context, start, end, feed) for (start, end), feed in apart.items()]
     )
     joined = {way for way, is_there in zip(apart, ways, strict=True) if is_there}
-    # Of buses that are not joined, an event is on one only.
+    # Without forwarding, an event is on one bus only.
     return [pair for pair in found if pair.is_on_one_bus or _joined(pair) & joined]
 
 
@@ -138,21 +138,23 @@ def _joined(pair: _Pair) -> set[tuple[Bus, Bus]]:
 
 
 async def _is_forwarded(context: AwsContext, start: Bus, end: Bus, feed: EventFeed) -> bool:
-    """Return whether a rule of a bus forwards to the other; nobody can to a partner's."""
+    """Return whether a rule of one bus forwards to the other; a partner's bus takes no events."""
     if not end.arn or end.is_partner:
         return False
     return bool(await rules_to(context, start, end.arn, feed.where))
 
 
-# --- what is told of it -----------------------------------------------------------------------
+# --- findings -----------------------------------------------------------------------
 
 
 def _report_targets(context: AwsContext, rule: _Rule) -> None:
     ids = ", ".join(feed.id for feed in rule.feeds)
     places = sorted({feed.to for feed in rule.feeds})
     if len(places) > 1:
-        seen = f"{len(rule.feeds)} of its targets lead here, to {' and '.join(places)}: {ids}"
-        fix = "Choose one way, and remove the other targets (aws events remove-targets)."
+        seen = (
+            f"{len(rule.feeds)} of its targets send events here, to {' and '.join(places)}: {ids}"
+        )
+        fix = "Keep one of them, and remove the other targets (aws events remove-targets)."
     else:
         seen = f"{len(rule.feeds)} of its targets are {places[0]}: {ids}"
         spare = [feed.id for feed in rule.feeds[1:]]
@@ -162,7 +164,7 @@ def _report_targets(context: AwsContext, rule: _Rule) -> None:
         Severity.WARNING,
         rule.first.subject,
         seen=seen,
-        why="Every event comes that many times. oncebridge passes one on, and you pay for the "
+        why="Every event arrives that many times. oncebridge delivers one, and you pay for the "
         "others.",
         fix=fix,
     )
@@ -177,8 +179,8 @@ def _report_pairs(context: AwsContext, subject: str, pairs: Sequence[_Pair]) -> 
         Severity.WARNING if pairs[0].is_proved else Severity.NOTE,
         subject,
         seen=seen,
-        why="Such an event comes once for each rule, with the same id. oncebridge passes one on; "
-        "you pay for the others, and a change of one rule changes nothing.",
+        why="An event that matches both arrives once for each rule, with the same id. oncebridge "
+        "delivers one, and you pay for the others. A change to one rule has no effect.",
         fix=_fix(pairs),
     )
 
@@ -186,7 +188,7 @@ def _report_pairs(context: AwsContext, subject: str, pairs: Sequence[_Pair]) -> 
 def _pair_text(pair: _Pair) -> str:
     way = "" if pair.is_on_one_bus else ", since a rule forwards from one bus to the other"
     names = f"{pair.one.first.subject} and {pair.other.first.subject}"
-    return f"{names} both lead here, and {pair.common.value}{way}"
+    return f"{names} both send events here, and {pair.common.value}{way}"
 
 
 def _fix(pairs: Sequence[_Pair]) -> str:
@@ -195,16 +197,16 @@ def _fix(pairs: Sequence[_Pair]) -> str:
         removals = [feed.removal for rule in spare.values() for feed in rule.feeds]
         more = f"\n(and {len(removals) - _FEW:,} more)" if len(removals) > _FEW else ""
         return (
-            "The same events come without this; the rule keeps its other targets:\n"
+            "Remove this target: the same events arrive without it. The rule keeps its other targets:\n"
             + "\n".join(removals[:_FEW])
             + more
         )
     if pairs[0].is_proved:
         return (
-            "Choose one way. Before a target is removed, see that its events come by the other: "
-            "that what forwards matches them all."
+            "Keep one of them. Before you remove a target, check that all of its events arrive by "
+            "the other: that the forwarding rule matches them all."
         )
     return (
-        "See whether an event can match both. If so, leave out of one pattern what the other "
-        "matches (anything-but), or make one rule of the two."
+        "Check whether an event can match both. If so, exclude the events of one pattern from the "
+        "other (anything-but), or merge the two rules."
     )

@@ -1,9 +1,9 @@
 """
-Queues: the one that events come from, and the one that dead letters go to.
+Check SQS queues: sources, and the queue for dead letters.
 
-A worker asks for a visibility of its own with every receive, and extends it while a message is
-in hand; so of a queue that only workers read, the visibility timeout does not matter. That of a
-queue which Lambda reads does, and is looked at with the mappings.
+A worker sets its own visibility timeout with every receive, and extends it while it processes a
+message; so the visibility timeout of a queue that only workers read does not matter. For a queue
+that Lambda reads it does, and is checked with the mappings.
 """
 
 import json
@@ -64,7 +64,7 @@ class SqsQueue(Struct, frozen=True):
 
     @property
     def redrive(self) -> tuple[str, int] | None:
-        """Where messages are moved that came back too often, and how often that is."""
+        """The ARN of the dead-letter queue, and maxReceiveCount; None without a redrive policy."""
         try:
             found = json.loads(self.told.get("RedrivePolicy") or "{}")
             return str(found["deadLetterTargetArn"]), int(found["maxReceiveCount"])
@@ -75,7 +75,7 @@ class SqsQueue(Struct, frozen=True):
         return timedelta(seconds=int(self.told.get(name, default)))
 
     def command(self, **attributes: str) -> str:
-        """Write what sets *attributes*."""
+        """Return the command that sets *attributes*."""
         given = ("--queue-url", self.url, "--attributes", json.dumps(attributes))
         return aws(self.where, "sqs", "set-queue-attributes", *given)
 
@@ -83,7 +83,7 @@ class SqsQueue(Struct, frozen=True):
 async def read(
     context: AwsContext, name: str, where: AwsLocation, *, account: str = ""
 ) -> SqsQueue | None:
-    """Look at a queue; None where it cannot be. Raises `NoSuchResource`."""
+    """Read a queue; None if that is denied. Raises `NoSuchResource`."""
     sqs = context.at("sqs", where)
     subject, what = f"queue {name}", "its settings"
     owner = {"QueueOwnerAWSAccountId": account} if account else {}
@@ -99,14 +99,14 @@ async def read(
 
 
 async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> SqsQueue | None:
-    """Look at the queue with this ARN, which may be of another account."""
+    """Read the queue with this ARN, which may be in another account."""
     _, _, _, region, account, name = arn.split(":", 5)
     there = replace(where, region=region or where.region)
     return await read(context, name, there, account=account)
 
 
 async def of_address(context: AwsContext, address: AwsAddress) -> SqsQueue | None:
-    """Look at the queue of an address; that it is not there is a finding."""
+    """Read the queue of an address; a missing one is a finding."""
     try:
         return await read(context, address.name, address.where, account=address.resource.account)
     except NoSuchResource:
@@ -115,16 +115,16 @@ async def of_address(context: AwsContext, address: AwsAddress) -> SqsQueue | Non
             code,
             Severity.ERROR,
             f"queue {address.name}",
-            seen=f"there is no such queue in {await _region(context, address)}, or it is not for us",
+            seen=f"the queue does not exist in {await _region(context, address)}, or access is denied",
             why="oncebridge does not start without it.",
-            fix="Put the name, Region or account in the address right, or make the queue:\n"
+            fix="Fix the name, Region or account in the address, or create the queue:\n"
             + make(address.where, address.name, keeps_long=address.kind == "dead"),
         )
         return None
 
 
 def make(where: AwsLocation, name: str, *, keeps_long: bool = False) -> str:
-    """Write what makes a queue, of the type that its name says."""
+    """Return the command that creates a queue; FIFO if its name ends with .fifo."""
     attributes = ["MessageRetentionPeriod=1209600"] if keeps_long else []
     attributes += ["FifoQueue=true"] if name.endswith(".fifo") else []
     given = ("--attributes", ",".join(attributes)) if attributes else ()
@@ -139,7 +139,7 @@ async def _region(context: AwsContext, address: AwsAddress) -> str:
 
 
 async def check_source(context: AwsContext, queue: SqsQueue) -> None:
-    """Look at all that is set at a queue from which events come."""
+    """Check the settings of a source queue."""
     await _check_redrive(context, queue)
     _check_open(context, queue)
     if queue.is_fifo and queue.told.get("ContentBasedDeduplication") == "true":
@@ -148,11 +148,11 @@ async def check_source(context: AwsContext, queue: SqsQueue) -> None:
             Severity.NOTE,
             queue.subject,
             seen="a FIFO queue with ContentBasedDeduplication",
-            why="SQS compares whole messages, with the id that EventBridge gave each, and for 5 "
-            "minutes. It removes a second send of one delivery, and nothing else: no event that "
-            "was published again, came by a second rule's bus or came later.",
-            fix="Nothing, as long as oncebridge reads the queue (EventBridge cannot send to a "
-            "FIFO queue without this setting). Do not take it for a protection.",
+            why="SQS compares whole messages, including the id that EventBridge assigns, for 5 "
+            "minutes. It only removes a second send of the same delivery: not an event that was "
+            "published again, arrived by a second bus or arrived later.",
+            fix="No action needed while oncebridge reads the queue: EventBridge cannot send to a FIFO "
+            "queue without this setting. Do not rely on it for deduplication.",
         )
     if queue.delay:
         context.report(
@@ -160,9 +160,8 @@ async def check_source(context: AwsContext, queue: SqsQueue) -> None:
             Severity.NOTE,
             queue.subject,
             seen=f"DelaySeconds is {queue.delay.total_seconds():.0f}",
-            why="Every event is late by that much, and nothing is gained: oncebridge needs no "
-            "pause to tell events apart.",
-            fix=f"Take it away:\n{queue.command(DelaySeconds='0')}",
+            why="It delays every event. oncebridge does not need it to recognise duplicates.",
+            fix=f"Set it to 0:\n{queue.command(DelaySeconds='0')}",
         )
 
 
@@ -176,10 +175,10 @@ async def _check_redrive(context: AwsContext, queue: SqsQueue) -> None:
             "sqs-no-redrive",
             Severity.WARNING,
             queue.subject,
-            seen="there is no redrive policy",
-            why="A message that kills whoever reads it comes back until its retention of "
-            f"{format_duration(queue.retention)} is over, and is then deleted unseen.",
-            fix="Have SQS set it aside, in a queue that keeps it for 14 days:\n"
+            seen="the queue has no redrive policy",
+            why="A message that crashes its consumer is redelivered until its retention of "
+            f"{format_duration(queue.retention)} ends, and is then deleted.",
+            fix="Let SQS move such messages to a queue that keeps them for 14 days:\n"
             f"{_make_failed(queue)}\n{queue.command(RedrivePolicy=policy)}",
         )
         return
@@ -191,10 +190,10 @@ async def _check_redrive(context: AwsContext, queue: SqsQueue) -> None:
             Severity.WARNING,
             queue.subject,
             seen=f"maxReceiveCount is {receives}; {attempts} attempts (max_attempts) and "
-            f"{SPARE_RECEIVES} receives that are nobody's fault need {needed}",
-            why="SQS takes messages away before oncebridge has given up on them: after an outage "
-            "good events lie in the dead-letter queue, without a reason, and nobody passes them on.",
-            fix=f"Raise it, to 100 as our template does:\n{queue.command(RedrivePolicy=policy)}",
+            f"{SPARE_RECEIVES} receives without an attempt need {needed}",
+            why="SQS moves messages away before oncebridge has used all attempts. After an outage, "
+            "valid events are in the dead-letter queue without a reason, and are not delivered.",
+            fix=f"Raise it to 100, as in our template:\n{queue.command(RedrivePolicy=policy)}",
         )
     else:
         context.report_passed(
@@ -218,9 +217,9 @@ async def _check_redrive_target(context: AwsContext, queue: SqsQueue, target: st
             Severity.ERROR,
             queue.subject,
             seen=f"its dead-letter queue {name} "
-            + ("is of the other type" if is_there else "is not there"),
-            why="SQS cannot move messages there: they come back until their retention is over.",
-            fix=f"Make a {kind} queue, and name it in the redrive policy:\n{_make_failed(queue)}",
+            + ("is of the other type" if is_there else "does not exist"),
+            why="SQS cannot move messages there: they are redelivered until their retention ends.",
+            fix=f"Create a {kind} queue, and set it in the redrive policy:\n{_make_failed(queue)}",
         )
     elif aside is not None and aside.retention <= queue.retention:
         context.report(
@@ -229,9 +228,9 @@ async def _check_redrive_target(context: AwsContext, queue: SqsQueue, target: st
             aside.subject,
             seen=f"it keeps messages for {format_duration(aside.retention)}, and {queue.name} "
             f"for {format_duration(queue.retention)}",
-            why="A message keeps its age when it is moved. One that was tried for as long as the "
-            "queue keeps it is deleted as soon as it is set aside.",
-            fix=f"Keep it for 14 days:\n{aside.command(MessageRetentionPeriod='1209600')}",
+            why="A message keeps its age when SQS moves it. A message that was retried for the whole "
+            "retention of the queue is deleted as soon as it is moved.",
+            fix=f"Keep messages for 14 days:\n{aside.command(MessageRetentionPeriod='1209600')}",
         )
     elif aside is not None:
         context.report_passed(queue.subject, f"redrive: {name} keeps messages for longer")
@@ -250,16 +249,16 @@ def _make_failed(queue: SqsQueue) -> str:
 def _check_open(context: AwsContext, queue: SqsQueue) -> None:
     allowed = open_to_all(queue.policy)
     if not allowed:
-        context.report_passed(queue.subject, "policy: open to nobody without a condition")
+        context.report_passed(queue.subject, "policy: no access for everyone without a condition")
         return
     context.report(
         "sqs-policy-open",
         Severity.ERROR,
         queue.subject,
-        seen=f"its policy allows {', '.join(allowed)} to everybody, without a condition",
-        why="Anybody with an AWS account can send what is then passed on as an event"
-        + (", or take events away." if _takes(allowed) else "."),
-        fix="Allow events.amazonaws.com alone, and for your rule only, as `oncebridge template "
+        seen=f"its policy allows {', '.join(allowed)} to everyone, without a condition",
+        why="Anyone with an AWS account can send messages that are delivered as events"
+        + (", or remove events." if _takes(allowed) else "."),
+        fix="Allow only events.amazonaws.com, and only for your rule, as `oncebridge template "
         "worker` does:\n"
         + json.dumps(
             {
@@ -283,17 +282,17 @@ def _takes(actions: Sequence[str]) -> bool:
 
 
 def check_key(context: AwsContext, queue: SqsQueue, *, is_aside: bool = False) -> None:
-    """See whether EventBridge can use the key of a queue that it sends to."""
+    """Check whether EventBridge can use the key of a queue that it sends to."""
     if not queue.key:
         return
-    lost = "what it cannot deliver is dropped" if is_aside else "nothing is delivered"
+    lost = "undeliverable events are dropped" if is_aside else "nothing is delivered"
     if queue.key.endswith("alias/aws/sqs"):
         context.report(
             "sqs-aws-key",
             Severity.ERROR,
             queue.subject,
-            seen=f"it is encrypted with {queue.key}, AWS's own key for SQS",
-            why=f"EventBridge may not use that key, and its policy cannot be changed: {lost}.",
+            seen=f"it is encrypted with {queue.key}, the AWS managed key for SQS",
+            why=f"EventBridge cannot use that key, and its policy cannot be changed: {lost}.",
             fix="Let SQS encrypt without KMS, or use a key of yours:\n"
             + queue.command(KmsMasterKeyId="", SqsManagedSseEnabled="true"),
         )
@@ -302,9 +301,9 @@ def check_key(context: AwsContext, queue: SqsQueue, *, is_aside: bool = False) -
         "key-rights",
         Severity.NOTE,
         queue.subject,
-        seen="it is encrypted with a key of yours, whose policy is not looked at",
-        why="EventBridge has to be allowed kms:Decrypt and kms:GenerateDataKey by the policy of "
-        f"the key, and whoever reads the queue kms:Decrypt. Where not, {lost}.",
+        seen="it is encrypted with a KMS key of yours, whose policy is not checked",
+        why="The policy of the key has to allow kms:Decrypt and kms:GenerateDataKey to EventBridge, "
+        f"and kms:Decrypt to the reader of the queue. Otherwise {lost}.",
         fix="Add to the policy of the key:\n"
         '{"Effect": "Allow", "Principal": {"Service": "events.amazonaws.com"}, '
         '"Action": ["kms:Decrypt", "kms:GenerateDataKey"], "Resource": "*"}',
@@ -321,9 +320,9 @@ async def check_dead(
     by_function: Sequence[SqsQueue],
 ) -> None:
     """
-    Look at a queue that keeps dead letters, beside those that events come from.
+    Check the queue for dead letters, also against the source queues.
 
-    That it is one of them is told of those that a function reads; of others the addresses say it.
+    Whether it is a source is checked here for queues that functions read; `endpoints` checks others.
     """
     subject = queue.subject
     for source in sources:
@@ -336,8 +335,8 @@ async def check_dead(
                 Severity.ERROR,
                 subject,
                 seen="dead letters go to the queue that events come from",
-                why="What can never succeed is read again as an event, and dies again, for ever.",
-                fix="Give dead letters a queue of their own:\n"
+                why="A dead letter is read as an event and becomes a dead letter again, forever.",
+                fix="Use a separate queue for dead letters:\n"
                 f"{make(queue.where, f'{plain}-dead', keeps_long=True)}\n"
                 f'dead = "sqs://{plain}-dead"',
             )
@@ -347,12 +346,10 @@ async def check_dead(
                 "dead-is-redrive-target",
                 Severity.NOTE,
                 subject,
-                seen=f"SQS moves messages of {source.name} there, too",
-                why="Letters of oncebridge say why an event died; what SQS has moved does not, "
-                "and is listed as `foreign`. An alarm on the queue does not tell one from the "
-                "other.",
-                fix="If that is not wanted, give each a queue of its own, as `oncebridge template "
-                "worker` does.",
+                seen=f"SQS also moves messages of {source.name} there",
+                why="Dead letters of oncebridge have a reason; messages that SQS has moved do not, and "
+                "are listed as `foreign`. An alarm on the queue cannot distinguish them.",
+                fix="To separate them, use a queue for each, as `oncebridge template worker` does.",
             )
     if queue.retention < LONGEST_RETENTION:
         context.report(
@@ -360,8 +357,8 @@ async def check_dead(
             Severity.WARNING,
             subject,
             seen=f"it keeps messages for {format_duration(queue.retention)}",
-            why="SQS then deletes dead letters, whether or not somebody has looked at them.",
-            fix="Keep them for 14 days, the most there is (or in `sqlite:` or `file:`):\n"
+            why="After that, SQS deletes the dead letters.",
+            fix="Keep them for 14 days, the maximum (or use `sqlite:` or `file:`):\n"
             + queue.command(MessageRetentionPeriod="1209600"),
         )
     else:
@@ -372,9 +369,9 @@ async def check_dead(
             Severity.WARNING,
             subject,
             seen=f"it has a redrive policy (maxReceiveCount {queue.redrive[1]})",
-            why="A queue can only be read by receiving: every `oncebridge dead list` counts, and "
-            "SQS moves the letters away.",
-            fix=f"Take it away:\n{queue.command(RedrivePolicy='')}",
+            why="A queue can only be read by receiving messages. Every `oncebridge dead list` counts, "
+            "and SQS moves the dead letters away.",
+            fix=f"Remove the redrive policy:\n{queue.command(RedrivePolicy='')}",
         )
     if not queue.key and queue.told.get("SqsManagedSseEnabled") == "false":
         context.report(
@@ -382,8 +379,8 @@ async def check_dead(
             Severity.NOTE,
             subject,
             seen="it is not encrypted",
-            why="Dead letters are whole events, which may hold personal data, kept for days.",
-            fix="Let SQS encrypt it, which costs nothing:\n"
+            why="Dead letters are whole events, which may contain personal data.",
+            fix="Turn on encryption by SQS, which is free:\n"
             + queue.command(SqsManagedSseEnabled="true"),
         )
     _check_open(context, queue)

@@ -1,9 +1,8 @@
 """
-Whether whoever runs oncebridge may do what it does, by IAM's own judgement.
+Check the IAM rights that oncebridge needs, with IAM's policy simulator.
 
-IAM is asked what the policies of a user or role allow, action by action, for what is really in
-the configuration. It is the caller that is asked about, unless another role is named: who runs
-the check is often not whom the workers run as.
+IAM is asked about each action on each resource of the configuration, for the caller or for another
+role: the workers often run as another role than the check.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +20,12 @@ from oncebridge.check.aws.queues import SqsQueue
 from oncebridge.check.finding import Severity
 
 _UNKNOWN_END: Final = "-??????"
-"""So ends a secret of which only the name is known."""
-_WHAT: Final = "whether it may do all that is needed"
+"""The end of a secret's ARN if only its name is known."""
+_WHAT: Final = "whether it has all rights that are needed"
 
 
 class Principal(Struct, frozen=True):
-    """Who is asked about."""
+    """The user or role whose rights are checked."""
 
     arn: str
     account: str
@@ -41,7 +40,7 @@ class Principal(Struct, frozen=True):
         return self.arn.split(":")[1]
 
     def arn_of(self, resource: Resource) -> str:
-        """Write the ARN of a resource; what its address does not say is as here."""
+        """Return the ARN of a resource; account and Region are ours if its address has none."""
         partition = resource.partition or self.partition
         if resource.service == "s3":
             return f"arn:{partition}:s3:::{resource.name}"
@@ -50,10 +49,10 @@ class Principal(Struct, frozen=True):
 
 
 async def caller(context: AwsContext, where: AwsLocation) -> Principal | None:
-    """Find out who is asking; of an assumed role, which role that is."""
+    """Return the caller; for an assumed role, that role."""
     sts = context.at("sts", where)
     asked = sts.ask("GetCallerIdentity")
-    found = await context.look_if_exists("rights", "who is asking", asked)
+    found = await context.look_if_exists("rights", "the caller", asked)
     if found is None:
         return None
     arn = str(found.get("Arn", ""))
@@ -64,7 +63,7 @@ async def caller(context: AwsContext, where: AwsLocation) -> Principal | None:
 
 
 async def _role(context: AwsContext, arn: str, name: str, where: AwsLocation) -> str:
-    """Return the ARN of a role; a session does not tell its path, so IAM is asked for it."""
+    """Return the ARN of a role; IAM is asked, since the ARN of a session has no path."""
     try:
         found = await context.at("iam", where).ask("GetRole", RoleName=name)
         return str(found["Role"]["Arn"])
@@ -80,9 +79,9 @@ async def check_rights(
     seen: Mapping[str, SqsQueue],
     where: AwsLocation,
 ) -> None:
-    """Have IAM say whether *who* may do all of *grants*; *seen* are queues by their ARNs."""
+    """Check whether *who* has all of *grants*; *seen* are queues by their ARNs."""
     if who.arn.endswith(":root"):
-        context.report_passed(who.subject, "the owner of the account may do everything")
+        context.report_passed(who.subject, "the root user has all rights")
         return
     if ":federated-user/" in who.arn or ":iam:" not in who.arn:
         context.report_not_checked(who.subject, _WHAT, "the ARN of a user or role: --role ARN")
@@ -103,11 +102,11 @@ async def check_rights(
             _report_denial(context, who, one, resource)
         is_clear = is_clear and denied is not None
     if is_clear:
-        context.report_passed(who.subject, "it may do all that is needed")
+        context.report_passed(who.subject, "it has all rights that are needed")
 
 
 def _by_queue(seen: Mapping[str, SqsQueue], who: Principal, action: str, resource: str) -> bool:
-    """Return whether the policy of the queue itself allows it, which is enough in one account."""
+    """Return whether the policy of the queue allows it, which is enough in one account."""
     queue = seen.get(resource)
     return queue is not None and lets_principal(
         queue.policy, arn=who.arn, action=action, resource=resource
@@ -115,7 +114,7 @@ def _by_queue(seen: Mapping[str, SqsQueue], who: Principal, action: str, resourc
 
 
 class _Denial(Struct, frozen=True):
-    """An action that is denied, and by what."""
+    """An action that is denied, and the reason."""
 
     action: str
     told: Mapping[str, Any]
@@ -132,7 +131,7 @@ class _Denial(Struct, frozen=True):
 
     @property
     def is_lack(self) -> bool:
-        """Whether nothing is missing but that it is allowed."""
+        """Whether a policy that allows it would be enough."""
         is_limited = self.by_organisation or self.by_boundary
         return self.told.get("EvalDecision") != "explicitDeny" and not is_limited
 
@@ -140,7 +139,7 @@ class _Denial(Struct, frozen=True):
 async def _denied(
     context: AwsContext, who: Principal, actions: Sequence[str], resource: str, where: AwsLocation
 ) -> list[_Denial] | None:
-    """List what is denied, and how; None where IAM does not say."""
+    """Return the denied actions; None if IAM does not answer."""
     asked = context.at("iam", where).ask_all(
         "SimulatePrincipalPolicy",
         "EvaluationResults",
@@ -152,7 +151,7 @@ async def _denied(
         found: list[Any] | None = await context.look(who.subject, _WHAT, asked)
     except NoSuchResource:
         context.report_not_checked(
-            who.subject, _WHAT, "the ARN of a user or role that is there: --role ARN"
+            who.subject, _WHAT, "the ARN of an existing user or role: --role ARN"
         )
         return None
     if found is None:
@@ -163,10 +162,10 @@ async def _denied(
         if decision == "allowed":
             continue
         if unknown := one.get("MissingContextValues"):
-            # It hangs on what only a real call brings along.
+            # It depends on the context of a real call.
             what, names = f"whether it may {action} on {resource}", ", ".join(sorted(unknown))
             context.report_not_checked(
-                who.subject, what, f"a real call: its policies look at {names}"
+                who.subject, what, f"a real call: its policies depend on {names}"
             )
         else:
             denied.append(_Denial(action, one))
@@ -175,10 +174,10 @@ async def _denied(
 
 def _report_denial(context: AwsContext, who: Principal, denied: _Denial, resource: str) -> None:
     if denied.is_lack and resource.endswith(_UNKNOWN_END):
-        # The policy may well name it in full, which we cannot.
+        # The policy may contain the whole ARN, which we do not know.
         what = f"whether it may {denied.action} on {resource}"
         context.report_not_checked(
-            who.subject, what, "the whole ARN of the secret, in place of its name"
+            who.subject, what, "the whole ARN of the secret instead of its name"
         )
         return
     how, fix = _reason(denied)
@@ -187,29 +186,29 @@ def _report_denial(context: AwsContext, who: Principal, denied: _Denial, resourc
         Severity.ERROR,
         who.subject,
         seen=f"{how} {denied.action} on {resource}",
-        why="oncebridge is refused when it does this: it does not start, or hands events back.",
+        why="AWS denies this call: oncebridge does not start, or returns events to the source.",
         fix=fix,
     )
 
 
 def _reason(denied: _Denial) -> tuple[str, str]:
-    """Say what denies it, and what helps."""
+    """Return what denies it, and the fix."""
     if denied.by_organisation:
         return (
             "a policy of the organisation (SCP) does not allow",
-            "Have whoever runs the organisation allow it for this account; no role's policy can.",
+            "Ask the administrators of the organisation to allow it; no policy of the role can.",
         )
     if denied.by_boundary:
         return (
             "its permissions boundary does not allow",
-            "Add it to the policy that is the boundary: what is attached besides cannot exceed it.",
+            "Add it to the policy of the boundary: attached policies cannot exceed it.",
         )
     if denied.is_lack:
         return (
             "no policy allows",
-            "Attach what this prints to it:\noncebridge template iam -c oncebridge.toml",
+            "Attach the policy that this command prints:\noncebridge template iam -c oncebridge.toml",
         )
     return (
         "a policy denies",
-        "Find the statement with Effect Deny, and take the action or resource out of it.",
+        "Find the statement with Effect Deny, and remove the action or resource from it.",
     )

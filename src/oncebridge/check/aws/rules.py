@@ -1,4 +1,4 @@
-"""Rules that bring events: whether there are any, what they leave out, and what is behind them."""
+"""Check EventBridge rules: state, targets, Genesys sources, archives."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from oncebridge.check.finding import Severity
 
 
 async def check_feeds(context: AwsContext, feeds: EventFeeds, where: AwsLocation) -> None:
-    """Look at all rules that lead to one place."""
+    """Check all rules that send events to one target."""
     subject = feeds.to
     if not feeds.found:
         if feeds.is_sure:
@@ -21,8 +21,8 @@ async def check_feeds(context: AwsContext, feeds: EventFeeds, where: AwsLocation
                 Severity.NOTE,
                 subject,
                 seen="no rule of any bus in this account and Region has it as a target",
-                why="If EventBridge is to feed it, nothing will come. Topics, pipes, other "
-                "accounts and Regions that may feed it cannot be seen from here.",
+                why="If EventBridge is its source, nothing arrives. Topics, pipes, other accounts and "
+                "other Regions are not checked.",
                 fix="If a rule is missing, `oncebridge template worker` prints one.",
             )
         return
@@ -44,8 +44,8 @@ def _check_state(context: AwsContext, feed: EventFeed, *, is_alone: bool) -> Non
         "rule-disabled",
         Severity.ERROR if is_alone else Severity.NOTE,
         feed.subject,
-        seen="the rule is disabled" + (", and no other brings events" if is_alone else ""),
-        why="Events that it would match are not delivered, and not kept: they are gone.",
+        seen="the rule is disabled" + (", and no other rule sends events" if is_alone else ""),
+        why="Events that it would match are not delivered and not kept.",
         fix=feed.command("enable-rule", named="--name"),
     )
 
@@ -67,23 +67,23 @@ def _check_genesys(context: AwsContext, subject: str, several: Sequence[EventFee
             "genesys-two-buses",
             Severity.WARNING,
             subject,
-            seen=f"{len(names)} integrations of organisation {organisation} feed it: {suffixes}",
-            why="A topic that both integrations select is published twice, with two ids and two "
+            seen=f"{len(names)} integrations of organisation {organisation} send events to it: {suffixes}",
+            why="A topic that both integrations select is published twice, with different ids and "
             "sources. "
             + (
-                "oncebridge takes them for one (genesys.scope), as long as its preset or a rule "
-                "with that scope decides."
+                "oncebridge treats them as one source (genesys.scope) if the preset, or a rule with "
+                "that scope, matches."
                 if is_one and context.setup.config.preset == "genesys"
-                else "With this configuration both are passed on."
+                else "With this configuration both are delivered."
             ),
-            fix="Give each integration topics of its own (Genesys Cloud: Admin, Integrations, "
-            "Topic Filtering), or disable one rule. To take both for one:\n"
+            fix="Select each topic in one integration only (Genesys Cloud: Admin, Integrations, "
+            "Topic Filtering), or disable one rule. To treat both as one source:\n"
             'preset = "genesys"\n[genesys]\nscope = "organisation"',
         )
 
 
 async def check_partner_sources(context: AwsContext, where: AwsLocation) -> None:
-    """Look for event sources of Genesys Cloud that nobody has taken into use."""
+    """Check for event sources of Genesys Cloud without an event bus."""
     subject = "Genesys Cloud event sources"
     asked = partner_sources(context.at("events", where))
     found = await context.look(subject, "whether they are in use", asked)
@@ -97,8 +97,8 @@ async def check_partner_sources(context: AwsContext, where: AwsLocation) -> None
             Severity.WARNING,
             f"event source {name}",
             seen="its state is PENDING: it has no event bus",
-            why="It takes what Genesys Cloud sends and delivers nothing, and in the end expires.",
-            fix="Make its bus (and then a rule), or remove the integration in Genesys Cloud:\n"
+            why="It accepts events of Genesys Cloud, delivers none, and expires.",
+            fix="Create its bus (and then a rule), or remove the integration in Genesys Cloud:\n"
             + aws(
                 where,
                 "events",
@@ -125,14 +125,14 @@ async def _check_archives(context: AwsContext, bus: Bus, where: AwsLocation) -> 
             Severity.NOTE,
             f"bus {bus.name}",
             seen=f"archive {one.get('ArchiveName')} keeps events "
-            + (f"for {days} days" if days else "for ever"),
-            why=f"A replay brings them here again; on_replay is {how}. With `deduplicate`, what "
-            "is within its window is dropped, and what is older is passed on again.",
-            fix='Decide which you want: on_replay = "deduplicate", "deliver" or "separate" in a '
-            "rule; and replay to other rules with FilterArns.",
+            + (f"for {days} days" if days else "forever"),
+            why=f"A replay sends them here again; on_replay is {how}. With `deduplicate`, events "
+            "within their window are dropped, and older ones are delivered again.",
+            fix='Set on_replay = "deduplicate", "deliver" or "separate" in a rule; or limit a replay '
+            "to other rules with FilterArns.",
         )
 
 
 def is_genesys(context: AwsContext, several: Sequence[EventFeed]) -> bool:
-    """Return whether events of Genesys Cloud come this way."""
+    """Return whether the feeds send events of Genesys Cloud."""
     return context.setup.config.preset == "genesys" or any(feed.is_genesys for feed in several)

@@ -1,4 +1,4 @@
-"""The whole visit, in order: where events come from, the store, where they go, rights, time."""
+"""Run the checks on AWS: sources, store, sinks, dead letters, rights, clock."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -56,10 +56,10 @@ async def check(
 
 
 class _AwsChecks:
-    """What is learned on the way, for what is looked at later."""
+    """Runs the checks in order; later ones use the results of earlier ones."""
 
     def __init__(self, context: AwsContext, role: str | None) -> None:
-        self._visit = context
+        self._context = context
         self._role = role
         self._sources: list[SqsQueue] = []
         self._by_function: list[SqsQueue] = []
@@ -67,7 +67,7 @@ class _AwsChecks:
         self._functions: list[SourceResult] = []
 
     async def go(self, functions: Sequence[str], destinations: Sequence[str]) -> None:
-        context = self._visit
+        context = self._context
         home = _home(context)
         brought = await context.run_all(
             [
@@ -105,7 +105,7 @@ class _AwsChecks:
         await self._check_rights(home)
 
     def _of(self, kind: str) -> list[AwsAddress]:
-        return [address for address in self._visit.aws_addresses if address.kind == kind]
+        return [address for address in self._context.aws_addresses if address.kind == kind]
 
     async def _check_dead(self, context: AwsContext, address: AwsAddress) -> None:
         queue = await queues.of_address(context, address)
@@ -123,13 +123,13 @@ class _AwsChecks:
                 Severity.WARNING,
                 queue.subject,
                 seen=f"Lambda reads it for {', '.join(mapping.function for mapping in enabled)}",
-                why="The function takes the dead letters away: `oncebridge dead` finds none.",
-                fix="Take the mapping away, if the function does not keep them:\n"
+                why="The function consumes the dead letters: `oncebridge dead` finds none.",
+                fix="Disable the mapping, if the function does not keep them:\n"
                 + "\n".join(mapping.command("--no-enabled") for mapping in enabled[:_FEW]),
             )
 
     async def _check_rights(self, home: AwsLocation) -> None:
-        context = self._visit
+        context = self._context
         who = await rights.caller(context, home)
         if who is None:
             return
@@ -152,7 +152,7 @@ async def _check_store(context: AwsContext, address: AwsAddress) -> SourceResult
 
 
 def _of_function(grants: Sequence[Grant], found: Sequence[SqsQueue]) -> list[Grant]:
-    """Return what a function does: Lambda reads for it, and it only writes dead letters."""
+    """Return the grants of a function: Lambda reads for it, and it only writes dead letters."""
     kept = [
         replace(grant, what="function.dead") if grant.what == "dead.sqs" else grant
         for grant in grants
@@ -165,7 +165,7 @@ def _of_function(grants: Sequence[Grant], found: Sequence[SqsQueue]) -> list[Gra
 
 
 def _home(context: AwsContext) -> AwsLocation:
-    """Return where to ask what is no address's own: where the first address is."""
+    """Return the location for calls without an address: that of the first address."""
     for address in context.aws_addresses:
         if address.kind != "sink":
             return AwsLocation(address.where.region, address.where.profile)
@@ -176,19 +176,19 @@ def _check_clock(context: AwsContext, reader: AwsReader) -> None:
     clock = reader.clock
     subject = "this host's clock"
     if clock.error_ms is None:
-        return  # no answer came, and that was said
+        return  # no response, which is reported already
     off_s = clock.offset_ms / 1000
     side = "behind" if off_s > 0 else "ahead of"
     if abs(clock.offset_ms) <= _OFF_MS:
-        context.report_passed(subject, "it agrees with AWS's")
+        context.report_passed(subject, "it matches the clock of AWS")
         return
     context.report(
         "clock-aws",
         Severity.ERROR if abs(clock.offset_ms) > _FAR_OFF_MS else Severity.WARNING,
         subject,
-        seen=f"it is {abs(off_s):.1f} s {side} AWS's",
-        why="Claims end too early or too late by that much, and from 5 minutes on AWS refuses "
-        "every signature. With a store on AWS, oncebridge does not start (max_skew).",
-        fix="Keep it by NTP:\ntimedatectl set-ntp true\n"
+        seen=f"it is {abs(off_s):.1f} s {side} the clock of AWS",
+        why="Leases end too early or too late by that much, and from 5 minutes on AWS rejects every "
+        "signature. With a store on AWS, oncebridge does not start (max_skew).",
+        fix="Synchronise it by NTP:\ntimedatectl set-ntp true\n"
         "(on EC2: chrony with server 169.254.169.123)",
     )

@@ -1,4 +1,4 @@
-"""Where events go on AWS: whether it is there, and whether it leads back."""
+"""Check sinks on AWS: whether they exist, and whether they lead back to a source."""
 
 from collections.abc import Sequence
 
@@ -19,16 +19,16 @@ async def check_sink(
     several: Sequence[EventFeed],
 ) -> None:
     """
-    Look at where events go; *several* is what brings them, and *by_function* where from.
+    Check a sink against the feeds *several* and the queues *by_function* of functions.
 
-    Whether a source that has an address is the sink, the addresses say.
+    Whether a source with an address is the sink is checked by the addresses.
     """
     match address.scheme:
         case "sqs":
             await _check_queue(context, address, by_function)
         case "kinesis":
             if await streams.of_address(context, address) is not None:
-                context.report_passed(f"stream {address.name}", "it is there")
+                context.report_passed(f"stream {address.name}", "it exists")
         case "events":
             await _check_bus(context, address, several)
         case "sns":
@@ -42,7 +42,7 @@ async def _check_queue(
     if queue is None:
         return
     if queue.arn not in [source.arn for source in by_function]:
-        context.report_passed(queue.subject, "it is there")
+        context.report_passed(queue.subject, "it exists")
         return
     plain = queue.name.removesuffix(".fifo")
     context.report(
@@ -50,8 +50,8 @@ async def _check_queue(
         Severity.ERROR,
         queue.subject,
         seen="events are sent to the queue that they come from",
-        why="Each comes back as its own duplicate, and nobody else reads it.",
-        fix="Send to another queue:\n"
+        why="Each event arrives again as its own duplicate, and no other consumer receives it.",
+        fix="Use another queue:\n"
         f"{queues.make(queue.where, f'{plain}-out')}\n"
         f'sink = "sqs://{plain}-out"',
     )
@@ -67,15 +67,15 @@ async def _check_bus(
         name = f"arn:{where.partition}:events:{where.region}:{where.account}:{where.name}"
     try:
         asked = context.at("events", address.where).ask("DescribeEventBus", Name=name)
-        found = await context.look(subject, "whether it is there", asked)
+        found = await context.look(subject, "whether it exists", asked)
     except NoSuchResource:
         context.report(
             "sink-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such bus",
-            why="AWS takes events for a bus that does not exist, and drops them.",
-            fix="Put the name or Region in the address right, or make the bus:\n"
+            seen="the bus does not exist",
+            why="AWS accepts events for a bus that does not exist, and drops them.",
+            fix="Fix the name or Region in the address, or create the bus:\n"
             + aws(address.where, "events", "create-event-bus", "--name", address.name),
         )
         return
@@ -85,22 +85,22 @@ async def _check_bus(
         feed for feed in several if feed.bus.arn == found.get("Arn") and _may_match(feed, address)
     ]
     if not back:
-        context.report_passed(subject, "it is there, and does not lead back")
+        context.report_passed(subject, "it exists, and does not lead back to a source")
         return
     context.report(
         "sink-feeds-source",
         Severity.WARNING,
         subject,
-        seen=f"events are sent to it, and its {back[0].subject} brings events here",
-        why="Whatever that rule matches of our own output comes back. oncebridge recognises it, "
-        "and puts it into the dead letters.",
-        fix="Let the rule match only what is not ours, by its source, or send to another bus:\n"
+        seen=f"events are sent to it, and its {back[0].subject} sends events here",
+        why="Delivered events that match the rule arrive again. oncebridge recognises them, and puts "
+        "them into the dead letters.",
+        fix="Exclude the source of the sink in the rule, or use another bus:\n"
         + aws(address.where, "events", "create-event-bus", "--name", f"{address.name}-once"),
     )
 
 
 def _may_match(feed: EventFeed, address: AwsAddress) -> bool:
-    """Return whether a rule may match what we send, as far as its source tells."""
+    """Return whether a rule may match events of the sink, by their source."""
     ours = address.options.source
     if feed.pattern is None:
         return not feed.is_scheduled
@@ -116,15 +116,15 @@ async def _check_topic(context: AwsContext, address: AwsAddress) -> None:
     subject = f"topic {address.name}"
     try:
         asked = context.at("sns", address.where).ask("GetTopicAttributes", TopicArn=arn)
-        if await context.look(subject, "whether it is there", asked) is not None:
-            context.report_passed(subject, "it is there")
+        if await context.look(subject, "whether it exists", asked) is not None:
+            context.report_passed(subject, "it exists")
     except NoSuchResource:
         context.report(
             "sink-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such topic",
+            seen="the topic does not exist",
             why="oncebridge does not start without it.",
-            fix="Put the ARN right, or make the topic:\n"
+            fix="Fix the ARN, or create the topic:\n"
             + aws(address.where, "sns", "create-topic", "--name", address.name),
         )

@@ -1,4 +1,4 @@
-"""Where events come from on AWS: a queue or stream, and all that leads to it and reads it."""
+"""Check sources on AWS: queues, streams, functions, API destinations, and their rules."""
 
 import json
 from collections.abc import Sequence
@@ -31,23 +31,23 @@ _POST: Final = ("--http-method", "POST")
 
 
 class SourceResult(Struct, frozen=True, kw_only=True):
-    """What is known of one way by which events come."""
+    """What was found about one source."""
 
     queues: tuple[SqsQueue, ...] = ()
     feeds: tuple[EventFeeds, ...] = ()
     is_by_function: bool = False
-    """Whether a function takes them."""
+    """Whether a function reads it."""
     function: Function | None = None
-    """That function, if it could be seen."""
+    """That function, if it could be read."""
 
     @property
     def role(self) -> str:
-        """Whom that function runs as."""
+        """The role of that function."""
         return "" if self.function is None else self.function.role
 
 
 async def check_source(context: AwsContext, address: AwsAddress) -> SourceResult:
-    """Look at a source that workers read."""
+    """Check a source that workers read."""
     if address.scheme == "sqs":
         queue = await queues.of_address(context, address)
         if queue is None:
@@ -56,7 +56,7 @@ async def check_source(context: AwsContext, address: AwsAddress) -> SourceResult
         several = await mappings.of_source(context, queue.subject, queue.arn, address.where)
         mappings.check_beside_worker(context, queue, several)
         return SourceResult(queues=(queue,), feeds=(await _check_queue(context, queue),))
-    # Of a stream everybody gets everything: who else reads it is nobody's concern.
+    # Every consumer of a stream gets all records, so other consumers do not matter.
     stream = await streams.of_address(context, address)
     return (
         SourceResult()
@@ -66,7 +66,7 @@ async def check_source(context: AwsContext, address: AwsAddress) -> SourceResult
 
 
 async def check_function(context: AwsContext, name: str, where: AwsLocation) -> SourceResult:
-    """Look at a function that runs oncebridge, and at all that brings it events."""
+    """Check a function that runs oncebridge, and its sources."""
     subject = f"function {name}"
     try:
         function = await mappings.function_of(context, name, where)
@@ -75,9 +75,9 @@ async def check_function(context: AwsContext, name: str, where: AwsLocation) -> 
             "function-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such function in this account and Region",
-            why="Nothing of it can be looked at.",
-            fix="See what there is:\n"
+            seen="the function does not exist in this account and Region",
+            why="It cannot be checked.",
+            fix="List the functions:\n"
             + aws(where, "lambda", "list-functions", "--query", "Functions[].FunctionName"),
         )
         return SourceResult()
@@ -99,7 +99,7 @@ async def check_function(context: AwsContext, name: str, where: AwsLocation) -> 
 async def _check_read(
     context: AwsContext, mapping: SourceMapping, where: AwsLocation
 ) -> SourceResult:
-    """Look at what a function reads through a mapping."""
+    """Check the source of a mapping."""
     try:
         if mapping.service == "sqs":
             queue = await queues.read_arn(context, mapping.source, where)
@@ -119,9 +119,9 @@ async def _check_read(
             "source-missing",
             Severity.ERROR,
             mapping.subject,
-            seen=f"{mapping.name} is not there",
-            why="The function is brought nothing.",
-            fix=f"Make it, or remove the mapping:\n{mapping.removal}",
+            seen=f"{mapping.name} does not exist",
+            why="The function receives nothing.",
+            fix=f"Create it, or delete the mapping:\n{mapping.removal}",
         )
     return SourceResult()
 
@@ -130,21 +130,21 @@ async def _check_read(
 
 
 def _check_own_visibility(context: AwsContext, address: AwsAddress) -> None:
-    """See whether messages stay hidden for longer than a lease, as the worker asks for it."""
+    """Check whether the worker's visibility timeout is longer than the lease."""
     visibility: timedelta = address.options.visibility
     lease = max(route.settings.lease for route in context.setup.routes)
     subject = f"queue {address.name}"
     if visibility > lease:
         told = format_duration(visibility)
-        context.report_passed(subject, f"visibility: oncebridge asks for {told}, and extends it")
+        context.report_passed(subject, f"visibility: oncebridge sets {told}, and extends it")
         return
     context.report(
         "sqs-visibility",
         Severity.ERROR,
         subject,
         seen=f"source.visibility is {format_duration(visibility)}, lease {format_duration(lease)}",
-        why="A message would come again while its event is held. The worker does not start.",
-        fix=f'Hide messages for longer than the lease:\n[source]\nurl = "sqs://{address.name}"\n'
+        why="A message would be redelivered while its event is held. The worker does not start.",
+        fix=f'Set it longer than the lease:\n[source]\nurl = "sqs://{address.name}"\n'
         f'visibility = "{format_duration(lease * 4)}"',
     )
 
@@ -170,9 +170,11 @@ def _check_fifo(context: AwsContext, queue: SqsQueue, several: Sequence[EventFee
                 "rule-fifo-group",
                 Severity.ERROR,
                 feed.subject,
-                seen=f"its target {queue.name} is a FIFO queue, and has no MessageGroupId",
-                why="SQS refuses a message without one: nothing is delivered.",
-                fix=feed.fix("Take what is to stay in order, such as the conversation"),
+                seen=f"its target {queue.name} is a FIFO queue, but it has no MessageGroupId",
+                why="SQS rejects messages without one: nothing is delivered.",
+                fix=feed.fix(
+                    "Use the field by which events must stay in order, such as the conversation"
+                ),
             )
         if queue.told.get("ContentBasedDeduplication") != "true":
             context.report(
@@ -180,8 +182,8 @@ def _check_fifo(context: AwsContext, queue: SqsQueue, several: Sequence[EventFee
                 Severity.ERROR,
                 queue.subject,
                 seen=f"ContentBasedDeduplication is off, and {feed.subject} sends to it",
-                why="A rule cannot give messages a deduplication id, and SQS refuses those "
-                "without one: nothing is delivered.",
+                why="A rule cannot set a deduplication id, and SQS rejects messages without one: "
+                "nothing is delivered.",
                 fix=queue.command(ContentBasedDeduplication="true"),
             )
 
@@ -201,9 +203,10 @@ async def _check_stream(context: AwsContext, stream: KinesisStream) -> EventFeed
                 Severity.WARNING,
                 feed.subject,
                 seen=f"its target {stream.name} has no PartitionKeyPath",
-                why="EventBridge takes the id of the event, so events about one thing are spread "
-                "over all shards and arrive in any order; and here order matters (latest, order).",
-                fix=feed.fix("Take what is to stay in order"),
+                why="EventBridge uses the id of the event instead, so events of one entity are spread "
+                "over all shards and arrive in any order. This configuration needs their order "
+                "(latest, order).",
+                fix=feed.fix("Use the field by which events must stay in order"),
             )
     window.check_window(context, found, retention=stream.retention)
     return found
@@ -212,7 +215,7 @@ async def _check_stream(context: AwsContext, stream: KinesisStream) -> EventFeed
 async def _check_direct(
     context: AwsContext, function: Function, where: AwsLocation
 ) -> SourceResult:
-    """Look at rules that call the function themselves."""
+    """Check rules that call the function directly."""
     subject = f"function {function.name}"
     found = await feeds.feeds(context, subject, function.arn, where)
     if not found.found:
@@ -226,12 +229,12 @@ async def _check_direct(
 
 
 async def _check_failures(context: AwsContext, function: Function, where: AwsLocation) -> None:
-    """See what becomes of an event with which a function fails that is called directly."""
+    """Check whether events are kept when a function that is called directly fails."""
     subject = f"function {function.name}"
     asked = context.at("lambda", where).ask(
         "GetFunctionEventInvokeConfig", FunctionName=function.name
     )
-    operation = "update-function-event-invoke-config"  # which leaves all else as it is
+    operation = "update-function-event-invoke-config"  # which keeps all other settings
     try:
         told = await context.look(subject, "its failure destination", asked)
     except NoSuchResource:
@@ -240,7 +243,7 @@ async def _check_failures(context: AwsContext, function: Function, where: AwsLoc
         return
     ends = told.get("DestinationConfig") or {}
     if (ends.get("OnFailure") or {}).get("Destination"):
-        context.report_passed(subject, "what it fails with is kept")
+        context.report_passed(subject, "it keeps events that fail")
         return
     kept = {name: end for name, end in ends.items() if (end or {}).get("Destination")}
     wished = json.dumps({**kept, "OnFailure": {"Destination": "QUEUE-ARN"}})
@@ -249,9 +252,9 @@ async def _check_failures(context: AwsContext, function: Function, where: AwsLoc
         "function-no-destination",
         Severity.ERROR,
         subject,
-        seen="rules call it directly, and it has no failure destination",
-        why="Lambda tries such a call three times in all, and then drops the event.",
-        fix="Put a queue in between, or have the event kept in one:\n"
+        seen="rules call it directly, but it has no failure destination",
+        why="Lambda makes three attempts in all, and then drops the event.",
+        fix="Use a queue in between, or set a queue as failure destination:\n"
         + aws(where, "lambda", operation, *given),
     )
 
@@ -260,7 +263,7 @@ async def _check_failures(context: AwsContext, function: Function, where: AwsLoc
 
 
 async def check_destination(context: AwsContext, name: str, where: AwsLocation) -> SourceResult:
-    """Look at an API destination that leads to an HTTP source of ours, and at its rules."""
+    """Check an API destination that leads to an HTTP source, and its rules."""
     subject = f"API destination {name}"
     try:
         asked = context.at("events", where).ask("DescribeApiDestination", Name=name)
@@ -270,25 +273,25 @@ async def check_destination(context: AwsContext, name: str, where: AwsLocation) 
             "destination-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such API destination in this account and Region",
-            why="Nothing of it can be looked at.",
-            fix="See what there is:\n" + aws(where, "events", "list-api-destinations"),
+            seen="the API destination does not exist in this account and Region",
+            why="It cannot be checked.",
+            fix="List the API destinations:\n" + aws(where, "events", "list-api-destinations"),
         )
         return SourceResult()
     if told is None:
         return SourceResult()
     state, method = told.get("ApiDestinationState"), told.get("HttpMethod")
     if state == "ACTIVE" and method == "POST":
-        context.report_passed(subject, "it is active, and posts")
+        context.report_passed(subject, "it is active, and uses POST")
     else:
         context.report(
             "destination-unfit",
             Severity.ERROR,
             subject,
             seen=f"its state is {state}, its method {method}",
-            why="oncebridge takes events by POST only, and an inactive destination sends nothing: "
-            "its connection is not authorised.",
-            fix="Use POST, and see to its connection:\n"
+            why="oncebridge accepts events by POST only. An inactive destination sends nothing: its "
+            "connection is not authorised.",
+            fix="Use POST, and check its connection:\n"
             + aws(where, "events", "update-api-destination", "--name", name, *_POST)
             + "\n"
             + aws(where, "events", "describe-connection", "--name", _connection(told)),

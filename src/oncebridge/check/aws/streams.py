@@ -1,4 +1,4 @@
-"""Streams of Kinesis that events come from."""
+"""Check Kinesis streams."""
 
 from datetime import timedelta
 from shlex import quote
@@ -33,7 +33,7 @@ class KinesisStream(Struct, frozen=True):
 async def read(
     context: AwsContext, name: str, where: AwsLocation, *, arn: str = ""
 ) -> KinesisStream | None:
-    """Look at a stream, by its *arn* if it may be another account's; raises `NoSuchResource`."""
+    """Read a stream, by its *arn* if it may be in another account; raises `NoSuchResource`."""
     named = {"StreamARN": arn} if arn else {"StreamName": name}
     asked = context.at("kinesis", where).ask("DescribeStreamSummary", **named)
     found = await context.look(f"stream {name}", "its settings", asked)
@@ -47,14 +47,14 @@ async def read(
 
 
 async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> KinesisStream | None:
-    """Look at the stream with this ARN, which may be of another account."""
+    """Read the stream with this ARN, which may be in another account."""
     _, _, _, region, _, name = arn.split(":", 5)
     there = replace(where, region=region or where.region)
     return await read(context, name.removeprefix("stream/"), there, arn=arn)
 
 
 async def of_address(context: AwsContext, address: AwsAddress) -> KinesisStream | None:
-    """Look at the stream of an address; that it is not there is a finding."""
+    """Read the stream of an address; a missing one is a finding."""
     try:
         known = address.resource
         arn = ""
@@ -66,9 +66,9 @@ async def of_address(context: AwsContext, address: AwsAddress) -> KinesisStream 
             f"{address.kind}-missing",
             Severity.ERROR,
             f"stream {address.name}",
-            seen="there is no such stream",
+            seen="the stream does not exist",
             why="oncebridge does not start without it.",
-            fix="Put the name or Region in the address right, or make the stream:\n"
+            fix="Fix the name or Region in the address, or create the stream:\n"
             + aws(
                 address.where,
                 "kinesis",
@@ -80,15 +80,15 @@ async def of_address(context: AwsContext, address: AwsAddress) -> KinesisStream 
 
 
 def check_source(context: AwsContext, stream: KinesisStream) -> None:
-    """Look at what is set at a stream from which events come."""
+    """Check the settings of a source stream."""
     if stream.retention <= _USUAL:
         context.report(
             "kinesis-retention",
             Severity.NOTE,
             stream.subject,
             seen=f"it keeps records for {format_duration(stream.retention)}",
-            why="Kinesis drops records that old, read or not: an outage of a day loses events.",
-            fix="Keep them for a weekend (it costs a little more for each shard hour):\n"
+            why="Kinesis then drops records, read or not: after an outage of a day, events are lost.",
+            fix="Keep them for four days (at a small cost per shard hour):\n"
             + aws(
                 stream.where,
                 "kinesis",
@@ -105,8 +105,8 @@ def check_source(context: AwsContext, stream: KinesisStream) -> None:
             "key-rights",
             Severity.NOTE,
             stream.subject,
-            seen="it is encrypted with a key of yours",
-            why="Whoever reads it needs kms:Decrypt on the key, and EventBridge's role "
+            seen="it is encrypted with a KMS key of yours",
+            why="The reader of the stream needs kms:Decrypt on the key, and EventBridge's role "
             "kms:GenerateDataKey.",
             fix=f"oncebridge template iam -c oncebridge.toml --kms-key {quote(stream.key)}",
         )

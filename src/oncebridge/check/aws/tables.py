@@ -1,4 +1,4 @@
-"""The table of the DynamoDB store: whether it can keep the promises, and cleans up."""
+"""Check the table of the DynamoDB store: state, key, capacity, replicas, expiry."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,11 +10,11 @@ from oncebridge.check.finding import Severity
 
 _LOW_WRITES: Final = 100
 _WRITES_EACH: Final = 2
-"""What an event costs: a claim and a commit."""
+"""Writes of an event: a claim and a commit."""
 
 
 async def check_table(context: AwsContext, address: AwsAddress) -> None:
-    """Look at the table of a store."""
+    """Check the table of a store."""
     subject = f"table {address.name}"
     dynamodb = context.at("dynamodb", address.where)
     try:
@@ -25,9 +25,9 @@ async def check_table(context: AwsContext, address: AwsAddress) -> None:
             "store-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such table",
+            seen="the table does not exist",
             why="oncebridge does not start without it.",
-            fix="Put the name or Region in the address right, or make the table:\n"
+            fix="Fix the name or Region in the address, or create the table:\n"
             + migrate(address.where, "dynamodb", address.name),
         )
         return
@@ -50,11 +50,11 @@ def _check_state(
         context.report_passed(subject, f"it is {state.lower()}")
         return
     named = ("--table-name", address.name)
-    fix = "Give it back the key that it is encrypted with (KMS: enable it, or its grant):\n" + aws(
+    fix = "Enable the KMS key of the table, or its grant:\n" + aws(
         address.where, "dynamodb", "describe-table", *named, "--query", "Table.SSEDescription"
     )
     if state == "CREATING":
-        fix = "Wait until it is there:\n" + aws(
+        fix = "Wait until it is created:\n" + aws(
             address.where, "dynamodb", "wait", "table-exists", *named
         )
     elif not str(state).startswith("INACCESSIBLE"):
@@ -66,7 +66,7 @@ def _check_state(
         Severity.ERROR,
         subject,
         seen=f"its state is {state}",
-        why="Nothing can be read from it or written to it, so nothing is passed on.",
+        why="It cannot be read or written, so nothing is delivered.",
         fix=fix,
     )
 
@@ -80,16 +80,16 @@ def _check_key(
         for one in table.get("AttributeDefinitions") or ()
     }
     if keys == [("k", "HASH")] and kinds.get("k") == "B":
-        context.report_passed(subject, "its key is oncebridge's")
+        context.report_passed(subject, "its key is right")
         return
     has = ", ".join(f"{name} ({kinds.get(name, '?')}, {kind})" for name, kind in keys)
     context.report(
         "dynamodb-key",
         Severity.ERROR,
         subject,
-        seen=f"its key is {has}; it has to be k (B, HASH) alone",
-        why="It was made for something else. oncebridge does not start with it.",
-        fix="Give oncebridge a table of its own:\n"
+        seen=f"its key is {has}; it must be k (B, HASH) alone",
+        why="It was created for something else. oncebridge does not start with it.",
+        fix="Create a separate table for oncebridge:\n"
         + migrate(address.where, "dynamodb", f"{address.name}-oncebridge"),
     )
 
@@ -98,7 +98,7 @@ def _check_replicas(context: AwsContext, subject: str, table: Mapping[str, Any])
     regions = [one.get("RegionName", "") for one in table.get("Replicas") or ()]
     is_replicated = regions or table.get("GlobalTableVersion") == "2017.11.29"
     if not is_replicated or table.get("MultiRegionConsistency") == "STRONG":
-        context.report_passed(subject, "one place decides who was first")
+        context.report_passed(subject, "its writes are strongly consistent")
         return
     context.report(
         "dynamodb-replicated",
@@ -106,9 +106,9 @@ def _check_replicas(context: AwsContext, subject: str, table: Mapping[str, Any])
         subject,
         seen="it is a global table with eventual consistency"
         + (f", with replicas in {', '.join(regions)}" if regions else ""),
-        why="A condition is looked at in one Region only, so two Regions can both be the first to "
-        "pass on the same event. oncebridge does not start with it.",
-        fix="Use a table in one Region, or make a global table with strong consistency "
+        why="Conditions are evaluated in one Region only, so two Regions can both deliver the same "
+        "event. oncebridge does not start with it.",
+        fix="Use a table in one Region, or create a global table with strong consistency "
         "(--multi-region-consistency STRONG, three Regions).",
     )
 
@@ -130,9 +130,9 @@ def _check_capacity(
             subject,
             seen=f"it is provisioned for {writes} writes a second, which are "
             f"{writes / _WRITES_EACH:g} events",
-            why="An event takes two writes. What comes faster is throttled and handed back: it is "
-            "late, and after an outage the backlog does not shrink.",
-            fix="Pay by request:\n"
+            why="An event needs two writes. At a higher rate, events are throttled and returned to the "
+            "source: they are late, and after an outage the backlog does not shrink.",
+            fix="Use on-demand capacity:\n"
             + _update(address, "table", "--billing-mode", "PAY_PER_REQUEST"),
         )
 
@@ -158,7 +158,7 @@ async def _check_deletion(
         Severity.NOTE,
         subject,
         seen="it has neither deletion protection nor point-in-time recovery",
-        why="Without its table oncebridge takes every event for new that comes again.",
+        why="If the table is lost, every event that is redelivered is delivered again.",
         fix=_update(address, "table", "--deletion-protection-enabled"),
     )
 
@@ -175,7 +175,7 @@ async def _check_expiry(context: AwsContext, subject: str, address: AwsAddress) 
         context.report_passed(subject, "time to live: on x")
         return
     wished = "--time-to-live-specification"
-    fix = "Have DynamoDB remove what is over:\n" + _update(
+    fix = "Let DynamoDB remove expired records:\n" + _update(
         address, "time-to-live", wished, "Enabled=true,AttributeName=x"
     )
     if is_on:
@@ -187,12 +187,11 @@ async def _check_expiry(context: AwsContext, subject: str, address: AwsAddress) 
         Severity.WARNING,
         subject,
         seen=f"time to live is on {attribute!r}, not on 'x'" if is_on else "time to live is off",
-        why="What oncebridge has remembered stays for ever: the table, and what it costs, only "
-        "grows.",
+        why="Expired records are never removed: the table and its cost grow without limit.",
         fix=fix,
     )
 
 
 def _update(address: AwsAddress, what: str, *change: str) -> str:
-    """Write what changes the table."""
+    """Return the command that changes the table."""
     return aws(address.where, "dynamodb", f"update-{what}", "--table-name", address.name, *change)

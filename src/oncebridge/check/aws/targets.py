@@ -1,8 +1,8 @@
 """
-Targets of rules: what they send, for how long they try, and what becomes of what they cannot.
+Check targets of rules: what they send, how long they retry, and their dead-letter queues.
 
-A target can only be replaced as a whole, so all that is to be changed at one is found out first
-(`with_changes`), and every finding gives the same command.
+A target can only be replaced as a whole, so all changes to it are collected first (`with_changes`),
+and every finding has the same command.
 """
 
 import json
@@ -30,7 +30,7 @@ _CONVERSATION: Final = "$.detail.eventBody.conversationId"
 def with_changes(
     context: AwsContext, feeds: EventFeeds, *, is_fifo: bool = False, is_stream: bool = False
 ) -> EventFeeds:
-    """Find out what is to be changed at each target."""
+    """Return the feeds with the changes to make at each target."""
     return replace(
         feeds,
         found=tuple(
@@ -64,12 +64,12 @@ def is_short(feed: EventFeed) -> bool:
 
 
 def has_group(feed: EventFeed) -> bool:
-    """Return whether messages to a FIFO queue are given what it demands."""
+    """Return whether the target sets a MessageGroupId."""
     return bool((feed.target.get("SqsParameters") or {}).get("MessageGroupId"))
 
 
 def needs_key(context: AwsContext, feed: EventFeed) -> bool:
-    """Return whether records of a stream have to stay in order, and do not."""
+    """Return whether records of a stream must stay in order, but have no partition key."""
     if (feed.target.get("KinesisParameters") or {}).get("PartitionKeyPath"):
         return False
     return any(
@@ -79,7 +79,7 @@ def needs_key(context: AwsContext, feed: EventFeed) -> bool:
 
 
 async def check_target(context: AwsContext, feed: EventFeed) -> None:
-    """Look at a target of a rule that is enabled."""
+    """Check a target of an enabled rule."""
     _check_input(context, feed)
     await _check_retries(context, feed)
 
@@ -94,7 +94,7 @@ def _check_input(context: AwsContext, feed: EventFeed) -> None:
         context.report_passed(feed.subject, f"sends {_sent_text(feed, sent)}")
         return
     severity, seen, why = told
-    hint = "\nor take the detail alone for an event:\nbare = true" if sent.is_bare else ""
+    hint = "\nor accept the detail alone as an event:\nbare = true" if sent.is_bare else ""
     context.report(
         "target-input",
         severity,
@@ -111,50 +111,48 @@ def _is_bare(context: AwsContext) -> bool:
 
 def _sent_text(feed: EventFeed, sent: SentInput) -> str:
     if feed.is_scheduled and sent.is_constant:
-        return "a text of its own, by the clock"
+        return "a constant text, by a schedule"
     return f"the event{'s detail' if sent.is_bare else ' whole'}"
 
 
 def _input_problem(context: AwsContext, feed: EventFeed) -> tuple[Severity, str, str] | None:
-    """Say what is wrong with what is sent; None where nothing is."""
+    """Return severity, seen and why if the target changes events; otherwise None."""
     bare = _is_bare(context)
     sent = sent_input(feed.target, bare=bare)
     if sent.is_constant and (feed.is_scheduled or not feed.rule_arn):
-        return None  # there is no event that it could send, or that is not known
+        return None  # it has no event to send, or that is not known
     says = f"the target has {sent.says}"
     if not sent.says or not (sent.lost or not sent.is_event):
         return None
     if sent.is_constant:
-        why = "Every event arrives as the same text: the first is passed on, and all others are "
-        return Severity.ERROR, says, why + "taken for its duplicates, or for no events at all."
+        why = "Every event arrives as the same text: the first is delivered, and all others are "
+        return Severity.ERROR, says, why + "treated as its duplicates, or as unreadable."
     if not sent.is_event and sent.is_bare and context.setup.config.preset == "genesys":
-        why = (
-            "Genesys details are recognised without their envelope, except by HTTP. Whatever else "
-        )
-        why += "the rule matches goes to the dead letters, and id and source are gone: copies with "
-        return Severity.WARNING, says, why + "an envelope and copies without one are two events."
+        why = "Genesys details are recognised without their envelope, except by HTTP. Other events of "
+        why += "the rule go to the dead letters. Id and source are missing, so a copy with an "
+        return Severity.WARNING, says, why + "envelope and a copy without one are different events."
     if not sent.is_event:
-        why = "What arrives is no event to oncebridge, and goes to the dead letters."
+        why = "oncebridge cannot read it as an event, and puts it into the dead letters."
         return Severity.ERROR, f"{says}, and bare = {str(bare).lower()}", why
     if sent.is_bare:
-        return None  # and bare = true, so it is meant
+        return None  # and bare = true, so it is intended
     lost = ", ".join(name.replace("_", "-") for name in sent.lost)
-    seen = f"{says}, which leaves out or changes: {lost}"
+    seen = f"{says}, which removes or changes: {lost}"
     if "detail" in sent.lost:
-        why = "Events are told apart by their detail. Two that differ in what is left out are "
-        return Severity.ERROR, seen, why + "taken for the same, and the second is lost."
+        why = "Events are identified by their detail. Two that differ only in the removed part are "
+        return Severity.ERROR, seen, why + "treated as the same event, and the second is lost."
     is_by_source = context.setup.config.preset != "none" and "source" in sent.lost
     if is_by_source or "detail_type" in sent.lost:
-        why = "Rules do not recognise the events by it any more, so others decide what is the same."
+        why = "Rules that match by it do not match any more, so other rules decide."
         return (Severity.ERROR if is_by_source else Severity.WARNING), seen, why
     why = (
-        "A redelivery can not be told from an event that was published again, and rules with "
-        'key = "id" fall back to the content.'
+        "A redelivery cannot be distinguished from an event that was published again, and rules "
+        'with key = "id" use the content instead.'
     )
     return Severity.WARNING, seen, why
 
 
-# --- what becomes of an event that cannot be delivered ----------------------------------------
+# --- retries and dead-letter queues ----------------------------------------
 
 
 async def _check_retries(context: AwsContext, feed: EventFeed) -> None:
@@ -163,23 +161,22 @@ async def _check_retries(context: AwsContext, feed: EventFeed) -> None:
             "rule-retries",
             Severity.WARNING if feed.dead else Severity.ERROR,
             feed.subject,
-            seen=f"EventBridge tries {feed.attempts} times again, for {format_duration(feed.age)} "
-            "at most",
-            why="A target that throttles or is away for longer than that costs events"
-            + (", which then wait in the dead-letter queue." if feed.dead else "; they are gone."),
-            fix=feed.fix("Let it try for a day, as it does by itself"),
+            seen=f"EventBridge retries {feed.attempts} times, for {format_duration(feed.age)} at most",
+            why="If the target is throttled or unavailable for longer, events "
+            + ("go to the dead-letter queue." if feed.dead else "are lost."),
+            fix=feed.fix("Let it retry for a day, which is the default"),
         )
     else:
-        context.report_passed(feed.subject, f"tries for {format_duration(feed.age)}")
+        context.report_passed(feed.subject, f"retries for {format_duration(feed.age)}")
     if not feed.dead:
         context.report(
             "rule-no-dead-letters",
             Severity.WARNING,
             feed.subject,
             seen="the target has no dead-letter queue",
-            why="What cannot be delivered (a queue that is gone, a policy, a key, a day of "
-            "throttling) is dropped without a trace.",
-            fix=feed.fix("Keep it in a queue of its own, as `oncebridge template worker` does"),
+            why="Events that cannot be delivered (a deleted queue, a policy, a key, a day of "
+            "throttling) are dropped without a trace.",
+            fix=feed.fix("Set a dead-letter queue, as `oncebridge template worker` does"),
         )
         return
     await _check_undelivered(context, feed)
@@ -194,9 +191,9 @@ async def _check_undelivered(context: AwsContext, feed: EventFeed) -> None:
             "rule-dead-letters-missing",
             Severity.ERROR,
             feed.subject,
-            seen=f"its dead-letter queue {name} is not there",
-            why="What cannot be delivered is dropped without a trace.",
-            fix="Make it, and let EventBridge send to it:\n"
+            seen=f"its dead-letter queue {name} does not exist",
+            why="Events that cannot be delivered are dropped without a trace.",
+            fix="Create it, and allow EventBridge to send to it:\n"
             + make(feed.where, name, keeps_long=True),
         )
         return
@@ -209,13 +206,13 @@ def check_policy(
     context: AwsContext, queue: SqsQueue, several: Sequence[EventFeed], *, is_aside: bool = False
 ) -> None:
     """
-    See whether EventBridge may send to a queue for each of its rules.
+    Check whether EventBridge may send to a queue for each of its rules.
 
-    With *is_aside* it is the queue for what they cannot deliver.
+    With *is_aside* it is their dead-letter queue.
     """
     for feed in several:
         if not feed.is_enabled or not feed.rule_arn:
-            continue  # it sends nothing, or it is not known which rule it is
+            continue  # it sends nothing, or the rule is not known
         if feed.target.get("RoleArn") and not is_aside:
             continue  # it sends as that role
         answer = lets_send(queue.policy, rule=feed.rule_arn, queue=queue.arn)
@@ -226,10 +223,10 @@ def check_policy(
                 "sqs-policy-unclear",
                 Severity.NOTE,
                 queue.subject,
-                seen=f"whether its policy lets {feed.subject} send depends on conditions other "
+                seen=f"whether its policy allows {feed.subject} to send depends on conditions other "
                 "than aws:SourceArn and aws:SourceAccount",
-                why="If they do not hold, EventBridge is denied, and events are not delivered.",
-                fix="See FailedInvocations of the rule in CloudWatch, or allow it plainly:\n"
+                why="If they are not met, EventBridge is denied, and events are not delivered.",
+                fix="Check FailedInvocations of the rule in CloudWatch, or allow it without them:\n"
                 + _statement(queue, feed),
             )
         else:
@@ -237,7 +234,7 @@ def check_policy(
                 "sqs-policy-closed",
                 Severity.ERROR,
                 queue.subject,
-                seen=f"its policy does not let {EVENTS} send for {feed.subject}",
+                seen=f"its policy does not allow {EVENTS} to send for {feed.subject}",
                 why=_denied(feed, is_aside=is_aside),
                 fix=f"Add this statement to the policy of the queue:\n{_statement(queue, feed)}",
             )
@@ -245,9 +242,9 @@ def check_policy(
 
 def _denied(feed: EventFeed, *, is_aside: bool) -> str:
     if is_aside:
-        return "What the rule cannot deliver cannot be set aside either, and is dropped."
-    end = "sets the event aside." if feed.dead else "drops the event."
-    return f"EventBridge is denied, does not try again, and {end}"
+        return "Events that the rule cannot deliver are dropped."
+    end = "moves the event to the dead-letter queue." if feed.dead else "drops the event."
+    return f"EventBridge is denied, does not retry, and {end}"
 
 
 def _statement(queue: SqsQueue, feed: EventFeed) -> str:
