@@ -377,8 +377,8 @@ async def test_the_horizon_is_told_as_a_sum(account: AwsAccount) -> None:
     (finding,) = (await account.check()).findings
     rule = f"rule {account.name}-rule ({account.bus})"
     assert finding.seen == (
-        "window is 4d; messages are kept for 4d; a copy can be published as late as "
-        f"4d (Genesys Cloud publishes again) + 1d ({rule} tries again) = 5d"
+        "window is 4d; messages are kept for 4d; an event can be redelivered after "
+        f"4d (Genesys Cloud retries) + 1d ({rule} retries) = 5d"
     )
     assert 'window = "6d"' in finding.fix
 

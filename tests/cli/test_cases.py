@@ -186,7 +186,9 @@ async def test_a_test_is_for_one_route(samples):
     )
     assert told == "route 'crm' does not match tick.json"
     text = f'[[test]]\nname = "a"\n{same}'
-    assert mistakes(samples, text, ROUTES) == ["test[0].route: is missing; say which of crm, lake"]
+    assert mistakes(samples, text, ROUTES) == [
+        "test[0].route: is missing; set it to one of crm, lake"
+    ]
     setup = setup_of(samples, ROUTES)
     (samples / "cases.toml").write_text(f'route = "lake"\n{text}')
     (case,) = cases.load([samples / "cases.toml"], setup)
@@ -229,14 +231,14 @@ def test_all_mistakes_are_told_at_once(samples):
         "test[2].events[1]: 'calls.ndjson#4': calls.ndjson has events #1 to #3",
         "test[2].events[2]: 'empty.json' contains no event",
         "test[2].events[3]: 'calls.ndjson#x': calls.ndjson has events #1 to #3",
-        "test[2].rule: 'order' is no rule of the configuration; did you mean 'orders'?",
+        "test[2].rule: 'order' is not a rule of the configuration; did you mean 'orders'?",
         "test[3]: names no sample",
-        "test[3].verdicts: goes with events",
+        "test[3].verdicts: needs events",
         "test[4].verdicts[1]: 'dropped': must be one of",
         "test[5].verdicts: has 1 for 3 events",
-        "test[5].route: 'crm' is no route",
+        "test[5].route: 'crm' is not a route",
         "test[6].events: needs verdicts",
-        "test[6].gap: goes with verdicts",
+        "test[6].gap: needs verdicts",
     ]:
         assert any(part in line for line in told), part
 

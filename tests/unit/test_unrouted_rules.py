@@ -130,5 +130,5 @@ async def test_a_test_of_rules_says_the_same(tmp_path, route):
     elsewhere = event(7, source=f"com.example.{other}", **{"detail-type": "Noise"})
     (tmp_path / "elsewhere.json").write_text(json.dumps(elsewhere))
     assert await failures('events = ["elsewhere.json"]\nverdicts = ["discarded"]') == [
-        f"route {route!r} is not for elsewhere.json"
+        f"route {route!r} does not match elsewhere.json"
     ]

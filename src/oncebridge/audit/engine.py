@@ -2,12 +2,12 @@
 `oncebridge audit`, without the command line: from recorded events to a report.
 
     read      cut the files into chunks, in order (`reading`)
-    write     make a row of each arrival, in several processes (`pool`, `rows`)
-    load      put the rows into DuckDB, in the order of arrival (`table`)
-    judge     say of each what the gateway would have said (`verdicts`, `judge`)
+    write     write a row for each arrival, in several processes (`workers`, `rows`)
+    load      load the rows into DuckDB, in the order of arrival (`table`)
+    judge     find the verdict of each arrival, as a gateway would (`verdicts`, `judge`)
     find      causes, gaps, suspicions, naive keys (`findings`, `suspicions`, `naive`)
 
-Nothing is written but temporary files, which are gone at the end, however it ends.
+Only temporary files are written, and they are always removed at the end.
 """
 
 import tempfile
@@ -37,7 +37,7 @@ from oncebridge.events.event import Limits
 from oncebridge.events.rules import DEFAULT_WINDOW, Rule, RuleSet, Tier
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many were read."""
+"""Called with the bytes read so far, and the total."""
 
 _QUIET: Final = timedelta(milliseconds=500)
 _SMALL: Final = 8 << 20
@@ -65,15 +65,15 @@ def audit(
     most_examples: int = 5,
 ) -> AuditReport:
     """
-    Read all events below *paths* and tell which come more than once, and why.
+    Read all events below *paths*, and return a report on their duplicates.
 
-    They are judged by *rules*; what none matches by its content, within *window*. With a
-    *candidate*, other rules judge them too, and *differences* is told each arrival with which
-    they do otherwise, in the order of arrival. *quiet* is how soon the same state of an
-    entity again is suspected to be no news. `-` is standard input. *skipped* is told which
-    files are there twice, and read once.
+    Verdicts are those of *rules*; events that no rule matches are identified by their content,
+    within *window*. With *candidate* rules, *differences* is called with each arrival for which
+    they decide differently, in the order of arrival. *quiet* is the time within which the same
+    state of an entity is suspected to be a double emission. `-` is standard input. *skipped* is
+    called with the files that are named twice, and read once.
 
-    Raises `ConfigError` for what cannot be read, `AuditFailed` where it cannot be finished.
+    Raise `ConfigError` if a file cannot be read, `AuditFailed` if the audit cannot be finished.
     """
     clock = steady_clock()
     begun_ms = clock()
@@ -119,7 +119,7 @@ def audit(
 
 
 class _NumberedRules(Struct, frozen=True):
-    """A set of rules, by number and compiled; the last is for what none matches."""
+    """A set of rules, by number and compiled; the last is the default rule."""
 
     rules: list[Rule]
     compiled: RuleSet
@@ -131,7 +131,7 @@ class _NumberedRules(Struct, frozen=True):
 
 
 def _how_many(workers: int | None, files: Sequence[File]) -> int:
-    """Choose how many processes; none but this one for little, of which the size is known."""
+    """Return the number of worker processes; 0 (only this process) for a small, known size."""
     if workers is not None:
         return workers
     if all(file.path is not None for file in files) and sum(f.size for f in files) < _SMALL:
@@ -143,7 +143,7 @@ def _how_many(workers: int | None, files: Sequence[File]) -> int:
 
 
 class _Recording(Struct):
-    """What was read, all in all."""
+    """The result of reading all files."""
 
     chunks: list[Chunk]
     unreadable: dict[str, int]
@@ -154,7 +154,7 @@ class _Recording(Struct):
 def _write_rows(
     job: Job, files: Sequence[File], workers: int, progress: Progress | None
 ) -> _Recording:
-    """Read everything, and write a row of each arrival."""
+    """Read all files, and write a row for each arrival."""
     meter = _ProgressMeter(files, progress)
     origins: list[int] = []
     ends: list[int] = []
@@ -182,7 +182,7 @@ def _write_rows(
 
 
 class _ProgressMeter:
-    """Tells how far reading is."""
+    """Reports the progress of reading."""
 
     def __init__(self, files: Sequence[File], progress: Progress | None) -> None:
         self._sizes = [file.size for file in files]
@@ -192,7 +192,7 @@ class _ProgressMeter:
         self._sum = 0
 
     def read(self, file: int, end: int) -> None:
-        """Take note that *file* is read up to *end*; whatever comes first, it never goes back."""
+        """Note that *file* is read up to *end*; progress never decreases."""
         further = min(end, self._sizes[file]) - self._read[file]
         if further > 0:
             self._read[file] += further
@@ -204,7 +204,7 @@ class _ProgressMeter:
 def _unreadable(
     chunks: Sequence[Chunk], damaged: Sequence[Damage], files: Sequence[File]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Count what holds no event, and say where the first of it is."""
+    """Count the records without an event by reason, and return the first places."""
     counts: Counter[str] = Counter()
     places: list[tuple[int, int]] = []
     file, line = -1, 0
@@ -229,7 +229,7 @@ def _unreadable(
 def _report(
     table: Table, found: Findings, recording: _Recording, files: Sequence[File]
 ) -> AuditReport:
-    """Return what the table says, as far as it needs nothing else."""
+    """Return the part of the report that comes from the table."""
     verdicts = found.verdicts()
     tallies = found.tallies()
     times = table.times
@@ -266,7 +266,7 @@ def _report(
 def _clock(
     table: Table, summaries: Sequence[ChunkSummary]
 ) -> Literal["recorded", "published", "none"]:
-    """Tell whence most times are."""
+    """Return the origin of most times."""
     if not table.times.known:
         return "none"
     recorded = sum(one.recorded for one in summaries)

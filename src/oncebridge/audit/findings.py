@@ -1,9 +1,9 @@
 """
-What the table of arrivals says, once each has its verdict: causes, gaps, who is noisy, when.
+Query the table of arrivals, once each has its verdict: causes, gaps, counts.
 
-`repeats` is the table of what is not passed on because it was there before: duplicates, stale
-and unchanged states, and conflicts that the rule drops. A duplicate `is_other` where its key
-is that of the first and its content is not: nobody has compared them but us.
+The table `repeats` has the arrivals that are not delivered because of an earlier one: duplicates,
+stale and unchanged states, and conflicts that the rule drops. A duplicate `is_other` if its key is
+that of the first and its content is not, where the rule does not compare the content.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ BOUNDS: Final = (
     *(_MIN, 5 * _MIN, 15 * _MIN, _H, 4 * _H, 12 * _H),
     *(_D, 2 * _D, 4 * _D, 6 * _D, 14 * _D, 30 * _D),
 )
-"""Where the histogram of gaps is divided: at the windows and retry horizons that people know."""
+"""Bounds of the histogram of gaps: common windows and retry times."""
 
 _MOST_MOMENTS: Final = 120
 _TOP: Final = 10
@@ -36,7 +36,7 @@ _WIDTHS: Final = (
 
 
 class Findings:
-    """Asks the table; *rules* are those that the arrivals were judged by, the default one last."""
+    """Queries the table; *rules* are those of the verdicts, the default rule last."""
 
     def __init__(
         self, table: Table, rules: Sequence[Rule], files: Sequence[str], most_examples: int
@@ -49,7 +49,7 @@ class Findings:
     # --- causes -----------------------------------------------------------------------------
 
     def name_causes(self) -> None:
-        """Make the table `repeats`, with the cause and the gap of each."""
+        """Create the table `repeats`, with the cause and the gap of each."""
         step = self._table.times.step
         self._table.run(
             f"""
@@ -117,7 +117,7 @@ class Findings:
         )
 
     def gaps(self) -> Gaps | None:
-        """Return how long after the first one duplicates came, whatever the cause."""
+        """Return the time from the first arrival to each duplicate, for all causes."""
         return self._gaps("verdict").get(Verdict.DUPLICATE)
 
     def _gaps(self, group: str) -> dict[str, Gaps]:
@@ -146,7 +146,7 @@ class Findings:
     # --- examples ---------------------------------------------------------------------------
 
     def examples(self, numbers: Iterable[int]) -> dict[int, ArrivalExample]:
-        """Describe arrivals that are repeats."""
+        """Return examples for rows of `repeats`."""
         listed = _listed(dict.fromkeys(numbers))
         pairs = self._table.rows(
             f"SELECT ord, first FROM repeats WHERE ord IN ({listed})"  # noqa: S608
@@ -154,14 +154,14 @@ class Findings:
         return self.examples_of(dict(pairs))
 
     def examples_of(self, pairs: Mapping[int, int | None]) -> dict[int, ArrivalExample]:
-        """Describe arrivals, each beside another one."""
-        told = self.arrival_texts(
+        """Return examples for arrivals, each with an earlier one."""
+        texts = self.arrival_texts(
             [*pairs, *(first for first in pairs.values() if first is not None)]
         )
         examples = {}
         for number, first in pairs.items():
-            one = told[number]
-            other = told[first] if first is not None else None
+            one = texts[number]
+            other = texts[first] if first is not None else None
             gap = None
             if first is not None and self._table.times.known:
                 gap = abs(self._table.at_ms(number) - self._table.at_ms(first))
@@ -178,7 +178,7 @@ class Findings:
         return examples
 
     def arrival_texts(self, numbers: Iterable[int]) -> dict[int, dict[str, str]]:
-        """Tell place, id, source, topic and entity of arrivals."""
+        """Return place, id, source, topic and entity of arrivals."""
         listed = _listed(dict.fromkeys(numbers))
         rows = self._table.rows(
             f"""
@@ -219,7 +219,7 @@ class Findings:
         return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
     def count_events(self, verdicts: Mapping[Verdict, int]) -> int:
-        """Count what is passed on at least once."""
+        """Count the different events: those that are delivered at least once."""
         again, clashed = self._table.row(
             f"""
             SELECT count(*) FILTER (verdict = '{Verdict.DELIVERED}'),
@@ -231,7 +231,7 @@ class Findings:
         return int(passed - again + clashed)
 
     def after_window(self) -> int:
-        """Count what is passed on again because the window of an earlier arrival was over."""
+        """Count the arrivals that are delivered again because an earlier window had ended."""
         (again,) = self._table.row(
             f"SELECT count(*) FROM fates WHERE verdict = '{Verdict.DELIVERED}'"  # noqa: S608
         )
@@ -264,7 +264,7 @@ class Findings:
     # --- tallies ----------------------------------------------------------------------------
 
     def tallies(self) -> dict[str, tuple[NamedCounts, ...]]:
-        """Tell the noisiest topics, sources, rules and entities."""
+        """Return the topics, sources, rules and entities with most duplicates."""
         self._table.run(
             """
             CREATE TABLE tallied AS
@@ -294,7 +294,7 @@ class Findings:
         )
 
     def _by_rule(self) -> tuple[NamedCounts, ...]:
-        """List all rules that matched anything: they are few."""
+        """Return all rules that matched an event: they are few."""
         return tuple(
             NamedCounts(self._rules[rule].name, int(arrived), int(repeated))
             for rule, arrived, repeated in self._table.rows(
@@ -331,20 +331,20 @@ class Findings:
 
 
 def _differ(column: str) -> str:
-    """Ask, in SQL, whether both arrivals say where they are from, and not the same."""
+    """Return SQL that is true if both arrivals have the column, with different values."""
     one, other = f"kinds.{column}", f"first_kinds.{column}"
     return f"""({one} <> '""' AND {other} <> '""' AND {one} <> {other})"""
 
 
 def _histogram(places: Mapping[int, int], longest: int) -> tuple[tuple[int, int], ...]:
-    """Give every bound up to the one behind the longest gap."""
+    """Return every bound up to the one after the longest gap, with its count."""
     bounds = [*BOUNDS, max(longest + 1, BOUNDS[-1] + 1)]
     last = max(places)
     return tuple((bounds[at], places.get(at, 0)) for at in range(last + 1))
 
 
 def _width(span_ms: int) -> int:
-    """Choose the narrowest round span of which not too many cover the recording."""
+    """Return the shortest round span with which the recording has few enough spans."""
     for width in _WIDTHS:
         if span_ms // width + 2 <= _MOST_MOMENTS:
             return width

@@ -1,13 +1,13 @@
 """
-Make a store know the events of a recording, before the service that uses it goes live.
+Record the events of a recording in a store, before the service that uses it goes live.
 
-The events go through the gateways of the service itself, with its rules and under the names of
-its routes, into a sink that takes everything and sends nothing. So keys, registers and conflicts
-are what the service would have left behind, and what it meets again is a duplicate. Nothing is
-buried: what cannot be read, or can never be passed on, is counted.
+The events go through the gateways of the service, with its rules and the names of its routes, into
+a sink that accepts everything and sends nothing. So keys, registers and conflicts are as the
+service would have written them, and an event that arrives again is a duplicate. No dead letters are
+written: unreadable and dead events are counted.
 
-It may be done again, and beside workers that run: what is known stays as it is. A window begins
-when it is written down here, not when the event arrived; the store has no other clock.
+It can be run again, and while workers run: known events stay as they are. A window begins when it
+is written here, not when the event arrived; the store has no other clock.
 """
 
 import asyncio
@@ -36,39 +36,39 @@ BATCH: Final = 2000
 _BLOCK: Final = 4 << 20
 _PATIENCE: Final = timedelta(seconds=5)
 _PAUSES_S: Final = (0.2, 1.0, 3.0, 5.0, 10.0)
-"""Between tries: a store that is throttled needs a moment, one that restarts some more."""
+"""Pauses between attempts, for a store that throttles or restarts."""
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many were read."""
+"""Called with the bytes read so far, and the total."""
 _NEW: Final = frozenset({Verdict.DELIVERED, Verdict.STALE, Verdict.UNCHANGED, Verdict.CONFLICT})
 
 
 class AcceptAllSink:
-    """A sink that sends nothing and says yes."""
+    """A sink that accepts every event and sends nothing."""
 
     batch = BATCH
     concurrency = 1
 
     async def open(self) -> None:
-        """Do nothing: there is nobody to connect to."""
+        """Do nothing: there is no connection."""
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         return [_YES] * len(deliveries)
 
     async def aclose(self) -> None:
-        """Do nothing: there was nobody."""
+        """Do nothing: there is no connection."""
 
 
 _YES: Final = Yes()
 
 
 class NoDeadLetters:
-    """Dead letters that are gone: in a recording, somebody has dealt with them."""
+    """Discards dead letters: those of a recording were handled before."""
 
     async def open(self) -> None:
         """Do nothing."""
 
     async def put(self, letters: Sequence[DeadLetter]) -> None:
-        """Forget them."""
+        """Discard them."""
 
     async def list(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:  # noqa: ARG002
         return []
@@ -81,7 +81,7 @@ class NoDeadLetters:
 
 
 class StoreWarmer:
-    """Takes the events of *files* into the store at *place*, as *routes* of *setup* would."""
+    """Records the events of *files* in the store at *place*, as *routes* of *setup* would."""
 
     def __init__(
         self, setup: Setup, place: StorePlace, routes: Sequence[Route], files: Sequence[File]
@@ -93,13 +93,13 @@ class StoreWarmer:
         self._unpacker = Unpacker(settings.limits, bare=settings.bare, apart=apart)
         self._counts: Counter[str] = Counter()
         self._read = 0
-        """How far it has come, in bytes as they lie on disk."""
+        """Bytes on disk that were read so far."""
         self.left = 0
-        """What the store could not be told."""
+        """Events that could not be recorded."""
 
     @property
     def events(self) -> int:
-        """How many were taken through so far, whatever became of them."""
+        """How many events were processed so far, with any result."""
         return sum(self._counts.values()) - self._counts["unreadable"]
 
     @property
@@ -107,12 +107,12 @@ class StoreWarmer:
         return self._counts["unreadable"]
 
     def counts(self) -> dict[str, int]:
-        """Return what became of the records, by name."""
+        """Return the counts of records by result."""
         names = ("new", "known", "not remembered", "unreadable")
         return {name: self._counts[name] for name in names}
 
     async def run(self, progress: Progress | None = None) -> None:
-        """Take all of it through, or raise what the store has to say."""
+        """Process all files; raise the error of the store if it fails."""
         total = sum(file.size for file in self._files)
         await self._router.open()
         try:
@@ -160,7 +160,7 @@ class StoreWarmer:
                     yield event
 
     async def _take(self, events: Sequence[Event]) -> None:
-        """Take events through, and again for a while where the store is away or they are held."""
+        """Process events; retry for a while if the store is unavailable or another worker holds them."""
         for pause_s in (*_PAUSES_S, None):
             if not events:
                 return
@@ -210,5 +210,5 @@ def _router(setup: Setup, place: StorePlace, routes: Sequence[Route]) -> Router:
 
 
 def _without_sink_limits(settings: Settings) -> Settings:
-    """Keep what makes keys and records, and leave what is about a sink that is not there."""
+    """Return the settings that affect keys and records, without those for a sink."""
     return replace(settings, mode="enforce", on_store_outage="hold", rate=None)

@@ -1,10 +1,9 @@
 """
-Who writes the rows: this process for little, several processes for much.
+Write the rows in this process, or in several worker processes for a large recording.
 
-Workers are forked, so that they have the rules as they are and agree on Python's hashes. Each
-has a pipe to its parent and few chunks before it. They hold nothing that has to be
-cleaned up: when their parent goes, they see the end of the pipe and go too. A worker that
-dies or fails ends the audit with an error; nobody waits for it.
+Workers are forked, so that they share the compiled rules and Python's hashes. Each has a pipe to
+its parent and a few queued chunks. They hold nothing that needs cleaning up: when the parent ends,
+they see the end of the pipe and exit. A worker that dies or fails ends the audit with an error.
 """
 
 import gc
@@ -31,17 +30,16 @@ from oncebridge.errors import OncebridgeError
 
 _AHEAD = {Block: 2, RecordBatch: 1}
 """
-How many chunks a worker has before it, so that it does not wait for the next.
+How many chunks are queued for a worker, so that it does not wait for the next.
 
-A batch is larger than what a pipe takes in: only a worker that has nothing to do takes it off
-our hands, and before that we could serve no other.
+A batch is larger than the buffer of a pipe: sending it blocks until the worker reads it.
 """
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end an audit."""
 
 
 class AuditFailed(OncebridgeError):
-    """An audit could not be finished; the message says what stood in the way."""
+    """An audit could not be finished; the message says why."""
 
 
 def cpus() -> int:
@@ -52,14 +50,14 @@ def cpus() -> int:
 
 
 class WorkerPool(Protocol):
-    """Takes chunks, and gives what came of them, in whatever order."""
+    """Takes chunks, and returns their summaries in any order."""
 
     def write(self, chunk: int, work: Block | RecordBatch) -> Iterator[ChunkSummary]:
-        """Take one more chunk; give the summaries of those that are done by now."""
+        """Add a chunk; yield the summaries of chunks that are done."""
         ...
 
     def finish(self) -> Iterator[ChunkSummary]:
-        """Return the summaries of all the others, and close all files."""
+        """Yield the summaries of all other chunks, and close all files."""
         ...
 
     @property
@@ -68,7 +66,7 @@ class WorkerPool(Protocol):
 
 @contextmanager
 def worker_pool(job: Job, workers: int) -> Iterator[WorkerPool]:
-    """Have so many processes work on *job*; with none, this one does it."""
+    """Return a pool of *workers* processes for *job*; with 0, this process does the work."""
     pool = _ForkedPool(job, workers) if workers else _InProcess(job)
     try:
         yield pool
@@ -77,7 +75,7 @@ def worker_pool(job: Job, workers: int) -> Iterator[WorkerPool]:
 
 
 class _InProcess:
-    """No one but the parent itself."""
+    """Writes the rows in this process."""
 
     def __init__(self, job: Job) -> None:
         self._writer = RowWriter(job, 0, 1)
@@ -96,7 +94,7 @@ class _InProcess:
         yield from ()
 
     def stop(self) -> None:
-        """Close what is open; what was not written is not missed any more."""
+        """Close all files; unwritten rows are not needed any more."""
         with suppress(OSError):
             self._writer.close()
 
@@ -111,7 +109,7 @@ class _Task(Struct, frozen=True, array_like=True):
 
 
 class _Finished(Struct, frozen=True, array_like=True, tag=True):
-    """The last word of a worker."""
+    """The last message of a worker."""
 
     samples: list[tuple[str, str, list[bytes]]]
 
@@ -136,7 +134,7 @@ class _WorkerProcess(Struct):
 
 
 class _ForkedPool:
-    """Some processes that share the work."""
+    """Writes the rows in forked processes."""
 
     def __init__(self, job: Job, count: int) -> None:
         self._workers: list[_WorkerProcess] = []
@@ -151,14 +149,14 @@ class _ForkedPool:
     def _start(self, job: Job, number: int, count: int) -> None:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        # Else a worker would hold the pipes of the others open, and miss the parent's end.
+        # Otherwise a worker holds the pipes of the others open, and does not see the parent end.
         inherited = [*(worker.pipe for worker in self._workers), ours]
         process = context.Process(
             target=_work, args=(job, number, count, theirs, inherited), daemon=True
         )
         with _deferring_signals():
             with warnings.catch_warnings():
-                # A worker takes no lock that a thread of ours could hold: it reads and computes.
+                # A worker takes no lock that another thread of this process could hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
@@ -186,7 +184,7 @@ class _ForkedPool:
             self._raise_lost(worker)
 
     def _answers(self) -> Iterator[ChunkSummary]:
-        """Wait for an answer, or several."""
+        """Wait for one or more messages; yield the summaries."""
         busy = {worker.pipe: worker for worker in self._workers if worker.ahead}
         for pipe in wait(list(busy)):
             worker = busy[pipe]  # type: ignore[index]
@@ -205,8 +203,8 @@ class _ForkedPool:
                     raise AuditFailed(message)
 
     def _raise_lost(self, worker: _WorkerProcess) -> None:
-        """Say how a worker ended that should not have."""
-        while worker.pipe.poll():  # it may have said why
+        """Raise `AuditFailed` for a worker that ended unexpectedly."""
+        while worker.pipe.poll():  # it may have sent the reason
             try:
                 answer = _read_answer(worker.pipe.recv_bytes())
             except (EOFError, OSError):
@@ -219,7 +217,7 @@ class _ForkedPool:
         raise AuditFailed(f"a worker process ended {how}; the machine may be out of memory")
 
     def stop(self) -> None:
-        """End all workers, whatever they do."""
+        """Terminate all workers."""
         for worker in self._workers:
             worker.pipe.close()
             worker.process.terminate()
@@ -267,18 +265,18 @@ def _deferring_signals() -> Iterator[None]:
 def _work(
     job: Job, number: int, count: int, pipe: Connection, inherited: Sequence[Connection]
 ) -> None:
-    """Do what comes through the pipe, and end at once: what else is here is the parent's."""
+    """Run tasks of the pipe, and exit without cleaning up the parent's state."""
     for heard in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(heard, signal.SIG_IGN)  # the parent has heard it, and will say
+        signal.signal(heard, signal.SIG_IGN)  # the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
-    # Nothing here makes circles; looking for them would take a third of the time.
+    # There are no reference cycles here; collecting them would take a third of the time.
     gc.disable()
     try:
         _write_all(RowWriter(job, number, count), pipe)
     except EOFError:
-        pass  # the parent is gone
+        pass  # the parent has ended
     except OSError as error:
         _send_failure(pipe, explain_os_error(error))
     except Exception as error:  # noqa: BLE001 - the parent raises it
@@ -287,7 +285,7 @@ def _work(
             pipe, f"a worker failed: {type(error).__name__} at {place.name}:{place.lineno}"
         )
     finally:
-        # Not by the way of Python: a lock that a thread of the parent had is locked for ever.
+        # Without Python's exit: a lock that a thread of the parent held stays locked.
         os._exit(0)
 
 
@@ -305,7 +303,7 @@ def _send_failure(pipe: Connection, message: str) -> None:
 
 
 def explain_os_error(error: OSError) -> str:
-    """Say what the machine refused, and what helps."""
+    """Return the reason of an error of the operating system, and the fix."""
     reason = (error.strerror or str(error)).lower()
     name = error.filename
     place = f"{spelt(Path(os.fsdecode(name)))}: " if isinstance(name, str | bytes) else ""
