@@ -3,17 +3,17 @@
 from msgspec.structs import replace
 
 from oncebridge.audit.report import (
+    ArrivalExample,
+    AuditReport,
     CauseFound,
     Difference,
-    Example,
     FieldStudy,
     Gaps,
-    Moment,
     NaiveKey,
-    Report,
+    NamedCounts,
+    RulesComparison,
     Suspicion,
-    Tally,
-    Trial,
+    TimeSlice,
 )
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.verdict import Verdict
@@ -35,8 +35,8 @@ def gaps(*counts: int, longest: int = 3 * HOUR) -> Gaps:
     return Gaps(sum(counts), 2100, 4 * MINUTE, 2 * HOUR, longest, histogram)
 
 
-def example(line: int = 17, source: str = GENESYS, detail_type: str = TOPIC) -> Example:
-    return Example(
+def example(line: int = 17, source: str = GENESYS, detail_type: str = TOPIC) -> ArrivalExample:
+    return ArrivalExample(
         place=f"events.ndjson:{line}",
         id=f"6f0f3d5e-0000-4000-8000-{line:012}",
         source=source,
@@ -52,8 +52,8 @@ def cause(which: Cause, count: int, **more) -> CauseFound:
     return CauseFound(which, count, more.pop("gaps", gaps(0, 1, count - 1)), (example(),))
 
 
-def tally(name: str, arrivals: int = 100, repeats: int = 30) -> Tally:
-    return Tally(name, arrivals, repeats)
+def tally(name: str, arrivals: int = 100, repeats: int = 30) -> NamedCounts:
+    return NamedCounts(name, arrivals, repeats)
 
 
 def study(source: str = SHOP, detail_type: str = "Order", **more) -> FieldStudy:
@@ -83,25 +83,27 @@ def difference(line: int = 5, before=Verdict.DELIVERED, after=Verdict.DUPLICATE)
     )
 
 
-def trial(count: int = 3) -> Trial:
+def trial(count: int = 3) -> RulesComparison:
     differences = tuple(difference(line) for line in range(5, 5 + count))
-    return Trial(count, 0, count, ((Verdict.DELIVERED, Verdict.DUPLICATE, count),), differences)
+    return RulesComparison(
+        count, 0, count, ((Verdict.DELIVERED, Verdict.DUPLICATE, count),), differences
+    )
 
 
-def suspicion(kind: str, count: int = 41, *examples: Example) -> Suspicion:
+def suspicion(kind: str, count: int = 41, *examples: ArrivalExample) -> Suspicion:
     return Suspicion(kind, count, examples or (example(), example(18, detail_type=PRESENCE)))
 
 
-def report(**more) -> Report:
+def report(**more) -> AuditReport:
     """Make the report of an ordinary recording, with what *more* says otherwise."""
     moments = tuple(
-        Moment(
+        TimeSlice(
             START_MS + n * 5 * MINUTE,
             {Verdict.DELIVERED: 150 + n % 7 * 20, Verdict.DUPLICATE: 20 + n % 5 * 30},
         )
         for n in range(48)
     )
-    known = Report(
+    known = AuditReport(
         files=3,
         size=18_212_345,
         records=12_342,
@@ -145,9 +147,9 @@ def report(**more) -> Report:
     return replace(known, **more)
 
 
-def empty() -> Report:
+def empty() -> AuditReport:
     """Make the report of a recording with nothing in it."""
-    return Report(
+    return AuditReport(
         files=1,
         size=0,
         records=0,

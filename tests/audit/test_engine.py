@@ -10,7 +10,7 @@ from tests.audit.recordings import CONTENT, START_MS, audited, event, lines, raw
 from oncebridge import Rule, Verdict
 from oncebridge.audit import table
 from oncebridge.audit.engine import audit
-from oncebridge.audit.report import Tally
+from oncebridge.audit.report import NamedCounts
 from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat
 from oncebridge.events.framing import as_line
 from oncebridge.genesys.preset import genesys_rules
@@ -411,13 +411,13 @@ def test_the_noisiest_come_first(tmp_path):
     raws = [about("calm", n, "A") for n in range(5)] + [about("noisy", 1, "B")] * 4
     raws += [about("11111111-2222-4333-a444-555555555555", 1, "B")] * 2
     report = audit([record(tmp_path, *raws)], [])
-    assert report.topics == (Tally("B", 6, 4), Tally("A", 5, 0))
+    assert report.topics == (NamedCounts("B", 6, 4), NamedCounts("A", 5, 0))
     assert report.entities == (
-        Tally("noisy", 4, 3),
-        Tally("11111111-2222-4333-a444-555555555555", 2, 1),
-        Tally("calm", 5, 0),
+        NamedCounts("noisy", 4, 3),
+        NamedCounts("11111111-2222-4333-a444-555555555555", 2, 1),
+        NamedCounts("calm", 5, 0),
     )
-    assert report.sources == (Tally("shop", 11, 4),)
+    assert report.sources == (NamedCounts("shop", 11, 4),)
 
 
 def test_only_ten_of_each_are_listed(tmp_path):
@@ -498,7 +498,7 @@ def test_what_is_odd_in_an_event_is_no_trouble(tmp_path):
     ]
     report = audit([record(tmp_path, *texts)], genesys_rules())
     assert (report.events, report.unreadable) == (8, {})
-    assert Tally(odd, 2, 0) in report.sources
+    assert NamedCounts(odd, 2, 0) in report.sources
     assert odd in [tally.name for tally in report.entities]
 
 

@@ -24,9 +24,8 @@ from tests.audit.reports import (
     trial,
 )
 
-from oncebridge.audit.charts import gaps as draw_gaps
-from oncebridge.audit.html import MARK, page
-from oncebridge.audit.report import Moment, NaiveKey, Report, Trial
+from oncebridge.audit.html import MARK, draw_gaps, page
+from oncebridge.audit.report import AuditReport, NaiveKey, RulesComparison, TimeSlice
 from oncebridge.audit.suggest import suggest
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.verdict import Verdict
@@ -67,11 +66,11 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def made(found: Report) -> str:
+def made(found: AuditReport) -> str:
     return page(found, suggest(found))
 
 
-def nasty() -> Report:
+def nasty() -> AuditReport:
     """Make a report in which everything that may come from an event is hostile."""
     one = replace(
         example(), place=NASTY, id=NASTY, source=NASTY, detail_type=NASTY, entity=NASTY,
@@ -92,11 +91,11 @@ def nasty() -> Report:
         sources=(tally(NASTY),),
         rules=(tally(NASTY),),
         naive=(NaiveKey("detail-hash", "a hash", 1, 1, (one,)),),
-        trial=Trial(1, 0, 1, ((Verdict.DELIVERED, Verdict.STALE, 1),), (bad,)),
+        trial=RulesComparison(1, 0, 1, ((Verdict.DELIVERED, Verdict.STALE, 1),), (bad,)),
     )
 
 
-def largest() -> Report:
+def largest() -> AuditReport:
     """Make a report that is full everywhere, with names that are far too long."""
     name = "long & longer " * 200
     tallies = (tally(name),) * 20
@@ -111,9 +110,11 @@ def largest() -> Report:
         sources=tallies,
         rules=tallies,
         over_time=tuple(
-            Moment(START_MS + n * MINUTE, dict.fromkeys(Verdict, 10**6)) for n in range(120)
+            TimeSlice(START_MS + n * MINUTE, dict.fromkeys(Verdict, 10**6)) for n in range(120)
         ),
-        trial=Trial(10**6, 0, 10**6, ((Verdict.DELIVERED, Verdict.STALE, 10**6),), (bad,) * 1000),
+        trial=RulesComparison(
+            10**6, 0, 10**6, ((Verdict.DELIVERED, Verdict.STALE, 10**6),), (bad,) * 1000
+        ),
     )
 
 
@@ -128,12 +129,14 @@ REPORTS = {
         causes=(),
         gaps=None,
         suspicions=(),
-        over_time=(Moment(START_MS, {Verdict.DELIVERED: 1}),),
+        over_time=(TimeSlice(START_MS, {Verdict.DELIVERED: 1}),),
     ),
     "no times": report(clock="none", gaps=None, over_time=(), first_ms=None, last_ms=None),
     "no gap but 0": report(gaps=gaps(5, longest=0)),
     "gaps of months": report(gaps=gaps(1, longest=90 * DAY), window_ms=90 * DAY),
-    "beyond any calendar": report(over_time=(Moment(10**17, {}), Moment(10**17 + MINUTE, {}))),
+    "beyond any calendar": report(
+        over_time=(TimeSlice(10**17, {}), TimeSlice(10**17 + MINUTE, {}))
+    ),
     "nasty": nasty(),
     "as large as it gets": largest(),
 }
@@ -184,15 +187,15 @@ def test_long_names_are_cut():
 def test_it_says_what_the_terminal_says():
     text = " ".join(Page(made(report(trial=trial(3)))).text)
     for said in (
-        "12,340 arrivals are 9,001 events; 3,339 arrivals are repeats",
+        "12,340 arrivals contain 9,001 events; 3,339 arrivals are duplicates",
         "the same envelope id: a queue, rule or target sent it again".capitalize(),
-        "would have missed 207 repeats",
+        "would have missed 207 duplicates",
         "6,312",
         "double emission",
         "not-json",
-        "The candidate would do otherwise with 3 arrivals",
+        "The candidate rules decide differently for 3 arrivals",
         'preset = "genesys"',
-        "It holds no payload",
+        "It contains no payload",
     ):
         assert said in text, said
 
@@ -209,7 +212,7 @@ def test_every_chart_has_words_and_a_table():
         assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
         assert title.text
         assert desc.text
-    assert len(re.findall("<summary>The numbers</summary>", text)) == 2
+    assert len(re.findall("<summary>Data table</summary>", text)) == 2
 
 
 def test_headings_follow_each_other():
@@ -268,7 +271,7 @@ def rects(svg: str, kind: str) -> list[dict[str, float]]:
 
 
 def test_bars_stand_on_each_other_and_are_as_high_as_their_numbers():
-    moments = [Moment(START_MS, {Verdict.DELIVERED: 30, Verdict.DUPLICATE: 10})]
+    moments = [TimeSlice(START_MS, {Verdict.DELIVERED: 30, Verdict.DUPLICATE: 10})]
     svg = charts.arrivals(moments, charts.WIDE, CHART)
     (passed,), (repeated,) = rects(svg, "v-delivered"), rects(svg, "v-duplicate")
     assert passed["height"] == pytest.approx(3 * repeated["height"], rel=0.02)
@@ -277,14 +280,14 @@ def test_bars_stand_on_each_other_and_are_as_high_as_their_numbers():
 
 def test_spans_without_arrivals_are_left_empty():
     counts = {Verdict.DELIVERED: 5}
-    moments = [Moment(START_MS + n * MINUTE, counts) for n in (0, 1, 9)]
+    moments = [TimeSlice(START_MS + n * MINUTE, counts) for n in (0, 1, 9)]
     first, second, third = rects(charts.arrivals(moments, charts.WIDE, CHART), "v-delivered")
     step = second["x"] - first["x"]
     assert third["x"] - first["x"] == pytest.approx(9 * step, rel=0.01)
 
 
 def test_no_arrival_is_lost_where_bars_are_gathered():
-    moments = [Moment(START_MS + n * MINUTE, {Verdict.DELIVERED: 1}) for n in range(1000)]
+    moments = [TimeSlice(START_MS + n * MINUTE, {Verdict.DELIVERED: 1}) for n in range(1000)]
     svg = charts.arrivals(moments, charts.NARROW, CHART)
     bars = rects(svg, "v-delivered")
     assert len(bars) < 60

@@ -12,7 +12,7 @@ from tests.size import examples
 from oncebridge import Gateway, Rule, Verdict
 from oncebridge.audit.engine import audit
 from oncebridge.audit.judge import Judge
-from oncebridge.audit.rows import Complex
+from oncebridge.audit.rows import ComplexPlan
 from oncebridge.audit.verdicts import UNKEYED
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.events.event import read
@@ -127,7 +127,7 @@ def by_a_judge(rules, stream):
         at_ms += gap
         plan = plans.plan(read(raw))
         if plan.parts:
-            found = judge.judge(number, at_ms, plan.rule, Complex.of(plan))
+            found = judge.judge(number, at_ms, plan.rule, ComplexPlan.of(plan))
             verdicts.append(found.verdict)
         else:
             verdicts.append(UNKEYED[plan.action])

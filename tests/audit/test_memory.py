@@ -14,7 +14,7 @@ from oncebridge import Rule
 from oncebridge.audit import judge, rows
 from oncebridge.audit.engine import audit
 from oncebridge.audit.judge import Judge
-from oncebridge.audit.rows import Complex
+from oncebridge.audit.rows import ComplexPlan
 from oncebridge.audit.table import Table
 from oncebridge.errors import ConfigError
 from oncebridge.events.event import Limits, read
@@ -69,7 +69,7 @@ def test_a_judge_keeps_no_more_than_the_windows_need():
     most = 0
     for number in range(5_000):
         plan = rules.plan(read(json.dumps(event(detail={"e": "E", "n": number})).encode()))
-        one.judge(number, START_MS + number * 1_000, rule, Complex.of(plan))
+        one.judge(number, START_MS + number * 1_000, rule, ComplexPlan.of(plan))
         most = max(most, len(one._records) + len(one._entities))
     assert most < 1_100
 
@@ -94,7 +94,7 @@ def test_delivered_again_is_known_though_the_record_is_forgotten(tmp_path, monke
 
 def test_long_texts_are_not_remembered_for_ever(tmp_path):
     job = rows.Job(tmp_path, RuleSet([], namespace="audit"), None, Limits(), False, 10**15)
-    with closing(rows.Scribe(job, 0, 1)) as scribe:
+    with closing(rows.RowWriter(job, 0, 1)) as scribe:
         for number in range(40):
             long = f"{number} " + "x" * 600_000
             scribe._add(read(raw(number, id=long, source=long, detail_type=long)), number, None)

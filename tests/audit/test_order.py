@@ -8,7 +8,7 @@ from tests.audit.recordings import START_MS, event, lines
 
 from oncebridge import Rule, Verdict
 from oncebridge.audit.engine import audit
-from oncebridge.audit.order import in_order
+from oncebridge.audit.order import arrival_times
 
 HOUR = 3_600_000
 FAR = 10**13
@@ -33,13 +33,13 @@ FAR = 10**13
     ],
 )
 def test_a_leap_counts_where_what_follows_agrees(times, latest):
-    assert in_order(times).latest == latest
+    assert arrival_times(times).latest == latest
 
 
 def test_what_comes_last_in_a_chunk_is_not_for_the_next_to_go_by():
-    order = in_order([1, 2, FAR])
+    order = arrival_times([1, 2, FAR])
     assert (order.first_ms, order.sure_ms, order.end_ms) == (1, 2, FAR)
-    order = in_order([1, 2, FAR, FAR])
+    order = arrival_times([1, 2, FAR, FAR])
     assert (order.sure_ms, order.end_ms) == (FAR, FAR)
 
 

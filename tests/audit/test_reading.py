@@ -13,7 +13,7 @@ from tests.audit.recordings import audited, event, lines, raw
 from oncebridge import ConfigError
 from oncebridge.audit import reading
 from oncebridge.audit.engine import audit
-from oncebridge.audit.reading import Batch, Block, Damage, find_files, read_pieces
+from oncebridge.audit.reading import Block, Damage, RecordBatch, find_files, read_pieces
 
 THREE = [event(1), event(2, at_s=1), event(1, id="other", at_s=2)]
 ONE_TO_THREE = ["delivered", "delivered", "duplicate"]
@@ -113,7 +113,7 @@ def test_standard_input_is_a_dash(monkeypatch, tmp_path):
 def test_what_is_not_there_is_said_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"gone\.ndjson: no such file"):
         audit([tmp_path / "gone.ndjson"], [])
-    with pytest.raises(ConfigError, match="files: there are none"):
+    with pytest.raises(ConfigError, match="files: no files found"):
         audit([tmp_path], [])
 
 
@@ -188,7 +188,7 @@ def test_dumps_behind_each_other_are_all_read(tmp_path, monkeypatch):
 def test_batches_are_made_of_what_is_no_plain_lines(tmp_path):
     path = written(tmp_path, gzip.compress(NDJSON))
     pieces = list(read_pieces(find_files([path])))
-    assert all(isinstance(piece.work, Batch) for piece in pieces)
+    assert all(isinstance(piece.work, RecordBatch) for piece in pieces)
     assert [line for piece in pieces for line in piece.work.lines] == [0, 1, 2]
     assert b"".join(raw for piece in pieces for raw in piece.work.raws) == NDJSON.replace(
         b"\n", b""

@@ -160,7 +160,7 @@ def test_without_a_field_that_identifies_a_rule_is_only_proposed():
     found = suggest(only_shop(study(identifying=None)))
     assert "rules" not in tomllib.loads(found.toml)
     assert tomllib.loads(switched_on(found))["rules"][0]["ignore"] == ["detail.sentAt"]
-    assert any("stay apart" in reason for reason in found.reasons)
+    assert any("count as different events" in reason for reason in found.reasons)
 
 
 def test_kinds_that_are_alike_share_a_rule():
@@ -179,7 +179,7 @@ def test_more_kinds_than_anybody_reads_are_counted():
 def test_names_of_rules_are_given_once_also_beside_the_users_own():
     found = suggest(REPORTS["own rules"])
     assert [rule["name"] for rule in tomllib.loads(found.toml)["rules"]] == ["shop Order 2"]
-    (kept,) = [reason for reason in found.reasons if "not repeated here" in reason]
+    (kept,) = [reason for reason in found.reasons if "not included here" in reason]
     assert "shop Order" in kept
     assert "\\x1b[31m" in kept
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from tests.audit.reports import DAY, HOUR, MINUTE, empty, gaps, report, trial
 from tests.audit.test_html import NASTY, nasty
 
-from oncebridge.audit import text as words
+from oncebridge.audit import text as report_text
 from oncebridge.audit.report import NaiveKey
 from oncebridge.audit.suggest import suggest
 from oncebridge.audit.terminal import show
@@ -26,14 +26,15 @@ def flat(found) -> str:
 
 def test_the_first_sentence_is_the_answer():
     lines = printed(report())
-    assert lines[2] == "12,340 arrivals are 9,001 events; 3,339 arrivals are repeats (27 %)."
+    assert lines[2] == "12,340 arrivals contain 9,001 events; 3,339 arrivals are duplicates (27 %)."
 
 
 def test_the_order_is_that_of_the_questions():
     text = "\n".join(printed(report(trial=trial(3))))
     heads = (
-        *("Why they came again", "How long after the first", "Noisiest topics", "Sources"),
-        *("What a simple key would have done", "Worth a look", "Unreadable: 2 records"),
+        *("Duplicates by cause", "Time since the first arrival", "Topics with most duplicates"),
+        "Sources",
+        *("What a simple key would have done", "Needs review", "Unreadable: 2 records"),
         *("The candidate rules", "Suggested configuration"),
     )
     places = [text.index(head) for head in heads]
@@ -58,7 +59,7 @@ def test_numbers_and_units_stay_together_as_plain_blanks():
 def test_twenty_differences_are_shown_and_the_rest_counted():
     text = flat(report(trial=trial(25)))
     assert text.count("delivered → duplicate") == 21
-    assert "and 5 more; all of them: --differences FILE" in text
+    assert "and 5 more; write all of them with --differences FILE" in text
 
 
 def test_nothing_out_of_an_event_reaches_the_terminal_as_it_is():
@@ -80,7 +81,7 @@ def test_brackets_are_no_markup():
 
 
 def test_a_recording_without_events_says_so():
-    assert "There is no event in it." in flat(empty())
+    assert "No events found." in flat(empty())
     assert "Suggested" not in flat(empty())
 
 
@@ -88,13 +89,13 @@ def test_other_verdicts_are_named():
     from oncebridge.engine.verdict import Verdict
 
     found = report(verdicts={Verdict.DELIVERED: 5, Verdict.STALE: 2, Verdict.DEAD: 1})
-    assert "Among them: 2 stale, 1 dead." in flat(found)
+    assert "Including 2 stale, 1 dead." in flat(found)
 
 
 def test_how_times_were_found_is_said_unless_they_were_recorded():
-    assert "does not say when" in flat(report(clock="published"))
+    assert "has no arrival times" in flat(report(clock="published"))
     assert "Neither the recording" in flat(report(clock="none", gaps=None))
-    assert "does not say when" not in flat(report())
+    assert "has no arrival times" not in flat(report())
 
 
 # --- words --------------------------------------------------------------------------------
@@ -138,54 +139,60 @@ def test_none_and_all_are_said_only_where_they_are_so(part, whole, told):
 @pytest.mark.parametrize(
     ("lost", "let_through", "told"),
     [
-        (312, 41, "would have lost 312 events and let 41 repeats through"),
+        (312, 41, "would have lost 312 events and delivered 41 duplicates"),
         (1, 0, "would have lost 1 event"),
-        (0, 2, "would have let 2 repeats through"),
-        (0, 0, "would have been right, on this recording"),
+        (0, 2, "would have delivered 2 duplicates"),
+        (0, 0, "would have been correct on this recording"),
     ],
 )
 def test_a_naive_key_is_judged_in_words(lost, let_through, told):
-    assert words.about_naive(NaiveKey("envelope-id", "", lost, let_through, ())) == told
+    assert report_text.naive_outcome(NaiveKey("envelope-id", "", lost, let_through, ())) == told
 
 
 @pytest.mark.parametrize(
     ("counts", "window_ms", "told"),
     [
-        ((9,), 6 * DAY, ["A window of 5 min would have been long enough for all of them."]),
+        ((9,), 6 * DAY, ["A window of 5 min would have covered all of them."]),
         (
             (9, 0, 0, 0, 0, 0, 2, 1),
             6 * DAY,
             [
-                "A window of 5 min would have missed 3 repeats.",
-                "A window of 24 h would have been long enough for all of them.",
+                "A window of 5 min would have missed 3 duplicates.",
+                "A window of 24 h would have covered all of them.",
             ],
         ),
-        ((9, 0, 0, 0, 0, 0, 0, 1), HOUR, ["A window of 5 min would have missed 1 repeat."]),
+        ((9, 0, 0, 0, 0, 0, 0, 1), HOUR, ["A window of 5 min would have missed 1 duplicate."]),
     ],
 )
 def test_windows_are_judged_by_the_gaps(counts, window_ms, told):
     found = report(gaps=gaps(*counts, longest=1000), window_ms=window_ms, last_ms=None)
-    assert [line.replace(figures.NB, " ") for line in words.about_windows(found)] == told
+    assert [line.replace(figures.NB, " ") for line in report_text.window_sentences(found)] == told
 
 
 def test_a_recording_cannot_hold_gaps_that_are_longer_than_itself():
-    assert words.about_windows(report())[-1].startswith("The recording is 4\xa0h long")
-    assert not words.about_windows(report(window_ms=HOUR))[-1].startswith("The recording")
+    assert report_text.window_sentences(report())[-1].startswith("The recording covers 4\xa0h")
+    assert not report_text.window_sentences(report(window_ms=HOUR))[-1].startswith("The recording")
 
 
 def test_gaps_that_come_near_the_window_are_a_warning():
     found = report(gaps=gaps(1, longest=5 * DAY))
-    assert "try a longer one" in words.about_windows(found)[-1]
+    assert "Try a longer window" in report_text.window_sentences(found)[-1]
 
 
 def test_one_of_each_is_said_in_the_singular():
     found = replace(report(), events=2, logical=1, causes=report().causes[:1])
     found = replace(found, causes=(replace(found.causes[0], count=1),))
-    assert words.headline(found).startswith("2 arrivals are 1 event; 1 arrival is a repeat")
+    assert report_text.headline(found).startswith(
+        "2 arrivals contain 1 event; 1 arrival is a duplicate"
+    )
     late = replace(found, events=5, after_window=3)
-    assert words.headline(late).endswith("(20\xa0%), and 3 more came again after the window.")
+    assert report_text.headline(late).endswith(
+        "(20\xa0%), and 3 more arrived again after the window."
+    )
     late = replace(found, causes=(), after_window=1)
-    assert words.headline(late).endswith("none is a repeat, and 1 came again after the window.")
+    assert report_text.headline(late).endswith(
+        "no duplicates, and 1 arrived again after the window."
+    )
 
 
 def test_long_names_are_cut_in_the_middle():

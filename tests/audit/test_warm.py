@@ -13,7 +13,7 @@ from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisServer, prefix
 
 from oncebridge.audit.reading import find_files
-from oncebridge.audit.warm import BATCH, Warming
+from oncebridge.audit.warm import BATCH, StoreWarmer
 from oncebridge.audit.workers import AuditFailed
 from oncebridge.engine.batch import EntityState, Memo
 from oncebridge.errors import StoreUnavailable
@@ -89,9 +89,9 @@ class World:
         file.write_text(f"{places}\n{store}\n{rules}")
         return load(file, environment={})
 
-    async def warm(self, setup: Setup, **counts: int) -> Warming:
+    async def warm(self, setup: Setup, **counts: int) -> StoreWarmer:
         files = find_files([self.events])
-        warming = Warming(setup, setup.config.store, setup.routes, files)
+        warming = StoreWarmer(setup, setup.config.store, setup.routes, files)
         await warming.run()
         for name, count in counts.items():
             assert warming.counts()[name] == count, warming.counts()
@@ -197,7 +197,7 @@ async def test_every_route_has_its_own_keys(world, monkeypatch):
         return load(file, environment={})
 
     one = setup()
-    crm = Warming(one, one.config.store, one.routes[:1], find_files([world.events]))
+    crm = StoreWarmer(one, one.config.store, one.routes[:1], find_files([world.events]))
     await crm.run()
     counts = await world.serve(setup())
     assert (counts["delivered"], counts["duplicate"]) == (1, 1)
@@ -242,7 +242,7 @@ async def test_more_than_a_batch_is_told_as_it_goes(world):
     world.events.write_bytes(b"\n".join(order(n, 1) for n in range(BATCH + 10)))
     setup = world.setup()
     told = []
-    warming = Warming(setup, setup.config.store, setup.routes, find_files([world.events]))
+    warming = StoreWarmer(setup, setup.config.store, setup.routes, find_files([world.events]))
     await warming.run(lambda done, total: told.append((done, total)))
     assert warming.events == BATCH + 10
     assert told[-1] == (world.events.stat().st_size, world.events.stat().st_size)
@@ -259,8 +259,8 @@ async def test_a_store_that_is_away_ends_it_with_a_word(world, monkeypatch):
     monkeypatch.setattr("oncebridge.audit.warm._PAUSES_S", (0.01, 0.01))
     setup = world.setup()
     place = setup.config.store.__class__(setup.config.store.url, Silent())
-    warming = Warming(setup, place, setup.routes, find_files([world.events]))
-    with pytest.raises(StoreUnavailable, match="warm it again"):
+    warming = StoreWarmer(setup, place, setup.routes, find_files([world.events]))
+    with pytest.raises(StoreUnavailable, match="run --warm again"):
         await warming.run()
     assert warming.left == 404
 

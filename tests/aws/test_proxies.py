@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.check.aws_town import Town
+from tests.check.aws_account import Town
 from tests.http.targets import TLS, answering, refusing_port, server_tls, serving
 from tests.servers.aws import AWS
 

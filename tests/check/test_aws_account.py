@@ -13,14 +13,14 @@ from typing import Any
 
 import botocore.session
 import pytest
-from tests.check.aws_town import ORGANISATION, Function, Town, client, codes, destination
+from tests.check.aws_account import ORGANISATION, AwsAccount, Function, client, codes, destination
 from tests.servers.aws_overlay import Answer, Asked, Change, Forward, Overlay, overlaid
 from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
 from oncebridge.aws.skewed_clock import SkewedClock
 from oncebridge.base.clock import system_clock
 from oncebridge.check.aws import check_aws
-from oncebridge.check.aws.account import Reader, Unseen, Where
+from oncebridge.check.aws.account import AwsLocation, AwsReader, NotReadable
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.service.config import load
 
@@ -41,30 +41,30 @@ def overlay(guarded_aws: GuardedAws) -> Iterator[Overlay]:
 
 
 @pytest.fixture
-def town(guarded_aws: GuardedAws) -> Iterator[Town]:
-    with Town(guarded_aws) as made:
+def account(guarded_aws: GuardedAws) -> Iterator[AwsAccount]:
+    with AwsAccount(guarded_aws) as made:
         yield made
 
 
 class Everything:
     """A set-up in which every call of a check is made."""
 
-    def __init__(self, town: Town) -> None:
-        self.name = town.name
-        client(town.endpoint, "s3").create_bucket(Bucket=town.name)
-        topic = client(town.endpoint, "sns").create_topic(Name=town.name)["TopicArn"]
-        stream = f"{town.name}-stream"
-        client(town.endpoint, "kinesis").create_stream(StreamName=stream, ShardCount=1)
-        function = Function(town)
-        function.reads(town.arn(town.source))
-        town.add_rule("direct", to=function.arn, pattern={"source": ["com.example.direct"]})
-        table = town.add_table(DeletionProtectionEnabled=False)
-        routes = [("topic", f"sns:{topic}"), ("bus", f"events://{town.bus}")]
-        self.flags = town.flags() | {"source": f"kinesis://{stream}", "preset": "genesys"}
+    def __init__(self, account: AwsAccount) -> None:
+        self.name = account.name
+        client(account.endpoint, "s3").create_bucket(Bucket=account.name)
+        topic = client(account.endpoint, "sns").create_topic(Name=account.name)["TopicArn"]
+        stream = f"{account.name}-stream"
+        client(account.endpoint, "kinesis").create_stream(StreamName=stream, ShardCount=1)
+        function = Function(account)
+        function.reads(account.arn(account.source))
+        account.add_rule("direct", to=function.arn, pattern={"source": ["com.example.direct"]})
+        table = account.add_table(DeletionProtectionEnabled=False)
+        routes = [("topic", f"sns:{topic}"), ("bus", f"events://{account.bus}")]
+        self.flags = account.flags() | {"source": f"kinesis://{stream}", "preset": "genesys"}
         self.flags |= {"store": f"dynamodb://{table}", "sink": routes[0][1]}
         self.more = {"source": "-", "dead": "memory:", "sink": routes[1][1]}
-        self.more |= {"store": f"s3://{town.name}/keys"}
-        self.function, self.destination = function.name, destination(town)
+        self.more |= {"store": f"s3://{account.name}/keys"}
+        self.function, self.destination = function.name, destination(account)
         self.role = f"arn:aws:iam::{ACCOUNT}:role/{function.name}"
 
     async def check(self, *, only: str = "") -> Checkup:
@@ -106,7 +106,7 @@ ACTIONS = [
 
 
 async def test_nothing_is_asked_for_but_to_read(
-    town: Town, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+    account: AwsAccount, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The calls are seen twice: by botocore, and by the server; what is listed above is all."""
     called: list[str] = []
@@ -117,63 +117,63 @@ async def test_nothing_is_asked_for_but_to_read(
         made.meta.events.register("before-call", lambda model, **_: called.append(model.name))
         return made
 
-    everything = Everything(town)
+    everything = Everything(account)
     monkeypatch.setattr(botocore.session.Session, "create_client", watched)
     checkup = await everything.check()
-    assert not checkup.blind
+    assert not checkup.not_checked
     assert len(called) == len(overlay.asked) > 40
     assert all(re.match(r"Get|List|Describe|Simulate", name) for name in called)
     assert sorted(set(overlay.asked)) == ACTIONS
 
 
 async def test_what_does_more_than_read_cannot_be_called() -> None:
-    sqs = Reader().at("sqs", Where())
+    sqs = AwsReader().at("sqs", AwsLocation())
     for operation in ("ReceiveMessage", "SetQueueAttributes", "DeleteMessage", "get_queue_url"):
         with pytest.raises(ValueError, match="more than read"):
             await sqs.ask(operation)
 
 
-async def test_each_right_can_be_missing(town: Town, overlay: Overlay) -> None:
-    everything = Everything(town)
+async def test_each_right_can_be_missing(account: AwsAccount, overlay: Overlay) -> None:
+    everything = Everything(account)
     whole = await everything.check()
     for action in ACTIONS:
         overlay.changes.clear()
         overlay.deny(action)
         checkup = await everything.check(only=action)
-        assert {blind.needs for blind in checkup.blind} == {action}, action
+        assert {blind.needs for blind in checkup.not_checked} == {action}, action
         # What could not be seen is not found, and nothing else is.
         found = {(one.code, one.subject) for one in checkup.findings}
         assert found <= {(one.code, one.subject) for one in whole.findings}, action
         assert checkup.passed, action
 
 
-async def test_no_right_at_all(town: Town, overlay: Overlay) -> None:
-    everything = Everything(town)
+async def test_no_right_at_all(account: AwsAccount, overlay: Overlay) -> None:
+    everything = Everything(account)
     for action in ACTIONS:
         overlay.deny(action)
     checkup = await everything.check()
     assert checkup.findings == []
     assert {one.subject for one in checkup.passed} == {"this host's clock"}
-    assert "sqs:GetQueueUrl" in {blind.needs for blind in checkup.blind}
+    assert "sqs:GetQueueUrl" in {blind.needs for blind in checkup.not_checked}
 
 
 async def test_real_iam_denies_a_user(
-    town: Town, guarded_aws: GuardedAws, monkeypatch: pytest.MonkeyPatch
+    account: AwsAccount, guarded_aws: GuardedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     iam = guarded_aws.client("iam")
-    iam.create_user(UserName=town.name)
+    iam.create_user(UserName=account.name)
     statements = [
         {"Effect": "Allow", "Action": "*", "Resource": "*"},
         {"Effect": "Deny", "Action": "events:ListEventBuses", "Resource": "*"},
     ]
     document = json.dumps({"Version": "2012-10-17", "Statement": statements})
-    iam.put_user_policy(UserName=town.name, PolicyName="it", PolicyDocument=document)
-    key = iam.create_access_key(UserName=town.name)["AccessKey"]
+    iam.put_user_policy(UserName=account.name, PolicyName="it", PolicyDocument=document)
+    key = iam.create_access_key(UserName=account.name)["AccessKey"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", guarded_aws.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
-    checkup = await town.check()
-    assert [(one.subject, one.needs) for one in checkup.blind] == [
+    checkup = await account.check()
+    assert [(one.subject, one.needs) for one in checkup.not_checked] == [
         ("EventBridge", "events:ListEventBuses")
     ]
     assert checkup.findings == []  # and not that no rule leads here
@@ -182,66 +182,72 @@ async def test_real_iam_denies_a_user(
 # --- nobody answers ---------------------------------------------------------------------------
 
 
-async def test_nobody_answers(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_answers(account: AwsAccount, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        checkup = await town.check()
+        checkup = await account.check()
     assert checkup.findings == []
     assert checkup.passed == []
-    needs = {blind.needs for blind in checkup.blind}
+    needs = {blind.needs for blind in checkup.not_checked}
     assert needs == {
-        f"an answer of {service} (EndpointConnectionError)"
+        f"a response of {service} (EndpointConnectionError)"
         for service in ("sqs", "dynamodb", "sts")
     }
 
 
-async def test_nobody_is_asking(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_is_asking(account: AwsAccount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    checkup = await town.check()
+    checkup = await account.check()
     assert checkup.findings == []
-    assert {blind.needs for blind in checkup.blind} == {
+    assert {blind.needs for blind in checkup.not_checked} == {
         "AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     }
 
 
-async def test_no_region(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_region(account: AwsAccount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    checkup = await town.check()
+    checkup = await account.check()
     assert checkup.findings == []
-    regions = [blind.needs for blind in checkup.blind if "Region" in blind.needs]
+    regions = [blind.needs for blind in checkup.not_checked if "Region" in blind.needs]
     assert regions[0] == "an AWS Region: set AWS_REGION, or region= in the address"
 
 
 async def test_credentials_that_are_not_accepted(
-    town: Town, monkeypatch: pytest.MonkeyPatch
+    account: AwsAccount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODYEXAMPLE")
-    checkup = await town.check()
+    checkup = await account.check()
     assert checkup.findings == []
-    assert all(blind.needs.startswith("credentials") for blind in checkup.blind), checkup.blind
+    assert all(blind.needs.startswith("credentials") for blind in checkup.not_checked), (
+        checkup.not_checked
+    )
 
 
 async def test_an_answer_that_nobody_expects_is_quoted_by_its_code_only(
-    town: Town, overlay: Overlay
+    account: AwsAccount, overlay: Overlay
 ) -> None:
     overlay.say("sqs:GetQueueUrl", 400, {"__type": "Strange", "message": "secret"})
-    checkup = await town.check()
-    assert "another answer to sqs:GetQueueUrl than Strange" in {b.needs for b in checkup.blind}
-    assert "secret" not in repr(checkup.blind)
+    checkup = await account.check()
+    assert "a response to sqs:GetQueueUrl other than Strange" in {
+        b.needs for b in checkup.not_checked
+    }
+    assert "secret" not in repr(checkup.not_checked)
 
 
 async def test_nobody_is_asked_where_nothing_is_on_aws(overlay: Overlay) -> None:
     checkup = Checkup()
     flags = {"source": "-", "store": "memory:", "sink": "-", "dead": "memory:"}
     await check_aws(load(flags=flags, environment={}), checkup)
-    assert (checkup.findings, checkup.blind, checkup.passed) == ([], [], [])
+    assert (checkup.findings, checkup.not_checked, checkup.passed) == ([], [], [])
     assert overlay.asked == []
 
 
-async def test_a_queue_that_is_hidden_is_not_taken_for_gone(town: Town, overlay: Overlay) -> None:
+async def test_a_queue_that_is_hidden_is_not_taken_for_gone(
+    account: AwsAccount, overlay: Overlay
+) -> None:
     """SQS says the same to somebody who may not ask for it as of a queue that is not there."""
     overlay.deny("sqs:GetQueueUrl")
     hidden = overlay.changes["sqs:GetQueueUrl"]
@@ -251,10 +257,10 @@ async def test_a_queue_that_is_hidden_is_not_taken_for_gone(town: Town, overlay:
         return forward() if is_own else hidden(asked, forward)
 
     overlay.changes["sqs:GetQueueUrl"] = answer
-    checkup = await town.check()
+    checkup = await account.check()
     assert checkup.findings == []
-    assert {(one.subject, one.needs) for one in checkup.blind} == {
-        (f"queue {town.name}-{name}", "sqs:GetQueueUrl") for name in ("failed", "undelivered")
+    assert {(one.subject, one.needs) for one in checkup.not_checked} == {
+        (f"queue {account.name}-{name}", "sqs:GetQueueUrl") for name in ("failed", "undelivered")
     }
 
 
@@ -262,7 +268,7 @@ async def test_a_queue_that_is_hidden_is_not_taken_for_gone(town: Town, overlay:
     ("profile", "needs"),
     [
         ("over", "a login: aws sso login --profile over"),
-        ("nobody has it", "a profile that is there: there is no 'nobody has it'"),
+        ("nobody has it", "an existing profile: 'nobody has it' does not exist"),
     ],
 )
 async def test_a_login_that_is_over(
@@ -282,21 +288,21 @@ async def test_a_login_that_is_over(
     flags = {"source": "sqs://in", "store": "memory:", "sink": "-", "dead": "memory:"}
     await check_aws(load(flags=flags, environment={}), checkup)
     assert checkup.findings == []
-    assert {one.needs for one in checkup.blind} == {needs}
+    assert {one.needs for one in checkup.not_checked} == {needs}
 
 
 async def test_a_signature_that_is_not_accepted(overlay: Overlay) -> None:
     overlay.say("sts:GetCallerIdentity", 403, {"__type": "SignatureDoesNotMatch"})
-    reader = Reader()
-    with pytest.raises(Unseen, match="are the secret key and this host's clock right"):
-        await reader.at("sts", Where()).ask("GetCallerIdentity")
+    reader = AwsReader()
+    with pytest.raises(NotReadable, match="check the secret key and this host's clock"):
+        await reader.at("sts", AwsLocation()).ask("GetCallerIdentity")
     await reader.aclose()
 
 
 # --- several pages, busy moments --------------------------------------------------------------
 
 
-async def test_throttled_calls_are_tried_again(town: Town, overlay: Overlay) -> None:
+async def test_throttled_calls_are_tried_again(account: AwsAccount, overlay: Overlay) -> None:
     refused: list[str] = []
 
     def busy(_: Asked, forward: Forward) -> Answer:
@@ -306,11 +312,11 @@ async def test_throttled_calls_are_tried_again(town: Town, overlay: Overlay) -> 
         return 400, b'{"__type": "ThrottlingException", "message": "Rate exceeded"}'
 
     overlay.changes["events:ListEventBuses"] = busy
-    assert codes(await town.check()) == []
+    assert codes(await account.check()) == []
     assert len(refused) == 2
 
 
-async def test_every_page_is_read(town: Town, overlay: Overlay) -> None:
+async def test_every_page_is_read(account: AwsAccount, overlay: Overlay) -> None:
     """Of each list only the first is told; the next page begins with the second."""
 
     def paged(member: str, told: str = "NextToken") -> Any:
@@ -328,49 +334,49 @@ async def test_every_page_is_read(town: Town, overlay: Overlay) -> None:
     overlay.changes["events:ListEventBuses"] = paged("EventBuses")
     overlay.changes["events:ListRuleNamesByTarget"] = paged("RuleNames")
     overlay.changes["events:ListTargetsByRule"] = paged("Targets")
-    rules = [town.rule, town.add_rule("second", targets=[{}, {}])]
-    for url in (town.source, town.undelivered):
-        town.allow(url, *rules)
-    assert codes(await town.check()) == ["rules-overlap", "target-twice"]
+    rules = [account.rule, account.add_rule("second", targets=[{}, {}])]
+    for url in (account.source, account.undelivered):
+        account.allow(url, *rules)
+    assert codes(await account.check()) == ["rules-overlap", "target-twice"]
 
 
 async def test_a_list_without_an_end(overlay: Overlay) -> None:
     answer = {"EventBuses": [], "NextToken": "again"}
     overlay.say("events:ListEventBuses", 200, answer)
-    reader = Reader()
-    with pytest.raises(Unseen, match="ListEventBuses than the same page again"):
+    reader = AwsReader()
+    with pytest.raises(NotReadable, match="ListEventBuses that is not the same page again"):
         async with asyncio.timeout(30):
-            await reader.at("events", Where()).ask_all("ListEventBuses", "EventBuses")
+            await reader.at("events", AwsLocation()).ask_all("ListEventBuses", "EventBuses")
     await reader.aclose()
 
 
 class Crowd:
-    """Many rules of the town's bus that lead to its queue; they match the same events."""
+    """Many rules of the account's bus that lead to its queue; they match the same events."""
 
-    def __init__(self, town: Town, overlay: Overlay, many: int) -> None:
+    def __init__(self, account: AwsAccount, overlay: Overlay, many: int) -> None:
         self.busy = self.most = 0
-        self._town, self._lock = town, threading.Lock()
+        self._account, self._lock = account, threading.Lock()
         self._names = [f"rule-{at}" for at in range(many)]
         changes = overlay.changes
         changes["events:ListRuleNamesByTarget"] = self._of_bus({"RuleNames": self._names})
         changes["events:ListRules"] = self._of_bus({"Rules": [*map(self._rule, self._names)]})
         changes["events:ListTargetsByRule"] = self._targets
-        account = {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
-        for url in (town.source, town.undelivered):
-            town.allow(url)
-            told = town.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["Policy"])
+        condition = {"StringEquals": {"aws:SourceAccount": ACCOUNT}}
+        for url in (account.source, account.undelivered):
+            account.allow(url)
+            told = account.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["Policy"])
             policy = json.loads(told["Attributes"]["Policy"])
-            policy["Statement"][0]["Condition"] = account
-            town.set(url, Policy=json.dumps(policy))
+            policy["Statement"][0]["Condition"] = condition
+            account.set(url, Policy=json.dumps(policy))
 
     def _of_bus(self, answer: Asked) -> Change:
         told = json.dumps(answer).encode()
         return lambda asked, forward: (
-            (200, told) if asked["EventBusName"] == self._town.bus else forward()
+            (200, told) if asked["EventBusName"] == self._account.bus else forward()
         )
 
     def _rule(self, name: str) -> Asked:
-        arn = f"arn:aws:events:us-east-1:{ACCOUNT}:rule/{self._town.bus}/{name}"
+        arn = f"arn:aws:events:us-east-1:{ACCOUNT}:rule/{self._account.bus}/{name}"
         pattern = '{"source": ["com.example.orders"]}'
         return {"Name": name, "Arn": arn, "State": "ENABLED", "EventPattern": pattern}
 
@@ -381,15 +387,15 @@ class Crowd:
         time.sleep(0.02)
         with self._lock:
             self.busy -= 1
-        target = self._town.target(Id="it", Arn=self._town.arn(self._town.source))
+        target = self._account.target(Id="it", Arn=self._account.arn(self._account.source))
         return 200, json.dumps({"Targets": [target]}).encode()
 
 
 async def test_many_rules_are_told_of_once_and_asked_about_together(
-    town: Town, overlay: Overlay
+    account: AwsAccount, overlay: Overlay
 ) -> None:
-    crowd = Crowd(town, overlay, 60)
-    checkup = await town.check()
+    crowd = Crowd(account, overlay, 60)
+    checkup = await account.check()
     assert codes(checkup) == ["rules-overlap"]
     (finding,) = checkup.findings
     assert finding.seen.endswith("; and 1,767 more pairs of rules")
@@ -405,11 +411,13 @@ async def test_many_rules_are_told_of_once_and_asked_about_together(
 # --- what the emulator does not have ----------------------------------------------------------
 
 
-async def test_an_event_source_that_nobody_has_taken_into_use(town: Town, overlay: Overlay) -> None:
+async def test_an_event_source_that_nobody_has_taken_into_use(
+    account: AwsAccount, overlay: Overlay
+) -> None:
     sources = [{"Name": SOURCE, "State": "PENDING"}, {"Name": f"{SOURCE}-2", "State": "ACTIVE"}]
     overlay.say("events:ListEventSources", 200, {"EventSources": sources})
-    town.settings |= {"preset": "genesys"}
-    checkup = await town.check()
+    account.settings |= {"preset": "genesys"}
+    checkup = await account.check()
     assert codes(checkup) == ["genesys-pending"]
     assert checkup.findings[0].subject == f"event source {SOURCE}"
 
@@ -428,7 +436,7 @@ async def test_an_event_source_that_nobody_has_taken_into_use(town: Town, overla
     ],
 )
 async def test_tables_that_the_emulator_cannot_make(
-    town: Town, overlay: Overlay, change: dict[str, Any], code: str | None
+    account: AwsAccount, overlay: Overlay, change: dict[str, Any], code: str | None
 ) -> None:
     def spoilt(_: Asked, forward: Forward) -> Answer:
         status, body = forward()
@@ -437,7 +445,7 @@ async def test_tables_that_the_emulator_cannot_make(
         return status, json.dumps(answer).encode()
 
     overlay.changes["dynamodb:DescribeTable"] = spoilt
-    checkup = await town.check()
+    checkup = await account.check()
     assert codes(checkup) == ([code] if code else [])
     for finding in checkup.findings:
         assert ("wait table-exists" in finding.fix) == ("CREATING" in finding.seen)
@@ -450,8 +458,8 @@ async def test_tables_that_the_emulator_cannot_make(
     ("off_s", "severity"),
     [(0, None), (2, None), (-8, Severity.WARNING), (20, Severity.WARNING), (300, Severity.ERROR)],
 )
-async def test_this_hosts_clock(town: Town, off_s: int, severity: Severity | None) -> None:
-    checkup = await town.check(clock=lambda: system_clock() + off_s * 1000)
+async def test_this_hosts_clock(account: AwsAccount, off_s: int, severity: Severity | None) -> None:
+    checkup = await account.check(clock=lambda: system_clock() + off_s * 1000)
     assert codes(checkup) == ([] if severity is None else ["clock-aws"])
     for finding in checkup.findings:
         assert finding.severity is severity
@@ -459,4 +467,4 @@ async def test_this_hosts_clock(town: Town, off_s: int, severity: Severity | Non
 
 
 def test_the_clock_is_the_one_that_the_stores_use() -> None:
-    assert isinstance(Reader().clock, SkewedClock)
+    assert isinstance(AwsReader().clock, SkewedClock)

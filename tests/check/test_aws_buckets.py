@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.check.aws_town import client, codes
+from tests.check.aws_account import client, codes
 from tests.servers.aws import fresh
 from tests.servers.guarded_aws import GuardedAws
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.aws.cloudformation import Stack
-from tests.check.aws_town import ORGANISATION, client
+from tests.check.aws_account import ORGANISATION, client
 from tests.servers.aws import fresh
 from tests.servers.guarded_aws import GuardedAws
 
@@ -78,7 +78,7 @@ def finish_table(endpoint: str, name: str, wanted: dict[str, Any]) -> None:
 
 
 def told(checkup: Checkup) -> tuple[list[Any], list[Any], set[str]]:
-    return checkup.findings, checkup.blind, {one.subject for one in checkup.passed}
+    return checkup.findings, checkup.not_checked, {one.subject for one in checkup.passed}
 
 
 async def test_the_stack_of_the_workers(

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.check.aws_town import ORGANISATION, Town, codes
+from tests.check.aws_account import ORGANISATION, AwsAccount, codes
 from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
 from oncebridge.check.finding import Severity
@@ -23,160 +23,164 @@ def administrator(guarded_aws: GuardedAws, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def town(guarded_aws: GuardedAws) -> Iterator[Town]:
-    with Town(guarded_aws) as made:
+def account(guarded_aws: GuardedAws) -> Iterator[AwsAccount]:
+    with AwsAccount(guarded_aws) as made:
         yield made
 
 
 @pytest.fixture
-def fifo_town(guarded_aws: GuardedAws) -> Iterator[Town]:
-    with Town(guarded_aws, fifo=True) as made:
+def fifo_town(guarded_aws: GuardedAws) -> Iterator[AwsAccount]:
+    with AwsAccount(guarded_aws, fifo=True) as made:
         yield made
 
 
-Plant = Callable[[Town], Any]
+Plant = Callable[[AwsAccount], Any]
 
 
-def genesys_detail(town: Town) -> None:
-    settings(preset="genesys", window="6d")(town)
-    target(InputPath="$.detail")(town)
+def genesys_detail(account: AwsAccount) -> None:
+    settings(preset="genesys", window="6d")(account)
+    target(InputPath="$.detail")(account)
 
 
 def settings(**given: str) -> Plant:
-    return lambda town: town.settings.update(given)
+    return lambda account: account.settings.update(given)
 
 
 def queue(which: str, **attributes: str) -> Plant:
-    return lambda town: town.set(getattr(town, which), **attributes)
+    return lambda account: account.set(getattr(account, which), **attributes)
 
 
 def target(**changes: Any) -> Plant:
-    return lambda town: town.retarget(**changes)
+    return lambda account: account.retarget(**changes)
 
 
 def redrive(receives: int = 100, to: str = "failed") -> Plant:
-    def plant(town: Town) -> None:
-        arn = town.arn(getattr(town, to)) if hasattr(town, to) else town.arn(f"/{to}")
+    def plant(account: AwsAccount) -> None:
+        arn = account.arn(getattr(account, to)) if hasattr(account, to) else account.arn(f"/{to}")
         policy = {"deadLetterTargetArn": arn, "maxReceiveCount": str(receives)}
-        town.set(town.source, RedrivePolicy=json.dumps(policy))
+        account.set(account.source, RedrivePolicy=json.dumps(policy))
 
     return plant
 
 
-def no_redrive(town: Town) -> None:
-    town.source = town.queue("bare", MessageRetentionPeriod="345600")
-    town.allow(town.source, town.rule)
-    town.retarget()
+def no_redrive(account: AwsAccount) -> None:
+    account.source = account.queue("bare", MessageRetentionPeriod="345600")
+    account.allow(account.source, account.rule)
+    account.retarget()
 
 
-def redrive_to_nowhere(town: Town) -> None:
-    town.sqs.delete_queue(QueueUrl=town.failed)
+def redrive_to_nowhere(account: AwsAccount) -> None:
+    account.sqs.delete_queue(QueueUrl=account.failed)
 
 
-def dead_with_redrive(town: Town) -> None:
-    policy = {"deadLetterTargetArn": town.arn(town.failed), "maxReceiveCount": "5"}
-    town.set(town.dead, RedrivePolicy=json.dumps(policy))
+def dead_with_redrive(account: AwsAccount) -> None:
+    policy = {"deadLetterTargetArn": account.arn(account.failed), "maxReceiveCount": "5"}
+    account.set(account.dead, RedrivePolicy=json.dumps(policy))
 
 
-def open_door(town: Town) -> None:
+def open_door(account: AwsAccount) -> None:
     everybody = {"Effect": "Allow", "Principal": "*", "Action": "sqs:*", "Resource": "*"}
-    told = town.sqs.get_queue_attributes(QueueUrl=town.source, AttributeNames=["Policy"])
+    told = account.sqs.get_queue_attributes(QueueUrl=account.source, AttributeNames=["Policy"])
     policy = json.loads(told["Attributes"]["Policy"])
     policy["Statement"].append(everybody)
-    town.set(town.source, Policy=json.dumps(policy))
+    account.set(account.source, Policy=json.dumps(policy))
 
 
-def closed_door(town: Town) -> None:
-    town.allow(town.source, f"arn:aws:events:us-east-1:{ACCOUNT}:rule/another")
+def closed_door(account: AwsAccount) -> None:
+    account.allow(account.source, f"arn:aws:events:us-east-1:{ACCOUNT}:rule/another")
 
 
-def unclear_door(town: Town) -> None:
+def unclear_door(account: AwsAccount) -> None:
     statement = {
         "Effect": "Allow",
         "Principal": {"Service": "events.amazonaws.com"},
         "Action": "sqs:SendMessage",
-        "Resource": town.arn(town.source),
+        "Resource": account.arn(account.source),
         "Condition": {"StringEquals": {"aws:PrincipalOrgID": "o-invented"}},
     }
-    town.set(town.source, Policy=json.dumps({"Statement": [statement]}))
+    account.set(account.source, Policy=json.dumps({"Statement": [statement]}))
 
 
-def second_rule(town: Town, **given: Any) -> None:
-    other = town.add_rule("second", **given)
-    town.allow(town.source, town.rule, other)
-    town.allow(town.undelivered, town.rule, other)
+def second_rule(account: AwsAccount, **given: Any) -> None:
+    other = account.add_rule("second", **given)
+    account.allow(account.source, account.rule, other)
+    account.allow(account.undelivered, account.rule, other)
 
 
-def rule_on_another_bus(town: Town) -> None:
+def rule_on_another_bus(account: AwsAccount) -> None:
     """A rule forwards to a second bus, from which another rule leads to the queue."""
-    bus = town.add_bus(f"{town.name}-second")
-    town.events.put_rule(
-        Name="forward", EventBusName=town.bus, EventPattern='{"source": [{"prefix": "com."}]}'
+    bus = account.add_bus(f"{account.name}-second")
+    account.events.put_rule(
+        Name="forward", EventBusName=account.bus, EventPattern='{"source": [{"prefix": "com."}]}'
     )
-    town.events.put_targets(
-        Rule="forward", EventBusName=town.bus, Targets=[{"Id": "bus", "Arn": bus}]
+    account.events.put_targets(
+        Rule="forward", EventBusName=account.bus, Targets=[{"Id": "bus", "Arn": bus}]
     )
-    second_rule(town, bus=f"{town.name}-second")
+    second_rule(account, bus=f"{account.name}-second")
 
 
-def two_integrations(town: Town) -> None:
+def two_integrations(account: AwsAccount) -> None:
     rules = []
     for suffix in ("prod", "test"):
-        name = f"{PARTNER}/{town.name}-{suffix}"
-        town.add_bus(name)
+        name = f"{PARTNER}/{account.name}-{suffix}"
+        account.add_bus(name)
         pattern = {"source": [{"prefix": "aws.partner/genesys.com"}]}
-        rules.append(town.add_rule(suffix, bus=name, pattern=pattern))
-    for url in (town.source, town.undelivered):
-        town.allow(url, town.rule, *rules)
+        rules.append(account.add_rule(suffix, bus=name, pattern=pattern))
+    for url in (account.source, account.undelivered):
+        account.allow(url, account.rule, *rules)
 
 
-def disabled(town: Town) -> None:
-    town.events.disable_rule(Name=f"{town.name}-rule", EventBusName=town.bus)
+def disabled(account: AwsAccount) -> None:
+    account.events.disable_rule(Name=f"{account.name}-rule", EventBusName=account.bus)
 
 
-def disabled_second(town: Town) -> None:
-    town.add_rule("second")  # which nobody has to let send
-    town.events.disable_rule(Name=f"{town.name}-second", EventBusName=town.bus)
+def disabled_second(account: AwsAccount) -> None:
+    account.add_rule("second")  # which nobody has to let send
+    account.events.disable_rule(Name=f"{account.name}-second", EventBusName=account.bus)
 
 
-def nothing_leads_here(town: Town) -> None:
-    town.events.remove_targets(
-        Rule=f"{town.name}-rule", EventBusName=town.bus, Ids=["oncebridge-0"]
+def nothing_leads_here(account: AwsAccount) -> None:
+    account.events.remove_targets(
+        Rule=f"{account.name}-rule", EventBusName=account.bus, Ids=["oncebridge-0"]
     )
 
 
-def undelivered_is_gone(town: Town) -> None:
-    town.sqs.delete_queue(QueueUrl=town.undelivered)
+def undelivered_is_gone(account: AwsAccount) -> None:
+    account.sqs.delete_queue(QueueUrl=account.undelivered)
 
 
-def undelivered_is_closed(town: Town) -> None:
-    town.set(town.undelivered, Policy="")
+def undelivered_is_closed(account: AwsAccount) -> None:
+    account.set(account.undelivered, Policy="")
 
 
-def archive(town: Town) -> None:
-    arn = town.events.describe_event_bus(Name=town.bus)["Arn"]
-    town.events.create_archive(ArchiveName=f"{town.name}-all", EventSourceArn=arn, RetentionDays=30)
+def archive(account: AwsAccount) -> None:
+    arn = account.events.describe_event_bus(Name=account.bus)["Arn"]
+    account.events.create_archive(
+        ArchiveName=f"{account.name}-all", EventSourceArn=arn, RetentionDays=30
+    )
 
 
 def table(**changes: Any) -> Plant:
-    def plant(town: Town) -> None:
-        town.table = town.add_table(**changes)
+    def plant(account: AwsAccount) -> None:
+        account.table = account.add_table(**changes)
 
     return plant
 
 
 def expiry(**changes: Any) -> Plant:
-    def plant(town: Town) -> None:
+    def plant(account: AwsAccount) -> None:
         off = {"Enabled": False, "AttributeName": "x"}
-        town.dynamodb.update_time_to_live(TableName=town.table, TimeToLiveSpecification=off)
+        account.dynamodb.update_time_to_live(TableName=account.table, TimeToLiveSpecification=off)
         if changes:
-            town.dynamodb.update_time_to_live(TableName=town.table, TimeToLiveSpecification=changes)
+            account.dynamodb.update_time_to_live(
+                TableName=account.table, TimeToLiveSpecification=changes
+            )
 
     return plant
 
 
-def sink_to_own_bus(town: Town) -> None:
-    town.settings["sink"] = f"events://{town.bus}"
+def sink_to_own_bus(account: AwsAccount) -> None:
+    account.settings["sink"] = f"events://{account.bus}"
 
 
 FAULTS = [
@@ -249,7 +253,7 @@ FAULTS = [
         "target-twice",
         WARNING,
         "one rule, two targets",
-        lambda town: town.add_rule("rule", targets=[{}, {}]),
+        lambda account: account.add_rule("rule", targets=[{}, {}]),
     ),
     ("genesys-two-buses", WARNING, "prod and test", two_integrations),
     ("bus-archive", NOTE, "an archive", archive),
@@ -292,10 +296,10 @@ FAULTS = [
     [pytest.param(c, s, plant, id=f"{c}: {name}") for c, s, name, plant in FAULTS],
 )
 async def test_a_fault_is_found_and_nothing_else(
-    town: Town, code: str, severity: Severity, plant: Plant
+    account: AwsAccount, code: str, severity: Severity, plant: Plant
 ) -> None:
-    plant(town)
-    checkup = await town.check()
+    plant(account)
+    checkup = await account.check()
     assert codes(checkup) == [code]
     assert {finding.severity for finding in checkup.findings} == {severity}
     for finding in checkup.findings:
@@ -305,11 +309,11 @@ async def test_a_fault_is_found_and_nothing_else(
         assert finding.fix
 
 
-async def test_nothing_is_wrong_with_what_is_in_order(town: Town) -> None:
-    assert codes(await town.check()) == []
+async def test_nothing_is_wrong_with_what_is_in_order(account: AwsAccount) -> None:
+    assert codes(await account.check()) == []
 
 
-def allow_account(town: Town) -> None:
+def allow_account(account: AwsAccount) -> None:
     statement = {
         "Effect": "Allow",
         "Principal": {"Service": ["events.amazonaws.com"]},
@@ -317,19 +321,19 @@ def allow_account(town: Town) -> None:
         "Resource": "*",
         "Condition": {"StringEquals": {"AWS:SourceAccount": ACCOUNT}},
     }
-    town.set(town.source, Policy=json.dumps({"Statement": statement}))
+    account.set(account.source, Policy=json.dumps({"Statement": statement}))
 
 
-def canary(town: Town) -> None:
+def canary(account: AwsAccount) -> None:
     """Rules that go by the clock are on the default bus only; the emulator has them anywhere."""
-    name = f"{town.name}-canary"
-    rule = town.events.put_rule(
-        Name=name, EventBusName=town.bus, ScheduleExpression="rate(5 minutes)"
+    name = f"{account.name}-canary"
+    rule = account.events.put_rule(
+        Name=name, EventBusName=account.bus, ScheduleExpression="rate(5 minutes)"
     )["RuleArn"]
-    target = town.target(Id="it", Arn=town.arn(town.source), Input='{"source": "canary"}')
-    town.events.put_targets(Rule=name, EventBusName=town.bus, Targets=[target])
-    for url in (town.source, town.undelivered):
-        town.allow(url, town.rule, rule)
+    target = account.target(Id="it", Arn=account.arn(account.source), Input='{"source": "canary"}')
+    account.events.put_targets(Rule=name, EventBusName=account.bus, Targets=[target])
+    for url in (account.source, account.undelivered):
+        account.allow(url, account.rule, rule)
 
 
 HARMLESS = [
@@ -353,28 +357,28 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("plants", [pytest.param(plants, id=name) for name, plants in HARMLESS])
-async def test_what_is_harmless_is_not_told(town: Town, plants: list[Plant]) -> None:
+async def test_what_is_harmless_is_not_told(account: AwsAccount, plants: list[Plant]) -> None:
     for plant in plants:
-        plant(town)
-    assert codes(await town.check()) == []
+        plant(account)
+    assert codes(await account.check()) == []
 
 
-async def test_a_retry_policy_without_dead_letters_loses_events(town: Town) -> None:
-    town.retarget(RetryPolicy={"MaximumEventAgeInSeconds": 60}, DeadLetterConfig=None)
-    checkup = await town.check()
+async def test_a_retry_policy_without_dead_letters_loses_events(account: AwsAccount) -> None:
+    account.retarget(RetryPolicy={"MaximumEventAgeInSeconds": 60}, DeadLetterConfig=None)
+    checkup = await account.check()
     assert codes(checkup) == ["rule-no-dead-letters", "rule-retries"]
     (finding,) = [one for one in checkup.findings if one.code == "rule-retries"]
     assert finding.severity is ERROR
     assert "for 1m at most" in finding.seen
 
 
-async def test_the_horizon_is_told_as_a_sum(town: Town) -> None:
-    town.settings |= {"window": "4d", "preset": "genesys"}
-    (finding,) = (await town.check()).findings
-    rule = f"rule {town.name}-rule ({town.bus})"
+async def test_the_horizon_is_told_as_a_sum(account: AwsAccount) -> None:
+    account.settings |= {"window": "4d", "preset": "genesys"}
+    (finding,) = (await account.check()).findings
+    rule = f"rule {account.name}-rule ({account.bus})"
     assert finding.seen == (
-        "window is 4d; messages are kept for 4d; a copy can be published as late as "
-        f"4d (Genesys Cloud publishes again) + 1d ({rule} tries again) = 5d"
+        "window is 4d; messages are kept for 4d; an event can be redelivered after "
+        f"4d (Genesys Cloud retries) + 1d ({rule} retries) = 5d"
     )
     assert 'window = "6d"' in finding.fix
 
@@ -382,17 +386,19 @@ async def test_the_horizon_is_told_as_a_sum(town: Town) -> None:
 # --- FIFO queues ------------------------------------------------------------------------------
 
 
-async def test_content_based_deduplication_of_a_fifo_queue_is_a_note(fifo_town: Town) -> None:
+async def test_content_based_deduplication_of_a_fifo_queue_is_a_note(fifo_town: AwsAccount) -> None:
     checkup = await fifo_town.check()
     assert codes(checkup) == ["sqs-fifo-content-dedup"]
     assert checkup.findings[0].severity is NOTE
 
 
-async def test_a_fifo_queue_needs_a_group(fifo_town: Town) -> None:
+async def test_a_fifo_queue_needs_a_group(fifo_town: AwsAccount) -> None:
     fifo_town.retarget(SqsParameters=None)
     assert codes(await fifo_town.check()) == ["rule-fifo-group", "sqs-fifo-content-dedup"]
 
 
-async def test_a_rule_cannot_send_to_a_fifo_queue_without_deduplication(fifo_town: Town) -> None:
+async def test_a_rule_cannot_send_to_a_fifo_queue_without_deduplication(
+    fifo_town: AwsAccount,
+) -> None:
     fifo_town.set(fifo_town.source, ContentBasedDeduplication="false")
     assert codes(await fifo_town.check()) == ["sqs-fifo-no-dedup"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from oncebridge.check.aws import CODES
-from oncebridge.check.aws.inputs import shape
-from oncebridge.check.aws.patterns import Overlap, Pattern, overlap
+from oncebridge.check.aws.inputs import sent_input
+from oncebridge.check.aws.patterns import Overlap, RulePattern, overlap
 from oncebridge.check.aws.policies import lets_principal, lets_send, open_to_all
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ A = {"source": ["a"]}
     ],
 )
 def test_what_two_patterns_have_in_common(one: Any, other: Any, expected: Overlap) -> None:
-    first, second = Pattern.of(one), Pattern.of(other)
+    first, second = RulePattern.of(one), RulePattern.of(other)
     assert overlap(first, second) is expected
     mirrored = {WITHIN: AROUND, AROUND: WITHIN}
     assert overlap(second, first) is mirrored.get(expected, expected)
@@ -105,7 +105,7 @@ def test_what_two_patterns_have_in_common(one: Any, other: Any, expected: Overla
 def test_what_a_target_sends(
     target: dict[str, Any], *, bare: bool, is_event: bool, lost: str | tuple[str, ...]
 ) -> None:
-    sent = shape(target, bare=bare)
+    sent = sent_input(target, bare=bare)
     assert sent.is_event is is_event
     if lost:
         assert lost in sent.lost
@@ -232,7 +232,7 @@ def test_what_the_policy_of_a_queue_does_not_grant_alone(principal: str, arn: st
 
 def test_every_code_is_explained_and_every_explanation_is_of_a_code() -> None:
     source = "".join(path.read_text() for path in (ROOT / "src/oncebridge/check/aws").glob("*.py"))
-    found = set(re.findall(r'visit\.find\(\s*"([a-z0-9-]+)"', source))
+    found = set(re.findall(r'context\.report\(\s*"([a-z0-9-]+)"', source))
     found |= {"dead-missing", "sink-missing", "source-missing"}  # of whatever kind is missing
     told = re.findall(r"^### ([a-z0-9-]+)$", (ROOT / "docs/check-aws.md").read_text(), re.MULTILINE)
     assert sorted(told) == sorted(found) == sorted(CODES)

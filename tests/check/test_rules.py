@@ -3,7 +3,7 @@
 import pytest
 
 from oncebridge.check.finding import Severity
-from oncebridge.check.rules import About, lint, paths_of
+from oncebridge.check.rules import RuleContext, lint, paths_of
 from oncebridge.events.rules import Rule
 
 GENESYS = {"source": [{"prefix": "aws.partner/genesys.com/"}]}
@@ -11,7 +11,7 @@ ORDERS = {"source": ["com.example.orders"]}
 QUIET_FIELDS = ["detail.timestamp", "detail.metadata"]
 
 
-def codes(*specs: dict, about: About | None = None, own: int | None = None) -> list[str]:
+def codes(*specs: dict, about: RuleContext | None = None, own: int | None = None) -> list[str]:
     rules = [Rule.parse({"name": f"r{n}"} | spec) for n, spec in enumerate(specs)]
     return [finding.code for finding in lint(rules, about, own=own)]
 
@@ -141,9 +141,9 @@ def test_the_content_of_genesys_counts_without_what_a_publication_changes():
 
 def test_what_no_rule_matches_is_looked_at_where_genesys_is_known_to_send():
     rules = [Rule.parse({"name": "r", "match": ORDERS})]
-    (finding,) = lint(rules, About(is_genesys=True))
+    (finding,) = lint(rules, RuleContext(is_genesys=True))
     assert (finding.code, finding.subject) == ("content-volatile", "events that no rule matches")
-    assert lint([], About()) == []
+    assert lint([], RuleContext()) == []
 
 
 def test_an_id_alone_does_not_know_what_genesys_publishes_again():
@@ -174,7 +174,7 @@ def test_a_pattern_tells_that_genesys_is_meant(source):
 
 
 def test_a_prefix_of_ones_own_is_genesys_too():
-    about = About(genesys=("com.example.genesys",))
+    about = RuleContext(genesys=("com.example.genesys",))
     match = {"source": ["com.example.genesys.eu"]}
     assert codes({"match": match, "key": "id"}, about=about) == ["key-id-only"]
 
@@ -262,7 +262,7 @@ def test_what_is_never_reached_is_not_picked_at_further():
 
 def test_a_preset_is_not_picked_at_but_has_to_be_reached():
     preset = {"match": GENESYS, "key": "id"}
-    about = About(preset="genesys")
+    about = RuleContext(preset="genesys")
     assert codes({"match": ORDERS}, preset, about=about, own=1) == []
     rules = [
         Rule.parse({"name": "all", "ignore": QUIET_FIELDS}),

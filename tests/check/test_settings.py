@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from tests.check.setups import codes, found_in, only, setup_of, written
 
-from oncebridge.check.codes import CODES
 from oncebridge.check.files import check_files
-from oncebridge.check.finding import Checkup, Severity
+from oncebridge.check.finding import CODES, Checkup, Severity
 from oncebridge.check.secrets import written_out
 from oncebridge.check.settings import check_settings
 from oncebridge.service.config import load
@@ -35,7 +34,7 @@ async def test_a_clean_setup_has_nothing_to_find_and_says_what_was_looked_at(tmp
     before = sorted(tmp_path.iterdir())
     setup = setup_of(tmp_path)
     checkup = await found_in(setup)
-    assert (codes(checkup), checkup.blind) == ([], [])
+    assert (codes(checkup), checkup.not_checked) == ([], [])
     assert len(checkup.passed) >= 6
     assert sorted(tmp_path.iterdir()) == [*before, tmp_path / "oncebridge.toml"]
 
@@ -77,7 +76,7 @@ async def test_each_fault_is_found_and_nothing_else(tmp_path, settings, code, se
 async def test_an_operators_trail_is_missed(tmp_path):
     finding = only(await found_in(setup_of(tmp_path, without="audit")))
     assert finding.code == "audit-missing"
-    assert "the last 20 acts on each event and route, for 90 days" in finding.why
+    assert "the last 20 actions on each event and route, for 90 days" in finding.why
 
 
 # --- windows ------------------------------------------------------------------------------------
@@ -300,9 +299,9 @@ async def test_secrets_in_the_file_are_named_by_their_place_and_never_shown(tmp_
     setup = setup_of(tmp_path, sink=sink, store=store)
     checkup = await found_in(setup)
     (finding,) = [one for one in checkup.findings if one.code == "secret-written"]
-    assert finding.seen == "written out: store, sink.url, sink.headers.Authorization"
+    assert finding.seen == "secrets in plain text: store, sink.url, sink.headers.Authorization"
     assert codes(checkup) == ["secret-written", "store-unreachable"]
-    assert CANARY not in repr(checkup.findings) + repr(checkup.blind) + repr(checkup.passed)
+    assert CANARY not in repr(checkup.findings) + repr(checkup.not_checked) + repr(checkup.passed)
 
 
 async def test_a_file_with_secrets_that_others_may_read_is_found(tmp_path):
@@ -562,7 +561,7 @@ async def test_the_proxy_of_a_sink_is_named(tmp_path, proxies_of):
     checkup = await found_in(setup_of(tmp_path))
     (passed,) = [one for one in checkup.passed if "proxy" in one.what]
     assert passed.subject == "target crm.example.com"
-    assert passed.what == "through the proxy proxy.example:3128"
+    assert passed.what == "uses the proxy proxy.example:3128"
     proxies_of(NO_PROXY="example.com")
     checkup = await found_in(setup_of(tmp_path))
     assert [one for one in checkup.passed if "proxy" in one.what] == []
@@ -590,4 +589,4 @@ def test_every_code_is_explained_in_the_docs_and_in_its_table():
 def test_settings_alone_ask_nobody(tmp_path):
     checkup = Checkup()
     check_settings(setup_of(tmp_path, store='"redis://store.invalid"'), checkup)
-    assert (codes(checkup), checkup.blind) == ([], [])
+    assert (codes(checkup), checkup.not_checked) == ([], [])

@@ -87,7 +87,7 @@ async def test_a_healthy_redis_is_in_order_and_nothing_is_put_there(tmp_path, he
 
     before = state()
     checkup = await of_redis(tmp_path, healthy_redis.url)
-    assert (codes(checkup), checkup.blind) == ([], [])
+    assert (codes(checkup), checkup.not_checked) == ([], [])
     told = [one.what for one in checkup.passed if one.subject == f"store {healthy_redis.url}"]
     assert len(told) == 2
     assert state() == before
@@ -155,7 +155,7 @@ def test_more_memory_is_more_than_there_is(used, most, advised):
 
 async def test_snapshots_are_told_from_nothing_at_all(tmp_path, healthy_redis, set_to):
     set_to(appendonly="no")
-    assert "nothing is kept" in only(await of_redis(tmp_path, healthy_redis.url)).seen
+    assert "no persistence" in only(await of_redis(tmp_path, healthy_redis.url)).seen
     set_to(save="900 1")
     assert "snapshots only" in only(await of_redis(tmp_path, healthy_redis.url)).seen
 
@@ -218,7 +218,7 @@ async def test_who_may_not_ask_for_settings_is_told_what_it_takes(tmp_path, heal
     url = healthy_redis.url.replace("://", f"://{user}:pw@")
     checkup = await of_redis(tmp_path, url)
     assert codes(checkup) == ["secret-written"]  # in this very file
-    (blind,) = checkup.blind
+    (blind,) = checkup.not_checked
     assert "+config|get" in blind.needs
     assert "pw@" not in blind.subject
 
@@ -325,9 +325,9 @@ async def test_a_sound_postgres_is_in_order(tmp_path, sound_postgres):
     name = await prepared(sound_postgres)
     async with role(sound_postgres, name) as url:
         checkup = await of_postgres(tmp_path, url, name)
-    assert (codes(checkup), checkup.blind) == ([], [])
+    assert (codes(checkup), checkup.not_checked) == ([], [])
     told = " ".join(one.what for one in checkup.passed)
-    for what in ("takes writes", "connections are left", "layout 1", "clock"):
+    for what in ("accepts and keeps writes", "connections are left", "layout 1", "clock"):
         assert what in told
 
 
@@ -395,7 +395,7 @@ async def test_each_fault_of_a_role_is_found(tmp_path, sound_postgres, setting, 
         await ask(sound_postgres.url, f"ALTER ROLE {who} {setting}", "SELECT 1")
         finding = only(await of_postgres(tmp_path, url, name))
         assert finding.code == code
-        if finding.fix.startswith("Let a database administrator"):
+        if finding.fix.startswith("As a database administrator"):
             await granted(sound_postgres, finding.fix)
             assert codes(await of_postgres(tmp_path, url, name)) == []
         if code == "postgres-connections":
@@ -408,7 +408,7 @@ async def test_each_fault_of_a_role_is_found(tmp_path, sound_postgres, setting, 
 async def granted(server: Postgres, fix: str) -> None:
     """Run what a fix says that an administrator runs, statement by statement."""
     first, *statements = fix.splitlines()
-    assert first == "Let a database administrator run:"
+    assert first == "As a database administrator, run:"
     await ask(server.url, *statements, "SELECT 1")
 
 
@@ -510,7 +510,7 @@ async def test_a_server_that_never_answers_is_given_up(tmp_path):
 
 async def test_a_check_that_hangs_keeps_what_it_found_and_the_others_go_on():
     async def slow(checkup: Checkup) -> None:
-        checkup.fine("slow", "the first half")
+        checkup.report_passed("slow", "the first half")
         await asyncio.Event().wait()
 
     async def broken(checkup: Checkup) -> None:
@@ -520,7 +520,7 @@ async def test_a_check_that_hangs_keeps_what_it_found_and_the_others_go_on():
         raise StoreError("no")
 
     async def quick(checkup: Checkup) -> None:
-        checkup.fine("quick", "all of it")
+        checkup.report_passed("quick", "all of it")
 
     checks = [
         Check("slow", slow, 0.2),
@@ -530,16 +530,16 @@ async def test_a_check_that_hangs_keeps_what_it_found_and_the_others_go_on():
     ]
     whole = await run_all(checks)
     assert [one.subject for one in whole.passed] == ["slow", "quick"]
-    assert [one.subject for one in whole.blind] == ["slow", "broken", "refused"]
-    assert "ValueError" in whole.blind[1].needs
-    assert "canary" not in repr(whole.blind)
+    assert [one.subject for one in whole.not_checked] == ["slow", "broken", "refused"]
+    assert "ValueError" in whole.not_checked[1].needs
+    assert "canary" not in repr(whole.not_checked)
 
 
 async def test_a_disk_that_hangs_keeps_what_was_found_and_nobody_waiting():
     hang = threading.Event()
 
     def slow(checkup: Checkup) -> None:
-        checkup.fine("disk", "the first file")
+        checkup.report_passed("disk", "the first file")
         hang.wait(30)
 
     def broken(checkup: Checkup) -> None:
@@ -551,8 +551,8 @@ async def test_a_disk_that_hangs_keeps_what_was_found_and_nobody_waiting():
     finally:
         hang.set()
     assert [one.what for one in whole.passed] == ["the first file"]
-    assert [one.subject for one in whole.blind] == ["disk", "other"]
-    assert "OSError" in whole.blind[1].needs
+    assert [one.subject for one in whole.not_checked] == ["disk", "other"]
+    assert "OSError" in whole.not_checked[1].needs
 
 
 async def test_a_store_that_nobody_knows_could_not_be_looked_at(tmp_path):
@@ -561,4 +561,4 @@ async def test_a_store_that_nobody_knows_could_not_be_looked_at(tmp_path):
     checkup = Checkup()
     other = replace(setup, config=replace(setup.config, store=place))
     await check_store(other, checkup, clock=system_clock)
-    assert [one.subject for one in checkup.blind] == ["store other://x"]
+    assert [one.subject for one in checkup.not_checked] == ["store other://x"]

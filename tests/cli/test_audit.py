@@ -15,9 +15,9 @@ import pytest
 from tests.cli.worlds import event
 from tests.size import full
 
-from oncebridge.audit import text as words
+from oncebridge.audit import text as report_text
 from oncebridge.audit.html import MARK
-from oncebridge.audit.report import Report
+from oncebridge.audit.report import AuditReport
 from oncebridge.engine.causes import Cause
 from oncebridge.events.framing import as_line
 from oncebridge.genesys.simulator import REPEATS, simulate
@@ -57,7 +57,7 @@ def shop(count: int) -> list[dict]:
 
 def test_the_answer_comes_first_and_nothing_else_is_needed(call, recording):
     out = call("audit", "events.ndjson").out
-    assert f"600 arrivals are {TRUTHS} events; {AGAIN} arrivals are repeats" in out
+    assert f"600 arrivals contain {TRUTHS} events; {AGAIN} arrivals are duplicates" in out
     assert 'preset = "genesys"' in out
     assert "\x1b[" not in out
 
@@ -99,7 +99,7 @@ def test_a_page_is_written_and_written_again_but_over_nothing_else(call, recordi
         assert "wrote report.html" in call("audit", "events.ndjson", "--html", "report.html").err
     page = (tmp_path / "report.html").read_text()
     assert page.startswith(MARK)
-    assert f"600 arrivals are {TRUTHS} events" in page
+    assert f"600 arrivals contain {TRUTHS} events" in page
     before = recording.read_bytes()
     ran = call("audit", "events.ndjson", "--html", "events.ndjson", code=2)
     assert "is no report of ours" in ran.err
@@ -125,12 +125,12 @@ def test_what_is_no_event_is_counted_and_makes_the_exit_code_1(call, write):
     out = call("audit", "events.ndjson", code=1).out
     assert "Unreadable: 1 record" in out
     assert "events.ndjson:2" in out
-    assert "2 arrivals are 1 event" in out
+    assert "2 arrivals contain 1 event" in out
 
 
 def test_no_event_at_all_is_exit_code_1(call, write):
     write("empty.ndjson", "")
-    assert "There is no event in it." in call("audit", "empty.ndjson", code=1).out
+    assert "No events found." in call("audit", "empty.ndjson", code=1).out
 
 
 def test_mistakes_are_told_as_everywhere(call, recording, write):
@@ -200,7 +200,7 @@ def test_a_candidate_is_shown_event_by_event(call, recording, tmp_path):
     out = call(*args, "--differences", "all.ndjson").out
     differences = [json.loads(line) for line in (tmp_path / "all.ndjson").read_text().splitlines()]
     assert {(one["before"], one["after"]) for one in differences} == {("delivered", "duplicate")}
-    assert f"would do otherwise with {len(differences)} arrivals" in out
+    assert f"decide differently for {len(differences)} arrivals" in out
     assert f"and {len(differences) - 20} more" in out
     first = differences[0]
     assert f"{first['place']}  delivered → duplicate" in out
@@ -210,7 +210,7 @@ def test_a_candidate_is_shown_event_by_event(call, recording, tmp_path):
 def test_the_same_rules_make_no_difference(call, recording):
     call("audit", "events.ndjson", "--suggest", "suggested.toml")
     out = call("audit", "events.ndjson", "--rules", "suggested.toml").out
-    assert "would do the same with every arrival" in out
+    assert "decide the same for every arrival" in out
 
 
 def test_a_suggestion_merges_no_two_events_of_the_recording(call, recording, tmp_path):
@@ -240,8 +240,8 @@ def test_what_becomes_of_a_conflict_is_a_difference(call, write):
     write("a.toml", CONFLICTS.format("deliver"))
     write("b.toml", CONFLICTS.format("duplicate"))
     ran = call("audit", "events.ndjson", "-c", "a.toml", "--rules", "b.toml")
-    assert "would no longer pass on 2" in ran.out
-    assert "conflict → conflict, no longer passed on" in ran.out
+    assert "would no longer deliver 2" in ran.out
+    assert "conflict → conflict, no longer delivered" in ran.out
     files = ("events.ndjson", "-c", "b.toml", "--rules", "a.toml")
     for more in ((), ("--differences", "all.ndjson")):
         (told,) = call("audit", *files, "--json", *more).objects()
@@ -263,10 +263,11 @@ def test_what_comes_again_after_the_window_is_in_the_first_sentence(call, write)
     times = ("08:00:00", "08:00:01", "09:00:00", "10:00:00")
     write("events.ndjson", *[event(1, time=f"2026-03-01T{at}Z") for at in times])
     ran = call("audit", "events.ndjson", "--window", "5m")
-    assert "4 arrivals are 1 event; 1 arrival is a repeat (25\N{NO-BREAK SPACE}%), and 2 more" in (
-        ran.out.replace("(25 %)", "(25\N{NO-BREAK SPACE}%)")
+    assert (
+        "4 arrivals contain 1 event; 1 arrival is a duplicate (25\N{NO-BREAK SPACE}%), and 2 more"
+        in (ran.out.replace("(25 %)", "(25\N{NO-BREAK SPACE}%)"))
     )
-    assert "came again after the window." in " ".join(ran.out.split())
+    assert "arrived again after the window." in " ".join(ran.out.split())
 
 
 # --- warm ---------------------------------------------------------------------------------
@@ -363,7 +364,7 @@ def test_on_a_terminal_there_are_colours_and_a_bar(recording, tmp_path):
     painted = on_a_terminal(tmp_path, "audit", "events.ndjson", columns=80)
     assert "\x1b[1m" in painted
     assert "━" in painted
-    assert "Why they came again" in painted
+    assert "Duplicates by cause" in painted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, *full(signal.SIGTERM)])
@@ -519,7 +520,7 @@ def test_a_hang_up_that_is_ignored_stays_so(recording, tmp_path):
         sleep 1
         kill -HUP $job
         exec 3>&-
-        wait $job && grep -q "600 arrivals are" out
+        wait $job && grep -q "600 arrivals contain" out
         """,
         0,
     )
@@ -581,10 +582,10 @@ def test_the_documentation_names_every_member_cause_and_suspicion():
     _, _, members = DOCS.partition("## JSON output")
     rows = [line.split("|")[1] for line in members.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert named == {*Report.__struct_fields__, "suggestion"}
+    assert named == {*AuditReport.__struct_fields__, "suggestion"}
     for cause in Cause:
         assert f"| `{cause.value}` |" in DOCS
-    for title, _ in words.SUSPICIONS.values():
+    for title, _ in report_text.SUSPICIONS.values():
         assert f"| {title} |" in DOCS
 
 

@@ -93,23 +93,23 @@ async def test_a_test_that_is_right_passes(samples, test):
     [
         (
             'same = ["order.json", "other.json"]',
-            ["order.json and other.json are two events", "their ids differ", "detail.order"],
+            ["order.json and other.json are different events", "their ids differ", "detail.order"],
         ),
         ('same = ["order.json", "clash.json"]', ["the same id with other content is a conflict"]),
         ('same = ["order.json", "elsewhere.json"]', ["different rules, 'orders' and 'calls'"]),
         ('same = ["calls.ndjson"]', ["calls.ndjson#1 and calls.ndjson#2", "in detail.status"]),
         ('same = ["calls.ndjson#1", "elsewhere.json"]', ["its fields, the other by its content"]),
         ('same = ["tick.json", "tick.json"]', ["rule 'ticks' does not deduplicate"]),
-        ('same = ["order.json", "broken.json"]', ["broken.json is no event: not-json"]),
+        ('same = ["order.json", "broken.json"]', ["broken.json is not an event: not-json"]),
         (
             'apart = ["order.json", "other.json", "resent.json"]',
-            ["order.json and resent.json are one event by their content", "id, detail.sentAt"],
+            ["order.json and resent.json are the same event by their content", "id, detail.sentAt"],
         ),
-        ('apart = ["order.json", "order.json"]', ["differ in nothing"]),
-        ('events = ["order.json"]\nrule = "calls"', ["meets rule 'orders', not 'calls'"]),
+        ('apart = ["order.json", "order.json"]', ["they are equal"]),
+        ('events = ["order.json"]\nrule = "calls"', ["matches rule 'orders', not 'calls'"]),
         (
             'events = ["order.json", "resent.json"]\nverdicts = ["delivered", "stale"]',
-            ["event 2, resent.json, is duplicate, and should be stale"],
+            ["event 2, resent.json, is duplicate; expected stale"],
         ),
     ],
 )
@@ -184,9 +184,11 @@ async def test_a_test_is_for_one_route(samples):
     (told,) = await failures(
         samples, 'route = "crm"\nevents = ["tick.json"]\nrule = "default"', ROUTES
     )
-    assert told == "route 'crm' is not for tick.json"
+    assert told == "route 'crm' does not match tick.json"
     text = f'[[test]]\nname = "a"\n{same}'
-    assert mistakes(samples, text, ROUTES) == ["test[0].route: is missing; say which of crm, lake"]
+    assert mistakes(samples, text, ROUTES) == [
+        "test[0].route: is missing; set it to one of crm, lake"
+    ]
     setup = setup_of(samples, ROUTES)
     (samples / "cases.toml").write_text(f'route = "lake"\n{text}')
     (case,) = cases.load([samples / "cases.toml"], setup)
@@ -227,16 +229,16 @@ def test_all_mistakes_are_told_at_once(samples):
         "test[1].nam: no such setting; did you mean 'name'?",
         "test[2].events[0]: 'nowhere.json' cannot be read: No such file",
         "test[2].events[1]: 'calls.ndjson#4': calls.ndjson has events #1 to #3",
-        "test[2].events[2]: 'empty.json' has no event in it",
+        "test[2].events[2]: 'empty.json' contains no event",
         "test[2].events[3]: 'calls.ndjson#x': calls.ndjson has events #1 to #3",
-        "test[2].rule: 'order' is no rule of the configuration; did you mean 'orders'?",
+        "test[2].rule: 'order' is not a rule of the configuration; did you mean 'orders'?",
         "test[3]: names no sample",
-        "test[3].verdicts: goes with events",
+        "test[3].verdicts: needs events",
         "test[4].verdicts[1]: 'dropped': must be one of",
         "test[5].verdicts: has 1 for 3 events",
-        "test[5].route: 'crm' is no route",
+        "test[5].route: 'crm' is not a route",
         "test[6].events: needs verdicts",
-        "test[6].gap: goes with verdicts",
+        "test[6].gap: needs verdicts",
     ]:
         assert any(part in line for line in told), part
 

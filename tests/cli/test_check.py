@@ -113,8 +113,8 @@ def test_neither_long_names_nor_the_summary_run_over_the_edge(run, config, colum
 def test_what_is_in_order_is_listed_on_demand(call, config):
     quiet = call("check", "-c", config()).out
     told = call("check", "-c", config(), "--verbose").out
-    assert "in order\n  windows: each outlasts" not in quiet
-    assert "in order\n  windows: each outlasts" in told
+    assert "in order\n  windows: each is longer" not in quiet
+    assert "in order\n  windows: each is longer" in told
 
 
 def test_json_is_one_object_per_line(call, config):

@@ -186,9 +186,9 @@ def test_what_each_rule_matched_is_counted_over_its_routes(start):
 def test_what_the_check_finds_stands_beside_its_rule(start):
     _, visitor = start(SHOP)
     told = words(visitor.get("/rules"))
-    assert "rule 'two tiers' stands before it and matches all that it could match" in told
+    assert "rule 'two tiers' comes first and matches all of its events" in told
     never = told.index("2. never reached")
-    assert never < told.index("rule 'two tiers' stands before it") < told.index("3. noise")
+    assert never < told.index("rule 'two tiers' comes first") < told.index("3. noise")
 
 
 def test_without_the_store_the_rules_are_told_all_the_same(start, monkeypatch):

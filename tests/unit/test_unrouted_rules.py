@@ -121,14 +121,14 @@ async def test_a_test_of_rules_says_the_same(tmp_path, route):
     noise = 'events = ["noise.json"]\n'
     assert await failures(noise + 'verdicts = ["discarded"]\nrule = "noise"') == []
     assert await failures(noise + 'verdicts = ["delivered"]') == [
-        "event 1, noise.json, is discarded, and should be delivered"
+        "event 1, noise.json, is discarded; expected delivered"
     ]
     for name in ("earlier rule", "no rule", "rule of a route"):
         test = f'events = ["{name}.json"]\nverdicts = ["discarded"]'
-        assert await failures(test) == [f"route {route!r} is not for {name}.json"]
+        assert await failures(test) == [f"route {route!r} does not match {name}.json"]
     other = "lake" if route == "crm" else "crm"
     elsewhere = event(7, source=f"com.example.{other}", **{"detail-type": "Noise"})
     (tmp_path / "elsewhere.json").write_text(json.dumps(elsewhere))
     assert await failures('events = ["elsewhere.json"]\nverdicts = ["discarded"]') == [
-        f"route {route!r} is not for elsewhere.json"
+        f"route {route!r} does not match elsewhere.json"
     ]

@@ -1,10 +1,10 @@
-"""Two sets of rules on one recording: with which arrivals they do not do the same."""
+"""Compare two sets of rules on one recording: the arrivals for which they decide differently."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from oncebridge.audit.report import Difference, Trial
+from oncebridge.audit.report import Difference, RulesComparison
 from oncebridge.audit.rows import as_read
 from oncebridge.audit.table import Table
 from oncebridge.audit.verdicts import UNKEYED
@@ -19,19 +19,19 @@ def compare(
     files: Sequence[str],
     rules: Sequence[Rule],
     candidate: Sequence[Rule],
-    tell: Callable[[Difference], None] | None,
-) -> Trial:
-    """Tell every difference, in the order of arrival; the default rule is the last of each."""
+    report: Callable[[Difference], None] | None,
+) -> RulesComparison:
+    """Report every difference in the order of arrival; each list of rules ends with the default."""
     changes: Counter[_Change] = Counter()
     kept: list[Difference] = []
-    limit = "" if tell is not None else f"LIMIT {_MOST}"
+    limit = "" if report is not None else f"LIMIT {_MOST}"
     for difference in _differences(table, files, rules, candidate, limit):
         changes[_change(difference)] += 1
         if len(kept) < _MOST:
             kept.append(difference)
-        if tell is not None:
-            tell(difference)
-    if tell is None:
+        if report is not None:
+            report(difference)
+    if report is None:
         changes = _counted(table)
     by_verdict: Counter[tuple[Verdict, Verdict]] = Counter()
     by_passing: Counter[tuple[bool, bool]] = Counter()
@@ -39,7 +39,7 @@ def compare(
         by_verdict[before, after] += many
         by_passing[passed, passed2] += many
     listed = sorted(by_verdict.items(), key=lambda item: (-item[1], item[0]))
-    return Trial(
+    return RulesComparison(
         changed=sum(changes.values()),
         more=by_passing[False, True],
         fewer=by_passing[True, False],
@@ -49,7 +49,7 @@ def compare(
 
 
 _Change = tuple[Verdict, Verdict, bool, bool]
-"""A verdict before and after, and whether each passes it on."""
+"""A verdict before and after, and whether each delivers it."""
 
 
 def _change(one: Difference) -> _Change:
@@ -57,13 +57,13 @@ def _change(one: Difference) -> _Change:
 
 
 def _verdict(action: str) -> str:
-    """Name the verdict, in SQL, on what is not judged."""
+    """Return SQL for the verdict on arrivals without a row in `fates`."""
     cases = " ".join(f"WHEN '{name}' THEN '{verdict}'" for name, verdict in UNKEYED.items())
     return f"CASE {action} {cases} END"
 
 
 _PASSING: Final = "('deduplicate', 'bypass')"
-"""What rules want done with what is passed on, unless it is judged otherwise."""
+"""Actions of rules that deliver, unless the arrival has another verdict."""
 _DIFFERENT: Final = f"""
     SELECT arrivals.ord, line, id, source, topic, rule, rule2,
         coalesce(fates2.first, fates.first) AS same,

@@ -2,12 +2,12 @@
 `oncebridge audit`, without the command line: from recorded events to a report.
 
     read      cut the files into chunks, in order (`reading`)
-    write     make a row of each arrival, in several processes (`crew`, `rows`)
-    load      put the rows into DuckDB, in the order of arrival (`table`)
-    judge     say of each what the gateway would have said (`verdicts`, `judge`)
+    write     write a row for each arrival, in several processes (`workers`, `rows`)
+    load      load the rows into DuckDB, in the order of arrival (`table`)
+    judge     find the verdict of each arrival, as a gateway would (`verdicts`, `judge`)
     find      causes, gaps, suspicions, naive keys (`findings`, `suspicions`, `naive`)
 
-Nothing is written but temporary files, which are gone at the end, however it ends.
+Only temporary files are written, and they are always removed at the end.
 """
 
 import tempfile
@@ -23,21 +23,21 @@ from msgspec.structs import replace
 from oncebridge.audit.comparison import compare
 from oncebridge.audit.field_study import study_all
 from oncebridge.audit.findings import Findings
-from oncebridge.audit.naive import Naive
+from oncebridge.audit.naive import NaiveKeys
 from oncebridge.audit.reading import Damage, File, Skipped, find_files, read_pieces
-from oncebridge.audit.report import Difference, Report
-from oncebridge.audit.rows import Job, Summary
-from oncebridge.audit.suspicions import Suspicions
+from oncebridge.audit.report import AuditReport, Difference
+from oncebridge.audit.rows import ChunkSummary, Job
+from oncebridge.audit.suspicions import SuspicionFinder
 from oncebridge.audit.table import Chunk, Table, check_engine, check_folder, opened
 from oncebridge.audit.verdicts import CANDIDATE, RULES, judge_all
-from oncebridge.audit.workers import cpus, working
+from oncebridge.audit.workers import cpus, worker_pool
 from oncebridge.base.clock import ms, steady_clock
 from oncebridge.errors import ConfigError
 from oncebridge.events.event import Limits
 from oncebridge.events.rules import DEFAULT_WINDOW, Rule, RuleSet, Tier
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many were read."""
+"""Called with the bytes read so far, and the total."""
 
 _QUIET: Final = timedelta(milliseconds=500)
 _SMALL: Final = 8 << 20
@@ -63,26 +63,28 @@ def audit(
     differences: Callable[[Difference], None] | None = None,
     skipped: Skipped | None = None,
     most_examples: int = 5,
-) -> Report:
+) -> AuditReport:
     """
-    Read all events below *paths* and tell which come more than once, and why.
+    Read all events below *paths*, and return a report on their duplicates.
 
-    They are judged by *rules*; what none matches by its content, within *window*. With a
-    *candidate*, other rules judge them too, and *differences* is told each arrival with which
-    they do otherwise, in the order of arrival. *quiet* is how soon the same state of an
-    entity again is suspected to be no news. `-` is standard input. *skipped* is told which
-    files are there twice, and read once.
+    Verdicts are those of *rules*; events that no rule matches are identified by their content,
+    within *window*. With *candidate* rules, *differences* is called with each arrival for which
+    they decide differently, in the order of arrival. *quiet* is the time within which the same
+    state of an entity is suspected to be a double emission. `-` is standard input. *skipped* is
+    called with the files that are named twice, and read once.
 
-    Raises `ConfigError` for what cannot be read, `AuditFailed` where it cannot be finished.
+    Raise `ConfigError` if a file cannot be read, `AuditFailed` if the audit cannot be finished.
     """
     clock = steady_clock()
     begun_ms = clock()
     check_engine()
     files = find_files(paths, skipped)
     if not files:
-        raise ConfigError("files", "there are none")
-    ours = _Judges.of(rules, window)
-    other = None if candidate is None else _Judges.of(candidate, candidate_window or window)
+        raise ConfigError(
+            "files", "no files found; name a file, or a directory that contains files"
+        )
+    ours = _NumberedRules.of(rules, window)
+    other = None if candidate is None else _NumberedRules.of(candidate, candidate_window or window)
     with tempfile.TemporaryDirectory(prefix="oncebridge-audit-") as name:
         check_folder(Path(name))
         job = Job(
@@ -107,8 +109,8 @@ def audit(
             report = _report(table, found, recording, files)
             return replace(
                 report,
-                suspicions=Suspicions(table, found, ours.rules, quiet, most_examples).all(),
-                naive=Naive(table, found, most_examples).keys(),
+                suspicions=SuspicionFinder(table, found, ours.rules, quiet, most_examples).all(),
+                naive=NaiveKeys(table, found, most_examples).keys(),
                 studies=study_all(recording.samples),
                 trial=trial,
                 window_ms=ms(window),
@@ -116,20 +118,20 @@ def audit(
             )
 
 
-class _Judges(Struct, frozen=True):
-    """A set of rules, by number and compiled; the last is for what none matches."""
+class _NumberedRules(Struct, frozen=True):
+    """A set of rules, by number and compiled; the last is the default rule."""
 
     rules: list[Rule]
     compiled: RuleSet
 
     @classmethod
-    def of(cls, rules: Sequence[Rule], window: timedelta) -> "_Judges":
+    def of(cls, rules: Sequence[Rule], window: timedelta) -> "_NumberedRules":
         default = Rule(name="default", tiers=(Tier(window=window),))
         return cls([*rules, default], RuleSet(rules, namespace=_NAMESPACE, window=window))
 
 
 def _how_many(workers: int | None, files: Sequence[File]) -> int:
-    """Choose how many processes; none but this one for little, of which the size is known."""
+    """Return the number of worker processes; 0 (only this process) for a small, known size."""
     if workers is not None:
         return workers
     if all(file.path is not None for file in files) and sum(f.size for f in files) < _SMALL:
@@ -141,7 +143,7 @@ def _how_many(workers: int | None, files: Sequence[File]) -> int:
 
 
 class _Recording(Struct):
-    """What was read, all in all."""
+    """The result of reading all files."""
 
     chunks: list[Chunk]
     unreadable: dict[str, int]
@@ -152,35 +154,35 @@ class _Recording(Struct):
 def _write_rows(
     job: Job, files: Sequence[File], workers: int, progress: Progress | None
 ) -> _Recording:
-    """Read everything, and write a row of each arrival."""
-    meter = _Meter(files, progress)
+    """Read all files, and write a row for each arrival."""
+    meter = _ProgressMeter(files, progress)
     origins: list[int] = []
     ends: list[int] = []
-    summaries: dict[int, Summary] = {}
+    summaries: dict[int, ChunkSummary] = {}
     damaged: list[Damage] = []
 
-    def take(summary: Summary) -> None:
+    def take(summary: ChunkSummary) -> None:
         summaries[summary.chunk] = summary
         meter.read(origins[summary.chunk], ends[summary.chunk])
 
-    with working(job, workers) as crew:
+    with worker_pool(job, workers) as pool:
         for item in read_pieces(files):
             if isinstance(item, Damage):
                 damaged.append(item)
                 continue
             origins.append(item.file)
             ends.append(item.read)
-            for summary in crew.write(len(origins) - 1, item.work):
+            for summary in pool.write(len(origins) - 1, item.work):
                 take(summary)
-        for summary in crew.finish():
+        for summary in pool.finish():
             take(summary)
-        samples = list(crew.samples)
+        samples = list(pool.samples)
     chunks = [Chunk(at, file, summaries[at]) for at, file in enumerate(origins)]
     return _Recording(chunks, *_unreadable(chunks, damaged, files), samples)
 
 
-class _Meter:
-    """Tells how far reading is."""
+class _ProgressMeter:
+    """Reports the progress of reading."""
 
     def __init__(self, files: Sequence[File], progress: Progress | None) -> None:
         self._sizes = [file.size for file in files]
@@ -190,7 +192,7 @@ class _Meter:
         self._sum = 0
 
     def read(self, file: int, end: int) -> None:
-        """Take note that *file* is read up to *end*; whatever comes first, it never goes back."""
+        """Note that *file* is read up to *end*; progress never decreases."""
         further = min(end, self._sizes[file]) - self._read[file]
         if further > 0:
             self._read[file] += further
@@ -202,7 +204,7 @@ class _Meter:
 def _unreadable(
     chunks: Sequence[Chunk], damaged: Sequence[Damage], files: Sequence[File]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Count what holds no event, and say where the first of it is."""
+    """Count the records without an event by reason, and return the first places."""
     counts: Counter[str] = Counter()
     places: list[tuple[int, int]] = []
     file, line = -1, 0
@@ -224,20 +226,22 @@ def _unreadable(
 # --- the report -----------------------------------------------------------------------------
 
 
-def _report(table: Table, found: Findings, recording: _Recording, files: Sequence[File]) -> Report:
-    """Return what the table says, as far as it needs nothing else."""
+def _report(
+    table: Table, found: Findings, recording: _Recording, files: Sequence[File]
+) -> AuditReport:
+    """Return the part of the report that comes from the table."""
     verdicts = found.verdicts()
     tallies = found.tallies()
     times = table.times
     summaries = [chunk.summary for chunk in recording.chunks]
-    return Report(
+    return AuditReport(
         files=len(files),
         size=sum(file.size for file in files),
         records=sum(one.records for one in summaries),
         unreadable=recording.unreadable,
         unreadable_places=recording.places,
         events=sum(one.events for one in summaries),
-        logical=found.logical(verdicts),
+        logical=found.count_events(verdicts),
         verdicts=verdicts,
         after_window=found.after_window(),
         clock=_clock(table, summaries),
@@ -259,8 +263,10 @@ def _report(table: Table, found: Findings, recording: _Recording, files: Sequenc
     )
 
 
-def _clock(table: Table, summaries: Sequence[Summary]) -> Literal["recorded", "published", "none"]:
-    """Tell whence most times are."""
+def _clock(
+    table: Table, summaries: Sequence[ChunkSummary]
+) -> Literal["recorded", "published", "none"]:
+    """Return the origin of most times."""
     if not table.times.known:
         return "none"
     recorded = sum(one.recorded for one in summaries)

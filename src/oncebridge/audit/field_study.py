@@ -1,13 +1,12 @@
 """
-What events look like that no rule is for: which field names them, which ones are noise.
+Study events that no rule matches: which field identifies them, which ones are noise.
 
-Only a sample is looked at, and what is suggested from it may drop real events, so this
-believes little. A field that is called an event's id identifies events unless one of its values
-comes with other content, apart from times and what is about the sending. Any other id has to
-come again, in events that say more than it, and of these nothing may differ but stamps of the
-sending (`sentAt`, `attempt`, `traceId`): where a time differs that may be the event's own, the
-door was opened again. Where nothing identifies, a field is noise if it differs between events
-that agree in all else and its name says that it is about the sending.
+Only a sample is read, and a suggestion from it may drop real events, so the conditions are strict.
+A field named like an event's id identifies events unless one of its values has other content,
+apart from times and fields about the sending. Any other id must occur again, in events with more
+content, and these may differ only in stamps of the sending (`sentAt`, `attempt`, `traceId`): if
+another time differs, it may be a second event. If nothing identifies events, a field is noise if
+it alone differs between events and its name is about the sending.
 """
 
 import re
@@ -42,9 +41,9 @@ _STAMP: Final = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 """
-What can be of nothing but the sending.
+Names that are always about the sending.
 
-Not what may as well be all that an event is about, such as `messageId` or `deliveredAt`.
+Not those that may be the subject of an event, such as `messageId` or `deliveredAt`.
 """
 _TIME: Final = re.compile(
     r".*(?:time|date|timestamp|_at|_on|millis)|.*[a-z](?:At|On)|ts", re.IGNORECASE | re.ASCII
@@ -61,7 +60,7 @@ _ENTITIES: Final = (
 
 
 def study_all(samples: Iterable[Samples]) -> tuple[FieldStudy, ...]:
-    """Study what the workers sampled, most events first."""
+    """Study the samples of the workers, most events first."""
     joined: dict[tuple[str, str], list[bytes]] = defaultdict(list)
     for some in samples:
         for kind, raws in some.items():
@@ -90,7 +89,7 @@ def study(source: str, detail_type: str, details: Sequence[bytes]) -> FieldStudy
 
 
 def _leaves(detail: Mapping[str, Any]) -> _Leaves:
-    """Return what stands at the end of each path; an array is an end."""
+    """Return the value at the end of each path; an array is an end."""
     found: _Leaves = {}
     pending: list[tuple[str, Mapping[str, Any], int]] = [("detail", detail, 1)]
     while pending and len(found) < _MOST_LEAVES:
@@ -109,14 +108,14 @@ def _last(path: str) -> str:
 
 
 def _without(event: _Leaves, paths: frozenset[str], only: str | None = None) -> Any:
-    """Return what makes an event this one, once *paths* do not count."""
+    """Return the identity of an event if *paths* do not count."""
     if only is not None and only in event:
         return event[only]
     return frozenset(item for item in event.items() if item[0] not in paths)
 
 
 def _identifying(events: Sequence[_Leaves]) -> tuple[str | None, frozenset[str]]:
-    """Find the field that names events, and what differs all the same where it agrees."""
+    """Return the field that identifies events, and the fields in which copies differ."""
     best: tuple[bool, int, str] | None = None
     noise: frozenset[str] = frozenset()
     for path in _everywhere(events):
@@ -128,14 +127,14 @@ def _identifying(events: Sequence[_Leaves]) -> tuple[str | None, frozenset[str]]
         if not all(may_differ(_last(each)) for each in differing):
             continue
         if not is_event_id and not (again and _say_more(events, {path, *differing})):
-            continue  # unique so far, or all there is: that says nothing about an id of whatever
+            continue  # unique so far, or the only field: that proves nothing
         if best is None or (is_event_id, again) > best[:2]:
             best, noise = (is_event_id, again, path), frozenset(differing)
     return (best[2], noise) if best else (None, frozenset())
 
 
 def _everywhere(events: Sequence[_Leaves]) -> list[str]:
-    """List the paths that every event has, with a value worth the name."""
+    """Return the paths that every event has, with a value that is not empty."""
     common = set(events[0])
     for event in events:
         common.intersection_update(path for path, value in event.items() if value not in ("", 0))
@@ -143,7 +142,7 @@ def _everywhere(events: Sequence[_Leaves]) -> list[str]:
 
 
 def _differing(events: Sequence[_Leaves], path: str) -> tuple[set[str], int]:
-    """Return what differs between events of one value, and how many there are beyond the first."""
+    """Return the fields that differ between events of one value, and the number of such events."""
     firsts: dict[Any, _Leaves] = {}
     differing: set[str] = set()
     again = 0
@@ -170,7 +169,7 @@ def _is_noise(name: str) -> bool:
 
 
 def _noise(events: Sequence[_Leaves]) -> frozenset[str]:
-    """Find fields about the sending that alone differ between some events."""
+    """Return the fields about the sending that alone differ between some events."""
     paths = frozenset(path for event in events for path in event if _SENDING.fullmatch(_last(path)))
     if not paths:
         return paths
@@ -184,7 +183,7 @@ def _noise(events: Sequence[_Leaves]) -> frozenset[str]:
 
 
 def _entity(events: Sequence[_Leaves], identifying: str | None) -> str | None:
-    """Find what several different events are about."""
+    """Return the path of the entity that several different events share."""
     common = [path for path in _everywhere(events) if path != identifying]
     for name in _ENTITIES:
         for path in common:
@@ -192,6 +191,6 @@ def _entity(events: Sequence[_Leaves], identifying: str | None) -> str | None:
                 return path
     ids = [path for path in common if _ID.fullmatch(_last(path)) and not _is_noise(_last(path))]
     counted = [(len({event[path] for event in events}), path) for path in ids]
-    # A tenth of all events and more: else it is what they all have in common.
+    # At least a tenth as many values as events: otherwise it is common to all of them.
     fitting = [(many, path) for many, path in counted if len(events) / 10 <= many < len(events)]
     return max(fitting)[1] if fitting else None

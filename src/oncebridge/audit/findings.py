@@ -1,16 +1,16 @@
 """
-What the table of arrivals says, once each has its verdict: causes, gaps, who is noisy, when.
+Query the table of arrivals, once each has its verdict: causes, gaps, counts.
 
-`repeats` is the table of what is not passed on because it was there before: duplicates, stale
-and unchanged states, and conflicts that the rule drops. A duplicate `is_other` where its key
-is that of the first and its content is not: nobody has compared them but us.
+The table `repeats` has the arrivals that are not delivered because of an earlier one: duplicates,
+stale and unchanged states, and conflicts that the rule drops. A duplicate `is_other` if its key is
+that of the first and its content is not, where the rule does not compare the content.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from oncebridge.audit.report import CauseFound, Example, Gaps, Moment, Tally
+from oncebridge.audit.report import ArrivalExample, CauseFound, Gaps, NamedCounts, TimeSlice
 from oncebridge.audit.rows import as_read
 from oncebridge.audit.table import Table
 from oncebridge.audit.verdicts import UNKEYED
@@ -24,7 +24,7 @@ BOUNDS: Final = (
     *(_MIN, 5 * _MIN, 15 * _MIN, _H, 4 * _H, 12 * _H),
     *(_D, 2 * _D, 4 * _D, 6 * _D, 14 * _D, 30 * _D),
 )
-"""Where the histogram of gaps is divided: at the windows and retry horizons that people know."""
+"""Bounds of the histogram of gaps: common windows and retry times."""
 
 _MOST_MOMENTS: Final = 120
 _TOP: Final = 10
@@ -36,7 +36,7 @@ _WIDTHS: Final = (
 
 
 class Findings:
-    """Asks the table; *rules* are those that the arrivals were judged by, the default one last."""
+    """Queries the table; *rules* are those of the verdicts, the default rule last."""
 
     def __init__(
         self, table: Table, rules: Sequence[Rule], files: Sequence[str], most_examples: int
@@ -49,7 +49,7 @@ class Findings:
     # --- causes -----------------------------------------------------------------------------
 
     def name_causes(self) -> None:
-        """Make the table `repeats`, with the cause and the gap of each."""
+        """Create the table `repeats`, with the cause and the gap of each."""
         step = self._table.times.step
         self._table.run(
             f"""
@@ -117,7 +117,7 @@ class Findings:
         )
 
     def gaps(self) -> Gaps | None:
-        """Return how long after the first one duplicates came, whatever the cause."""
+        """Return the time from the first arrival to each duplicate, for all causes."""
         return self._gaps("verdict").get(Verdict.DUPLICATE)
 
     def _gaps(self, group: str) -> dict[str, Gaps]:
@@ -145,25 +145,27 @@ class Findings:
 
     # --- examples ---------------------------------------------------------------------------
 
-    def examples(self, numbers: Iterable[int]) -> dict[int, Example]:
-        """Describe arrivals that are repeats."""
+    def examples(self, numbers: Iterable[int]) -> dict[int, ArrivalExample]:
+        """Return examples for rows of `repeats`."""
         listed = _listed(dict.fromkeys(numbers))
         pairs = self._table.rows(
             f"SELECT ord, first FROM repeats WHERE ord IN ({listed})"  # noqa: S608
         )
-        return self.described(dict(pairs))
+        return self.examples_of(dict(pairs))
 
-    def described(self, pairs: Mapping[int, int | None]) -> dict[int, Example]:
-        """Describe arrivals, each beside another one."""
-        told = self.told([*pairs, *(first for first in pairs.values() if first is not None)])
+    def examples_of(self, pairs: Mapping[int, int | None]) -> dict[int, ArrivalExample]:
+        """Return examples for arrivals, each with an earlier one."""
+        texts = self.arrival_texts(
+            [*pairs, *(first for first in pairs.values() if first is not None)]
+        )
         examples = {}
         for number, first in pairs.items():
-            one = told[number]
-            other = told[first] if first is not None else None
+            one = texts[number]
+            other = texts[first] if first is not None else None
             gap = None
             if first is not None and self._table.times.known:
                 gap = abs(self._table.at_ms(number) - self._table.at_ms(first))
-            examples[number] = Example(
+            examples[number] = ArrivalExample(
                 one["place"],
                 one["id"],
                 one["source"],
@@ -175,8 +177,8 @@ class Findings:
             )
         return examples
 
-    def told(self, numbers: Iterable[int]) -> dict[int, dict[str, str]]:
-        """Tell place, id, source, topic and entity of arrivals."""
+    def arrival_texts(self, numbers: Iterable[int]) -> dict[int, dict[str, str]]:
+        """Return place, id, source, topic and entity of arrivals."""
         listed = _listed(dict.fromkeys(numbers))
         rows = self._table.rows(
             f"""
@@ -216,8 +218,8 @@ class Findings:
             counts[Verdict.DELIVERED] -= many
         return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
-    def logical(self, verdicts: Mapping[Verdict, int]) -> int:
-        """Count what is passed on at least once."""
+    def count_events(self, verdicts: Mapping[Verdict, int]) -> int:
+        """Count the different events: those that are delivered at least once."""
         again, clashed = self._table.row(
             f"""
             SELECT count(*) FILTER (verdict = '{Verdict.DELIVERED}'),
@@ -229,13 +231,13 @@ class Findings:
         return int(passed - again + clashed)
 
     def after_window(self) -> int:
-        """Count what is passed on again because the window of an earlier arrival was over."""
+        """Count the arrivals that are delivered again because an earlier window had ended."""
         (again,) = self._table.row(
             f"SELECT count(*) FROM fates WHERE verdict = '{Verdict.DELIVERED}'"  # noqa: S608
         )
         return int(again)
 
-    def over_time(self) -> tuple[Moment, ...]:
+    def over_time(self) -> tuple[TimeSlice, ...]:
         """Count the verdicts of each span of the recording."""
         times = self._table.times
         if not times.known:
@@ -255,14 +257,14 @@ class Findings:
             moments[moment][Verdict(verdict)] += many
             moments[moment][Verdict.DELIVERED] -= many
         return tuple(
-            Moment(begins + at * width, {v: counts[v] for v in Verdict if counts[v]})
+            TimeSlice(begins + at * width, {v: counts[v] for v in Verdict if counts[v]})
             for at, counts in moments.items()
         )
 
     # --- tallies ----------------------------------------------------------------------------
 
-    def tallies(self) -> dict[str, tuple[Tally, ...]]:
-        """Tell the noisiest topics, sources, rules and entities."""
+    def tallies(self) -> dict[str, tuple[NamedCounts, ...]]:
+        """Return the topics, sources, rules and entities with most duplicates."""
         self._table.run(
             """
             CREATE TABLE tallied AS
@@ -279,9 +281,9 @@ class Findings:
             "entities": self._entities(),
         }
 
-    def _tally(self, column: str) -> tuple[Tally, ...]:
+    def _tally(self, column: str) -> tuple[NamedCounts, ...]:
         return tuple(
-            Tally(as_read(name), int(arrived), int(repeated))
+            NamedCounts(as_read(name), int(arrived), int(repeated))
             for name, arrived, repeated in self._table.rows(
                 f"""
                 SELECT {column} AS name, sum(arrived) AS arrivals, sum(repeated) AS repeats
@@ -291,10 +293,10 @@ class Findings:
             )
         )
 
-    def _by_rule(self) -> tuple[Tally, ...]:
-        """List all rules that matched anything: they are few."""
+    def _by_rule(self) -> tuple[NamedCounts, ...]:
+        """Return all rules that matched an event: they are few."""
         return tuple(
-            Tally(self._rules[rule].name, int(arrived), int(repeated))
+            NamedCounts(self._rules[rule].name, int(arrived), int(repeated))
             for rule, arrived, repeated in self._table.rows(
                 """
                 SELECT rule, sum(arrived) AS arrivals, sum(repeated) AS repeats
@@ -303,7 +305,7 @@ class Findings:
             )
         )
 
-    def _entities(self) -> tuple[Tally, ...]:
+    def _entities(self) -> tuple[NamedCounts, ...]:
         rows = self._table.rows(
             f"""
             WITH arrived AS (
@@ -323,26 +325,26 @@ class Findings:
             """  # noqa: S608
         )
         return tuple(
-            Tally(as_read(text) if text else entity, arrived, repeated)
+            NamedCounts(as_read(text) if text else entity, arrived, repeated)
             for entity, text, arrived, repeated in rows
         )
 
 
 def _differ(column: str) -> str:
-    """Ask, in SQL, whether both arrivals say where they are from, and not the same."""
+    """Return SQL that is true if both arrivals have the column, with different values."""
     one, other = f"kinds.{column}", f"first_kinds.{column}"
     return f"""({one} <> '""' AND {other} <> '""' AND {one} <> {other})"""
 
 
 def _histogram(places: Mapping[int, int], longest: int) -> tuple[tuple[int, int], ...]:
-    """Give every bound up to the one behind the longest gap."""
+    """Return every bound up to the one after the longest gap, with its count."""
     bounds = [*BOUNDS, max(longest + 1, BOUNDS[-1] + 1)]
     last = max(places)
     return tuple((bounds[at], places.get(at, 0)) for at in range(last + 1))
 
 
 def _width(span_ms: int) -> int:
-    """Choose the narrowest round span of which not too many cover the recording."""
+    """Return the shortest round span with which the recording has few enough spans."""
     for width in _WIDTHS:
         if span_ms // width + 2 <= _MOST_MOMENTS:
             return width

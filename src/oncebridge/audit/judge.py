@@ -1,21 +1,20 @@
 """
-What a gateway would have said to each arrival, had every delivery succeeded at once.
+Decide the verdict of each arrival as a gateway would, if every delivery succeeded at once.
 
-A `Judge` has a store of its own, empty at first, and decides by the operations table of the
-protocol (`oncebridge.stores.transitions`), so that windows, tiers, conflicts and registers come out as
-they do in the real thing; `tests/audit/test_judge.py` holds it to that, against a gateway.
-It is pure: arrivals go in, in their order, each with its time.
+A `Judge` has its own store, empty at first, and uses the same transitions as the stores
+(`oncebridge.stores.transitions`), so that windows, tiers, conflicts and registers are the same as
+in a gateway; `tests/audit/test_judge.py` compares the two. It is pure: arrivals go in, in their
+order, each with its time.
 
-Arrivals that share no key have nothing to do with each other, so the judge of one group needs
-to know about no other. What is over is forgotten, as a store forgets it: one group may be all
-there is, and a recording may be of months.
+Arrivals that share no key do not affect each other, so there is one judge for each group. Expired
+records are removed, as a store does: one group may be the whole recording of months.
 """
 
 from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.audit.rows import Claimed, Complex
+from oncebridge.audit.rows import ClaimedKey, ComplexPlan
 from oncebridge.engine.batch import EntityState
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.key import Part, conflict_key
@@ -44,16 +43,16 @@ _DROPPED: Final = {
 
 
 class Judgement(Struct, frozen=True, gc=False):
-    """What became of one arrival."""
+    """The verdict on one arrival."""
 
     verdict: Verdict
     first: int | None = None
-    """The number of the arrival that it repeats, or with which it is in conflict."""
-    passed_on: bool = True
+    """The number of the arrival that it duplicates, or with which it conflicts."""
+    delivered: bool = True
 
 
 class _Entity(Struct, gc=False):
-    """What is known of an entity: its register, since when, until when, and by which arrival."""
+    """The state of an entity: its register, its expiry, and the arrival that wrote it."""
 
     register: EntityState
     keep_until_ms: int
@@ -61,15 +60,15 @@ class _Entity(Struct, gc=False):
 
 
 class Judge:
-    """Judges the arrivals of one group."""
+    """Decides the verdicts of one group."""
 
     def __init__(self) -> None:
         self._records: dict[bytes, Record] = {}
         self._entities: dict[bytes, _Entity] = {}
         self._most = _FEW
 
-    def judge(self, number: int, at_ms: int, rule: Rule, plan: Complex) -> Judgement:
-        """Decide on the arrival *number*; numbers rise, and times never fall."""
+    def judge(self, number: int, at_ms: int, rule: Rule, plan: ComplexPlan) -> Judgement:
+        """Return the verdict on the arrival *number*; numbers increase, and times never decrease."""
         if len(self._records) + len(self._entities) > self._most:
             self._forget(at_ms)
         keep_ms = max(part.window_ms for part in plan.parts)
@@ -93,18 +92,18 @@ class Judge:
                 case Duplicate():
                     self._write(written)
                     self._remember(parts, answer, at_ms)
-                    return Judgement(Verdict.DUPLICATE, _number(answer.memo), passed_on=False)
+                    return Judgement(Verdict.DUPLICATE, _number(answer.memo), delivered=False)
                 case Mismatch():
                     clashed = True
                     known = _number(answer.memo)
                     parts = [_in_conflict(part, answer.key) for part in parts]
-                case _:  # pragma: no cover - nobody else holds anything
+                case _:  # pragma: no cover - there is no other holder
                     raise AssertionError(answer)
         self._write(written)
         if clashed and rule.on_conflict != "deliver":
             fate = Fate.DEAD if rule.on_conflict == "dead" else Fate.DROPPED
             self._commit(parts, generation, fate, at_ms)
-            return Judgement(Verdict.CONFLICT, known, passed_on=False)
+            return Judgement(Verdict.CONFLICT, known, delivered=False)
         if plan.entity:
             verdict, because = self._enter(plan, rule, number, at_ms, keep_ms)
             if verdict is not None:
@@ -112,14 +111,14 @@ class Judge:
                 is_sent = verdict is Verdict.CONFLICT and rule.on_conflict == "deliver"
                 fate = Fate.DELIVERED if is_sent else _DROPPED[verdict]
                 self._commit(parts, generation, fate, at_ms)
-                return Judgement(verdict, because, passed_on=is_sent)
+                return Judgement(verdict, because, delivered=is_sent)
         self._commit(parts, generation, Fate.DELIVERED, at_ms)
         if clashed:
             return Judgement(Verdict.CONFLICT, known)
         return Judgement(Verdict.DELIVERED)
 
     def _forget(self, at_ms: int) -> None:
-        """Drop what is over; not before there is twice as much, so that it costs next to nothing."""
+        """Remove expired records; only once there are twice as many, so that it costs little."""
         self._records = {
             key: record for key, record in self._records.items() if record.keep_until_ms > at_ms
         }
@@ -132,15 +131,15 @@ class Judge:
         for record in records:
             self._records[record.key] = record
 
-    def _commit(self, parts: list[Claimed], generation: bytes, fate: Fate, at_ms: int) -> None:
+    def _commit(self, parts: list[ClaimedKey], generation: bytes, fate: Fate, at_ms: int) -> None:
         for part in parts:
             asked = Commit(part.key, generation, fate, part.window_ms, part.hard_ms)
             _, after = table.commit(self._records.get(part.key), asked, at_ms)
             if after is not None:
                 self._records[part.key] = after
 
-    def _remember(self, parts: list[Claimed], known: Duplicate, at_ms: int) -> None:
-        """Mark the further tiers of an event that its identifying key shows to be done."""
+    def _remember(self, parts: list[ClaimedKey], known: Duplicate, at_ms: int) -> None:
+        """Mark the other tiers of a duplicate as done."""
         if len(parts) == 1 or known.key != parts[-1].key:
             return
         for part in parts[:-1]:
@@ -150,9 +149,9 @@ class Judge:
                 self._records[part.key] = after
 
     def _enter(
-        self, plan: Complex, rule: Rule, number: int, at_ms: int, keep_ms: int
+        self, plan: ComplexPlan, rule: Rule, number: int, at_ms: int, keep_ms: int
     ) -> tuple[Verdict | None, int | None]:
-        """Compare with the entity's newest state, and write this one down."""
+        """Compare with the entity's newest state, and record this one."""
         known = self._entities.get(plan.entity)
         if known is None or at_ms >= known.keep_until_ms:
             known = _Entity(EntityState(), 0, None)
@@ -169,10 +168,10 @@ class Judge:
         return verdict, because
 
 
-def _in_conflict(part: Claimed, key: bytes) -> Claimed:
+def _in_conflict(part: ClaimedKey, key: bytes) -> ClaimedKey:
     if part.key != key:
         return part
-    return Claimed(
+    return ClaimedKey(
         conflict_key(key, part.hash), part.hash, part.slide_ms, part.window_ms, part.hard_ms
     )
 

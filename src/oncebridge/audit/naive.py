@@ -1,18 +1,18 @@
 """
-What simple ways to deduplicate would have done with this very recording.
+What simple keys would have done with this recording.
 
-A naive key lets the first arrival of each value pass and drops the rest, for ever. An arrival
-without the field passes. An event is lost if none of its arrivals passes; what passes beyond
-one arrival of each event was let through. What the events are, the rules say: `fates` has
-them, and the report counts as many. What comes again after its window is no event of its own,
-and what the rules discard, or cannot judge, does not take part. Five minutes are another matter: the key is right, but it is forgotten too early.
+A naive key delivers the first arrival of each value and drops all others. An arrival without the
+field is delivered. An event is lost if none of its arrivals is delivered; further deliveries of an
+event count as let through. The rules define the events (`fates`). An arrival after its window is
+not an event of its own, and arrivals that the rules discard or cannot key are left out. For
+`five-minutes` the key is right, but forgotten too early.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from oncebridge.audit.findings import Findings
-from oncebridge.audit.report import Example, NaiveKey
+from oncebridge.audit.report import ArrivalExample, NaiveKey
 from oncebridge.audit.table import Table
 from oncebridge.engine.verdict import Verdict
 
@@ -24,8 +24,8 @@ _COLUMNS: Final = {
 _FIVE_MINUTES_MS: Final = 300_000
 
 
-class Naive:
-    """Asks what each naive key would have done."""
+class NaiveKeys:
+    """Finds what each naive key would have done."""
 
     def __init__(self, table: Table, found: Findings, most_examples: int) -> None:
         self._table = table
@@ -33,12 +33,12 @@ class Naive:
         self._most = most_examples
 
     def keys(self) -> tuple[NaiveKey, ...]:
-        """Tell of each naive key what it would have lost and let through."""
+        """Return what each naive key would have lost and let through."""
         self._table.run(
             f"""
             CREATE VIEW taken AS SELECT * FROM arrivals
             SEMI JOIN (SELECT kind FROM kinds WHERE action IN ('deduplicate', 'bypass')) USING (kind);
-            -- what is no event of its own: repeats, and what came again after its window
+            -- not events of their own: duplicates, and arrivals after the window
             CREATE TABLE copies AS
             SELECT ord, first, verdict IN ('{Verdict.DUPLICATE}', '{Verdict.DELIVERED}') AS is_same
             FROM fates WHERE NOT passed OR verdict = '{Verdict.DELIVERED}'
@@ -49,7 +49,7 @@ class Naive:
         return (*keys, self._five_minutes())
 
     def _find_events(self) -> None:
-        """Let each copy of a copy be one of the event; what copies no event is the same as none."""
+        """Make each copy of a copy a copy of the event itself."""
         while True:
             (left,) = self._table.row(
                 "SELECT count(*) FROM copies SEMI JOIN copies before ON before.ord = copies.first "
@@ -91,8 +91,8 @@ class Naive:
         examples = self._lost(column) if lost else self._let_through()
         return NaiveKey(name, title, lost, let_through, examples)
 
-    def _lost(self, column: str) -> tuple[Example, ...]:
-        """Describe events that would be lost, beside what they would be taken for."""
+    def _lost(self, column: str) -> tuple[ArrivalExample, ...]:
+        """Return examples of lost events, each with the event it would be treated as."""
         pairs = self._table.rows(
             f"""
             WITH lost AS (
@@ -103,16 +103,16 @@ class Naive:
             SELECT lost.ord, passing.ord FROM lost JOIN passing USING (value) ORDER BY 1
             """  # noqa: S608
         )
-        return tuple(self._found.described(dict(pairs)).values())
+        return tuple(self._found.examples_of(dict(pairs)).values())
 
-    def _let_through(self) -> tuple[Example, ...]:
+    def _let_through(self) -> tuple[ArrivalExample, ...]:
         pairs = self._table.rows(
             f"""
             SELECT ord, first FROM passing_copies ANTI JOIN saved ON saved.copy = passing_copies.ord
             ORDER BY ord LIMIT {self._most}
             """  # noqa: S608
         )
-        return tuple(self._found.described(dict(pairs)).values())
+        return tuple(self._found.examples_of(dict(pairs)).values())
 
     def _five_minutes(self) -> NaiveKey:
         path = self._table.folder / "forgotten"
@@ -141,11 +141,11 @@ class Naive:
             "the right key, kept for five minutes",
             0,
             self._table.count("forgotten"),
-            tuple(self._found.described(dict(pairs)).values()),
+            tuple(self._found.examples_of(dict(pairs)).values()),
         )
 
     def _forgotten(self, rows: Iterable[tuple[Any, int]]) -> Iterator[int]:
-        """Return the arrivals, after the first of a key, that come when it is forgotten."""
+        """Yield the arrivals of a key that come after it was forgotten."""
         last, until_ms = None, 0
         for key, number in rows:
             at_ms = self._table.at_ms(number)

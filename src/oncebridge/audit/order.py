@@ -1,14 +1,14 @@
 """
-When arrivals came, by the times that stand in a recording, some of which may be wrong.
+Find when arrivals came, by the times of a recording, some of which may be wrong.
 
-What lies behind something in its file came no earlier. So an arrival of which no time was
-recorded is taken to have come at the latest time so far: when something before it was
-recorded, or when it or something before it was published.
+A record came no earlier than the records before it in its file. So an arrival without a recorded
+time is assumed to have come at the latest time so far: the recorded time of an earlier one, or the
+publication time of itself or an earlier one.
 
-One wrong time must not carry away all that follow, or no repeat would be within its window
-any more. So a time that is more than an hour ahead, and the first one, counts only if most
-of the next few are no earlier (give or take the hour). A pause of hours is one where they
-are; a wrong clock is one where they are not.
+One wrong time must not affect all later ones, or no duplicate would be within its window any more.
+So the first time, and a time that is more than an hour ahead, counts only if most of the next few
+are not earlier (within the hour). After a pause of hours they are not; after a wrong clock they
+are.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ _LEAP_MS: Final = 3_600_000
 _WITNESSES: Final = 7
 
 
-class Order(Struct, frozen=True, gc=False):
-    """When the arrivals of one chunk came."""
+class ArrivalTimes(Struct, frozen=True, gc=False):
+    """The times of the arrivals of one chunk."""
 
     latest: list[int | None]
-    """Of each, the latest time so far that counts; None before the first."""
+    """For each arrival the latest valid time so far; None before the first."""
     first_ms: int | None
     end_ms: int | None
     sure_ms: int | None
-    """The latest that the next chunk may go by: what comes last here has no witness yet."""
+    """The latest time that is confirmed, for the next chunk."""
 
 
-def in_order(times: Sequence[int | None]) -> Order:
-    """Return when arrivals came that say *times* of themselves, one after the other."""
+def arrival_times(times: Sequence[int | None]) -> ArrivalTimes:
+    """Return the times of arrivals whose records have *times*, in order."""
     latest: list[int | None] = []
     first = now = sure = None
     for place, time in enumerate(times):
@@ -40,18 +40,18 @@ def in_order(times: Sequence[int | None]) -> Order:
             if now is not None and time - now <= _LEAP_MS:
                 now = sure = time
             else:
-                agree, differ = _heard(times, place, time - _LEAP_MS)
+                agree, differ = _count_witnesses(times, place, time - _LEAP_MS)
                 if agree > differ:
                     now = sure = time
-                elif not differ:  # nobody comes after it
+                elif not differ:  # no later time to compare with
                     now = time
             first = now if first is None else first
         latest.append(now)
-    return Order(latest, first, now, sure)
+    return ArrivalTimes(latest, first, now, sure)
 
 
-def _heard(times: Sequence[int | None], place: int, since: int) -> tuple[int, int]:
-    """Count, of the next few with a time, those that are no earlier than *since*, and the rest."""
+def _count_witnesses(times: Sequence[int | None], place: int, since: int) -> tuple[int, int]:
+    """Count the next few times: those from *since* on, and the earlier ones."""
     agree = differ = 0
     for at in range(place + 1, len(times)):
         time = times[at]

@@ -1,10 +1,10 @@
 """
-From paths to pieces of work: what a recording is made of, in the order in which it lies there.
+Cut the files of a recording into pieces of work, in order.
 
-A plain file of lines is cut into blocks at line ends, and whoever does the work reads its
-block; so a large one is read by all workers at once. Whatever else (gzip, arrays, events laid
-out over lines, pipes) is taken apart here, by `oncebridge.events.framing`, and handed over in
-batches. Memory stays flat, whatever the size of files, lines and arrays.
+A plain file of lines is cut into blocks at line ends, and each worker reads its own block, so a
+large file is read by all workers at once. Other files (gzip, arrays, events over several lines,
+pipes) are split here by `oncebridge.events.framing`, and sent to workers in batches. Memory is
+bounded for files, lines and arrays of any size.
 """
 
 import gzip
@@ -35,16 +35,16 @@ _GZIP: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
 
 _DUMP: Final = re.compile(rb'\s*\{\s*"(?:Messages|Records|events)"\s*:\s*(?=\[)')
-"""How one object begins that holds all there is."""
+"""The beginning of one object that contains the whole recording."""
 _TRAILER: Final = re.compile(rb'(?:[\s}]|"[^"]*"(?:\s*:\s*(?:"[^"]*"|[\[\]\w.-]*))?)*')
-"""What may follow the array in it: other members, its end."""
+"""What may follow its array: other members, its end."""
 
 
 class File(Struct, frozen=True):
     """One file of a recording."""
 
     name: str
-    """As people are told it."""
+    """As shown in reports."""
     path: Path | None
     """None for standard input."""
     size: int
@@ -54,29 +54,29 @@ class Block(Struct, frozen=True, tag=True, array_like=True):
     """Whole lines of a plain file."""
 
     path: bytes
-    """As the machine has it: not every name is text."""
+    """As bytes: not every name is text."""
     offset: int
     size: int
 
 
-class Batch(Struct, frozen=True, tag=True, array_like=True):
-    """Records that were taken out of their file."""
+class RecordBatch(Struct, frozen=True, tag=True, array_like=True):
+    """Records that were read from their file."""
 
     lines: list[int]
     """Where each begins, counted from the first line of the file, which is 0."""
     raws: list[bytes]
     too_long: list[int]
-    """Those of which only the beginning is here."""
+    """Indexes of the records that are truncated."""
 
 
 class Piece(Struct, frozen=True):
-    """A part of a file, small enough for one go."""
+    """A part of a file, as one unit of work."""
 
     file: int
     """Which of the files."""
-    work: Block | Batch
+    work: Block | RecordBatch
     read: int
-    """How far into the file this is, in bytes as they lie on disk."""
+    """The position in the file after this piece, in bytes on disk."""
 
 
 class Damage(Struct, frozen=True):
@@ -87,15 +87,15 @@ class Damage(Struct, frozen=True):
 
 
 Skipped = Callable[[Sequence[str]], None]
-"""Told the names of files that are left out, because they are there already."""
+"""Called with the names of files that are skipped, because they are listed already."""
 
 
 def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[File]:
     """
-    List the files under *paths*, directories in the order of names.
+    Return the files under *paths*, those of directories sorted by name.
 
-    Hidden ones are left out, and links to directories. What is there by several names is taken
-    once, by the first; *skipped* is told the others.
+    Hidden files and links to directories are left out. A file with several names is read once, by
+    its first name; *skipped* is called with the others.
     """
     files: list[File] = []
     again: list[str] = []
@@ -126,7 +126,7 @@ def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Fi
 
 
 def spelt(path: Path) -> str:
-    """Write the name of a file so that it can be shown: it may be no text, or not a kind one."""
+    """Return the name of a file with control characters spelt out."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
 
 
@@ -183,7 +183,7 @@ def _cut(number: int, file: File, source: BinaryIO, block: int) -> Iterator[Piec
 
 
 def _is_plain_lines(source: BinaryIO) -> bool:
-    """Tell by its first line whether a file has a record on each line; never wrongly yes."""
+    """Return whether a file has one record per line, by its first line; False if unsure."""
     head = source.read(_TAIL)
     if head.startswith(_GZIP):
         return False
@@ -204,7 +204,7 @@ _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def _blocks(path: bytes, source: BinaryIO, size: int, block: int) -> Iterator[tuple[Block, int]]:
-    """Cut lines into blocks; a longer line is a block of its own."""
+    """Yield blocks of whole lines; a longer line is a block of its own."""
     offset = 0
     while offset < size:
         end = _last_line_end(source, offset, min(offset + block, size), size)
@@ -213,7 +213,7 @@ def _blocks(path: bytes, source: BinaryIO, size: int, block: int) -> Iterator[tu
 
 
 def _last_line_end(source: BinaryIO, begin: int, end: int, size: int) -> int:
-    """Find the last line end before *end*, or else the next one behind."""
+    """Return the last line end before *end*, or the next one after it."""
     if end == size:
         return size
     at = end
@@ -237,7 +237,7 @@ def _last_line_end(source: BinaryIO, begin: int, end: int, size: int) -> int:
 
 
 def _batches(number: int, source: BinaryIO, block: int) -> Iterator[Piece | Damage]:
-    """Take records out of *source*, about *block* bytes at a time."""
+    """Yield batches of records of *source*, about *block* bytes each."""
     line = 0
     try:
         for taken in _taken(source, block):
@@ -260,14 +260,14 @@ def _taken(source: BinaryIO, block: int) -> Iterator[list[RawRecord]]:
 
 
 def _in_dump(source: BinaryIO, block: int) -> Iterator[list[RawRecord]]:
-    """Take what one object holds that is itself too large to be taken whole."""
+    """Yield the records of one object that is too large to be read as a whole."""
     source.seek(0)
     is_packed = source.read(len(_GZIP)) == _GZIP
     source.seek(0)
     unpacked = gzip.GzipFile(fileobj=source) if is_packed else source
     head = unpacked.read(_TAIL)
     begins = _DUMP.match(head)
-    assert begins is not None  # noqa: S101 - the caller looked
+    assert begins is not None  # noqa: S101 - the caller has checked
     unpacked.seek(begins.end())
     skipped = head.count(b"\n", 0, begins.end())
     records = RecordReader(cast("BinaryIO", unpacked), line=1 + skipped, max_record=MOST_RECORD)
@@ -276,7 +276,7 @@ def _in_dump(source: BinaryIO, block: int) -> Iterator[list[RawRecord]]:
 
 
 def _untrailed(record: RawRecord) -> Iterator[RawRecord]:
-    """Take away what stands behind the array: the rest of its object. Others may follow."""
+    """Remove the rest of the object after its array. Other objects may follow."""
     if record.raw.startswith(b"{"):
         yield record
         return
@@ -291,8 +291,8 @@ def _past(pattern: re.Pattern[bytes], text: bytes) -> int:
     return found.end() if found else 0
 
 
-def _batch(records: Sequence[RawRecord]) -> Batch:
-    return Batch(
+def _batch(records: Sequence[RawRecord]) -> RecordBatch:
+    return RecordBatch(
         [record.line - 1 for record in records],
         [record.raw for record in records],
         [at for at, record in enumerate(records) if record.too_long],
@@ -306,21 +306,21 @@ def _position(source: BinaryIO) -> int:
         return 0
 
 
-# --- what a piece holds ---------------------------------------------------------------------
+# --- the records of a piece ---------------------------------------------------------------------
 
 
 class Content(Struct, frozen=True):
     """The records of a block or batch."""
 
     lines: int
-    """Lines of the file that a block holds; none for a batch, whose records have those of it."""
+    """Lines of the file in a block; 0 for a batch, whose records have lines of the file."""
     records: Sequence[tuple[int, bytes | None]]
-    """Each with its line, from the first of the block or file; None for what is too long."""
+    """Each with its line in the block or file; None for a record that is too long."""
 
 
-def content_of(work: Block | Batch) -> Content:
-    """Read the records of *work*; blank lines are none."""
-    if isinstance(work, Batch):
+def content_of(work: Block | RecordBatch) -> Content:
+    """Return the records of *work*, without blank lines."""
+    if isinstance(work, RecordBatch):
         too_long = set(work.too_long)
         raws = (None if at in too_long else raw for at, raw in enumerate(work.raws))
         return Content(0, list(zip(work.lines, raws, strict=True)))

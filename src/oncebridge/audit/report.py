@@ -1,8 +1,8 @@
 """
-What an audit found, as plain data: every report is a view of this.
+The report of an audit as plain data; terminal, page and JSON are made from it.
 
-Times are milliseconds since 1970, places are `FILE:LINE`. Nothing here holds a payload: ids,
-topics, sources and entities, as they stood in the events, and numbers.
+Times are milliseconds since 1970, places are `FILE:LINE`. A report contains ids, topics, sources
+and entities of the events, and numbers, but no payload.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ from oncebridge.engine.verdict import Verdict
 
 
 class Gaps(Struct, frozen=True):
-    """How long after its first arrival an event came again."""
+    """The time from the first arrival of an event to its duplicates."""
 
     count: int
     p50_ms: int
@@ -22,11 +22,11 @@ class Gaps(Struct, frozen=True):
     p99_ms: int
     max_ms: int
     histogram: tuple[tuple[int, int], ...]
-    """Upper bounds in milliseconds, each with how many lie below it and above the last."""
+    """Upper bounds in milliseconds, each with the count since the previous bound."""
 
 
-class Example(Struct, frozen=True):
-    """One arrival that stands for many."""
+class ArrivalExample(Struct, frozen=True):
+    """One arrival as an example."""
 
     place: str
     id: str
@@ -39,59 +39,59 @@ class Example(Struct, frozen=True):
 
 
 class CauseFound(Struct, frozen=True):
-    """One cause, how often, and some of the arrivals that have it."""
+    """One cause, its count, and some arrivals that have it."""
 
     cause: Cause
     count: int
     gaps: Gaps | None
-    examples: tuple[Example, ...]
+    examples: tuple[ArrivalExample, ...]
 
 
 class Suspicion(Struct, frozen=True):
     """
-    Arrivals with which the rules do what somebody may not want.
+    Arrivals for which the rules may be wrong.
 
-    Passed on, and no duplicates: double emissions where no rule has `quiet`, states out of
-    order where none has `latest`, ids reused. Dropped: what has the key of another event and
-    other content, and repeats that may be a return to an earlier state.
+    Delivered: double emissions without a rule with `quiet`, states out of order without a rule with
+    `latest`, reused ids. Dropped: arrivals with the key of another event and other content, and
+    duplicates that may be a return to an earlier state.
     """
 
     kind: Literal["double-emission", "out-of-order", "id-reused", "other-content", "return"]
     count: int
-    examples: tuple[Example, ...]
+    examples: tuple[ArrivalExample, ...]
 
 
-class Tally(Struct, frozen=True):
-    """A topic, entity, source or rule, and what came of it."""
+class NamedCounts(Struct, frozen=True):
+    """A topic, entity, source or rule, and its counts."""
 
     name: str
     arrivals: int
     repeats: int
-    """Arrivals that are not passed on."""
+    """Arrivals that are not delivered."""
 
 
 class NaiveKey(Struct, frozen=True):
-    """What a simple way to deduplicate would have done with this very recording."""
+    """What a simple key would have done with this recording."""
 
     name: Literal["conversation-id", "envelope-id", "detail-hash", "five-minutes"]
     title: str
     lost: int
-    """Events of which no arrival would have passed."""
+    """Events of which no arrival would have been delivered."""
     let_through: int
-    """Arrivals beyond the first of an event that would have passed."""
-    examples: tuple[Example, ...]
-    """Of what would have been lost; otherwise of what would have been let through."""
+    """Arrivals after the first of an event that would have been delivered."""
+    examples: tuple[ArrivalExample, ...]
+    """Of lost events; if there are none, of duplicates that were let through."""
 
 
-class Moment(Struct, frozen=True):
-    """What arrived in one span of the recording."""
+class TimeSlice(Struct, frozen=True):
+    """The verdicts in one span of the recording."""
 
     begins_ms: int
     verdicts: dict[Verdict, int]
 
 
 class Difference(Struct, frozen=True):
-    """An arrival with which two sets of rules do not do the same."""
+    """An arrival for which two sets of rules decide differently."""
 
     place: str
     id: str
@@ -100,33 +100,33 @@ class Difference(Struct, frozen=True):
     before: Verdict
     after: Verdict
     passed_before: bool
-    """It is passed on, which of a conflict the verdict alone does not say."""
+    """Whether it is delivered, which the verdict `conflict` alone does not show."""
     passed_after: bool
     rule_before: str
     rule_after: str
     same_as: str
-    """Where the arrival is that it counts as a repeat of, under whichever rules it does."""
+    """The place of the arrival that it duplicates, under either set of rules."""
 
 
-class Trial(Struct, frozen=True):
-    """How candidate rules would have done otherwise."""
+class RulesComparison(Struct, frozen=True):
+    """How candidate rules would have decided differently."""
 
     changed: int
     more: int
-    """Arrivals that only the candidate would pass on."""
+    """Arrivals that only the candidate rules would deliver."""
     fewer: int
-    """Arrivals that the candidate would no longer pass on."""
+    """Arrivals that the candidate rules would no longer deliver."""
     by_change: tuple[tuple[Verdict, Verdict, int], ...]
     differences: tuple[Difference, ...]
-    """In the order of arrival; bounded, `changed` has all."""
+    """In the order of arrival; limited, `changed` is the full count."""
 
 
 class FieldStudy(Struct, frozen=True):
     """
-    What a sample tells of events that no rule of ours knows, for one source and detail-type.
+    The study of a sample of one source and detail-type that no rule matches.
 
-    *identifying* is a field whose values never come with other content, apart from *volatile*
-    paths; None where there is none.
+    *identifying* is a field whose values always have the same content, apart from *volatile*
+    paths; None if there is none.
     """
 
     source: str
@@ -136,41 +136,41 @@ class FieldStudy(Struct, frozen=True):
     identifying: str | None
     entity: str | None
     would_merge: int
-    """How many of the sample would be repeats by that, and are none today."""
+    """How many of the sample would become duplicates by it."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
-    """What an audit found."""
+class AuditReport(Struct, frozen=True, kw_only=True):
+    """The result of an audit."""
 
     files: int
     size: int
-    """Bytes as they lie on disk."""
+    """Bytes on disk."""
     records: int
     unreadable: dict[str, int]
-    """Records that hold no event, by reason."""
+    """Records without an event, by reason."""
     unreadable_places: tuple[str, ...]
     events: int
     logical: int
-    """How many different events: what is passed on at least once."""
+    """How many different events: those that are delivered at least once."""
     verdicts: dict[Verdict, int]
     after_window: int
-    """Arrivals that are passed on again, because the window of an earlier one was over."""
+    """Arrivals that are delivered again, because the window of an earlier one had ended."""
     clock: Literal["recorded", "published", "none"]
-    """Whence the times are: written down on arrival, taken from the events, or there are none."""
+    """Origin of the times: recorded on arrival, taken from the events, or none."""
     first_ms: int | None
     last_ms: int | None
     causes: tuple[CauseFound, ...]
-    """Most frequent first; together they are all repeats."""
+    """Most frequent first; together they are all duplicates."""
     gaps: Gaps | None
     suspicions: tuple[Suspicion, ...]
-    over_time: tuple[Moment, ...]
-    topics: tuple[Tally, ...]
-    entities: tuple[Tally, ...]
-    sources: tuple[Tally, ...]
-    rules: tuple[Tally, ...]
+    over_time: tuple[TimeSlice, ...]
+    topics: tuple[NamedCounts, ...]
+    entities: tuple[NamedCounts, ...]
+    sources: tuple[NamedCounts, ...]
+    rules: tuple[NamedCounts, ...]
     naive: tuple[NaiveKey, ...]
     studies: tuple[FieldStudy, ...]
-    trial: Trial | None
+    trial: RulesComparison | None
     window_ms: int
-    """The window of the rules, where they name no other."""
+    """The window of rules that set no other."""
     took_s: float

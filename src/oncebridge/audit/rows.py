@@ -1,14 +1,13 @@
 """
-From records to rows: of each arrival, what is needed to tell how it came and what it repeats.
+Write a row for each arrival, with the columns that the report needs.
 
-Rows are lines of text in a temporary file, because that is what DuckDB takes fastest without
-more libraries. They hold ids, topics, entities and hashes, and nothing else of an event.
-Texts of which there are few kinds (source, account, topic, rule) are written once, and the
-rows say their number.
+Rows are lines of text in a temporary file, because DuckDB loads that fastest without more
+libraries. They contain ids, topics, entities and hashes, and nothing else of an event. Texts with
+few values (source, account, topic, rule) are written once, and rows have their number.
 
-What stands in a row (see `COLUMNS`) is what the report's queries ask for, so that nothing has
-to be read twice. Hashes of 64 bits are Python's own, which agree within one run only; they
-serve to count. What decides whether two events are one has 128 bits of their key.
+The columns (see `COLUMNS`) are those of the report's queries, so that no record is read twice.
+Hashes of 64 bits are Python's own, which are equal within one run only; they are used for counts.
+Whether two events are the same is decided by 128 bits of their key.
 """
 
 import re
@@ -19,9 +18,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
-from oncebridge.audit.order import in_order
-from oncebridge.audit.reading import Batch, Block, content_of
-from oncebridge.audit.unpacking import Opener
+from oncebridge.audit.order import arrival_times
+from oncebridge.audit.reading import Block, RecordBatch, content_of
+from oncebridge.audit.unpacking import Unpacker
 from oncebridge.events.event import Event, Limits, Unreadable
 from oncebridge.events.key import ContentKey
 from oncebridge.events.rules import Plan, Rule, RuleSet, Version
@@ -44,7 +43,7 @@ COLUMNS: Final = {
     "kind": "INTEGER",
     "key": "UUID",
     "content": "UUID",  # the fingerprint, where the rule compares it
-    "plan": "VARCHAR",  # for what has more than one key, see `Complex`
+    "plan": "VARCHAR",  # for what has more than one key, see `ComplexPlan`
     "id": "UUID",
     "entity": "UUID",
     "conversation": "UUID",
@@ -72,7 +71,7 @@ LINK_COLUMNS: Final = {"one": "UUID", "other": "UUID"}
 _MOST_KINDS: Final = 20_000
 _MOST_NAMES: Final = 50_000
 _MOST_TEXT: Final = 8 << 20
-"""So many characters of names are remembered, and so many of kinds."""
+"""Limit on the characters of names, and of kinds, in memory."""
 _MOST_PLACES: Final = 20
 _MOST_CONTENTS: Final = 500
 _LONGEST: Final = 300  # the source of a partner may have 256
@@ -80,7 +79,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Job(Struct, frozen=True):
-    """What all workers of one audit have in common."""
+    """The settings that all workers of one audit share."""
 
     folder: Path
     rules: RuleSet
@@ -88,15 +87,15 @@ class Job(Struct, frozen=True):
     limits: Limits
     bare: bool
     latest_ms: int
-    """Times beyond are wrong."""
+    """Later times are treated as wrong."""
 
 
-class Summary(Struct, array_like=True):
-    """What a worker tells about one chunk."""
+class ChunkSummary(Struct, array_like=True):
+    """A worker's summary of one chunk."""
 
     chunk: int
     lines: int = 0
-    """Lines of its file that it holds; none where rows have the lines of the file."""
+    """Lines of the file in it; 0 if rows have lines of the file."""
     records: int = 0
     events: int = 0
     recorded: int = 0
@@ -106,16 +105,16 @@ class Summary(Struct, array_like=True):
     first_ms: int | None = None
     """The first time, and all three below: see `oncebridge.audit.order`."""
     latest_ms: int | None = None
-    """The latest that what comes behind the chunk may go by."""
+    """The latest confirmed time, for the chunks after it."""
     end_ms: int | None = None
     """The latest."""
     unreadable: dict[str, int] = {}
     places: list[int] = []
-    """Lines of the first records that hold no event."""
+    """Lines of the first records without an event."""
 
 
-class Claimed(Struct, frozen=True, array_like=True, gc=False):
-    """One key of a plan, as the store would be asked for it."""
+class ClaimedKey(Struct, frozen=True, array_like=True, gc=False):
+    """One key of a plan, as a store would claim it."""
 
     key: bytes
     hash: bytes
@@ -124,19 +123,19 @@ class Claimed(Struct, frozen=True, array_like=True, gc=False):
     hard_ms: int
 
 
-class Complex(Struct, frozen=True, array_like=True):
+class ComplexPlan(Struct, frozen=True, array_like=True):
     """A plan with several keys, or an entity's register."""
 
-    parts: list[Claimed]
+    parts: list[ClaimedKey]
     entity: bytes
     written_version: tuple[str, str] | None
-    """In text: an integer may have any number of digits."""
+    """As text: an integer may have any number of digits."""
     state: bytes
 
     @classmethod
-    def of(cls, plan: Plan) -> "Complex":
+    def of(cls, plan: Plan) -> "ComplexPlan":
         parts = [
-            Claimed(short(part.key), part.hash, part.slide_ms, span.window_ms, span.hard_ms)
+            ClaimedKey(short(part.key), part.hash, part.slide_ms, span.window_ms, span.hard_ms)
             for part, span in zip(plan.parts, plan.spans, strict=True)
         ]
         state = blake2b(plan.state, digest_size=16).digest() if plan.state else b""
@@ -155,30 +154,30 @@ class Complex(Struct, frozen=True, array_like=True):
         return _pack(self).hex()
 
     @classmethod
-    def read(cls, text: str) -> "Complex":
+    def read(cls, text: str) -> "ComplexPlan":
         return _unpack(bytes.fromhex(text))
 
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Complex).decode
+_unpack = msgspec.msgpack.Decoder(ComplexPlan).decode
 _encode = msgspec.json.Encoder().encode
 
 
 def short(key: bytes) -> bytes:
-    """Take 128 bits of a key: enough, and DuckDB has a type for them."""
+    """Return 128 bits of a key: enough, and DuckDB has a type for them."""
     return key[1:17]
 
 
-class Scribe:
+class RowWriter:
     """
-    Writes the rows of the chunks that it is given; one of *workers* that do.
+    Writes the rows of chunks, as one of several *workers*.
 
-    Its files are named by what is in them and its own number.
+    Its files are named by their content and its number.
     """
 
     def __init__(self, job: Job, worker: int, workers: int) -> None:
         self._job = job
-        self._opener = Opener(job.limits, bare=job.bare, apart=job.rules.apart)
+        self._unpacker = Unpacker(job.limits, bare=job.bare, apart=job.rules.apart)
         self._kinds = _Kinds(job, worker, workers)
         self._names = _Names(job.folder / f"names-{worker}")
         self._entities = [entity_finder(rule) for rule in (*job.rules.rules, None)]
@@ -186,14 +185,14 @@ class Scribe:
         self._links = (job.folder / f"links-{worker}").open("wb")
         self._links2 = (job.folder / f"links2-{worker}").open("wb")
         self._lines: list[str] = []
-        self._summary = Summary(0)
+        self._summary = ChunkSummary(0)
         self._times: list[int | None] = []
         self._contents = [_Content.of(rule) for rule in (*job.rules.rules, None)]
         self.samples = Samples()
 
-    def write(self, chunk: int, work: Block | Batch) -> Summary:
+    def write(self, chunk: int, work: Block | RecordBatch) -> ChunkSummary:
         """Write the rows of one chunk."""
-        self._summary = Summary(chunk, unreadable={}, places=[])
+        self._summary = ChunkSummary(chunk, unreadable={}, places=[])
         content = content_of(work)
         self._summary.lines = content.lines
         self._summary.records = len(content.records)
@@ -206,8 +205,8 @@ class Scribe:
         return self._summary
 
     def _write_rows(self) -> None:
-        """Write what was gathered: when something came is known once all of it is there."""
-        order, summary = in_order(self._times), self._summary
+        """Write the rows of the chunk: arrival times are known once all of it is read."""
+        order, summary = arrival_times(self._times), self._summary
         rows = zip(order.latest, self._lines, strict=True)
         text = "".join([f"{'' if at is None else at}\t{line}" for at, line in rows])
         self._rows.write(text.encode())
@@ -226,13 +225,13 @@ class Scribe:
     # --- records ----------------------------------------------------------------------------
 
     def _take(self, raw: bytes, line: int) -> None:
-        """Write a row for the event in *raw*, or for each, or count why there is none."""
+        """Write a row for each event in *raw*, or count why there is none."""
         if raw[:1] == b"{":
-            event = self._opener.read(raw)
+            event = self._unpacker.read(raw)
             if type(event) is Event and not event.bare:
                 self._add(event, line, None)
                 return
-        for opened, at_ms in self._opener.open(raw):
+        for opened, at_ms in self._unpacker.unpack(raw):
             if isinstance(opened, Unreadable):
                 self._refuse(line, opened.reason)
             else:
@@ -288,14 +287,14 @@ class Scribe:
         summary.latest_recorded_ms = at_ms if last is None else max(last, at_ms)
 
     def _planned(self, plan: Plan, links: BinaryIO) -> str:
-        """Write the columns `key`, `content` and `plan`."""
+        """Return the columns `key`, `content` and `plan`."""
         parts = plan.parts
         if not parts:
             return "\t\t"
         key = parts[-1].key[1:17].hex()
         if len(plan.rule.tiers) == 1 and not plan.entity:
             return f"{key}\t{parts[0].hash.hex()}\t"
-        written = Complex.of(plan)
+        written = ComplexPlan.of(plan)
         others = [part.key for part in written.parts[:-1]]
         if written.entity:
             others.append(written.entity)
@@ -305,10 +304,10 @@ class Scribe:
 
 class _Content:
     """
-    What tells whether two events say the same, where their rule does not ask.
+    Hashes the content of events whose rule does not compare it.
 
-    What any key of the rule ignores does not count; nor, in an event of Genesys, what the
-    preset ignores: it changes with every publication.
+    Fields that any key of the rule ignores do not count; nor, in an event of Genesys, those that
+    the preset ignores: they change with every publication.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -317,7 +316,7 @@ class _Content:
 
     @classmethod
     def of(cls, rule: Rule | None) -> "_Content | None":
-        """Make it for *rule*; None where it goes by content, or compares it."""
+        """Return one for *rule*; None if its keys are the content, or compare it."""
         if rule is None or all(
             tier.check or isinstance(tier.key, ContentKey) for tier in rule.tiers
         ):
@@ -325,7 +324,7 @@ class _Content:
         return cls(rule)
 
     def said(self, event: Event) -> int:
-        """Hash what counts in *event*."""
+        """Return the hash of the content that counts."""
         content = self._known.get((event.source, event.detail_type))
         return hash((content or self._find(event)).body(event))
 
@@ -347,7 +346,7 @@ class _Content:
 
 
 class _Kinds:
-    """Numbers for what few arrivals differ in: how they came, what their rule made of them."""
+    """Numbers for the combinations of source, account, topic, rule and action."""
 
     def __init__(self, job: Job, worker: int, workers: int) -> None:
         self._file = (job.folder / f"kinds-{worker}").open("wb")
@@ -380,7 +379,7 @@ class _Kinds:
         texts = event.source, event.account, event.region, event.detail_type, event.replay_name
         self._room -= sum(len(text or "") for text in texts)
         if len(self._numbers) >= _MOST_KINDS or self._room < 0:
-            self._numbers.clear()  # sources are the sender's to invent
+            self._numbers.clear()  # a sender can invent any number of sources
             self._room = _MOST_TEXT
         rule = self._rules.get(id(plan.rule), self._default)
         found = self._numbers[kind] = self._next, rule
@@ -402,7 +401,7 @@ class _Names:
     """
     Names of 128 bits for ids and entities.
 
-    A UUID is its own name, and most are UUIDs. What others are called is written down.
+    A UUID is its own name, and most are UUIDs. Other texts are written to a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -411,7 +410,7 @@ class _Names:
         self._room = _MOST_TEXT
 
     def name(self, text: str | None) -> str:
-        """Name *text*; what is empty has no name."""
+        """Return the name of *text*; empty if it is empty."""
         if not text:
             return ""
         if len(text) == 36 and _UUID.fullmatch(text):
@@ -431,12 +430,12 @@ class _Names:
 
 
 def _written(text: str) -> str:
-    """Write a text without tabs and line ends: as JSON does."""
+    """Return a text without tabs and line ends, as JSON."""
     return _encode(text[:_LONGEST]).decode()
 
 
 def as_read(text: str | None) -> str:
-    """Read what `_written` wrote."""
+    """Return the text that `_written` wrote."""
     return "" if text is None else str(msgspec.json.decode(text))
 
 
@@ -445,9 +444,9 @@ def as_read(text: str | None) -> str:
 
 class Samples:
     """
-    Some events of each source and detail-type that no rule is for, to be studied.
+    Samples of events that no rule matches, by source and detail-type.
 
-    Bounded in every direction; kept in memory only, since these are whole events.
+    Limited in number and size; in memory only, since these are whole events.
     """
 
     most_kinds: Final = 50

@@ -1,10 +1,10 @@
 """
-The configuration that a recording asks for, with reasons.
+Suggest a configuration for a recording, with reasons.
 
-What is switched on is safe: the rules for Genesys, a window that is never shorter than the
-default, and rules for other sources that still tell apart whatever differs in more than the
-time it was sent. What may lose something that somebody wants (`quiet`, `latest`) stands there
-as comments, to be switched on by a person: a line that begins with # and no blank.
+Enabled settings are safe: the rules for Genesys, a window that is never shorter than the default,
+and rules for other sources that still separate events which differ in more than the time of
+sending. Settings that may drop a wanted event (`quiet`, `latest`) are written as comments for the
+operator to enable: lines that start with # and no space.
 """
 
 import json
@@ -15,9 +15,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.audit import text as words
-from oncebridge.audit.report import Example, FieldStudy, Report, Suspicion
-from oncebridge.base import formatting as figures
+from oncebridge.audit import text as report_text
+from oncebridge.audit.report import ArrivalExample, AuditReport, FieldStudy, Suspicion
+from oncebridge.base import formatting
 from oncebridge.base.durations import format_duration
 from oncebridge.engine.causes import Cause
 from oncebridge.errors import ConfigError
@@ -29,23 +29,23 @@ _SOURCES: Final = GenesysOptions().sources
 _OF_PRESET: Final = frozenset(rule.name for rule in genesys_rules())
 _MOST_RULES: Final = 20
 _STORM: Final = 0.1
-"""From which share of all arrivals on redeliveries are a fault of their own."""
+"""Above this share of all arrivals, redeliveries are reported as a problem to fix."""
 _WIDE: Final = 96
 _NARROW: Final = 78
 
 
 class Suggestion(Struct, frozen=True):
-    """A configuration ready to be saved, and why it is as it is."""
+    """A configuration ready to be saved, and the reasons for its settings."""
 
     toml: str
     reasons: tuple[str, ...]
 
 
-def suggest(report: Report, *, quiet: timedelta = timedelta(milliseconds=500)) -> Suggestion:
+def suggest(report: AuditReport, *, quiet: timedelta = timedelta(milliseconds=500)) -> Suggestion:
     """
-    Make the configuration that fits what *report* found.
+    Return the configuration that fits *report*.
 
-    *quiet* is how soon the same state again counted as a double emission.
+    *quiet* is the time within which the same state counted as a double emission.
     """
     draft = _Draft(quiet)
     is_genesys = any(source.name.startswith(_SOURCES) for source in report.sources) or any(
@@ -63,13 +63,13 @@ def suggest(report: Report, *, quiet: timedelta = timedelta(milliseconds=500)) -
 
 
 class _Prefix(Struct, frozen=True):
-    """How sources begin."""
+    """The beginning of sources."""
 
     text: str
 
 
 class _Draft:
-    """A configuration in the making: settings first, tables after them."""
+    """Collects settings, tables and reasons of a configuration."""
 
     def __init__(self, quiet: timedelta) -> None:
         self.quiet = format_duration(quiet)
@@ -78,11 +78,11 @@ class _Draft:
         self.reasons: list[str] = []
         self._names: set[str] = set()
 
-    def say(self, reason: str) -> None:
-        self.reasons.append(reason.replace(figures.NB, " "))
+    def add_reason(self, reason: str) -> None:
+        self.reasons.append(reason.replace(formatting.NB, " "))
 
     def name(self, wanted: str) -> str:
-        """Return a rule a name that no other has."""
+        """Return a unique name for a rule."""
         name, number = wanted, 1
         while name in self._names:
             number += 1
@@ -92,86 +92,88 @@ class _Draft:
 
     def toml(self) -> str:
         head = [
-            *_prose("Suggested by `oncebridge audit`. Put it into your oncebridge.toml, beside"),
-            *_prose("source, store and sink. A line that begins with # and no blank is a"),
-            *_prose("setting to switch on. Try it: oncebridge audit RECORDING --rules FILE"),
+            *_prose("Suggested by `oncebridge audit`. Copy it into your oncebridge.toml, next to"),
+            *_prose(
+                "source, store and sink. A line that starts with # and no space is an optional"
+            ),
+            *_prose("setting. Try it: oncebridge audit RECORDING --rules FILE"),
         ]
         return "\n".join([*head, *self.settings, *self.tables]) + "\n"
 
 
-# --- what is switched on ------------------------------------------------------------------
+# --- enabled settings ------------------------------------------------------------------
 
 
-def _preset(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
+def _preset(report: AuditReport, draft: _Draft, *, is_genesys: bool) -> None:
     if not is_genesys:
         return
-    draft.say(
-        'preset = "genesys": there are events of Genesys Cloud, which have no id of their own.'
+    draft.add_reason(
+        'preset = "genesys": the recording has Genesys Cloud events, which have no id of their own.'
     )
     draft.settings += ["", 'preset = "genesys"']
     if _count(report, Cause.SECOND_INTEGRATION):
-        draft.say(
-            "The preset takes the integrations of one organisation for one source, so what comes "
-            "through two of them is passed on once."
+        draft.add_reason(
+            "The preset treats the integrations of one organisation as one source, so an event that "
+            "arrives through two of them is delivered once."
         )
         draft.settings += [
-            *_prose("Integrations of one organisation are one source. To keep them apart:"),
+            *_prose("Integrations of one organisation count as one source. To separate them:"),
             '#genesys = { scope = "source" }',
         ]
 
 
-def _window(report: Report, draft: _Draft, *, is_genesys: bool) -> None:
+def _window(report: AuditReport, draft: _Draft, *, is_genesys: bool) -> None:
     window = _window_for(report)
     text = format_duration(window)
     longest = (
-        f"the longest gap is {figures.format_elapsed(report.gaps.max_ms)}" if report.gaps else ""
+        f"the longest gap is {formatting.format_elapsed(report.gaps.max_ms)}" if report.gaps else ""
     )
     if window > DEFAULT_WINDOW:
         why = (
-            f"{longest}, and the window it was found with is "
-            f"{figures.format_elapsed(report.window_ms)}; what comes later than that counts as new."
+            f"{longest}, and the audit used a window of "
+            f"{formatting.format_elapsed(report.window_ms)}; later arrivals count as new."
         )
     elif is_genesys:
-        why = "Genesys sends again for four days, and EventBridge for one more."
+        why = "Genesys retries for four days, and EventBridge for one more."
         why = f"{longest}, but {why}" if longest else why
     else:
         why = (
-            f"{longest}, and a day of EventBridge's retries is in it."
+            f"{longest}, and the window also covers a day of EventBridge's retries."
             if longest
             else "the default."
         )
-    draft.say(f'window = "{text}": {why}')
+    draft.add_reason(f'window = "{text}": {why}')
     draft.settings += [*_prose(f"{why[:1].upper()}{why[1:]}"), f'window = "{text}"']
 
 
-def _window_for(report: Report) -> timedelta:
-    """Leave half as much again as the longest gap, in whole days; twice where more may be hidden."""
+def _window_for(report: AuditReport) -> timedelta:
+    """Return 1.5 times the longest gap in whole days; twice the window if a gap comes near it."""
     if report.gaps is None:
         return DEFAULT_WINDOW
     longest_ms = report.gaps.max_ms
     # A gap cannot be longer than the window, so one that comes near says there may be longer ones.
     is_near = longest_ms * 3 >= report.window_ms * 2
     needed_ms = max(longest_ms * 3 // 2, report.window_ms * 2 if is_near else 0)
-    return max(DEFAULT_WINDOW, timedelta(days=-(-needed_ms // figures.DAY)))
+    return max(DEFAULT_WINDOW, timedelta(days=-(-needed_ms // formatting.DAY)))
 
 
-def _own_rules(report: Report, draft: _Draft) -> None:
-    """Leave the user's own rules where they are: a report knows only their names."""
+def _own_rules(report: AuditReport, draft: _Draft) -> None:
+    """List the user's own rules by name, which is all that a report has of them."""
     own = [rule.name for rule in report.rules if not _is_ours(rule.name)]
     for name in ("default", "allow", *_OF_PRESET, *own):
         draft.name(name)
     if own:
-        told = figures.format_list([figures.printable(name, 40) for name in own])
-        draft.say(f"Your own rules ({told}) are not repeated here: keep them, before these.")
-        draft.tables += ["", *_prose(f"Your own rules belong here: {told}.")]
+        told = formatting.format_list([formatting.printable(name, 40) for name in own])
+        draft.add_reason(f"Your own rules ({told}) are not included here: keep them, before these.")
+        draft.tables += ["", *_prose(f"Your own rules go here: {told}.")]
 
 
 def _is_ours(name: str) -> bool:
     return name in _OF_PRESET or name in ("default", "allow")
 
 
-def _studied(report: Report, draft: _Draft) -> None:
-    """Propose a rule for what none of ours knows."""
+def _studied(report: AuditReport, draft: _Draft) -> None:
+    """Suggest a rule for events that no rule matches."""
     grouped: dict[tuple[object, ...], list[FieldStudy]] = {}
     for study in report.studies:
         same = (study.source, study.identifying, study.volatile, study.entity)
@@ -181,8 +183,8 @@ def _studied(report: Report, draft: _Draft) -> None:
         _rule_for(group, draft)
     if len(proposals) > _MOST_RULES:
         more = len(proposals) - _MOST_RULES
-        draft.say(
-            f"{figures.format_count(more, 'more kind')} of events could have a rule of their own."
+        draft.add_reason(
+            f"{formatting.format_count(more, 'more kind')} of events could have a rule of their own."
         )
     for group in grouped.values():
         if group[0].identifying is None:
@@ -192,19 +194,20 @@ def _studied(report: Report, draft: _Draft) -> None:
 def _rule_for(group: Sequence[FieldStudy], draft: _Draft) -> None:
     first = group[0]
     assert first.identifying is not None  # noqa: S101 - or there is no rule
-    identifying = figures.printable(first.identifying)
+    identifying = formatting.printable(first.identifying)
     merged = sum(study.would_merge for study in group)
     why = (
-        f"{identifying} tells events apart; the same with other content is a conflict, and passes."
+        f"{identifying} identifies an event; the same value with other content is a conflict, and is "
+        "delivered."
     )
     keys = [f"key = {_array([first.identifying])}", "check = true"]
     if first.volatile:
-        ignored = figures.format_list([figures.printable(path) for path in first.volatile])
-        why += f" In {ignored} copies of one event may differ."
+        ignored = formatting.format_list([formatting.printable(path) for path in first.volatile])
+        why += f" Copies of one event may differ in {ignored}."
         keys.append(f"ignore = {_array(first.volatile)}")
-    of_whom = figures.printable(first.source, 60) or "no source"
-    found = f" ({merged:,} in a sample of {sum(s.sampled for s in group):,} are repeats by it)"
-    draft.say(f"A rule for {of_whom}: {why}{found if merged else ''}")
+    of_whom = formatting.printable(first.source, 60) or "no source"
+    found = f" ({merged:,} in a sample of {sum(s.sampled for s in group):,} are duplicates by it)"
+    draft.add_reason(f"A rule for {of_whom}: {why}{found if merged else ''}")
     entity = [f"entity = {_string(first.entity)}"] if first.entity else []
     draft.tables += [
         "",
@@ -221,11 +224,11 @@ def _no_rule_for(group: Sequence[FieldStudy], draft: _Draft) -> None:
     first = group[0]
     if not first.volatile:
         return
-    of_whom = figures.printable(first.source, 60) or "no source"
-    ignored = figures.format_list([figures.printable(path) for path in first.volatile])
-    draft.say(
-        f"{of_whom}: events differ in {ignored} alone, and no field says whether they are one. "
-        "They stay apart unless you switch its rule on."
+    of_whom = formatting.printable(first.source, 60) or "no source"
+    ignored = formatting.format_list([formatting.printable(path) for path in first.volatile])
+    draft.add_reason(
+        f"{of_whom}: some events differ only in {ignored}, and no field shows whether they are the "
+        "same event. They count as different events unless you enable this rule."
     )
     rule = [
         "[[rules]]",
@@ -236,7 +239,9 @@ def _no_rule_for(group: Sequence[FieldStudy], draft: _Draft) -> None:
     if _loads(first):
         draft.tables += [
             "",
-            *_prose(f"Are events that differ in {ignored} alone the same? Nothing here says so."),
+            *_prose(
+                f"Enable this rule if events that differ only in {ignored} are the same event."
+            ),
             *(f"#{line}" for line in rule),
         ]
 
@@ -246,7 +251,7 @@ def _is_sound(study: FieldStudy) -> bool:
 
 
 def _loads(study: FieldStudy) -> bool:
-    """Return whether the paths of a study can be written in a rule: names are the sender's."""
+    """Return whether a rule with the paths of a study loads: the sender chooses the names."""
     spec: dict[str, object] = {"name": "studied"}
     if study.identifying is not None:
         spec |= {"key": [study.identifying], "check": True}
@@ -263,43 +268,41 @@ def _loads(study: FieldStudy) -> bool:
 
 def _rule_name(study: FieldStudy, *, alone: bool) -> str:
     stem = _rule_stem(study.source)
-    return f"{stem} {figures.printable(study.detail_type, 60)}".strip() if alone else stem
+    return f"{stem} {formatting.printable(study.detail_type, 60)}".strip() if alone else stem
 
 
-# --- what a person may switch on ----------------------------------------------------------
+# --- optional settings ----------------------------------------------------------
 
 
-def _suspected(report: Report, found: Suspicion, draft: _Draft) -> None:
-    title, meaning = words.suspicion(found)
-    told = f"{figures.format_count(found.count, 'arrival')} ({title}): {meaning}."
+def _suspected(report: AuditReport, found: Suspicion, draft: _Draft) -> None:
+    title, meaning = report_text.suspicion_text(found)
+    told = f"{formatting.format_count(found.count, 'arrival')} ({title}): {meaning}."
     match found.kind:
         case "double-emission":
-            noise = (
-                "If that is noise to you, say what the state is, and switch a rule with quiet on."
-            )
+            noise = "If that is noise to you, define the state and enable a rule with quiet."
             if _switch(report, found, draft, "quiet", f"{told} {noise}"):
                 told = f"{told} {noise}"
         case "out-of-order":
-            newest = "If only the newest state counts to you, switch a rule with latest on."
+            newest = "If only the newest state matters to you, enable a rule with latest."
             if _switch(report, found, draft, "latest", f"{told} {newest}"):
                 told = f"{told} {newest}"
             else:
-                told += " Let whoever receives them go by the time in them, not by their arrival."
+                told += " Let the receiver order events by the time in them, not by their arrival."
         case "id-reused":
-            told += " So no rule here goes by the id alone."
+            told += " So no suggested rule uses the id alone."
         case "other-content":
             told += (
-                " Add to the key of your rule what tells them apart, or let it compare the content "
-                "(check = true); ignore says what does not count in it."
+                " Add a field that distinguishes them to the key of your rule, or let the rule compare "
+                "the content (check = true); ignore lists the fields that do not count."
             )
         case "return":
-            told += " If it is, add what tells the two apart to the key, such as the time of the change."
-    draft.say(told)
+            told += " If so, add a field that distinguishes the two to the key, such as the time of the change."
+    draft.add_reason(told)
 
 
-def _switch(report: Report, found: Suspicion, draft: _Draft, what: str, told: str) -> bool:
-    """Write rules that would drop it, as comments, where it is known by what."""
-    by_shape: dict[_Shape, list[Example]] = {}
+def _switch(report: AuditReport, found: Suspicion, draft: _Draft, what: str, told: str) -> bool:
+    """Add rules that would drop it, as comments; True if there is one."""
+    by_shape: dict[_StatePaths, list[ArrivalExample]] = {}
     for one in found.examples:
         shape = _shape_of(report, one, what)
         if shape is not None:
@@ -315,8 +318,8 @@ def _switch(report: Report, found: Suspicion, draft: _Draft, what: str, told: st
     return bool(by_shape)
 
 
-class _Shape(Struct, frozen=True):
-    """Where the state of an entity stands in events of one kind."""
+class _StatePaths(Struct, frozen=True):
+    """Where events of one kind have the state of an entity."""
 
     stem: str
     sources: tuple[str | _Prefix, ...]
@@ -339,27 +342,27 @@ _STATES: Final = {
     ".attributes": "detail.eventBody.attributes",
 }
 """
-What of a Genesys event is its state, by how the topic ends; times are no part of it.
+The state in a Genesys event, without times, by the end of its topic.
 
-Of other topics nobody knows: a state that is the same in all events would drop all but one.
+Other topics have none: a state that is the same in all events would drop all but one.
 """
 _SNAPSHOTS: Final = ("v2.users.", "v2.routing.queues.")
 _BODY: Final = "detail.eventBody"
 _HAPPENED: Final = f"{_BODY}.eventTime || {_BODY}.modifiedDate || detail.timestamp"
 
 
-def _shape_of(report: Report, one: Example, what: str) -> _Shape | None:
+def _shape_of(report: AuditReport, one: ArrivalExample, what: str) -> _StatePaths | None:
     prefix = next((prefix for prefix in _SOURCES if one.source.startswith(prefix)), None)
     if prefix is None:
-        # Where the state stands in events of others, only they know.
+        # The state of other senders' events is not known.
         return _shape_elsewhere(report, one.source) if what == "latest" else None
     if what == "latest" and not one.detail_type.startswith(_SNAPSHOTS):
-        return None  # two events of a conversation are no two states of it
+        return None  # two events of a conversation are not two states of it
     ends = (state for end, state in _STATES.items() if one.detail_type.endswith(end))
     state = next(ends, "")
     if what == "quiet" and not state:
         return None
-    return _Shape(
+    return _StatePaths(
         "genesys",
         (_Prefix(prefix),),
         "detail.topicName",
@@ -368,40 +371,40 @@ def _shape_of(report: Report, one: Example, what: str) -> _Shape | None:
     )
 
 
-def _shape_elsewhere(report: Report, source: str) -> _Shape | None:
+def _shape_elsewhere(report: AuditReport, source: str) -> _StatePaths | None:
     study = next((s for s in report.studies if s.source == source and s.entity), None)
     if study is None or not study.entity or not _loads(study):
         return None
     ignore = (f"ignore = {_array(study.volatile)}",) if study.volatile else ()
-    return _Shape(_rule_stem(source), (source,), study.entity, ignore, version="time")
+    return _StatePaths(_rule_stem(source), (source,), study.entity, ignore, version="time")
 
 
 def _rule_stem(source: str) -> str:
-    return figures.printable(re.split(r"[/.]", source)[-1] or source, 40)
+    return formatting.printable(re.split(r"[/.]", source)[-1] or source, 40)
 
 
 # --- notes --------------------------------------------------------------------------------
 
 
-def _replays(report: Report, draft: _Draft) -> None:
+def _replays(report: AuditReport, draft: _Draft) -> None:
     count = _count(report, Cause.REPLAY)
     if count:
-        draft.say(
-            f"{figures.format_count(count, 'arrival')} came out of an archive and count as repeats. To process "
-            'a replay anew, give its rule on_replay = "separate": once for each replay.'
+        draft.add_reason(
+            f"{formatting.format_count(count, 'arrival')} came from an archive replay and count as duplicates. "
+            'To process a replay again, give its rule on_replay = "separate": once for each replay.'
         )
 
 
-def _roots(report: Report, draft: _Draft) -> None:
-    """Name what is better put right where it comes from."""
+def _roots(report: AuditReport, draft: _Draft) -> None:
+    """Add advice on duplicates that can be avoided where they arise."""
     for cause in (Cause.SECOND_INTEGRATION, Cause.SECOND_BUS):
         if _count(report, cause):
-            draft.say(words.own_fault(cause))
+            draft.add_reason(report_text.advice_at_origin(cause))
     if _count(report, Cause.REDELIVERY) > report.events * _STORM:
-        draft.say(words.own_fault(Cause.REDELIVERY))
+        draft.add_reason(report_text.advice_at_origin(Cause.REDELIVERY))
 
 
-def _count(report: Report, cause: Cause) -> int:
+def _count(report: AuditReport, cause: Cause) -> int:
     return sum(found.count for found in report.causes if found.cause is cause)
 
 
@@ -409,7 +412,7 @@ def _count(report: Report, cause: Cause) -> int:
 
 
 def _string(text: str) -> str:
-    # JSON's escapes are TOML's. Whatever a terminal might obey is spelt out as well.
+    # JSON's escapes are TOML's. Control characters are spelt out as well.
     quoted = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() else _escape(c) for c in quoted)
 
@@ -424,7 +427,7 @@ def _array(items: Sequence[str]) -> str:
 
 
 def _match(sources: Sequence[str | _Prefix], types: Sequence[str]) -> list[str]:
-    """Write a pattern; *types* that are not all there do not count."""
+    """Return a pattern as TOML; *types* count only if none is empty."""
     named = [_string(name) for name in dict.fromkeys(types) if name]
     lines = [f"match.source = [{', '.join(map(_source, sources))}]"]
     if named and all(types):
@@ -446,9 +449,9 @@ def _laid_out(name: str, items: Sequence[str]) -> list[str]:
 
 
 def _prose(text: str) -> Iterator[str]:
-    """Make comments of a sentence, none too wide."""
+    """Return a sentence as comment lines of limited width."""
     line = "#"
-    for word in figures.printable(text.replace(figures.NB, " "), 2000).split(" "):
+    for word in formatting.printable(text.replace(formatting.NB, " "), 2000).split(" "):
         if len(line) + len(word) >= _NARROW and line != "#":
             yield line
             line = "#"

@@ -1,17 +1,17 @@
 """
-What the rules pass on, or drop, and somebody may want otherwise: worth a look.
+Find arrivals for which the rules may be wrong.
 
-| kind            | what is seen                                                              |
+| kind            | condition                                                                 |
 | --------------- | ------------------------------------------------------------------------- |
 | double-emission | the same state of an entity again within `quiet`, with only a time changed |
-| out-of-order    | of one entity and topic, an event that happened before one that was there  |
-| id-reused       | an envelope id that came with other content before                         |
-| other-content   | dropped as a duplicate by its key, though its content is not that of the   |
-|                 | first, apart from what the rule ignores                                    |
-| return          | a repeat that was dropped, though another state came in between, and no    |
-|                 | time in it says which of the two it is                                     |
+| out-of-order    | an event that happened before an earlier arrival of its entity and topic   |
+| id-reused       | an envelope id that arrived with other content before                      |
+| other-content   | dropped as a duplicate by its key, but its content differs from the first, |
+|                 | apart from what the rule ignores                                           |
+| return          | a dropped duplicate, but the entity had another state in between, and no   |
+|                 | time in it shows which of the two it is                                    |
 
-Rules with `quiet` and `latest` take care of the first two themselves.
+Rules with `quiet` and `latest` handle the first two themselves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ _Kind = Literal["double-emission", "out-of-order", "id-reused", "other-content",
 _OTHER_CONTENT: Final = "SELECT ord, first AS other FROM repeats WHERE is_other"
 
 
-class Suspicions:
-    """Looks for what the rules do not catch."""
+class SuspicionFinder:
+    """Finds arrivals for which the rules may be wrong."""
 
     def __init__(
         self, table: Table, found: Findings, rules: Sequence[Rule], quiet: timedelta, most: int
@@ -43,7 +43,7 @@ class Suspicions:
         self._most = most
 
     def all(self) -> tuple[Suspicion, ...]:
-        """Tell every suspicion for which there is a case."""
+        """Return every suspicion that has an arrival."""
         return tuple(self._found_any())
 
     def _found_any(self) -> Iterator[Suspicion]:
@@ -62,10 +62,10 @@ class Suspicions:
                 pairs = self._table.rows(
                     f"SELECT ord, other FROM suspects ORDER BY ord LIMIT {self._most}"  # noqa: S608
                 )
-                yield Suspicion(kind, count, tuple(self._found.described(dict(pairs)).values()))
+                yield Suspicion(kind, count, tuple(self._found.examples_of(dict(pairs)).values()))
 
     def _passed(self) -> str:
-        """Name the arrivals that are passed on, with their topics."""
+        """Return SQL for the delivered arrivals, with their topics."""
         return "(SELECT * FROM arrivals ANTI JOIN repeats USING (ord)) JOIN topics USING (kind)"
 
     def _double(self) -> str:
@@ -133,6 +133,6 @@ class Suspicions:
             """  # noqa: S608
 
     def _without(self, part: str) -> str:
-        """Leave out the rules that see to it themselves."""
+        """Return SQL that excludes rules which have *part*."""
         with_it = [at for at, rule in enumerate(self._rules) if getattr(rule, part) is not None]
         return f"rule NOT IN ({', '.join(map(str, with_it))})" if with_it else "true"

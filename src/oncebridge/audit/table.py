@@ -1,10 +1,9 @@
 """
-All arrivals in one table, on disk where they do not fit into memory.
+All arrivals in one DuckDB table, on disk if they do not fit into memory.
 
-Each arrival has a number (`ord`) that says when it came: the milliseconds since the first
-arrival, and its place among all in the order of reading. So numbers sort by arrival, and two
-arrivals of one millisecond keep the order in which they were read. Wherever an arrival is
-spoken of, it is by this number.
+Each arrival has a number (`ord`): the milliseconds since the first arrival, and its place in the
+order of reading. So numbers sort by arrival, and two arrivals of one millisecond keep the order in
+which they were read. Arrivals are identified by this number everywhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from oncebridge.audit.rows import (
     KIND_COLUMNS,
     LINK_COLUMNS,
     NAME_COLUMNS,
-    Summary,
+    ChunkSummary,
 )
 from oncebridge.audit.workers import AuditFailed
 from oncebridge.errors import ConfigError
@@ -39,56 +38,56 @@ _BITS: Final = 62
 
 
 class Chunk(Struct, frozen=True):
-    """Where a chunk of rows is from, and what came before it."""
+    """A chunk of rows, and its file."""
 
     number: int
     file: int
-    summary: Summary
+    summary: ChunkSummary
 
 
-class Times(Struct, frozen=True):
-    """How the numbers of arrivals are made."""
+class Numbering(Struct, frozen=True):
+    """How the numbers of arrivals are formed."""
 
     first_ms: int
     last_ms: int
     step: int
-    """So many arrivals fit into one millisecond."""
+    """The number of arrivals that fit into one millisecond."""
     kind: str
-    """The type that holds them."""
+    """The SQL type of numbers."""
     known: bool
-    """There is any time at all."""
+    """Whether there is any time at all."""
 
 
 class Table:
-    """The arrivals of one audit, and everything that is worked out about them."""
+    """The arrivals of one audit, and the tables made from them."""
 
     def __init__(self, connection: "DuckDBPyConnection", folder: Path) -> None:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1)
         self.folder = folder
-        self.times = Times(0, 0, 1, "BIGINT", known=False)
+        self.times = Numbering(0, 0, 1, "BIGINT", known=False)
 
     def close(self) -> None:
-        """Let go of the thread and the file."""
+        """Close the thread and the file."""
         self._thread.shutdown()
         self._connection.close()
 
     def run(self, sql: str) -> None:
-        """Run statements that give nothing."""
+        """Run statements without a result."""
         self._ask(self._connection, lambda: self._connection.execute(sql))
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Return all rows of an answer, which is known to be small."""
+        """Return all rows of a small result."""
         return self._ask(self._connection, lambda: self._connection.execute(sql).fetchall())
 
     def row(self, sql: str) -> tuple[Any, ...]:
-        """Return the only row of an answer."""
+        """Return the only row of a result."""
         (row,) = self.rows(sql)
         return row
 
     def stream(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """Return the rows of an answer of any size."""
-        # A cursor of its own: something else may be asked before the end of the answer.
+        """Yield the rows of a result of any size."""
+        # Its own cursor: other queries may run before the end of the result.
         with self._connection.cursor() as cursor:
             self._ask(cursor, lambda: cursor.execute(sql))
             while several := self._ask(cursor, lambda: cursor.fetchmany(10_000)):
@@ -100,7 +99,7 @@ class Table:
         return int(count)
 
     def _ask(self, connection: "DuckDBPyConnection", ask: Callable[[], _T]) -> _T:
-        """Ask in a thread: while DuckDB waits for threads of its own, it does not hear Ctrl-C."""
+        """Run a query in a thread: while DuckDB waits for its own threads, Ctrl-C has no effect."""
         import duckdb  # noqa: PLC0415 - an extra
 
         answer = self._thread.submit(ask)
@@ -115,13 +114,13 @@ class Table:
             raise
 
     def load(self, name: str, files: str, columns: Mapping[str, str]) -> None:
-        """Make a table of the lines of *files*, a pattern below the folder."""
+        """Create a table from the lines of *files*, a pattern below the folder."""
         self.run(f"CREATE TABLE {name} AS SELECT * FROM {self.lines(files, columns)}")  # noqa: S608
 
     def lines(self, files: str, columns: Mapping[str, str]) -> str:
-        """Name the lines of *files* as DuckDB would have a table named."""
+        """Return SQL for the lines of *files* as a table."""
         listed = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
-        # What would be a pattern elsewhere in the path is meant as it stands.
+        # The folder itself is not a pattern.
         where = f"{escape(str(self.folder))}/{files}".replace("'", "''")
         return (
             f"read_csv('{where}', auto_detect=false, header=false, delim='\t', quote='', "
@@ -131,7 +130,7 @@ class Table:
     # --- loading ------------------------------------------------------------------------
 
     def load_arrivals(self, chunks: Sequence[Chunk], *, candidate: bool) -> None:
-        """Take in what the workers wrote, and number it."""
+        """Load the rows of the workers, and number the arrivals."""
         self.times = _times(chunks)
         self._load_chunks(chunks)
         self.load("kinds", "kinds-*", KIND_COLUMNS)
@@ -168,10 +167,10 @@ class Table:
         columns |= {"base_line": "BIGINT", "before_ms": "BIGINT"}
         self.load("chunks", "chunks", columns)
 
-    # --- what a number says ---------------------------------------------------------------
+    # --- numbers ---------------------------------------------------------------
 
     def at_ms(self, number: int) -> int:
-        """Return when an arrival came."""
+        """Return the time of an arrival."""
         return int(number // self.times.step + self.times.first_ms)
 
     @property
@@ -181,7 +180,7 @@ class Table:
 
 
 def check_engine() -> None:
-    """Make sure that DuckDB is there, before anything is read for it."""
+    """Raise `ConfigError` if DuckDB is not installed."""
     if find_spec("duckdb") is None:
         raise ConfigError(
             "audit", "needs DuckDB, which is not installed: pip install 'oncebridge[audit]'"
@@ -189,11 +188,12 @@ def check_engine() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that DuckDB can keep files in *folder*: it has an opinion on some characters."""
+    """Raise `ConfigError` if DuckDB cannot keep files in *folder*, by its path."""
     text = str(folder)
     if "?" in text or "\\" in text or not _is_text(text):
         raise ConfigError(
-            "TMPDIR", "DuckDB cannot keep files in a folder with ? or \\ or odd bytes in its path"
+            "TMPDIR",
+            "DuckDB cannot use a directory with ?, \\ or bytes that are not UTF-8 in its path; set another",
         )
 
 
@@ -207,7 +207,7 @@ def _is_text(text: str) -> bool:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Table]:
-    """Open an empty table that keeps what does not fit into memory in *folder*."""
+    """Open an empty table that uses *folder* for data beyond memory."""
     import duckdb  # noqa: PLC0415 - an extra
 
     (folder / "spilled").mkdir()
@@ -229,16 +229,16 @@ def opened(folder: Path) -> Iterator[Table]:
         table.close()
 
 
-def _times(chunks: Sequence[Chunk]) -> Times:
+def _times(chunks: Sequence[Chunk]) -> Numbering:
     ends = list(_ends(chunks))
     first, last = (min(ends), max(ends)) if ends else (0, 0)
     step = 1 << sum(chunk.summary.events for chunk in chunks).bit_length()
     fits = (last - first + 1).bit_length() + step.bit_length() <= _BITS
-    return Times(first, last, step, "BIGINT" if fits else "HUGEINT", known=bool(ends))
+    return Numbering(first, last, step, "BIGINT" if fits else "HUGEINT", known=bool(ends))
 
 
 def _ends(chunks: Sequence[Chunk]) -> Iterator[int]:
-    """Return times between which all arrivals lie."""
+    """Yield times that include the first and last of all arrivals."""
     begun: set[int] = set()
     for chunk in chunks:
         one = chunk.summary
@@ -254,9 +254,9 @@ def _ends(chunks: Sequence[Chunk]) -> Iterator[int]:
 
 def _placed(chunks: Sequence[Chunk], first_ms: int) -> Iterator[str]:
     """
-    Tell of each chunk how many arrivals, and lines of its file, came before it, and until when.
+    Yield for each chunk the arrivals, lines and latest time before it.
 
-    What comes before the first time in a file arrived at that time.
+    Arrivals before the first time of a file came at that time.
     """
     firsts: dict[int, int] = {}
     for chunk in chunks:
@@ -268,7 +268,7 @@ def _placed(chunks: Sequence[Chunk], first_ms: int) -> Iterator[str]:
         summary = chunk.summary
         if chunk.file != file:
             file, line, before = chunk.file, 0, firsts.get(chunk.file, first_ms)
-        if summary.events:  # so that every place belongs to one chunk
+        if summary.events:  # so that every number belongs to one chunk
             yield f"{chunk.number}\t{file}\t{base}\t{line}\t{before}\n"
         base += summary.events
         line += summary.lines
@@ -279,5 +279,5 @@ def _placed(chunks: Sequence[Chunk], first_ms: int) -> Iterator[str]:
 def _no_room(message: str) -> str:
     lowered = message.lower()
     if "no space" in lowered or "max_temp_directory_size" in lowered or "offload" in lowered:
-        return "there is no room for temporary files; set TMPDIR to where there is more"
+        return "there is no space for temporary files; set TMPDIR to a directory with more space"
     return f"DuckDB: {message.splitlines()[0]}"

@@ -1,8 +1,8 @@
 """
-What an audit found, for a terminal: plain words first, then the numbers behind them.
+The report of an audit on a terminal: the result first, then the numbers.
 
-It fits 80 columns and uses more where there are more. Colours are for a terminal only, and
-nothing that came out of an event can do more there than be read.
+It fits 80 columns and uses up to 118. Colours are for terminals only. Text that came out of an
+event is spelt out, so that it cannot control the terminal.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,16 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge.audit import text as words
-from oncebridge.audit.report import CauseFound, Difference, Report, Tally, Trial
+from oncebridge.audit import text as report_text
+from oncebridge.audit.report import (
+    AuditReport,
+    CauseFound,
+    Difference,
+    NamedCounts,
+    RulesComparison,
+)
 from oncebridge.audit.suggest import Suggestion
-from oncebridge.base import formatting as figures
+from oncebridge.base import formatting
 from oncebridge.engine.causes import MEANINGS
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import REASONS
@@ -34,30 +40,34 @@ STYLES: Final = {
 }
 
 
-def show(report: Report, suggestion: Suggestion, console: Console) -> None:
+def show(report: AuditReport, suggestion: Suggestion, console: Console) -> None:
     """Print the whole report on *console*."""
-    _Page(report, console).show(suggestion)
+    _ReportPrinter(report, console).show(suggestion)
 
 
 def console_for_reports() -> Console:
-    """Make a console that colours on a terminal only, and is not wider than anybody reads."""
+    """Return a console that uses colours on a terminal only, and is at most 118 columns wide."""
     console = Console(highlight=False, markup=False, emoji=False)
     width = min(console.width, _WIDEST) if console.is_terminal else 100
     return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-class _Page:
-    """The sections of a report, in the order in which people ask."""
+class _ReportPrinter:
+    """Prints the sections of a report."""
 
-    def __init__(self, report: Report, console: Console) -> None:
+    def __init__(self, report: AuditReport, console: Console) -> None:
         self._report = report
         self._console = console
 
     def show(self, suggestion: Suggestion) -> None:
         report = self._report
-        self._say(Text("oncebridge audit", "bold").append(f"  {words.whence(report)}", "dim"))
+        self._say(
+            Text("oncebridge audit", "bold").append(
+                f"  {report_text.recording_summary(report)}", "dim"
+            )
+        )
         self._say()
-        self._say(Text(words.headline(report), "bold"))
+        self._say(Text(report_text.headline(report), "bold"))
         if report.events:
             self._verdicts()
             self._causes()
@@ -81,78 +91,75 @@ class _Page:
         }
         if others:
             told = ", ".join(f"{count:,} {verdict.value}" for verdict, count in others.items())
-            self._say(Text(f"Among them: {told}.", "dim"))
-        if note := words.about_clock(self._report):
+            self._say(Text(f"Including {told}.", "dim"))
+        if note := report_text.clock_note(self._report):
             self._say(Text(note, "dim"))
 
     def _causes(self) -> None:
         if not self._report.causes:
             return
-        self._head("Why they came again")
-        whole = words.repeats(self._report)
+        self._head("Duplicates by cause")
+        whole = report_text.count_duplicates(self._report)
         for found in self._report.causes:
             self._cause(found, whole)
 
     def _cause(self, found: CauseFound, whole: int) -> None:
         line = Text(f"{found.cause.value:<19}", "bold yellow")
-        line.append(f"{found.count:>9,}  {figures.format_share(found.count, whole):>5}  ")
+        line.append(f"{found.count:>9,}  {formatting.format_share(found.count, whole):>5}  ")
         line.append_text(_bar(found.count, whole))
         self._say(line, indent=2)
         told = MEANINGS[found.cause]
         if found.gaps is not None:
-            told += f"; {words.span_of(found.gaps)}"
+            told += f"; {report_text.gap_summary(found.gaps)}"
         self._say(Text(told), indent=4)
         if found.examples:
-            self._say(Text(f"for example {words.example(found.examples[0])}", "dim"), indent=4)
+            self._say(
+                Text(f"for example {report_text.example_text(found.examples[0])}", "dim"), indent=4
+            )
 
     def _gaps(self) -> None:
         gaps = self._report.gaps
         if gaps is None:
             return
-        self._head("How long after the first")
-        rows = words.buckets(gaps)
+        self._head("Time since the first arrival")
+        rows = report_text.buckets(gaps)
         most = max((number for _, number in rows), default=0)
         for name, number in rows:
-            line = Text(f"{name:<19}{number:>9,}  {figures.format_share(number, gaps.count):>5}  ")
+            line = Text(
+                f"{name:<19}{number:>9,}  {formatting.format_share(number, gaps.count):>5}  "
+            )
             self._say(line.append_text(_bar(number, most, style="blue")), indent=2)
-        self._say(
-            Text(
-                f"Half came within {figures.format_elapsed(gaps.p50_ms)}, 90 % within "
-                f"{figures.format_elapsed(gaps.p90_ms)}, 99 % within {figures.format_elapsed(gaps.p99_ms)}, the last "
-                f"after {figures.format_elapsed(gaps.max_ms)}."
-            ),
-            indent=2,
-        )
-        for sentence in words.about_windows(self._report):
+        self._say(Text(report_text.gap_sentence(gaps)), indent=2)
+        for sentence in report_text.window_sentences(self._report):
             self._say(Text(sentence), indent=2)
 
     def _noisiest(self) -> None:
         report = self._report
         for title, what, tallies in (
-            ("Noisiest topics", "topic", report.topics),
-            ("Noisiest entities", "entity", report.entities),
+            ("Topics with most duplicates", "topic", report.topics),
+            ("Entities with most duplicates", "entity", report.entities),
             ("Sources", "source", report.sources),
-            ("Rules that decided", "rule", report.rules),
+            ("Rules", "rule", report.rules),
         ):
             if tallies:
                 self._head(title)
                 self._tallies(what, tallies)
 
-    def _tallies(self, what: str, tallies: Sequence[Tally]) -> None:
-        rows = [(what, "arrivals", "repeats", "")]
+    def _tallies(self, what: str, tallies: Sequence[NamedCounts]) -> None:
+        rows = [(what, "arrivals", "duplicates", "")]
         rows += [
             (
                 tally.name or "(none)",
                 f"{tally.arrivals:,}",
                 f"{tally.repeats:,}",
-                figures.format_share(tally.repeats, tally.arrivals),
+                formatting.format_share(tally.repeats, tally.arrivals),
             )
             for tally in tallies[:_ROWS]
         ]
         room = self._console.width - 2 - 2 * 11 - 8
-        widest = max(len(figures.shorten(name, room)) for name, *_ in rows)
+        widest = max(len(formatting.shorten(name, room)) for name, *_ in rows)
         for at, (name, *numbers) in enumerate(rows):
-            shown = f"{figures.shorten(name, room):<{widest}}"
+            shown = f"{formatting.shorten(name, room):<{widest}}"
             arrivals, repeated, part = numbers
             line = f"{shown}{arrivals:>11}{repeated:>11}{part:>8}"
             self._say(Text(line, "" if at else "dim"), indent=2)
@@ -160,23 +167,23 @@ class _Page:
     def _naive(self) -> None:
         if not self._report.naive:
             return
-        self._head("What a simple key would have done, on this very recording")
+        self._head("What a simple key would have done with this recording")
         for key in self._report.naive:
-            line = Text(f"{figures.printable(key.title)}: ", "bold")
-            line.append(words.about_naive(key), "red" if key.lost else "")
+            line = Text(f"{formatting.printable(key.title)}: ", "bold")
+            line.append(report_text.naive_outcome(key), "red" if key.lost else "")
             if (key.lost or key.let_through) and key.examples:
-                line.append(f" (for example {figures.printable(key.examples[0].place)})", "dim")
+                line.append(f" (for example {formatting.printable(key.examples[0].place)})", "dim")
             self._say(line, indent=2)
 
     def _suspicions(self) -> None:
         if not self._report.suspicions:
             return
-        self._head("Worth a look")
+        self._head("Needs review")
         for found in self._report.suspicions:
-            title, meaning = words.suspicion(found)
+            title, meaning = report_text.suspicion_text(found)
             line = Text(f"{title} ", "bold magenta").append(f"{found.count:,}", "bold")
             self._say(line.append(f"  {meaning}"), indent=2)
-            places = [words.example(one, "after") for one in found.examples[:2]]
+            places = [report_text.example_text(one) for one in found.examples[:2]]
             if places:
                 self._say(Text(f"for example {'; '.join(places)}", "dim"), indent=4)
 
@@ -184,17 +191,19 @@ class _Page:
         report = self._report
         if not report.unreadable:
             return
-        self._head(f"Unreadable: {figures.format_count(sum(report.unreadable.values()), 'record')}")
+        self._head(
+            f"Unreadable: {formatting.format_count(sum(report.unreadable.values()), 'record')}"
+        )
         for reason, count in report.unreadable.items():
-            line = Text(f"{count:,} ").append(figures.printable(reason), "red")
+            line = Text(f"{count:,} ").append(formatting.printable(reason), "red")
             self._say(line.append(f"  {REASONS.get(reason, '')}"), indent=2)
-        places = [figures.printable(place) for place in report.unreadable_places]
+        places = [formatting.printable(place) for place in report.unreadable_places]
         if places:
-            self._say(Text(f"at {figures.format_list(places)}", "dim"), indent=2)
+            self._say(Text(f"at {formatting.format_list(places)}", "dim"), indent=2)
 
-    def _trial(self, trial: Trial) -> None:
-        self._head("The candidate rules")
-        for sentence in words.about_trial(trial):
+    def _trial(self, trial: RulesComparison) -> None:
+        self._head("Candidate rules")
+        for sentence in report_text.comparison_sentences(trial):
             self._say(Text(sentence), indent=2)
         for before, after, count in trial.by_change:
             line = Text(f"{count:>9,}  ").append_text(_change(before, after))
@@ -203,21 +212,21 @@ class _Page:
         for one in shown:
             self._difference(one)
         if trial.changed > len(shown):
-            more = f"and {trial.changed - len(shown):,} more; all of them: --differences FILE"
+            more = f"and {trial.changed - len(shown):,} more; write all of them with --differences FILE"
             self._say(Text(more, "dim"), indent=2)
 
     def _difference(self, one: Difference) -> None:
-        line = Text(f"{figures.printable(one.place)}  ", "bold").append_text(
+        line = Text(f"{formatting.printable(one.place)}  ", "bold").append_text(
             _change(one.before, one.after)
         )
-        if passing := words.about_passing(one):
+        if passing := report_text.delivery_change(one):
             line.append(f", {passing}")
-        self._say(line.append(f"  {figures.printable(one.detail_type, 60)}"), indent=2)
+        self._say(line.append(f"  {formatting.printable(one.detail_type, 60)}"), indent=2)
         rules = dict.fromkeys(
-            [figures.printable(one.rule_before, 40), figures.printable(one.rule_after, 40)]
+            [formatting.printable(one.rule_before, 40), formatting.printable(one.rule_after, 40)]
         )
-        told = [figures.printable(one.id, 40), f"rule {', then '.join(rules)}"]
-        told += [f"same as {figures.printable(one.same_as)}"] if one.same_as else []
+        told = [formatting.printable(one.id, 40), f"rule {', then '.join(rules)}"]
+        told += [f"same as {formatting.printable(one.same_as)}"] if one.same_as else []
         self._say(Text("; ".join(filter(None, told)), "dim"), indent=4)
 
     def _suggestion(self, suggestion: Suggestion) -> None:
@@ -227,7 +236,7 @@ class _Page:
         self._say()
         for line in suggestion.toml.splitlines():
             style = "dim" if line.startswith("#") else "green"
-            # Not broken, so that it can be copied.
+            # Without line breaks, so that it can be copied.
             self._console.print(Text(f"  {line}".rstrip(), style), soft_wrap=True)
 
     # --- pieces ---------------------------------------------------------------------------
@@ -239,7 +248,7 @@ class _Page:
     def _say(self, what: Text | None = None, *, indent: int = 0, hang: int = 0) -> None:
         """Print a paragraph; a number and its unit stay on one line."""
         text = (what or Text()).copy()
-        text.plain = text.plain.replace(figures.NB, _GLUE)
+        text.plain = text.plain.replace(formatting.NB, _GLUE)
         width = max(self._console.width - indent - hang, 20)
         for at, line in enumerate(text.wrap(self._console, width)):
             line.plain = line.plain.replace(_GLUE, " ")
@@ -249,7 +258,7 @@ class _Page:
 
 
 def _bar(number: int, whole: int, *, style: str = "yellow") -> Text:
-    """Draw a share; what is there at all is seen."""
+    """Draw a share; any share above 0 is visible."""
     eighths = max(round(8 * _BAR * number / whole), 1 if number else 0) if whole else 0
     full, rest = divmod(eighths, 8)
     return Text("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else ""), style)

@@ -1,13 +1,20 @@
 """
-How what an audit found is said, in the terminal as in the page.
+The sentences of an audit report, shared by the terminal and the page.
 
-Numbers first, in plain words; what came out of an event is spelt out, so that neither a
-terminal nor a reader is led astray by it, and cut where it is longer than anybody reads.
+Text that came out of an event is spelt out, so that it cannot control a terminal, and cut.
 """
 
 from typing import Final
 
-from oncebridge.audit.report import Difference, Example, Gaps, NaiveKey, Report, Suspicion, Trial
+from oncebridge.audit.report import (
+    ArrivalExample,
+    AuditReport,
+    Difference,
+    Gaps,
+    NaiveKey,
+    RulesComparison,
+    Suspicion,
+)
 from oncebridge.base.formatting import (
     DAY,
     HOUR,
@@ -24,7 +31,7 @@ from oncebridge.base.formatting import (
 from oncebridge.engine.causes import Cause
 
 WINDOWS: Final = ((5 * MINUTE, f"5{NB}min"), (DAY, f"24{NB}h"), (6 * DAY, f"6{NB}d"))
-"""What people commonly choose: a FIFO queue's, EventBridge's, and ours."""
+"""Common windows: of an SQS FIFO queue, of EventBridge's retries, and our default."""
 _BUCKETS: Final = (
     (SECOND, "within 1 s"),
     (10 * SECOND, "within 10 s"),
@@ -38,23 +45,23 @@ _BUCKETS: Final = (
 SUSPICIONS: Final[dict[str, tuple[str, str]]] = {
     "double-emission": (
         "double emission",
-        "the same state of the same entity again at once, told as a new event",
+        "the same state of the same entity arrived again at once, as a new event",
     ),
     "out-of-order": (
         "out of order",
-        "an older state of an entity came after a newer one, and would overwrite it",
+        "an older state of an entity arrived after a newer one and would overwrite it",
     ),
     "id-reused": (
         "id reused",
-        "the envelope id of another event with other content: an id is no safe key here",
+        "another event with other content had the same envelope id: the id is not a safe key",
     ),
     "other-content": (
         "other content",
-        "dropped by its key, though it does not say what the first one said: it may be lost",
+        "dropped by its key, but its content differs from the first one: an event may be lost",
     ),
     "return": (
-        "a return",
-        "counted as a repeat, yet its entity had another state in between: it may be news",
+        "return to an earlier state",
+        "counted as a duplicate, but the entity had another state in between: it may be a change",
     ),
 }
 
@@ -62,35 +69,33 @@ SUSPICIONS: Final[dict[str, tuple[str, str]]] = {
 # --- sentences ----------------------------------------------------------------------------
 
 
-def repeats(report: Report) -> int:
-    """Count the arrivals that are repeats."""
+def count_duplicates(report: AuditReport) -> int:
+    """Count the arrivals that are duplicates."""
     return sum(found.count for found in report.causes)
 
 
-def headline(report: Report) -> str:
-    """Say it all in one sentence."""
+def headline(report: AuditReport) -> str:
+    """Return the result in one sentence."""
     if not report.events:
-        return "There is no event in it."
-    arrivals = f"{format_count(report.events, 'arrival')} {'is' if report.events == 1 else 'are'}"
-    found = repeats(report)
+        return "No events found."
+    arrivals = f"{format_count(report.events, 'arrival')} {'contains' if report.events == 1 else 'contain'}"
+    found = count_duplicates(report)
     if not found:
-        return f"{arrivals} {format_count(report.logical, 'event')}; none is a repeat{_late(report, 'came')}."
-    counted = format_count(found, "arrival is a repeat", "arrivals are repeats")
+        return f"{arrivals} {format_count(report.logical, 'event')}; no duplicates{_late(report, 'arrived')}."
+    counted = format_count(found, "arrival is a duplicate", "arrivals are duplicates")
     told = f"{counted} ({format_share(found, report.events)})"
-    return (
-        f"{arrivals} {format_count(report.logical, 'event')}; {told}{_late(report, 'more came')}."
-    )
+    return f"{arrivals} {format_count(report.logical, 'event')}; {told}{_late(report, 'more arrived')}."
 
 
-def _late(report: Report, came: str) -> str:
-    """Say how many came again when the window was over."""
+def _late(report: AuditReport, verb: str) -> str:
+    """Return how many arrived again after the window."""
     if not report.after_window:
         return ""
-    return f", and {report.after_window:,} {came} again after the window"
+    return f", and {report.after_window:,} {verb} again after the window"
 
 
-def whence(report: Report) -> str:
-    """Return what was read, and of when it is."""
+def recording_summary(report: AuditReport) -> str:
+    """Return what was read, and the time that it covers."""
     told = f"{format_count(report.files, 'file')}, {format_size(report.size)}"
     if report.first_ms is not None and report.last_ms is not None:
         first = format_instant(report.first_ms, with_seconds=False)
@@ -99,35 +104,43 @@ def whence(report: Report) -> str:
     return told
 
 
-def about_clock(report: Report) -> str:
-    """Say how far the times can be trusted; nothing where they can."""
+def clock_note(report: AuditReport) -> str:
+    """Return a note if the times are estimated or missing, otherwise an empty string."""
     match report.clock:
         case "recorded":
             return ""
         case "published":
             return (
-                "The recording does not say when each event arrived. It is taken to have arrived "
-                "when the newest event before it in its file was published, so the gaps are "
-                "estimates, and rather too short than too long."
+                "The recording has no arrival times. Each event is assumed to have arrived when the "
+                "newest event before it in its file was published, so gaps are estimates, and more "
+                "likely too short than too long."
             )
         case "none":
-            return "Neither the recording nor its events have times, so there are no gaps."
+            return "Neither the recording nor its events have times, so no gaps are reported."
 
 
-def span_of(gaps: Gaps) -> str:
-    """Return how gaps lie in one line."""
+def gap_summary(gaps: Gaps) -> str:
+    """Return the distribution of gaps in a few words."""
     if gaps.count == 1:
         return f"after {format_elapsed(gaps.max_ms)}"
-    return f"half within {format_elapsed(gaps.p50_ms)}, the longest {format_elapsed(gaps.max_ms)}"
+    return f"half within {format_elapsed(gaps.p50_ms)}, the longest after {format_elapsed(gaps.max_ms)}"
+
+
+def gap_sentence(gaps: Gaps) -> str:
+    """Return the distribution of gaps in a sentence."""
+    return (
+        f"Half arrived within {format_elapsed(gaps.p50_ms)}, 90 % within {format_elapsed(gaps.p90_ms)}, "
+        f"99 % within {format_elapsed(gaps.p99_ms)}, the last after {format_elapsed(gaps.max_ms)}."
+    )
 
 
 def missed(gaps: Gaps, window_ms: int) -> int:
-    """Count the repeats that come later than a window of *window_ms* reaches."""
+    """Count the duplicates that arrived after a window of *window_ms*."""
     return sum(count for bound, count in gaps.histogram if bound > window_ms)
 
 
-def about_windows(report: Report) -> list[str]:
-    """Say what the gaps mean for the window."""
+def window_sentences(report: AuditReport) -> list[str]:
+    """Return what the gaps mean for the window."""
     gaps = report.gaps
     if gaps is None:
         return []
@@ -137,24 +150,24 @@ def about_windows(report: Report) -> list[str]:
             break  # what comes later than the window counts as new, and has no gap
         late = missed(gaps, window_ms)
         if not late:
-            told.append(f"A window of {name} would have been long enough for all of them.")
+            told.append(f"A window of {name} would have covered all of them.")
             break
-        told.append(f"A window of {name} would have missed {format_count(late, 'repeat')}.")
+        told.append(f"A window of {name} would have missed {format_count(late, 'duplicate')}.")
     long_ms = (report.last_ms or 0) - (report.first_ms or 0)
     if 0 < long_ms < report.window_ms:
         told.append(
-            f"The recording is {format_elapsed(long_ms)} long, so no longer gap can be in it."
+            f"The recording covers {format_elapsed(long_ms)}, so it cannot contain a longer gap."
         )
     if gaps.max_ms * 3 >= report.window_ms * 2:
         told.append(
-            f"The longest gap comes near the window of {format_elapsed(report.window_ms)}, and what came "
-            "later counts as new: try a longer one, such as --window 30d."
+            f"The longest gap is close to the window of {format_elapsed(report.window_ms)}, and arrivals "
+            "after the window count as new. Try a longer window, such as --window 30d."
         )
     return told
 
 
 def buckets(gaps: Gaps) -> list[tuple[str, int]]:
-    """Gather the histogram in few rows with names, without empty ones at the end."""
+    """Return the histogram in a few named rows, without empty ones at the end."""
     rows = [0] * (len(_BUCKETS) + 1)
     for bound, number in gaps.histogram:
         at = next((n for n, (edge, _) in enumerate(_BUCKETS) if bound <= edge), len(_BUCKETS))
@@ -164,69 +177,69 @@ def buckets(gaps: Gaps) -> list[tuple[str, int]]:
     return list(zip(names, rows, strict=True))[: last + 1]
 
 
-def about_naive(key: NaiveKey) -> str:
-    """Say what a simple key would have done."""
+def naive_outcome(key: NaiveKey) -> str:
+    """Return what a simple key would have done."""
     if key.lost and key.let_through:
         return (
-            f"would have lost {format_count(key.lost, 'event')} and let "
-            f"{format_count(key.let_through, 'repeat')} through"
+            f"would have lost {format_count(key.lost, 'event')} and delivered "
+            f"{format_count(key.let_through, 'duplicate')}"
         )
     if key.lost:
         return f"would have lost {format_count(key.lost, 'event')}"
     if key.let_through:
-        return f"would have let {format_count(key.let_through, 'repeat')} through"
-    return "would have been right, on this recording"
+        return f"would have delivered {format_count(key.let_through, 'duplicate')}"
+    return "would have been correct on this recording"
 
 
-def example(one: Example, how: str = "repeats") -> str:
-    """Say where an example is, and which one it repeats or follows."""
-    told = printable(one.place)
-    return f"{told} {how} {printable(one.first_place)}" if one.first_place else told
+def example_text(one: ArrivalExample) -> str:
+    """Return where an example is, and where the arrival is that it is compared with."""
+    place = printable(one.place)
+    return f"{place} (earlier arrival: {printable(one.first_place)})" if one.first_place else place
 
 
-def suspicion(found: Suspicion) -> tuple[str, str]:
-    """Name a suspicion, and say what it means."""
+def suspicion_text(found: Suspicion) -> tuple[str, str]:
+    """Return the title and the meaning of a suspicion."""
     return SUSPICIONS[found.kind]
 
 
-def about_trial(trial: Trial) -> list[str]:
-    """Say what candidate rules would do otherwise."""
+def comparison_sentences(trial: RulesComparison) -> list[str]:
+    """Return what candidate rules would decide differently."""
     if not trial.changed:
-        return ["The candidate would do the same with every arrival."]
-    told = [f"The candidate would do otherwise with {format_count(trial.changed, 'arrival')}."]
+        return ["The candidate rules decide the same for every arrival."]
+    told = [f"The candidate rules decide differently for {format_count(trial.changed, 'arrival')}."]
     if trial.more:
-        told.append(f"It would pass on {trial.more:,} more.")
+        told.append(f"They would deliver {trial.more:,} more.")
     if trial.fewer:
         told.append(
-            f"It would no longer pass on {trial.fewer:,}: look at these before you take it."
+            f"They would no longer deliver {trial.fewer:,}: check these before you use the rules."
         )
     return told
 
 
-def about_passing(one: Difference) -> str:
-    """Say whether an arrival is passed on, where its verdicts are the same."""
+def delivery_change(one: Difference) -> str:
+    """Return whether an arrival is delivered, if that changes and the verdict does not."""
     if one.before is not one.after:
         return ""
-    return "now passed on" if one.passed_after else "no longer passed on"
+    return "now delivered" if one.passed_after else "no longer delivered"
 
 
-def own_fault(cause: Cause) -> str:
-    """Say what is better put right at the root than deduplicated, if anything is."""
-    return _AT_THE_ROOT.get(cause, "")
+def advice_at_origin(cause: Cause) -> str:
+    """Return how to avoid duplicates of this cause where they arise; empty if unknown."""
+    return _AT_ORIGIN.get(cause, "")
 
 
-_AT_THE_ROOT: Final = {
+_AT_ORIGIN: Final = {
     Cause.SECOND_INTEGRATION: (
-        "Several integrations send the same topics. Unless you want that, let each topic go "
-        "through one of them (Genesys Cloud: Admin, Integrations, topic filtering)."
+        "Several integrations send the same topics. If that is not intended, select each topic in "
+        "one integration only (Genesys Cloud: Admin, Integrations, topic filtering)."
     ),
     Cause.SECOND_BUS: (
-        "Two accounts or Regions carry the same events. Look for a rule that forwards from one "
-        "bus to another, and for two rules that feed one target."
+        "Two accounts or Regions carry the same events. Check for a rule that forwards from one "
+        "bus to another, and for two rules with the same target."
     ),
     Cause.REDELIVERY: (
-        "Many are delivered again because somebody did not answer in time. A queue's visibility "
-        "timeout should be six times that of its function; an API destination wants its answer "
-        "within 5 s; and two rules that match one event deliver it twice."
+        "Many events are redelivered because a receiver did not answer in time. Set the visibility "
+        "timeout of a queue to six times the timeout of its function, answer an API destination "
+        "within 5 s, and check for two rules that match the same event."
     ),
 }

@@ -1,19 +1,18 @@
 """
-From one record of a recording to the events in it, each with when it arrived.
+Unpack the events of one record of a recording, each with its arrival time.
 
-The wrappings are those that `oncebridge.events.envelopes` knows. Besides, recordings come as logs:
+The wrappings are those of `oncebridge.events.envelopes`, and those of logs:
 
 | record                            | the event is in           | it arrived at          |
 | --------------------------------- | ------------------------- | ---------------------- |
-| a line of an export to S3         | what follows the instant  | that instant           |
+| a line of an export to S3         | the text after the time   | that time              |
 | `{"events": [...]}` of the API    | each one's `message`      | each one's `timestamp` |
 | `{"logEvents": [...]}`, filtered  | each one's `message`      | each one's `timestamp` |
 | one of these by itself            | `message`                 | `timestamp`            |
-| an answer of Logs Insights        | `@message`                | `@timestamp`           |
+| a result of Logs Insights         | `@message`                | `@timestamp`           |
 
-Of what is wrapped several times, the outermost time counts: there it was recorded. SQS says
-when it was given a message, Kinesis when it got a record, SNS when it was published.
-Nothing is raised, whatever the bytes.
+With several wrappings, the outermost time counts: there it was recorded. SQS and Kinesis have the
+time of the send, SNS that of the publication. No input raises an exception.
 """
 
 import re
@@ -28,8 +27,8 @@ from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import Event, Limits, Unreadable, read
 from oncebridge.events.timestamps import parse_instant, parse_timestamp
 
-Opened = tuple[Event | Unreadable, int | None]
-"""What was found, and when it arrived, where that was recorded."""
+Unpacked = tuple[Event | Unreadable, int | None]
+"""An event or an unreadable record, and its recorded arrival time, if any."""
 
 _Members = Mapping[str, Raw]
 
@@ -44,18 +43,18 @@ _MARKS: Final = frozenset(
         *("detail-type", "topicName"),
     }
 )
-"""One of these is a member of every record that is an event, or a wrapping of one."""
+"""Every record that is an event or a wrapped event has one of these members."""
 _LOGGED: Final = frozenset(
     {
         *("timestamp", "message", "ingestionTime", "eventId", "id", "logStreamName"),
         *("@timestamp", "@message", "@ptr", "@log", "@logStream", "@ingestionTime"),
     }
 )
-"""Nothing else is in an entry of a log; with one member more it may be somebody's event."""
+"""The members of a log entry; with any other member it may be an event."""
 
 
-class Opener:
-    """Opens the records of one recording; *apart* is for the keys (see `oncebridge.events.event`)."""
+class Unpacker:
+    """Unpacks the records of one recording; for *apart* see `oncebridge.events.event`."""
 
     def __init__(self, limits: Limits, *, bare: bool, apart: tuple[str, ...] = ()) -> None:
         self._limits = limits
@@ -63,14 +62,14 @@ class Opener:
         self._apart = apart
         self.read = partial(read, limits=limits, bare=bare, apart=apart)
 
-    def open(self, raw: bytes) -> Iterator[Opened]:
-        """Return what is in *raw*, which is no event as it stands; something, always."""
-        yield from self._open(raw, None, _DEEPEST)
+    def unpack(self, raw: bytes) -> Iterator[Unpacked]:
+        """Yield the events in *raw*, which is not a plain event; at least one result."""
+        yield from self._unpack(raw, None, _DEEPEST)
 
-    def _open(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Opened]:
+    def _unpack(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Unpacked]:
         raw = raw.strip()
         if raw[:1] not in (b"{", b"["):
-            yield from self._open_line(raw, at_ms, layers)
+            yield from self._unpack_line(raw, at_ms, layers)
             return
         found = self.read(raw)
         if (isinstance(found, Event) and not found.bare) or not layers:
@@ -79,7 +78,7 @@ class Opener:
         inner = list(_held(raw))
         if inner:
             for piece, its_ms in inner:
-                yield from self._open(piece, at_ms or its_ms, layers - 1)
+                yield from self._unpack(piece, at_ms or its_ms, layers - 1)
             return
         opened = unwrap(raw, self._read)
         if not (len(opened) == 1 and isinstance(opened[0], Unreadable)):
@@ -87,15 +86,15 @@ class Opener:
         for event in opened:
             yield event, at_ms
 
-    def _open_line(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Opened]:
-        """Open a line of a log: an instant, perhaps some words, and the event."""
+    def _unpack_line(self, raw: bytes, at_ms: int | None, layers: int) -> Iterator[Unpacked]:
+        """Unpack a line of a log: a time, possibly some text, and the event."""
         begins = _PREFIX.match(raw)
         at = raw.find(b"{", begins.end() if begins else 0)
         if at < 0 or not layers or not (begins or at_ms):
             yield self.read(raw), at_ms
             return
         its_ms = parse_instant(begins[1].decode()) if begins else None
-        yield from self._open(raw[at:], at_ms or its_ms, layers - 1)
+        yield from self._unpack(raw[at:], at_ms or its_ms, layers - 1)
 
     def _read(self, raw: bytes, /, *, bare: bool | None = None) -> Event | Unreadable:
         is_bare = self._bare if bare is None else bare
@@ -103,7 +102,7 @@ class Opener:
 
 
 def _held(raw: bytes) -> Iterator[tuple[bytes, int | None]]:
-    """Take records out of what holds many of them, so that each keeps its own time."""
+    """Yield the records of a wrapping of many, each with its own time."""
     if raw[0] == _ARRAY:
         yield from ((bytes(element), None) for element in _elements(raw))
         return
@@ -119,7 +118,7 @@ def _held(raw: bytes) -> Iterator[tuple[bytes, int | None]]:
 
 
 def _logged(members: _Members) -> Iterator[tuple[bytes, int | None]]:
-    """Take out what was logged, of one entry of a log."""
+    """Yield the message of one log entry."""
     for mark in ("", "@"):
         message, timestamp = members.get(f"{mark}message"), members.get(f"{mark}timestamp")
         if message is None or timestamp is None or not members.keys() <= _LOGGED:
@@ -129,7 +128,7 @@ def _logged(members: _Members) -> Iterator[tuple[bytes, int | None]]:
 
 
 def _arrival(raw: bytes) -> int | None:
-    """Find when a wrapped event was recorded, by what it is wrapped in."""
+    """Return when a wrapped event was recorded, by its wrapping."""
     members = _members(raw)
     for name in ("attributes", "Attributes"):
         sent = _scalar(_members(members.get(name)).get("SentTimestamp"))
@@ -148,7 +147,7 @@ def _arrival(raw: bytes) -> int | None:
 
 
 def _elements(value: Raw | bytes | None) -> list[Raw]:
-    """Return the elements of an array of objects; of anything else none."""
+    """Return the elements of an array of objects, or an empty list."""
     try:
         elements = _decode_array(value) if value is not None else []
     except (ValueError, RecursionError):

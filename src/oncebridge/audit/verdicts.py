@@ -1,17 +1,17 @@
 """
-Group arrivals into events, and say of each arrival what the rules make of it.
+Group arrivals into events, and find the verdict of each arrival.
 
-Arrivals have to do with each other if they share a key, or the register of an entity. Most
-have one plain key and lie within its window: then the first is delivered and the rest are
-duplicates, which DuckDB says for all of them at once. Every other group is judged one arrival
-after the other, by `oncebridge.audit.judge`.
+Arrivals affect each other if they share a key, or the register of an entity. Most groups have one
+plain key and lie within its window: the first arrival is delivered and the others are duplicates,
+which DuckDB finds for all of them at once. Other groups are decided one arrival after the other,
+by `oncebridge.audit.judge`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from oncebridge.audit.judge import Judge, Judgement
-from oncebridge.audit.rows import Claimed, Complex
+from oncebridge.audit.rows import ClaimedKey, ComplexPlan
 from oncebridge.audit.table import Table
 from oncebridge.base.clock import ms
 from oncebridge.engine.verdict import Verdict
@@ -23,21 +23,20 @@ UNKEYED: Final = {
     "discard": Verdict.DISCARDED,
     "dead": Verdict.DEAD,
 }
-"""What becomes of what is not judged, by what its rule wants done."""
+"""The verdict on arrivals without a row in `fates`, by the action of their rule."""
 
 
 RULES: Final = ""
 CANDIDATE: Final = "2"
-"""What the tables and columns end with that belong to the rules, or to the candidate's."""
+"""Suffixes of the tables and columns of the rules, and of the candidate rules."""
 
 
 def judge_all(table: Table, rules: Sequence[Rule], of: str) -> None:
     """
-    Make the table `fates`: what became of each arrival that was not simply delivered.
+    Create the table `fates`: the verdict of each arrival that is not simply delivered.
 
-    `first` is the arrival that it repeats. Of one that is delivered again, because its window
-    is over, it is the delivery before. Where one of *rules* is meant, it is by its place there; the
-    last is for what none matches.
+    `first` is the arrival that it duplicates; for one that is delivered again after its window, it
+    is the delivery before. Rules are numbered by their place in *rules*; the last is the default.
     """
     table.run(
         f"""
@@ -58,12 +57,12 @@ def judge_all(table: Table, rules: Sequence[Rule], of: str) -> None:
 
 def _join_links(table: Table, of: str) -> str:
     """
-    Find which keys belong together, and name the groups; give the name of an arrival's.
+    Find the groups of linked keys; return SQL for the group of an arrival.
 
-    Every key has a label, another key of its group or itself. In each round every key takes the
-    least label around it, and so does the key that was its label: so whole groups are joined,
-    and not one key at a time. Then each takes its label's own label, which halves the way. The
-    rounds are as many as the longest chain has digits, and not as it has links.
+    Every key has a label: another key of its group, or itself. In each round every key, and the key
+    that was its label, takes the smallest label of its neighbours, so whole groups are joined at
+    once. Then each takes its label's own label, which halves the distance. The number of rounds
+    grows with the logarithm of the longest chain.
     """
     table.run(
         f"""
@@ -105,7 +104,7 @@ def _join_links(table: Table, of: str) -> str:
 
 
 def _from(of: str, group: str) -> str:
-    """Name the arrivals that have a key, with their kinds and, where there are any, groups."""
+    """Return SQL for the arrivals with a key, with their kinds and groups, if any."""
     labelled = f"LEFT JOIN labels{of} ON labels{of}.key = arrivals.key{of}"
     return (
         f"arrivals JOIN kinds USING (kind) {labelled if group != _key(of) else ''} "
@@ -118,7 +117,7 @@ def _key(of: str) -> str:
 
 
 def _make_groups(table: Table, of: str, group: str) -> None:
-    """Gather the groups of more than one arrival, and tell whether they are plain."""
+    """Create the table of groups with more than one arrival, and whether they are plain."""
     table.run(
         f"""
         CREATE TABLE groups{of} AS
@@ -157,7 +156,7 @@ def _judge_others(table: Table, rules: Sequence[Rule], of: str, group: str) -> N
         for number, found in _judged(table, rules, rows):
             if found.verdict is not Verdict.DELIVERED:
                 first = "" if found.first is None else found.first
-                file.write(f"{number}\t{found.verdict}\t{first}\t{found.passed_on:d}\n")
+                file.write(f"{number}\t{found.verdict}\t{first}\t{found.delivered:d}\n")
     columns = {"ord": table.times.kind, "verdict": "VARCHAR", "first": table.times.kind}
     columns |= {"passed": "BOOLEAN"}
     table.run(f"INSERT INTO fates{of} SELECT * FROM {table.lines('judged', columns)}")  # noqa: S608
@@ -165,7 +164,7 @@ def _judge_others(table: Table, rules: Sequence[Rule], of: str, group: str) -> N
 
 
 def _find_again(table: Table, of: str, group: str) -> None:
-    """Tell which arrivals are delivered though their key was: its window was over."""
+    """Find arrivals that are delivered again because the window of their key had ended."""
     table.run(
         f"""
         INSERT INTO fates{of}
@@ -192,16 +191,16 @@ def _judged(
             group, judge = name, Judge()
         rule = rules[rule_number]
         written = (
-            Complex.read(plan)
+            ComplexPlan.read(plan)
             if plan
             else _plain(key.bytes, content.bytes if content else b"", rule)
         )
         yield number, judge.judge(number, table.at_ms(number), rule, written)
 
 
-def _plain(key: bytes, content: bytes, rule: Rule) -> Complex:
-    """Make the plan of an arrival that has one key and nothing else."""
+def _plain(key: bytes, content: bytes, rule: Rule) -> ComplexPlan:
+    """Return the plan of an arrival with one key."""
     (tier,) = rule.tiers
     slide_ms, hard_ms = (ms(tier.window), ms(tier.max_window)) if tier.sliding else (0, 0)
-    part = Claimed(key, content, slide_ms, ms(tier.window), hard_ms)
-    return Complex([part], b"", None, b"")
+    part = ClaimedKey(key, content, slide_ms, ms(tier.window), hard_ms)
+    return ComplexPlan([part], b"", None, b"")

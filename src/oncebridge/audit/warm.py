@@ -1,13 +1,13 @@
 """
-Make a store know the events of a recording, before the service that uses it goes live.
+Record the events of a recording in a store, before the service that uses it goes live.
 
-The events go through the gateways of the service itself, with its rules and under the names of
-its routes, into a sink that takes everything and sends nothing. So keys, registers and conflicts
-are what the service would have left behind, and what it meets again is a duplicate. Nothing is
-buried: what cannot be read, or can never be passed on, is counted.
+The events go through the gateways of the service, with its rules and the names of its routes, into
+a sink that accepts everything and sends nothing. So keys, registers and conflicts are as the
+service would have written them, and an event that arrives again is a duplicate. No dead letters are
+written: unreadable and dead events are counted.
 
-It may be done again, and beside workers that run: what is known stays as it is. A window begins
-when it is written down here, not when the event arrived; the store has no other clock.
+It can be run again, and while workers run: known events stay as they are. A window begins when it
+is written here, not when the event arrived; the store has no other clock.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from oncebridge.audit.reading import Damage, File, Piece, content_of, read_pieces
-from oncebridge.audit.unpacking import Opener
-from oncebridge.audit.workers import AuditFailed, why
+from oncebridge.audit.unpacking import Unpacker
+from oncebridge.audit.workers import AuditFailed, explain_os_error
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
@@ -36,39 +36,39 @@ BATCH: Final = 2000
 _BLOCK: Final = 4 << 20
 _PATIENCE: Final = timedelta(seconds=5)
 _PAUSES_S: Final = (0.2, 1.0, 3.0, 5.0, 10.0)
-"""Between tries: a store that is throttled needs a moment, one that restarts some more."""
+"""Pauses between attempts, for a store that throttles or restarts."""
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many were read."""
+"""Called with the bytes read so far, and the total."""
 _NEW: Final = frozenset({Verdict.DELIVERED, Verdict.STALE, Verdict.UNCHANGED, Verdict.CONFLICT})
 
 
-class TakesAll:
-    """A sink that sends nothing and says yes."""
+class AcceptAllSink:
+    """A sink that accepts every event and sends nothing."""
 
     batch = BATCH
     concurrency = 1
 
     async def open(self) -> None:
-        """Do nothing: there is nobody to connect to."""
+        """Do nothing: there is no connection."""
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
         return [_YES] * len(deliveries)
 
     async def aclose(self) -> None:
-        """Do nothing: there was nobody."""
+        """Do nothing: there is no connection."""
 
 
 _YES: Final = Yes()
 
 
-class KeepsNone:
-    """Dead letters that are gone: in a recording, somebody has dealt with them."""
+class NoDeadLetters:
+    """Discards dead letters: those of a recording were handled before."""
 
     async def open(self) -> None:
         """Do nothing."""
 
     async def put(self, letters: Sequence[DeadLetter]) -> None:
-        """Forget them."""
+        """Discard them."""
 
     async def list(self, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:  # noqa: ARG002
         return []
@@ -80,8 +80,8 @@ class KeepsNone:
         """Do nothing."""
 
 
-class Warming:
-    """Takes the events of *files* into the store at *place*, as *routes* of *setup* would."""
+class StoreWarmer:
+    """Records the events of *files* in the store at *place*, as *routes* of *setup* would."""
 
     def __init__(
         self, setup: Setup, place: StorePlace, routes: Sequence[Route], files: Sequence[File]
@@ -90,16 +90,16 @@ class Warming:
         self._files = files
         settings = setup.config.settings()
         apart = self._router.gateways[0].rules.apart
-        self._opener = Opener(settings.limits, bare=settings.bare, apart=apart)
+        self._unpacker = Unpacker(settings.limits, bare=settings.bare, apart=apart)
         self._counts: Counter[str] = Counter()
         self._read = 0
-        """How far it has come, in bytes as they lie on disk."""
+        """Bytes on disk that were read so far."""
         self.left = 0
-        """What the store could not be told."""
+        """Events that could not be recorded."""
 
     @property
     def events(self) -> int:
-        """How many were taken through so far, whatever became of them."""
+        """How many events were processed so far, with any result."""
         return sum(self._counts.values()) - self._counts["unreadable"]
 
     @property
@@ -107,12 +107,12 @@ class Warming:
         return self._counts["unreadable"]
 
     def counts(self) -> dict[str, int]:
-        """Return what became of the records, by name."""
+        """Return the counts of records by result."""
         names = ("new", "known", "not remembered", "unreadable")
         return {name: self._counts[name] for name in names}
 
     async def run(self, progress: Progress | None = None) -> None:
-        """Take all of it through, or raise what the store has to say."""
+        """Process all files; raise the error of the store if it fails."""
         total = sum(file.size for file in self._files)
         await self._router.open()
         try:
@@ -144,23 +144,23 @@ class Warming:
         try:
             records = content_of(piece.work).records
         except OSError as error:
-            raise AuditFailed(why(error)) from None
+            raise AuditFailed(explain_os_error(error)) from None
         for _, raw in records:
             if raw is None:
                 self._counts["unreadable"] += 1
                 continue
-            found: Event | Unreadable = self._opener.read(raw)
+            found: Event | Unreadable = self._unpacker.read(raw)
             if isinstance(found, Event) and not found.bare:
                 yield found
                 continue
-            for event, _ in self._opener.open(raw):
+            for event, _ in self._unpacker.unpack(raw):
                 if isinstance(event, Unreadable):
                     self._counts["unreadable"] += 1
                 else:
                     yield event
 
     async def _take(self, events: Sequence[Event]) -> None:
-        """Take events through, and again for a while where the store is away or they are held."""
+        """Process events; retry for a while if the store is unavailable or another worker holds them."""
         for pause_s in (*_PAUSES_S, None):
             if not events:
                 return
@@ -168,7 +168,7 @@ class Warming:
             again = []
             for event, answer in zip(events, answers, strict=True):
                 if answer.acknowledge:
-                    self._counts[_became(answer)] += 1
+                    self._counts[_outcome(answer)] += 1
                 else:
                     again.append(event)
             events = again
@@ -176,36 +176,39 @@ class Warming:
                 await asyncio.sleep(pause_s)
         self.left += len(events)
         if any(gateway.down() for gateway in self._router.gateways):
-            raise StoreUnavailable("it does not answer any more; warm it again: that is safe")
+            raise StoreUnavailable("the store stopped answering; run --warm again, which is safe")
 
 
-def _became(answer: RouterAnswer) -> str:
+def _outcome(answer: RouterAnswer) -> str:
     if answer.verdict in _NEW:
         return "new"
     return "known" if answer.verdict is Verdict.DUPLICATE else "not remembered"
 
 
 def _router(setup: Setup, place: StorePlace, routes: Sequence[Route]) -> Router:
-    dead = KeepsNone()
+    dead = NoDeadLetters()
     ways = [
         RouteEntry(
             Gateway(
                 store=place.opened,
-                sink=TakesAll(),
+                sink=AcceptAllSink(),
                 rules=route.rules,
                 dead=dead,
                 route=route.name,
-                settings=_unhurried(route.settings),
+                settings=_without_sink_limits(route.settings),
             ),
             route.match,
         )
         for route in routes
     ]
     return Router(
-        ways, dead=dead, discard_unrouted=True, settings=_unhurried(setup.config.settings())
+        ways,
+        dead=dead,
+        discard_unrouted=True,
+        settings=_without_sink_limits(setup.config.settings()),
     )
 
 
-def _unhurried(settings: Settings) -> Settings:
-    """Keep what makes keys and records, and leave what is about a sink that is not there."""
+def _without_sink_limits(settings: Settings) -> Settings:
+    """Return the settings that affect keys and records, without those for a sink."""
     return replace(settings, mode="enforce", on_store_outage="hold", rate=None)

@@ -1,10 +1,9 @@
 """
-Who writes the rows: this process for little, several processes for much.
+Write the rows in this process, or in several worker processes for a large recording.
 
-Workers are forked, so that they have the rules as they are and agree on Python's hashes. Each
-has a pipe to its parent and few chunks before it. They hold nothing that has to be
-cleaned up: when their parent goes, they see the end of the pipe and go too. A worker that
-dies or fails ends the audit with an error; nobody waits for it.
+Workers are forked, so that they share the compiled rules and Python's hashes. Each has a pipe to
+its parent and a few queued chunks. They hold nothing that needs cleaning up: when the parent ends,
+they see the end of the pipe and exit. A worker that dies or fails ends the audit with an error.
 """
 
 import gc
@@ -25,23 +24,22 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from oncebridge.audit.reading import Batch, Block, spelt
-from oncebridge.audit.rows import Job, Scribe, Summary
+from oncebridge.audit.reading import Block, RecordBatch, spelt
+from oncebridge.audit.rows import ChunkSummary, Job, RowWriter
 from oncebridge.errors import OncebridgeError
 
-_AHEAD = {Block: 2, Batch: 1}
+_AHEAD = {Block: 2, RecordBatch: 1}
 """
-How many chunks a worker has before it, so that it does not wait for the next.
+How many chunks are queued for a worker, so that it does not wait for the next.
 
-A batch is larger than what a pipe takes in: only a worker that has nothing to do takes it off
-our hands, and before that we could serve no other.
+A batch is larger than the buffer of a pipe: sending it blocks until the worker reads it.
 """
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end an audit."""
 
 
 class AuditFailed(OncebridgeError):
-    """An audit could not be finished; the message says what stood in the way."""
+    """An audit could not be finished; the message says why."""
 
 
 def cpus() -> int:
@@ -51,15 +49,15 @@ def cpus() -> int:
     return os.cpu_count() or 1
 
 
-class Crew(Protocol):
-    """Takes chunks, and gives what came of them, in whatever order."""
+class WorkerPool(Protocol):
+    """Takes chunks, and returns their summaries in any order."""
 
-    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
-        """Take one more chunk; give the summaries of those that are done by now."""
+    def write(self, chunk: int, work: Block | RecordBatch) -> Iterator[ChunkSummary]:
+        """Add a chunk; yield the summaries of chunks that are done."""
         ...
 
-    def finish(self) -> Iterator[Summary]:
-        """Return the summaries of all the others, and close all files."""
+    def finish(self) -> Iterator[ChunkSummary]:
+        """Yield the summaries of all other chunks, and close all files."""
         ...
 
     @property
@@ -67,51 +65,51 @@ class Crew(Protocol):
 
 
 @contextmanager
-def working(job: Job, workers: int) -> Iterator[Crew]:
-    """Have so many processes work on *job*; with none, this one does it."""
-    crew = _Several(job, workers) if workers else _Alone(job)
+def worker_pool(job: Job, workers: int) -> Iterator[WorkerPool]:
+    """Return a pool of *workers* processes for *job*; with 0, this process does the work."""
+    pool = _ForkedPool(job, workers) if workers else _InProcess(job)
     try:
-        yield crew
+        yield pool
     finally:
-        crew.stop()
+        pool.stop()
 
 
-class _Alone:
-    """No one but the parent itself."""
+class _InProcess:
+    """Writes the rows in this process."""
 
     def __init__(self, job: Job) -> None:
-        self._scribe = Scribe(job, 0, 1)
+        self._writer = RowWriter(job, 0, 1)
 
-    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+    def write(self, chunk: int, work: Block | RecordBatch) -> Iterator[ChunkSummary]:
         try:
-            yield self._scribe.write(chunk, work)
+            yield self._writer.write(chunk, work)
         except OSError as error:
-            raise AuditFailed(why(error)) from None
+            raise AuditFailed(explain_os_error(error)) from None
 
-    def finish(self) -> Iterator[Summary]:
+    def finish(self) -> Iterator[ChunkSummary]:
         try:
-            self._scribe.close()
+            self._writer.close()
         except OSError as error:
-            raise AuditFailed(why(error)) from None
+            raise AuditFailed(explain_os_error(error)) from None
         yield from ()
 
     def stop(self) -> None:
-        """Close what is open; what was not written is not missed any more."""
+        """Close all files; unwritten rows are not needed any more."""
         with suppress(OSError):
-            self._scribe.close()
+            self._writer.close()
 
     @property
     def samples(self) -> Sequence[dict[tuple[str, str], list[bytes]]]:
-        return [self._scribe.samples.kinds]
+        return [self._writer.samples.kinds]
 
 
 class _Task(Struct, frozen=True, array_like=True):
     chunk: int
-    work: Block | Batch
+    work: Block | RecordBatch
 
 
 class _Finished(Struct, frozen=True, array_like=True, tag=True):
-    """The last word of a worker."""
+    """The last message of a worker."""
 
     samples: list[tuple[str, str, list[bytes]]]
 
@@ -120,26 +118,26 @@ class _Failed(Struct, frozen=True, array_like=True, tag=True):
     message: str
 
 
-class _Done(Struct, frozen=True, array_like=True, tag=True):
-    summary: Summary
+class _ChunkDone(Struct, frozen=True, array_like=True, tag=True):
+    summary: ChunkSummary
 
 
 _pack = msgspec.msgpack.Encoder().encode
 _read_task = msgspec.msgpack.Decoder(_Task | None).decode
-_read_answer = msgspec.msgpack.Decoder(_Done | _Finished | _Failed).decode
+_read_answer = msgspec.msgpack.Decoder(_ChunkDone | _Finished | _Failed).decode
 
 
-class _Worker(Struct):
+class _WorkerProcess(Struct):
     process: ForkProcess
     pipe: Connection
     ahead: int = 0
 
 
-class _Several:
-    """Some processes that share the work."""
+class _ForkedPool:
+    """Writes the rows in forked processes."""
 
     def __init__(self, job: Job, count: int) -> None:
-        self._workers: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
         self.samples: list[dict[tuple[str, str], list[bytes]]] = []
         try:
             for number in range(count):
@@ -151,20 +149,20 @@ class _Several:
     def _start(self, job: Job, number: int, count: int) -> None:
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe()
-        # Else a worker would hold the pipes of the others open, and miss the parent's end.
+        # Otherwise a worker holds the pipes of the others open, and does not see the parent end.
         inherited = [*(worker.pipe for worker in self._workers), ours]
         process = context.Process(
             target=_work, args=(job, number, count, theirs, inherited), daemon=True
         )
-        with _signals_deferred():
+        with _deferring_signals():
             with warnings.catch_warnings():
-                # A worker takes no lock that a thread of ours could hold: it reads and computes.
+                # A worker takes no lock that another thread of this process could hold.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             theirs.close()
-            self._workers.append(_Worker(process, ours))
+            self._workers.append(_WorkerProcess(process, ours))
 
-    def write(self, chunk: int, work: Block | Batch) -> Iterator[Summary]:
+    def write(self, chunk: int, work: Block | RecordBatch) -> Iterator[ChunkSummary]:
         most = _AHEAD[type(work)]
         while not (free := [worker for worker in self._workers if worker.ahead < most]):
             yield from self._answers()
@@ -172,41 +170,41 @@ class _Several:
         self._send(worker, _pack(_Task(chunk, work)))
         worker.ahead += 1
 
-    def finish(self) -> Iterator[Summary]:
+    def finish(self) -> Iterator[ChunkSummary]:
         for worker in self._workers:
             self._send(worker, _pack(None))
             worker.ahead += 1
         while any(worker.ahead for worker in self._workers):
             yield from self._answers()
 
-    def _send(self, worker: _Worker, message: bytes) -> None:
+    def _send(self, worker: _WorkerProcess, message: bytes) -> None:
         try:
             worker.pipe.send_bytes(message)
         except OSError:
-            self._lost(worker)
+            self._raise_lost(worker)
 
-    def _answers(self) -> Iterator[Summary]:
-        """Wait for an answer, or several."""
+    def _answers(self) -> Iterator[ChunkSummary]:
+        """Wait for one or more messages; yield the summaries."""
         busy = {worker.pipe: worker for worker in self._workers if worker.ahead}
         for pipe in wait(list(busy)):
             worker = busy[pipe]  # type: ignore[index]
             try:
                 answer = _read_answer(worker.pipe.recv_bytes())
             except (EOFError, OSError):
-                self._lost(worker)
+                self._raise_lost(worker)
                 continue
             worker.ahead -= 1
             match answer:
-                case _Done(summary):
+                case _ChunkDone(summary):
                     yield summary
                 case _Finished(samples):
                     self.samples.append({(source, topic): raws for source, topic, raws in samples})
                 case _Failed(message):
                     raise AuditFailed(message)
 
-    def _lost(self, worker: _Worker) -> None:
-        """Say how a worker ended that should not have."""
-        while worker.pipe.poll():  # it may have said why
+    def _raise_lost(self, worker: _WorkerProcess) -> None:
+        """Raise `AuditFailed` for a worker that ended unexpectedly."""
+        while worker.pipe.poll():  # it may have sent the reason
             try:
                 answer = _read_answer(worker.pipe.recv_bytes())
             except (EOFError, OSError):
@@ -216,10 +214,10 @@ class _Several:
         worker.process.join(1)
         code = worker.process.exitcode
         how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
-        raise AuditFailed(f"a worker process ended {how}; is there memory enough?")
+        raise AuditFailed(f"a worker process ended {how}; the machine may be out of memory")
 
     def stop(self) -> None:
-        """End all workers, whatever they do."""
+        """Terminate all workers."""
         for worker in self._workers:
             worker.pipe.close()
             worker.process.terminate()
@@ -230,7 +228,7 @@ class _Several:
 
 
 @contextmanager
-def _signals_deferred() -> Iterator[None]:
+def _deferring_signals() -> Iterator[None]:
     """
     Call signal handlers written in Python after the block instead of inside it.
 
@@ -267,46 +265,48 @@ def _signals_deferred() -> Iterator[None]:
 def _work(
     job: Job, number: int, count: int, pipe: Connection, inherited: Sequence[Connection]
 ) -> None:
-    """Do what comes through the pipe, and end at once: what else is here is the parent's."""
+    """Run tasks of the pipe, and exit without cleaning up the parent's state."""
     for heard in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(heard, signal.SIG_IGN)  # the parent has heard it, and will say
+        signal.signal(heard, signal.SIG_IGN)  # the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
-    # Nothing here makes circles; looking for them would take a third of the time.
+    # There are no reference cycles here; collecting them would take a third of the time.
     gc.disable()
     try:
-        _write_all(Scribe(job, number, count), pipe)
+        _write_all(RowWriter(job, number, count), pipe)
     except EOFError:
-        pass  # the parent is gone
+        pass  # the parent has ended
     except OSError as error:
-        _tell(pipe, why(error))
+        _send_failure(pipe, explain_os_error(error))
     except Exception as error:  # noqa: BLE001 - the parent raises it
         place = traceback.extract_tb(error.__traceback__)[-1]
-        _tell(pipe, f"a worker failed: {type(error).__name__} at {place.name}:{place.lineno}")
+        _send_failure(
+            pipe, f"a worker failed: {type(error).__name__} at {place.name}:{place.lineno}"
+        )
     finally:
-        # Not by the way of Python: a lock that a thread of the parent had is locked for ever.
+        # Without Python's exit: a lock that a thread of the parent held stays locked.
         os._exit(0)
 
 
-def _write_all(scribe: Scribe, pipe: Connection) -> None:
+def _write_all(writer: RowWriter, pipe: Connection) -> None:
     while (task := _read_task(pipe.recv_bytes())) is not None:
-        pipe.send_bytes(_pack(_Done(scribe.write(task.chunk, task.work))))
-    scribe.close()
-    samples = [(*kind, raws) for kind, raws in scribe.samples.kinds.items()]
+        pipe.send_bytes(_pack(_ChunkDone(writer.write(task.chunk, task.work))))
+    writer.close()
+    samples = [(*kind, raws) for kind, raws in writer.samples.kinds.items()]
     pipe.send_bytes(_pack(_Finished(samples)))
 
 
-def _tell(pipe: Connection, message: str) -> None:
+def _send_failure(pipe: Connection, message: str) -> None:
     with suppress(OSError):
         pipe.send_bytes(_pack(_Failed(message)))
 
 
-def why(error: OSError) -> str:
-    """Say what the machine refused, and what helps."""
+def explain_os_error(error: OSError) -> str:
+    """Return the reason of an error of the operating system, and the fix."""
     reason = (error.strerror or str(error)).lower()
     name = error.filename
     place = f"{spelt(Path(os.fsdecode(name)))}: " if isinstance(name, str | bytes) else ""
     if "no space" in reason or "quota" in reason:
-        return f"{place}{reason}; set TMPDIR to where there is more room"
+        return f"{place}{reason}; set TMPDIR to a directory with more space"
     return f"{place}{reason}"

@@ -1,16 +1,16 @@
 """
-Users' rules against their own sample events.
+Test the user's rules with sample events.
 
-A file of cases is TOML: each `[[test]]` names sample events and says what the rules of a
-configuration must make of them. Samples are files beside it, in any shape that the service
-reads; `file.ndjson#2` is the second event of a file, `file.ndjson` all of them.
+A file of cases is TOML: each `[[test]]` names sample events and the result that the rules of a
+configuration must have. Samples are files next to it, in any form that the service reads;
+`file.ndjson#2` is the second event of a file, `file.ndjson` all of them.
 
     same      all of them are one event
-    apart     each is an event of its own
-    rule      the rule that decides about each
-    verdicts  what becomes of *events*, brought one after the other to a real gateway
+    apart     each is a different event
+    rule      the rule that matches each
+    verdicts  the verdicts on *events*, processed one after the other by a real gateway
 
-Failures name files, rules and paths, and never what stands in an event.
+Failures name files, rules and paths, and never a value of an event.
 """
 
 import tomllib
@@ -47,9 +47,9 @@ _MOST_PATHS = 8
 
 
 class CaseOptions(Struct, frozen=True, kw_only=True):
-    """One test, as it is written."""
+    """One test, as written in the file."""
 
-    name: Annotated[str, Doc("What the test is called.", example="a resend is the same event")]
+    name: Annotated[str, Doc("Name of the test.", example="a resend is the same event")]
     same: Annotated[
         list[str] | None,
         Doc("Samples that are all one event.", example='["first.json", "resent.json"]'),
@@ -64,26 +64,24 @@ class CaseOptions(Struct, frozen=True, kw_only=True):
     ] = None
     verdicts: Annotated[
         list[Expected] | None,
-        Doc("What becomes of each of the events.", example='["delivered", "duplicate"]'),
+        Doc("The verdict on each of the events.", example='["delivered", "duplicate"]'),
     ] = None
     gap: Annotated[
         timedelta | None,
-        Doc("How much time passes between one event and the next.", example="7d"),
+        Doc("Time between one event and the next.", example="7d"),
     ] = None
     rule: Annotated[
-        str | None, Doc("The rule that decides about every sample named here.", example="orders")
+        str | None, Doc("The rule that must match every sample of the test.", example="orders")
     ] = None
-    route: Annotated[
-        str | None, Doc("The route that is tested, where there are several.", example="crm")
-    ] = None
+    route: Annotated[str | None, Doc("The route to test, if there are several.", example="crm")] = (
+        None
+    )
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """A file of tests, as it is written."""
+    """A file of tests."""
 
-    route: Annotated[str | None, Doc("The route of all tests that name none.", example="crm")] = (
-        None
-    )
+    route: Annotated[str | None, Doc("The route of tests that name none.", example="crm")] = None
     test: Annotated[list[Any], Doc("The tests, a table each.")]
 
 
@@ -109,8 +107,8 @@ class Case(Struct, frozen=True, kw_only=True):
     rule: str | None = None
 
 
-class Result(Struct, frozen=True):
-    """How a test went; without *failures*, well."""
+class CaseResult(Struct, frozen=True):
+    """The result of a test; it passed if there are no *failures*."""
 
     case: Case
     failures: tuple[str, ...]
@@ -120,7 +118,7 @@ class Result(Struct, frozen=True):
 
 
 def load(files: Sequence[str | Path], setup: Setup) -> list[Case]:
-    """Read files of tests; raise every mistake in all of them."""
+    """Return the tests of *files*; raise all errors in them together."""
     problems = Problems("" if len(files) > 1 else str(files[0]))
     cases: list[Case] = []
     for file in files:
@@ -148,8 +146,8 @@ def _cases(file: Path, setup: Setup, problems: Problems) -> list[Case]:
     if written is None:
         return []
     if not written.test:
-        problems.add("test", "has no test in it; write [[test]]")
-    reader = _Reader(file, setup, written.route, problems)
+        problems.add("test", "contains no test; add a [[test]]")
+    reader = _CaseReader(file, setup, written.route, problems)
     cases = []
     for at, table in enumerate(written.test):
         options = read(CaseOptions, table, f"test[{at}]", problems)
@@ -158,8 +156,8 @@ def _cases(file: Path, setup: Setup, problems: Problems) -> list[Case]:
     return cases
 
 
-class _Reader:
-    """Make tests of what is written in *file*; mistakes go to *problems*."""
+class _CaseReader:
+    """Reads the tests of *file*; errors go to *problems*."""
 
     def __init__(self, file: Path, setup: Setup, route: str | None, problems: Problems) -> None:
         self._file = file
@@ -179,7 +177,7 @@ class _Reader:
         if len(self._problems.found) == before:
             # Counting makes sense only when all samples are there.
             self._check_counts(where, options, found)
-        self._check_company(where, options)
+        self._check_combinations(where, options)
         route = self._find_route(where, options.route or self._route_of_all)
         if route is not None and options.rule is not None:
             self._check_rule(where, options.rule, route)
@@ -210,27 +208,27 @@ class _Reader:
                     f"{where}.verdicts", f"has {verdicts} for {events} events; one for each"
                 )
 
-    def _check_company(self, where: str, options: CaseOptions) -> None:
-        """Find settings that mean nothing by themselves."""
+    def _check_combinations(self, where: str, options: CaseOptions) -> None:
+        """Report settings that need another one."""
         add = self._problems.add
         if options.same is None and options.apart is None and options.events is None:
-            add(where, "names no sample; say same, apart or events")
+            add(where, "names no sample; set same, apart or events")
         if options.events is not None and options.verdicts is None and options.rule is None:
-            add(f"{where}.events", "needs verdicts, or a rule, to be tested for")
+            add(f"{where}.events", "needs verdicts, or a rule")
         if options.verdicts is not None and options.events is None:
-            add(f"{where}.verdicts", "goes with events")
+            add(f"{where}.verdicts", "needs events")
         if options.gap is not None and options.verdicts is None:
-            add(f"{where}.gap", "goes with verdicts")
+            add(f"{where}.gap", "needs verdicts")
 
     def _find_route(self, where: str, name: str | None) -> Route | None:
         names = list(self._routes)
         if name is None and len(names) == 1:
             return self._routes[names[0]]
         if name is None:
-            self._problems.add(f"{where}.route", f"is missing; say which of {', '.join(names)}")
+            self._problems.add(f"{where}.route", f"is missing; set it to one of {', '.join(names)}")
         elif name not in names:
             self._problems.add(
-                f"{where}.route", f"{name!r} is no route; {did_you_mean(name, names)}"
+                f"{where}.route", f"{name!r} is not a route; {did_you_mean(name, names)}"
             )
         return self._routes.get(name) if name is not None else None
 
@@ -239,12 +237,12 @@ class _Reader:
         if name not in known:
             self._problems.add(
                 f"{where}.rule",
-                f"{name!r} is no rule of the configuration; {did_you_mean(name, known)}",
+                f"{name!r} is not a rule of the configuration; {did_you_mean(name, known)}",
             )
 
 
 class _Samples:
-    """Read sample events from files beside the tests, each file once."""
+    """Reads sample events from files next to the tests, each file once."""
 
     def __init__(self, folder: Path, identities: Identities) -> None:
         self._folder = folder
@@ -282,36 +280,38 @@ class _Samples:
             except BadGzip as error:
                 raise ConfigError(where, f"{name!r} cannot be read: {error}") from None
         if not self._read[name]:
-            raise ConfigError(where, f"{name!r} has no event in it")
+            raise ConfigError(where, f"{name!r} contains no event")
         return self._read[name]
 
 
 # --- running ------------------------------------------------------------------------------
 
 
-async def run(cases: Sequence[Case], setup: Setup) -> list[Result]:
-    """Run tests, each with a store of its own."""
+async def run(cases: Sequence[Case], setup: Setup) -> list[CaseResult]:
+    """Run tests, each with its own store, and return their results."""
     identities = Identities(setup)
-    return [Result(case, tuple([line async for line in _run(case, identities)])) for case in cases]
+    return [
+        CaseResult(case, tuple([line async for line in _run(case, identities)])) for case in cases
+    ]
 
 
 async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
     samples = {sample.name: sample for sample in (*case.same, *case.apart, *case.events)}
-    known: dict[str, _Named] = {}
+    known: dict[str, _IdentifiedSample] = {}
     elsewhere: set[str] = set()
     for sample in samples.values():
         if isinstance(sample.event, Unreadable):
             if not case.verdicts:
-                yield f"{sample.name} is no event: {sample.event.reason}: {sample.event.message}"
+                yield f"{sample.name} is not an event: {sample.event.reason}: {sample.event.message}"
             continue
         identity = _identity(case.route, sample.event, identities)
         if identity is None:
-            yield f"route {case.route.name!r} is not for {sample.name}"
+            yield f"route {case.route.name!r} does not match {sample.name}"
             elsewhere.add(sample.name)
             continue
-        known[sample.name] = _Named(sample.name, sample.event, identity)
+        known[sample.name] = _IdentifiedSample(sample.name, sample.event, identity)
         if case.rule is not None and identity.plan.rule.name != case.rule:
-            yield f"{sample.name} meets rule {identity.plan.rule.name!r}, not {case.rule!r}"
+            yield f"{sample.name} matches rule {identity.plan.rule.name!r}, not {case.rule!r}"
     for line in _one_event([known[s.name] for s in case.same if s.name in known]):
         yield line
     for line in _all_apart([known[s.name] for s in case.apart if s.name in known]):
@@ -322,7 +322,7 @@ async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
 
 
 def _identity(route: Route, event: Event, identities: Identities) -> Identity | None:
-    """Return what *route*, or a rule that discards unrouted events, makes of *event*."""
+    """Return the identity of *event* on *route*, or by a rule that discards unrouted events."""
     ways = identities.of(event)
     if ways:
         return next((way for way in ways if way.route.name == route.name), None)
@@ -330,8 +330,8 @@ def _identity(route: Route, event: Event, identities: Identities) -> Identity | 
     return Identity(route, plan, ()) if plan is not None else None
 
 
-class _Named(Struct, frozen=True, eq=False):
-    """A sample with what is known about it."""
+class _IdentifiedSample(Struct, frozen=True, eq=False):
+    """A sample with its identity."""
 
     name: str
     event: Event
@@ -341,7 +341,7 @@ class _Named(Struct, frozen=True, eq=False):
     def parts(self) -> set[tuple[bytes, bytes]]:
         return {(known.key, known.part.hash) for known in self.identity.keys}
 
-    def tells_nothing(self) -> str:
+    def missing_key_reason(self) -> str:
         plan = self.identity.plan
         if plan.action == "deduplicate":
             return ""
@@ -349,10 +349,10 @@ class _Named(Struct, frozen=True, eq=False):
         return f"{self.name} has no key: {why}"
 
 
-def _one_event(samples: Sequence[_Named]) -> Iterator[str]:
-    """Find what is not the same event as the first, directly or through another."""
+def _one_event(samples: Sequence[_IdentifiedSample]) -> Iterator[str]:
+    """Yield a failure for each sample that is not the same event as the first."""
     for sample in samples:
-        if told := sample.tells_nothing():
+        if told := sample.missing_key_reason():
             yield told
             return
     left = list(samples[1:])
@@ -362,27 +362,27 @@ def _one_event(samples: Sequence[_Named]) -> Iterator[str]:
             met |= sample.parts
         left = [sample for sample in left if sample not in joined]
     for sample in left:
-        yield f"{samples[0].name} and {sample.name} are two events: {_apart(samples[0], sample)}"
+        yield f"{samples[0].name} and {sample.name} are different events: {_difference_between(samples[0], sample)}"
 
 
-def _all_apart(samples: Sequence[_Named]) -> Iterator[str]:
+def _all_apart(samples: Sequence[_IdentifiedSample]) -> Iterator[str]:
     for one, other in combinations(samples, 2):
         shared = one.parts & other.parts
         if shared:
             kinds = [k.kind for k in one.identity.keys if (k.key, k.part.hash) in shared]
             paths = differences(one.event.envelope, other.event.envelope)
-            beside = f"they differ only in {_listed(paths)}" if paths else "they differ in nothing"
+            beside = f"they differ only in {_listed(paths)}" if paths else "they are equal"
             yield (
-                f"{one.name} and {other.name} are one event by their {' and '.join(kinds)}: "
+                f"{one.name} and {other.name} are the same event by their {' and '.join(kinds)}: "
                 f"{beside}"
             )
 
 
-def _apart(one: _Named, other: _Named) -> str:
-    """Say what makes two events two."""
+def _difference_between(one: _IdentifiedSample, other: _IdentifiedSample) -> str:
+    """Return why two samples are different events."""
     rules = one.identity.plan.rule.name, other.identity.plan.rule.name
     if rules[0] != rules[1]:
-        return f"they meet different rules, {rules[0]!r} and {rules[1]!r}"
+        return f"they match different rules, {rules[0]!r} and {rules[1]!r}"
     scope = one.identity.plan.rule.scope
     sources = {scoped_source(named.event.source, scope) for named in (one, other)}
     types = {named.event.detail_type for named in (one, other)}
@@ -395,13 +395,15 @@ def _apart(one: _Named, other: _Named) -> str:
     second = {known.kind: known for known in other.identity.keys}
     if first.keys() != second.keys():
         return (
-            f"one is known by its {' and '.join(first)}, the other by its {' and '.join(second)}: "
+            f"one is identified by its {' and '.join(first)}, the other by its {' and '.join(second)}: "
             "a field that the key needs is missing or null"
         )
-    return "; ".join(_unlike(first[kind], second[kind], one, other) for kind in first)
+    return "; ".join(_key_difference(first[kind], second[kind], one, other) for kind in first)
 
 
-def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
+def _key_difference(
+    one: Known, other: Known, first: _IdentifiedSample, second: _IdentifiedSample
+) -> str:
     if one.key == other.key:
         paths = differences(_counted(first, one.kind), _counted(second, one.kind), "detail")
         return f"the same {one.kind} with other content is a conflict ({_listed(paths)})"
@@ -414,14 +416,14 @@ def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
         else [name for name in mine if mine[name] != others.get(name)]
     )
     if not paths:
-        # Equal parts and different keys: replays may have a namespace of their own.
+        # Equal parts and different keys: replays may have their own namespace.
         return "one of them is a replay"
     whose = "their content differs" if one.kind == "content" else "they differ"
     return f"{whose} in {_listed(paths)}"
 
 
-def _counted(named: _Named, kind: str) -> Any:
-    """Return what counts of the content where it is compared beside a key of this *kind*."""
+def _counted(named: _IdentifiedSample, kind: str) -> Any:
+    """Return the part of the content that is compared next to a key of this *kind*."""
     rule = named.identity.plan.rule
     tiers = [tier for tier in rule.tiers if tier.key.kind.decode() == kind] or list(rule.tiers)
     return decode_canonical(rule.content_of(tiers[0]).body(named.event))
@@ -440,9 +442,9 @@ def _listed(paths: Sequence[str]) -> str:
 
 async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> AsyncIterator[str]:
     """
-    Bring the events to a real gateway, whose sink takes everything.
+    Process the events with a real gateway, whose sink accepts everything.
 
-    Samples named in *elsewhere* are for other routes, and left out.
+    Samples named in *elsewhere* belong to other routes, and are skipped.
     """
     now_ms = began_ms = system_clock()
 
@@ -452,7 +454,7 @@ async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> As
     async def take(_event: Event) -> None:
         pass
 
-    # What the rules say is tested, so nothing may be slowed down or waved through.
+    # Only the rules are tested: no rate limit, and no shadow mode.
     settings = replace(case.route.settings, mode="enforce", rate=None)
     dead = MemoryDeadLetters()
     async with Gateway(
@@ -473,6 +475,4 @@ async def _verdicts(case: Case, rules: RuleSet, elsewhere: Container[str]) -> As
             (answer,) = await router.process([sample.event])
             if answer.verdict != expected:
                 why = f" ({answer.reason})" if answer.reason else ""
-                yield (
-                    f"event {at}, {sample.name}, is {answer.verdict}{why}, and should be {expected}"
-                )
+                yield (f"event {at}, {sample.name}, is {answer.verdict}{why}; expected {expected}")

@@ -1,8 +1,8 @@
 """
-How far this host's clock is from the one that a store goes by.
+Compare this host's clock with the clock of a store.
 
-Each sample asks what time it is over there, and takes the middle of the round trip for the moment
-of the answer: it is wrong by half the round trip at most. The quickest of several counts.
+Each sample asks the store for its time, and assumes that it answered in the middle of the round
+trip: the error is half the round trip at most. The fastest of several samples counts.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ _TOO_MUCH_MS: Final = 10_000
 
 
 class Skew(Struct, frozen=True):
-    """How far ahead the other clock is, and how far off that may be."""
+    """How far ahead the other clock is, and the error of the measurement."""
 
     ahead_ms: int
     give_or_take_ms: int
 
     @property
     def surely_ms(self) -> int:
-        """The least that they are apart."""
+        """The smallest possible difference."""
         return max(abs(self.ahead_ms) - self.give_or_take_ms, 0)
 
 
@@ -49,28 +49,30 @@ async def measure(
 
 
 def judge(subject: str, skew: Skew, checkup: Checkup, *, decides: bool) -> None:
-    """Tell what a difference means; *decides* says that the store's own clock is what counts."""
+    """Report a difference; with *decides*, leases and windows use the store's own clock."""
     if skew.surely_ms <= _MUCH_MS:
-        checkup.fine(subject, f"its clock and this host's agree ({abs(skew.ahead_ms)} ms apart)")
+        checkup.report_passed(
+            subject, f"its clock and this host's agree ({abs(skew.ahead_ms)} ms apart)"
+        )
         return
     where = "ahead of" if skew.ahead_ms > 0 else "behind"
     if decides:
         severity = Severity.NOTE
         why = (
-            "Leases and windows go by the store's clock, so nothing is lost or repeated; but the "
-            "times in logs, dead letters and explanations do not fit together."
+            "Leases and windows use the store's clock, so no event is lost or delivered twice. But "
+            "times in logs, dead letters and explanations do not match."
         )
     else:
         severity = Severity.ERROR if skew.surely_ms > _TOO_MUCH_MS else Severity.WARNING
         why = (
-            "Leases and windows go by the clocks of the workers: one that is ahead takes over what "
-            "another still holds, and both deliver."
+            "Leases and windows use the clocks of the workers. A worker whose clock is ahead takes "
+            "over events that another still holds, and both deliver them."
         )
-    checkup.find(
+    checkup.report(
         "clock-skew",
         severity,
         subject,
         seen=f"its clock is {abs(skew.ahead_ms) / 1000:.1f} s {where} this host's",
         why=why,
-        fix="Keep both clocks right by NTP; on this host, see how it stands:\ntimedatectl timesync-status",
+        fix="Synchronise both clocks by NTP. The state of this host:\ntimedatectl timesync-status",
     )

@@ -1,7 +1,7 @@
 """
-What is wrong with where events come from and go to, as far as the addresses say it.
+Check the addresses of sources, sinks, store and dead letters.
 
-Nothing is opened, and no sink is sent anything.
+Nothing is opened, and nothing is sent to a sink.
 """
 
 import os
@@ -22,8 +22,8 @@ _MANY_WORKERS: Final = ("sqs", "kinesis")
 _ANYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
-def check_places(setup: Setup, checkup: Checkup) -> None:
-    """Look at all addresses, and at what they have in common."""
+def check_endpoints(setup: Setup, checkup: Checkup) -> None:
+    """Check all addresses, and whether two of them are the same."""
     for route in setup.routes:
         if scheme_of(route.sink.url) in _HTTP:
             _check_http_sink(route, checkup)
@@ -43,29 +43,29 @@ def _check_http_sink(route: Route, checkup: Checkup) -> None:
     parts = urlsplit(route.sink.url)
     is_plain = parts.scheme.lower() == "http" and not names_loopback(parts.hostname or "")
     if is_plain:
-        checkup.find(
+        checkup.report(
             "sink-plain",
             Severity.WARNING,
             subject,
             seen="events go over http://, unencrypted",
-            why="Whoever sits between reads them, with what authorises them, and may change both.",
-            fix="Use https:// and leave allow_http out.",
+            why="Anyone on the network path can read and change events and credentials.",
+            fix="Use https:// and remove allow_http.",
         )
     if getattr(route.sink.options, "idempotency_key", "quoted") == "off":
-        checkup.find(
+        checkup.report(
             "sink-no-key",
             Severity.WARNING,
             subject,
             seen='idempotency_key = "off"',
-            why="A send whose answer was lost is sent again, and without the key the receiver "
-            "cannot tell it from another event.",
-            fix='Send the key, in quotes or bare as the receiver wants it:\nidempotency_key = "bare"',
+            why="A send whose response was lost is repeated. Without the key, the receiver cannot "
+            "recognise it as a duplicate.",
+            fix='Send the key, "quoted" or "bare" as the receiver expects it:\nidempotency_key = "bare"',
         )
     elif not is_plain:
-        checkup.fine(subject, "encrypted, with an Idempotency-Key")
+        checkup.report_passed(subject, "encrypted, with an Idempotency-Key")
 
 
-# --- in circles ---------------------------------------------------------------------------------
+# --- loops ---------------------------------------------------------------------------------
 
 
 def _check_loops(setup: Setup, checkup: Checkup) -> None:
@@ -77,31 +77,30 @@ def _check_loops(setup: Setup, checkup: Checkup) -> None:
         for what, place in ends:
             if _is_same(source, place):
                 found = True
-                checkup.find(
+                checkup.report(
                     "loop",
                     Severity.ERROR,
                     f"source {source}",
-                    seen=f"the {what} {place} lead back to it"
+                    seen=f"the {what} {place} are the same place"
                     if what != "sink"
-                    else f"the sink {place} leads back to it",
-                    why="What is sent there comes in again: as a duplicate at best, and for ever "
-                    "once its window is over or where a rule lets it pass.",
-                    fix="Name another place for one of the two.",
+                    else f"the sink {place} is the same place",
+                    why="Events that are sent there arrive again: as duplicates, or forever once their "
+                    "window has ended or if a rule does not deduplicate them.",
+                    fix="Use another address for one of the two.",
                 )
     for route in setup.routes:
         if _is_same(route.sink, config.dead):
             found = True
-            checkup.find(
+            checkup.report(
                 "dead-is-sink",
                 Severity.ERROR,
                 f"dead letters {config.dead}",
                 seen=f"the sink {route.sink} is the same place",
-                why="What was given up goes where everything else goes, and nobody can tell it "
-                "apart or put it right.",
-                fix='Keep the dead letters by themselves:\ndead = "sqlite:oncebridge-dead.db"',
+                why="Dead letters are mixed with delivered events, and cannot be listed or replayed.",
+                fix='Keep the dead letters in their own place:\ndead = "sqlite:oncebridge-dead.db"',
             )
     if not found:
-        checkup.fine("addresses", "nothing leads back to where it came from")
+        checkup.report_passed("addresses", "no loop: no sink is a source")
 
 
 def _is_same(one: Place, other: Place) -> bool:
@@ -118,7 +117,7 @@ def _is_same(one: Place, other: Place) -> bool:
 
 
 def _is_same_url(source: str, sink: str) -> bool:
-    """Return whether what is sent to *sink* arrives where *source* listens, on this host."""
+    """Return whether events sent to *sink* arrive at *source* on this host."""
     from oncebridge.http.addresses import names_loopback  # noqa: PLC0415 - for those who have one
 
     here, there = urlsplit(source), urlsplit(sink)
@@ -133,7 +132,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 def _is_same_on_aws(one: Place, other: Place) -> bool:
-    """Return whether two queues or streams are one; what an address leaves out may be the same."""
+    """Return whether two queues or streams may be one; an omitted account or Region may be equal."""
     first, second = _resource(one), _resource(other)
     if first.name != second.name or not _may_be_same(_region(one, first), _region(other, second)):
         return False
@@ -149,13 +148,13 @@ def _may_be_same(mine: str | None, theirs: str | None) -> bool:
 
 
 def _resource(place: Place) -> Resource:
-    """Read what an address names, whether by its name, its URL or its ARN."""
+    """Return the resource of an address, given by name, URL or ARN."""
     (grant,) = needed({"sink": {"url": str(place.url)}})
     return grant.resource
 
 
 def _region(place: Place, resource: Resource) -> str:
-    """Name the Region, as the SDK would find it; nothing where it is not known."""
+    """Return the Region as the SDK would find it, or an empty string."""
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415 - for those who have one
     from botocore.session import Session  # type: ignore[import-untyped]  # noqa: PLC0415
 
@@ -168,7 +167,7 @@ def _region(place: Place, resource: Resource) -> str:
     return found or os.environ.get("AWS_REGION", "")
 
 
-# --- what does not last -------------------------------------------------------------------------
+# --- memory, spool, hosts -------------------------------------------------------------------------
 
 
 def _check_memory(setup: Setup, checkup: Checkup) -> None:
@@ -176,22 +175,22 @@ def _check_memory(setup: Setup, checkup: Checkup) -> None:
     if not is_service(setup):
         return
     if scheme_of(config.store.url) == "memory":
-        checkup.find(
+        checkup.report(
             "memory-store",
             Severity.ERROR,
             "store memory:",
-            seen="what was passed on is remembered in the process itself",
-            why="A restart, a deployment or a second worker knows nothing of it: every event that "
-            "comes again is delivered again.",
-            fix='Remember it on disk, or where all workers can ask:\nstore = "sqlite:oncebridge.db"',
+            seen="the store is in the memory of the process",
+            why="It is empty after a restart or deployment, and for a second worker: every event that "
+            "is redelivered is delivered again.",
+            fix='Use a store on disk, or one that all workers share:\nstore = "sqlite:oncebridge.db"',
         )
     if scheme_of(config.dead.url) == "memory":
-        checkup.find(
+        checkup.report(
             "memory-dead",
             Severity.ERROR,
             "dead letters memory:",
-            seen="events that were given up are kept in the process itself",
-            why="They have been acknowledged, and are lost for good when it ends.",
+            seen="the dead letters are in the memory of the process",
+            why="Dead letters are acknowledged at their source. When the process ends, they are lost.",
             fix='Keep them on disk:\ndead = "sqlite:oncebridge-dead.db"',
         )
 
@@ -201,25 +200,24 @@ def _check_spool(setup: Setup, checkup: Checkup) -> None:
     if config.spool is None:
         return
     if not any(scheme_of(place.url) in _HTTP for place in config.source):
-        checkup.find(
+        checkup.report(
             "spool-unused",
             Severity.WARNING,
             f"spool {config.spool}",
-            seen="a spool, and no HTTP source",
-            why="Only what arrives by HTTP is taken there; a queue or a file keeps its events "
-            "itself.",
-            fix="Leave spool out.",
+            seen="spool is set, but there is no HTTP source",
+            why="Only HTTP arrivals are spooled; a queue or a file keeps its own events.",
+            fix="Remove spool.",
         )
         return
     same = [name for name, path in other_files(setup) if path == Path(config.spool).absolute()]
     if same:
-        checkup.find(
+        checkup.report(
             "spool-shared",
             Severity.WARNING,
             f"spool {config.spool}",
             seen=f"the {same[0]} is the same file",
-            why="The spool belongs to one process, which nobody else may share it with: a second "
-            "worker that uses the file as its store does not start.",
+            why="A spool is locked by one process. A second worker that uses the file as its store "
+            "does not start.",
             fix='Give it a file of its own:\nspool = "oncebridge-spool.db"',
         )
 
@@ -243,13 +241,12 @@ def _check_hosts(setup: Setup, checkup: Checkup) -> None:
     config = setup.config
     schemes = {scheme_of(place.url) for place in config.source}
     if scheme_of(config.store.url) == "sqlite" and schemes.intersection(_MANY_WORKERS):
-        checkup.find(
+        checkup.report(
             "sqlite-one-host",
             Severity.NOTE,
             f"store {config.store}",
-            seen=f"a file of this host, and a source ({', '.join(sorted(schemes))}) that workers on "
-            "any host may read from",
-            why="A worker elsewhere has a file of its own, and both deliver the same event.",
-            fix="Run all workers on this host, or use a store that they share: redis, postgresql, "
-            "dynamodb.",
+            seen=f"the store is a local file, but workers on any host can read the source "
+            f"({', '.join(sorted(schemes))})",
+            why="A worker on another host has its own file, and both deliver the same event.",
+            fix="Run all workers on this host, or use a shared store: redis, postgresql, dynamodb.",
         )

@@ -1,8 +1,8 @@
 """
-The files of store, dead letters, spool and sinks, as they lie on this host's disks.
+Check the files of store, dead letters, spool and sinks on this host.
 
-They are looked at as they are: nothing is made, not even what SQLite keeps beside a file. One
-that is not there yet is made when the service starts, if its directory allows it.
+Nothing is created, not even the files that SQLite keeps next to a database. A missing file is
+created when the service starts, if its directory allows it.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncebridge.base.line_files import file_path
-from oncebridge.check.finding import Checkup, Severity, in_shell
+from oncebridge.check.finding import Checkup, Severity, shell_path
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.config import Setup
 from oncebridge.sources.spool import Spool
@@ -29,8 +29,8 @@ _CHECK_S: Final = 2.5  # there may be three of them, and ten seconds for all
 _OTHERS_MAY_READ: Final = stat.S_IROTH
 
 
-class Kept(Struct, frozen=True):
-    """One file that something is kept in."""
+class KeptFile(Struct, frozen=True):
+    """One file of the configuration, and its use."""
 
     what: str
     path: Path
@@ -43,81 +43,85 @@ class Kept(Struct, frozen=True):
 
     @property
     def paths(self) -> list[Path]:
-        """Return the file, and the log that SQLite keeps beside it."""
+        """The file, and its write-ahead log if it is a SQLite file."""
         return [self.path, *([self.path.with_name(f"{self.path.name}-wal")] if self.file else [])]
 
 
-def kept(setup: Setup) -> Iterator[Kept]:
+def kept_files(setup: Setup) -> Iterator[KeptFile]:
     """List the files that the configuration names, each once for each use."""
     config = setup.config
     if scheme_of(config.store.url) == "sqlite":
         file = config.store.opened.file
-        yield Kept("store", file.path, holds_events=False, file=file)
+        yield KeptFile("store", file.path, holds_events=False, file=file)
     if scheme_of(config.dead.url) == "sqlite":
         file = config.dead.opened.file
-        yield Kept("dead letters", file.path, holds_events=True, file=file)
+        yield KeptFile("dead letters", file.path, holds_events=True, file=file)
     elif scheme_of(config.dead.url) == "file":
-        yield Kept("dead letters", Path(file_path(config.dead.url)), holds_events=True)
+        yield KeptFile("dead letters", Path(file_path(config.dead.url)), holds_events=True)
     if config.spool is not None:
-        yield Kept("spool", Path(config.spool), holds_events=True, file=Spool(config.spool).file)
+        yield KeptFile(
+            "spool", Path(config.spool), holds_events=True, file=Spool(config.spool).file
+        )
     for route in setup.routes:
         if scheme_of(route.sink.url) == "file":
-            yield Kept("sink", Path(file_path(route.sink.url)), holds_events=True)
+            yield KeptFile("sink", Path(file_path(route.sink.url)), holds_events=True)
 
 
 def check_files(
     setup: Setup, checkup: Checkup, *, free: Callable[[Path], int] | None = None
 ) -> None:
-    """Look at every file there is, or at where it would be made; *free* tells the room left."""
+    """Check every file, or the directory it would be created in; *free* returns free disk space."""
     tight: set[int] = set()
-    for one in kept(setup):
+    for one in kept_files(setup):
         before = len(checkup.findings)
         directory = one.path.absolute().parent
         if not directory.is_dir():
-            checkup.find(
+            checkup.report(
                 "directory-missing",
                 Severity.ERROR,
                 one.subject,
-                seen=f"there is no directory {directory}",
+                seen=f"the directory {directory} does not exist",
                 why="The service does not start.",
-                fix=f"Make it, for whoever runs the service:\nmkdir -p {in_shell(directory)}",
+                fix=f"Create it as the user that runs the service:\nmkdir -p {shell_path(directory)}",
             )
             continue
         _check_access(one, directory, checkup)
         device = directory.stat().st_dev
-        if device not in tight and _check_room(one, directory, (free or _free)(directory), checkup):
+        if device not in tight and _check_disk_space(
+            one, directory, (free or _free)(directory), checkup
+        ):
             tight.add(device)
         if one.file is not None:
             _check_sqlite(one, checkup)
         if len(checkup.findings) == before:
-            there = "as it is" if one.path.exists() else "not there yet; can be made"
-            checkup.fine(one.subject, f"the file, {there}")
+            there = "exists" if one.path.exists() else "does not exist yet; can be created"
+            checkup.report_passed(one.subject, f"the file, {there}")
 
 
-def _check_access(one: Kept, directory: Path, checkup: Checkup) -> None:
-    # A database keeps files beside it, and a file of lines is written anew when one is dropped.
+def _check_access(one: KeptFile, directory: Path, checkup: Checkup) -> None:
+    # A database keeps files next to it, and a file of lines is rewritten when one is dropped.
     wanted = [directory, *([one.path] if one.path.exists() else [])]
     closed = [path for path in wanted if not _may_write(path)]
     if closed:
-        checkup.find(
+        checkup.report(
             "not-writable",
             Severity.ERROR,
             one.subject,
-            seen=f"{closed[0]} cannot be written to by whoever runs this check",
+            seen=f"the user that runs this check cannot write to {closed[0]}",
             why="The service does not start, if it runs as the same user.",
-            fix="Check again as the user of the service, if that is another; or give it to that user:\n"
-            f"chown USER {in_shell(closed[0])}",
+            fix="Run the check as the user of the service, or change the owner to that user:\n"
+            f"chown USER {shell_path(closed[0])}",
         )
     readable = [path for path in one.paths if _others_may_read(path)]
     if one.holds_events and readable:
-        checkup.find(
+        checkup.report(
             "file-readable",
             Severity.NOTE,
             one.subject,
-            seen=f"every user of this host may read {readable[0].name} (mode {_mode(readable[0])})",
-            why="It holds whole events, and with them what they say about people.",
-            fix="Let only its owner read it; oncebridge keeps the mode of a file that exists:\n"
-            f"chmod 600 {' '.join(map(in_shell, readable))}",
+            seen=f"every user of this host can read {readable[0].name} (mode {_mode(readable[0])})",
+            why="It contains whole events, which may contain personal data.",
+            fix="Allow only its owner to read it; oncebridge keeps the mode of an existing file:\n"
+            f"chmod 600 {' '.join(map(shell_path, readable))}",
         )
 
 
@@ -140,18 +144,18 @@ def _free(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-def _check_room(one: Kept, directory: Path, left: int, checkup: Checkup) -> bool:
+def _check_disk_space(one: KeptFile, directory: Path, left: int, checkup: Checkup) -> bool:
     if left >= _LOW:
         return False
-    checkup.find(
+    checkup.report(
         "disk-space",
         Severity.ERROR if left < _VERY_LOW else Severity.WARNING,
         one.subject,
-        seen=f"{left // 1024**2} MiB are left on its disk",
-        why="On a full disk nothing can be remembered or given up: events are handed back, and "
-        "expire at their sender if that lasts.",
-        fix="Make room, or put the file on another disk. What takes it:\n"
-        f"du -xh --max-depth=1 {in_shell(directory)} | sort -h | tail",
+        seen=f"{left // 1024**2} MiB are free on its disk",
+        why="On a full disk nothing can be written: events are returned to the source, and are lost "
+        "when their sender gives up.",
+        fix="Free disk space, or move the file to another disk. The largest directories:\n"
+        f"du -xh --max-depth=1 {shell_path(directory)} | sort -h | tail",
     )
     return True
 
@@ -159,43 +163,43 @@ def _check_room(one: Kept, directory: Path, left: int, checkup: Checkup) -> bool
 # --- SQLite -------------------------------------------------------------------------------------
 
 
-def _check_sqlite(one: Kept, checkup: Checkup) -> None:
+def _check_sqlite(one: KeptFile, checkup: Checkup) -> None:
     kind = network_file_system(one.path)
     if kind:
-        checkup.find(
+        checkup.report(
             "sqlite-network",
             Severity.ERROR,
             one.subject,
-            seen=f"it lies on a network file system ({kind})",
-            why="SQLite's locks do not hold there: two workers would both deliver. The service "
+            seen=f"the file is on a network file system ({kind})",
+            why="SQLite's locks do not work there, and two workers would both deliver. The service "
             "does not start.",
-            fix="Put it on a local disk, or use a store made for several hosts: redis, "
+            fix="Move it to a local disk, or use a store for several hosts: redis, "
             "postgresql, dynamodb.",
         )
-        return  # to read from it may take for ever
+        return  # reading from it may block forever
     if not one.path.is_file() or not one.path.stat().st_size:
         return
     try:
         with open_unchanged(one.path) as db:
             _look_inside(one, db, checkup)
     except sqlite3.Error as error:
-        _tell_damage(one, error, checkup)
+        _report_unreadable(one, error, checkup)
 
 
-def _look_inside(one: Kept, db: sqlite3.Connection, checkup: Checkup) -> None:
+def _look_inside(one: KeptFile, db: sqlite3.Connection, checkup: Checkup) -> None:
     if not has_write_ahead_log(one.path) and db.execute(_IS_OURS).fetchone():
-        checkup.find(
+        checkup.report(
             "sqlite-journal",
             Severity.NOTE,
             one.subject,
-            seen="it has no write-ahead log, which oncebridge sets",
-            why="Somebody has changed it, or restored the file with a tool that does. It is "
-            "switched back at the start, which fails while another program has the file open.",
-            fix=f"Nothing, or switch it now:\nsqlite3 {in_shell(one.path)} 'PRAGMA journal_mode = WAL'",
+            seen="its write-ahead log is off",
+            why="oncebridge sets it; another program has changed it, or restored the file. The service "
+            "turns it on when it starts, which fails while another program has the file open.",
+            fix=f"Optional: turn it on now:\nsqlite3 {shell_path(one.path)} 'PRAGMA journal_mode = WAL'",
         )
     refusal = one.file.refusal(db) if one.file is not None else ""
     if refusal:
-        checkup.find(
+        checkup.report(
             "sqlite-layout",
             Severity.ERROR,
             one.subject,
@@ -203,30 +207,29 @@ def _look_inside(one: Kept, db: sqlite3.Connection, checkup: Checkup) -> None:
             why="The service does not start.",
             fix=_NEW_FILES[one.what],
         )
-    _check_whole(one, db, checkup)
+    _check_integrity(one, db, checkup)
 
 
 _NEW_FILES: Final = {
-    "store": "Go back to the version of oncebridge that wrote it. Or start with an empty file; it "
-    "remembers nothing, so what has been delivered and comes again is delivered again.\n"
+    "store": "Use the version of oncebridge that wrote it. Or start with an empty file; events that "
+    "were delivered before are then delivered again if they are redelivered.\n"
     'store = "sqlite:oncebridge-new.db"',
-    "dead letters": "Go back to the version of oncebridge that wrote it; with that, replay or drop "
-    "what is in there. Or start with an empty file and keep this one, for that version to read.\n"
+    "dead letters": "Use the version of oncebridge that wrote it, and replay or drop its dead "
+    "letters. Or start with an empty file, and keep this one for that version to read.\n"
     'dead = "sqlite:oncebridge-dead-new.db"',
-    "spool": "Go back to the version of oncebridge that wrote it, and let it run until the spool "
-    "is empty; only then name another file. Its events have been acknowledged, and nobody "
-    "sends them again.",
+    "spool": "Run the version of oncebridge that wrote it until the spool is empty; only then use "
+    "another file. Its events are acknowledged, and their sender does not send them again.",
 }
 _IS_OURS = "SELECT 1 FROM sqlite_master WHERE name = 'oncebridge_schema'"
 
 
 def has_write_ahead_log(path: Path) -> bool:
-    """Read it in the file's head: a connection that only looks does not tell."""
+    """Return whether it is on, by the file's header: a read-only connection does not report it."""
     with path.open("rb") as file:
         return file.read(20)[18:20] == b"\x02\x02"
 
 
-def _check_whole(one: Kept, db: sqlite3.Connection, checkup: Checkup) -> None:
+def _check_integrity(one: KeptFile, db: sqlite3.Connection, checkup: Checkup) -> None:
     timer = threading.Timer(_CHECK_S, db.interrupt)
     timer.start()
     try:
@@ -234,39 +237,41 @@ def _check_whole(one: Kept, db: sqlite3.Connection, checkup: Checkup) -> None:
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
-        checkup.could_not(
+        checkup.report_not_checked(
             one.subject,
-            "whether the file is whole",
-            f"more than {_CHECK_S:g} seconds: sqlite3 {in_shell(one.path)} 'PRAGMA quick_check'",
+            "the integrity of the file",
+            f"more than {_CHECK_S:g} seconds: sqlite3 {shell_path(one.path)} 'PRAGMA quick_check'",
         )
         return
     finally:
         timer.cancel()
     if told != "ok":
-        _damaged(one, "SQLite finds it damaged", checkup)
+        _report_damage(one, "SQLite reports that the file is damaged", checkup)
 
 
-def _tell_damage(one: Kept, error: sqlite3.Error, checkup: Checkup) -> None:
+def _report_unreadable(one: KeptFile, error: sqlite3.Error, checkup: Checkup) -> None:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_NOTADB:
-        fix = f"See what it is, and name another file:\nfile {in_shell(one.path)}"
-        _damaged(one, "it is no SQLite file", checkup, fix)
+        fix = f"Inspect it, and use another file:\nfile {shell_path(one.path)}"
+        _report_damage(one, "it is not a SQLite file", checkup, fix)
     elif code == sqlite3.SQLITE_CORRUPT:
-        _damaged(one, "SQLite finds it damaged", checkup)
+        _report_damage(one, "SQLite reports that the file is damaged", checkup)
     else:
-        checkup.could_not(one.subject, "what is in the file", f"to be read: {type(error).__name__}")
+        checkup.report_not_checked(
+            one.subject, "the content of the file", f"a readable file: {type(error).__name__}"
+        )
 
 
-def _damaged(one: Kept, seen: str, checkup: Checkup, fix: str = "") -> None:
-    saved = in_shell(f"{one.path}.new")
-    checkup.find(
+def _report_damage(one: KeptFile, seen: str, checkup: Checkup, fix: str = "") -> None:
+    saved = shell_path(f"{one.path}.new")
+    checkup.report(
         "sqlite-damaged",
         Severity.ERROR,
         one.subject,
         seen=seen,
-        why="What is kept there cannot be relied on, and the service may not start.",
+        why="Its records cannot be trusted, and the service may not start.",
         fix=fix
-        or "Stop the service, save what can still be read, and name the new file instead:\n"
+        or "Stop the service, copy the readable part to a new file, and use that file:\n"
         # Not by .recover, which the sqlite3 of some distributions lacks.
-        f"sqlite3 {in_shell(one.path)} .dump | sed 's/^ROLLBACK.*/COMMIT;/' | sqlite3 {saved}",
+        f"sqlite3 {shell_path(one.path)} .dump | sed 's/^ROLLBACK.*/COMMIT;/' | sqlite3 {saved}",
     )

@@ -1,8 +1,8 @@
 """
-PostgreSQL, looked at by `SELECT` alone: the server, our tables, and what they have grown to.
+Check a PostgreSQL server and the tables of oncebridge with `SELECT` alone.
 
-What the store and the sink refuse at their start is found by the very same rules
-(`oncebridge.stores.postgres.checks`); here nothing is refused, so that all of it is told.
+The conditions under which the store and the sink refuse to start are those of
+`oncebridge.stores.postgres.checks`; here all of them are reported together.
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,19 @@ _STALE_MS: Final = 60 * 60 * 1000
 _MANY: Final = 1000
 _SAMPLE_PAGES: Final = 200
 _WHY: Final[Mapping[str, str]] = {
-    "unlogged": "After a crash of the server every event of its window would pass again. ",
-    "synchronous-commit": "What was delivered just before a crash would be delivered again. ",
+    "unlogged": "After a crash of the server, every event of the window would be delivered again if it is "
+    "redelivered. ",
+    "synchronous-commit": "Events that were delivered just before a crash may be delivered again. ",
 }
 
-_BY_DBA: Final = "Let a database administrator run:"
+_BY_DBA: Final = "As a database administrator, run:"
 _STORE_TAKES: Final = 'store = { url = "…", connections'
 _SINK_TAKES: Final = 'sink = { url = "…", concurrency'
 _RELOAD: Final = "SELECT pg_reload_conf();"  # on a line of its own: ALTER SYSTEM has to be alone
 _FIXES: Final[Mapping[str, str]] = {
-    "table-newer": "Run that version here, too, or a later one: this one does not know the layout.",
-    "read-only": "It is off unless somebody has set it: for the role, the database or the whole "
-    "server. Asked as this role, the source tells where to reset it:\n"
+    "table-newer": "Use that version of oncebridge here too, or a later one: this one does not know the layout.",
+    "read-only": "It was set for the role, the database or the whole server. This query, run as the "
+    "same role, shows where to reset it:\n"
     "SELECT source, sourcefile FROM pg_settings WHERE name = 'default_transaction_read_only';",
 }
 
@@ -68,22 +69,22 @@ async def check_postgres(
     auto_migrate: bool,
     connections: int,
 ) -> None:
-    """Look at the server of *pool*, and at the table of *layout* if there is one of ours."""
+    """Check the server of *pool*, and the table of *layout* if there is one."""
     try:
-        if await pool.run(_is_torn):
-            _torn(subject, checkup)
+        if await pool.run(_has_statement_pooler):
+            _report_statement_pooler(subject, checkup)
             return
         server = await pool.run(read_server)
         before = len(checkup.findings)
         for fault in server_faults(server):
-            _tell(fault, subject, checkup)
+            _report_fault(fault, subject, checkup)
         _check_fsync(server, subject, checkup)
         if len(checkup.findings) == before:
-            checkup.fine(subject, "the server: it takes writes, and keeps them")
+            checkup.report_passed(subject, "the server accepts and keeps writes")
         if await pool.run(_is_direct):
             await _check_room(pool, connections, subject, checkup)
         else:
-            checkup.fine(subject, "the pooler before it keeps transactions together")
+            checkup.report_passed(subject, "its pooler works by transaction or session")
         if layout is not None:
             role = quoted(server["role"])
             await _check_layout(pool, layout, role, subject, checkup, auto_migrate=auto_migrate)
@@ -92,10 +93,10 @@ async def check_postgres(
         await pool.aclose()
 
 
-def _tell(fault: ServerFault, subject: str, checkup: Checkup) -> None:
+def _report_fault(fault: ServerFault, subject: str, checkup: Checkup) -> None:
     is_sql = fault.remedy.startswith(("ALTER", "GRANT"))
     fix = f"{_BY_DBA}\n{fault.remedy};" if is_sql else capitalised(fault.remedy)
-    checkup.find(
+    checkup.report(
         f"postgres-{fault.code}",
         Severity.ERROR,
         subject,
@@ -110,27 +111,27 @@ def _tell(fault: ServerFault, subject: str, checkup: Checkup) -> None:
 
 def _check_fsync(server: Any, subject: str, checkup: Checkup) -> None:
     if server["fsync"] == "off":
-        checkup.find(
+        checkup.report(
             "postgres-fsync",
             Severity.WARNING,
             subject,
             seen="fsync is off",
-            why="A crash of the machine may damage the whole database, and with it what was "
-            "delivered.",
+            why="A crash of the machine may damage the whole database, including the records of "
+            "delivered events.",
             fix=f"{_BY_DBA}\nALTER SYSTEM SET fsync = on;\n{_RELOAD}",
         )
 
 
 async def _is_direct(link: Link) -> bool:
-    """Return whether the server itself answers; a pooler gives out numbers of its own."""
+    """Return whether the server itself answers; a pooler reports another process id."""
     pid = await link.connection.fetchval("SELECT pg_backend_pid()")
     return bool(pid == link.connection.get_server_pid())
 
 
-async def _is_torn(link: Link) -> bool:
-    """Return whether a pooler stands before it that takes statements one by one."""
+async def _has_statement_pooler(link: Link) -> bool:
+    """Return whether a pooler in statement mode answers."""
     try:
-        # In the simple protocol: all else such a pooler may mix up.
+        # In the simple protocol, which such a pooler does not mix up.
         await link.connection.execute("BEGIN READ ONLY")
         await link.connection.execute("COMMIT")
     except asyncpg.PostgresError as error:
@@ -140,15 +141,15 @@ async def _is_torn(link: Link) -> bool:
     return False
 
 
-def _torn(subject: str, checkup: Checkup) -> None:
-    checkup.find(
+def _report_statement_pooler(subject: str, checkup: Checkup) -> None:
+    checkup.report(
         "postgres-pooler",
         Severity.ERROR,
         subject,
-        seen="a pooler stands before it that gives each statement another connection",
-        why="What belongs together is torn apart: a batch of claims, and what was prepared for it. "
-        "The service does not start. Nothing else of it was looked at.",
-        fix="Let PgBouncer pool by transactions:\npool_mode = transaction",
+        seen="its pooler uses statement mode: each statement may get another connection",
+        why="Transactions and prepared statements do not work. The service does not start. The server "
+        "was not checked further.",
+        fix="Set PgBouncer to transaction mode:\npool_mode = transaction",
     )
 
 
@@ -159,18 +160,18 @@ async def _check_room(pool: Pool, connections: int, subject: str, checkup: Check
         left = min(left, room["own_most"] - room["own_used"])
     if left < connections:
         takes = _STORE_TAKES if subject.startswith("store") else _SINK_TAKES
-        checkup.find(
+        checkup.report(
             "postgres-connections",
             Severity.WARNING,
             subject,
-            seen=f"connections left: {max(left, 0)}; one worker takes up to {connections}",
-            why="A worker that gets none hands its events back, and so do others that share the "
-            "server.",
-            fix="Allow more (max_connections, or the limit of the role), put a pooler before it, or "
-            f"take fewer:\n{takes} = {max(left, 1)} }}",
+            seen=f"connections left: {max(left, 0)}; one worker uses up to {connections}",
+            why="A worker without a connection returns its events to the source; other clients of the "
+            "server may fail too.",
+            fix="Allow more (max_connections, or the limit of the role), use a pooler, or use "
+            f"fewer:\n{takes} = {max(left, 1)} }}",
         )
     else:
-        checkup.fine(subject, f"{left} connections are left")
+        checkup.report_passed(subject, f"{left} connections are left")
 
 
 async def _check_clock(pool: Pool, subject: str, checkup: Checkup, clock: Clock) -> None:
@@ -190,26 +191,26 @@ async def _check_layout(
     try:
         faults = await pool.run(lambda link: table_faults(link, pool, layout))
     except ConfigError:
-        checkup.find(
+        checkup.report(
             "postgres-rights",
             Severity.ERROR,
             subject,
-            seen=f"the role {role} may not look into the schema {layout.schema}",
-            why="The service does not start. The rights to the table were not looked at.",
+            seen=f"the role {role} has no access to the schema {layout.schema}",
+            why="The service does not start. The rights to the table were not checked.",
             fix=f"{_BY_DBA}\n"
             f"GRANT USAGE ON SCHEMA {quoted(layout.schema)} TO {role};\n"
             f"GRANT SELECT ON {layout.versions} TO {role};",
         )
         return
     if auto_migrate and [fault.code for fault in faults] == ["table"]:
-        checkup.fine(subject, f"{faults[0].seen}; auto_migrate has it made at the start")
+        checkup.report_passed(subject, f"{faults[0].seen}; auto_migrate creates it at the start")
         return
     for fault in faults:
-        _tell(fault, subject, checkup)
+        _report_fault(fault, subject, checkup)
     if any(fault.code in ("table", "table-newer", "rights") for fault in faults):
         return
     if not faults:
-        checkup.fine(subject, f"the table {layout.shown}, layout {layout.version}")
+        checkup.report_passed(subject, f"the table {layout.shown}, layout {layout.version}")
     await _check_vacuum(pool, layout, subject, checkup)
     if layout.file == "records.sql":
         await _check_purged(pool, layout, subject, checkup)
@@ -225,19 +226,19 @@ async def _check_vacuum(pool: Pool, layout: Layout, subject: str, checkup: Check
         if is_here
         else f"ALTER SYSTEM SET autovacuum = on;\n{_RELOAD}"
     )
-    checkup.find(
+    checkup.report(
         "postgres-autovacuum",
         Severity.WARNING,
         subject,
         seen=f"autovacuum is off{f' for {layout.shown}' if is_here else ''}",
-        why="Each event writes its row twice and ends in a deleted one: the table grows without "
-        "end, and every call gets slower.",
+        why="Each event writes its row twice, and the row is deleted later. Without vacuum the table "
+        "grows without limit, and every call gets slower.",
         fix=f"{_BY_DBA}\n{remedy}",
     )
 
 
 async def _check_purged(pool: Pool, layout: Layout, subject: str, checkup: Checkup) -> None:
-    """Look at some pages of the table, whatever its size."""
+    """Check a sample of the table's pages, for a table of any size."""
     ((pages,),) = await pool.fetch(_PAGES, layout.named())
     if not pages:
         return
@@ -250,14 +251,14 @@ async def _check_purged(pool: Pool, layout: Layout, subject: str, checkup: Check
     )
     estimate = round(stale * 100 / share)
     if estimate >= _MANY and stale > seen / 2:
-        checkup.find(
+        checkup.report(
             "postgres-unpurged",
             Severity.WARNING,
             subject,
-            seen=f"about {estimate:,} rows of {layout.shown} are past keeping for an hour and more",
-            why="No worker that runs on removes them: Lambda functions do not, and a service that "
-            "is stopped cannot. They take room and time.",
-            fix="Let a worker run, or remove them from time to time:\n"
+            seen=f"about {estimate:,} rows of {layout.shown} expired more than an hour ago",
+            why="Only a running worker removes expired rows; Lambda functions do not. They use disk "
+            "space and make calls slower.",
+            fix="Run a worker, or delete them regularly:\n"
             f"DELETE FROM {layout.named()} WHERE keep_until_ms < "
             "extract(epoch FROM now()) * 1000;",
         )

@@ -1,4 +1,4 @@
-"""Through which proxy a target is reached."""
+"""Check the proxy of a target."""
 
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.errors import ConfigError
@@ -12,14 +12,14 @@ def check_proxy(target: HttpTarget, checkup: Checkup) -> None:
     try:
         proxy = proxy_for(target)
     except ConfigError as error:
-        checkup.find(
+        checkup.report(
             "proxy-unusable",
             Severity.ERROR,
             subject,
             seen=error.message,
-            why="Nothing starts with it: a proxy that is set is never bypassed.",
-            fix=f"Set another proxy, or none for this target:\nNO_PROXY={target.host}",
+            why="The service does not start: a configured proxy is never bypassed.",
+            fix=f"Set another proxy, or exclude this target:\nNO_PROXY={target.host}",
         )
         return
     if proxy is not None:
-        checkup.fine(subject, f"through the proxy {proxy.authority}")
+        checkup.report_passed(subject, f"uses the proxy {proxy.authority}")

@@ -1,8 +1,8 @@
 """
-Redis and Valkey, looked at as they are: `INFO`, `CONFIG GET`, `TIME`, and nothing that writes.
+Check Redis and Valkey servers with `INFO`, `CONFIG GET` and `TIME`, and nothing that writes.
 
-What the store refuses at its start is found by the very same rules
-(`oncebridge.stores.redis.checks`); here nothing is refused, so that all of it is told.
+The conditions under which the store refuses to start are those of `oncebridge.stores.redis.checks`;
+here all of them are reported together.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from oncebridge.stores.redis.store import RedisStore
 _FULL: Final = 0.8
 _SETTINGS: Final = (b"save", b"appendfsync", b"min-replicas-to-write")
 _SNIPPETS: Final[Mapping[str, str]] = {
-    "replica": """Name the primary, or let Sentinel tell which it is:
+    "replica": """Use the address of the primary, or of the Sentinels:
 store = "redis+sentinel://HOST,HOST/SERVICE\"""",
     "eviction": "\nredis-cli CONFIG SET maxmemory-policy noeviction",
 }
 
 
 async def check_redis(store: RedisStore, subject: str, checkup: Checkup, *, clock: Clock) -> None:
-    """Look at every server that keeps records."""
+    """Check every server that keeps records."""
     servers = store.unchecked_servers()
     try:
         places = await servers.server_names()
@@ -51,7 +51,7 @@ async def _check_server(
     for fault in faults(info, is_cluster=store.address.kind == "cluster"):
         if fault.code == "loading":
             raise StoreUnavailable("Redis is still loading its data")
-        checkup.find(
+        checkup.report(
             f"redis-{fault.code}",
             Severity.ERROR,
             subject,
@@ -60,21 +60,23 @@ async def _check_server(
             fix=f"{capitalised(fault.remedy)}{_SNIPPETS.get(fault.code, '')}",
         )
     if "maxmemory_policy" not in info:
-        checkup.could_not(subject, "maxmemory-policy", "a server that tells it in INFO memory")
+        checkup.report_not_checked(
+            subject, "maxmemory-policy", "a server that reports it in INFO memory"
+        )
     check_memory(info, subject, checkup)
     _check_disk(info, subject, checkup)
     settings = await _settings(servers, place)
     if settings is None:
-        checkup.could_not(
+        checkup.report_not_checked(
             subject,
             "save, appendfsync, min-replicas-to-write",
-            "the command CONFIG GET (+config|get); managed services withhold it and have a "
-            "parameter group to look at",
+            "the command CONFIG GET (+config|get); managed services forbid it: check their "
+            "parameter group instead",
         )
     _check_persistence(info, settings, subject, checkup)
     _check_replicas(store, info, settings or {}, subject, checkup)
     if len(checkup.findings) == before:
-        checkup.fine(subject, "eviction, persistence, memory and replicas")
+        checkup.report_passed(subject, "eviction, persistence, memory and replicas")
 
 
 async def _info(servers: Servers, place: bytes) -> dict[str, str]:
@@ -85,7 +87,7 @@ async def _info(servers: Servers, place: bytes) -> dict[str, str]:
 
 
 async def _settings(servers: Servers, place: bytes) -> dict[str, str] | None:
-    """RedisRequest for settings; None where that is forbidden."""
+    """Return settings of the server; None if that is forbidden."""
     try:
         told = [await _asked(servers, place, b"CONFIG", b"GET", name) for name in _SETTINGS]
     except StoreUnavailable:
@@ -103,22 +105,22 @@ async def _asked(servers: Servers, place: bytes, *words: bytes) -> Any:
     return answer
 
 
-# --- what one server says -----------------------------------------------------------------------
+# --- one server -----------------------------------------------------------------------
 
 
 def check_memory(info: Mapping[str, str], subject: str, checkup: Checkup) -> None:
-    """Tell when it is nearly full, and how much would be enough, by what `INFO` says."""
+    """Report a server that is nearly full, by its `INFO`, and how much memory is enough."""
     most, used = int(info.get("maxmemory") or 0), int(info.get("used_memory") or 0)
     if most and used > _FULL * most:
-        checkup.find(
+        checkup.report(
             "redis-memory",
             Severity.WARNING,
             subject,
             seen=f"{used / 1024**2:,.0f} of {most / 1024**2:,.0f} MiB are in use",
-            why="When it is full Redis refuses to write, and every event is handed back until "
-            "there is room.",
-            fix=f"Give it more, if the host has it{_has(info)}: 230 bytes for each event of the "
-            "longest window, twice over. In redis.conf too, or the next restart forgets it:\n"
+            why="When the memory is full, Redis refuses writes, and every event is returned to the "
+            "source.",
+            fix=f"Raise maxmemory, if the host has it{_has(info)}: twice 230 bytes for each event of "
+            "the longest window. Set it in redis.conf too, or it is lost at the next restart:\n"
             f"redis-cli CONFIG SET maxmemory {_size(2 * max(most, used))}",
         )
 
@@ -129,7 +131,7 @@ def _has(info: Mapping[str, str]) -> str:
 
 
 def _size(least: int) -> str:
-    """Write a size as Redis reads it, rounded up: never less than *least*."""
+    """Return a size as Redis reads it, rounded up."""
     unit, name = (1024**3, "gb") if least >= 1024**3 else (1024**2, "mb")
     return f"{-(-least // unit)}{name}"
 
@@ -138,14 +140,14 @@ def _check_disk(info: Mapping[str, str], subject: str, checkup: Checkup) -> None
     names = ("rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status")
     failed = [name for name in names if info.get(name, "ok") != "ok"]
     if failed:
-        checkup.find(
+        checkup.report(
             "redis-disk",
             Severity.ERROR,
             subject,
             seen=f"it could not write to its disk ({', '.join(failed)})",
-            why="What it remembers is in memory only, and Redis may refuse further writes until "
-            "the disk works again.",
-            fix="Look at its log, its disk and the rights to its directory:\n"
+            why="Its records are in memory only, and Redis may refuse further writes until the disk "
+            "works again.",
+            fix="Check its log, its disk and the permissions of its directory:\n"
             "redis-cli INFO persistence",
         )
 
@@ -154,31 +156,33 @@ def _check_persistence(
     info: Mapping[str, str], settings: Mapping[str, str] | None, subject: str, checkup: Checkup
 ) -> None:
     fix = (
-        "Keep an append-only file; in redis.conf too, or the next restart forgets it:\n"
+        "Turn on the append-only file, in redis.conf too, or it is lost at the next restart:\n"
         "redis-cli CONFIG SET appendonly yes"
     )
     if info.get("aof_enabled") == "0":
-        # Without CONFIG nobody knows of snapshots, and they are no more than a lesser evil.
+        # Without CONFIG, snapshots cannot be seen.
         snapshots = (settings or {}).get("save", "")
-        forgets = "since the last snapshot" if snapshots else "of all windows"
-        checkup.find(
+        lost = "since the last snapshot" if snapshots else "before"
+        checkup.report(
             "redis-persistence",
             Severity.WARNING,
             subject,
-            seen=f"snapshots only (save {snapshots})" if snapshots else "nothing is kept on disk",
-            why=f"A crash or a restart forgets what was delivered {forgets}; what comes again "
-            "after it is delivered again.",
+            seen=f"snapshots only (save {snapshots})"
+            if snapshots
+            else "no persistence: nothing is written to disk",
+            why="After a crash or restart, the records of events that were delivered "
+            f"{lost} are lost. If these events are redelivered, they are delivered again.",
             fix=fix,
         )
     elif (settings or {}).get("appendfsync") == "no":
-        checkup.find(
+        checkup.report(
             "redis-fsync",
             Severity.WARNING,
             subject,
             seen="appendfsync no",
-            why="The system decides when the file reaches the disk: a crash of the machine forgets "
-            "half a minute or more.",
-            fix="A second at most is the usual choice:\nredis-cli CONFIG SET appendfsync everysec",
+            why="The operating system decides when the file is written to disk: a crash of the machine "
+            "loses half a minute or more of records.",
+            fix="Write it every second, which is the default:\nredis-cli CONFIG SET appendfsync everysec",
         )
 
 
@@ -194,23 +198,24 @@ def _check_replicas(
     least = int(settings.get("min-replicas-to-write") or 0)
     if there < max(wanted, least):
         who = "wait_replicas" if wanted >= least else "min-replicas-to-write"
-        checkup.find(
+        checkup.report(
             "redis-replicas",
             Severity.ERROR,
             subject,
-            seen=f"{who} asks for {max(wanted, least)} replicas, and {there} are connected",
-            why="Nothing can be marked as delivered for good, so events are handed back or "
-            "delivered again.",
-            fix="Bring the replicas back, or ask for fewer:\nredis-cli INFO replication",
+            seen=f"{who} asks for {max(wanted, least)} replicas, but {there} are connected",
+            why="Deliveries cannot be recorded, so events are returned to the source or delivered "
+            "again.",
+            fix="Start the missing replicas, or require fewer:\nredis-cli INFO replication",
         )
     elif there and not wanted:
-        checkup.find(
+        checkup.report(
             "redis-failover",
             Severity.NOTE,
             subject,
-            seen=f"{there} replicas, and nobody waits for them",
-            why="At a failover, what no replica had yet is forgotten, and may be delivered again.",
-            fix='Wait for one, for a round trip more:\nstore = { url = "…", wait_replicas = 1 }',
+            seen=f"{there} replicas, but wait_replicas is 0",
+            why="At a failover, records that no replica has yet are lost, and their events may be "
+            "delivered again.",
+            fix='Wait for one replica, which costs a round trip:\nstore = { url = "…", wait_replicas = 1 }',
         )
 
 
@@ -226,7 +231,7 @@ async def _check_clock(
     judge(subject, await measure(theirs, clock), checkup, decides=True)
 
 
-# --- several of them ----------------------------------------------------------------------------
+# --- clusters and Sentinels ----------------------------------------------------------------------------
 
 
 async def _check_cluster(
@@ -236,19 +241,19 @@ async def _check_cluster(
     states = [parse_info(one) for one in told if isinstance(one, bytes)]
     bad = [one for one in states if one.get("cluster_state") != "ok"]
     if bad:
-        checkup.find(
+        checkup.report(
             "redis-cluster-state",
             Severity.ERROR,
             subject,
-            seen=f"{len(bad)} of {len(states)} primaries say that the cluster is "
+            seen=f"{len(bad)} of {len(states)} primaries report that the cluster is "
             f"{bad[0].get('cluster_state', 'unknown')}; slots served: "
             f"{bad[0].get('cluster_slots_ok', '?')} of 16384",
-            why="Events whose records belong to the other slots are handed back.",
-            fix="Bring the missing servers back, or give their slots to others:\n"
+            why="Events whose records belong to the other slots are returned to the source.",
+            fix="Start the missing servers, or move their slots to others:\n"
             "redis-cli --cluster check HOST:PORT",
         )
     else:
-        checkup.fine(subject, f"the cluster, {len(places)} primaries")
+        checkup.report_passed(subject, f"the cluster, {len(places)} primaries")
 
 
 async def _check_sentinels(store: RedisStore, subject: str, checkup: Checkup) -> None:
@@ -258,15 +263,15 @@ async def _check_sentinels(store: RedisStore, subject: str, checkup: Checkup) ->
     refusals = await sentinels.refusals()
     if refusals:
         who, why = next(iter(refusals.items()))
-        checkup.find(
+        checkup.report(
             "redis-sentinel",
             Severity.WARNING,
             subject,
             seen=f"{len(refusals)} Sentinels do not confirm a quorum; {who}: {why}",
-            why="When the primary is lost, the others may not agree on another one, and the store "
-            "stays away.",
-            fix="Start the Sentinels that are missing, three at least on three hosts:\n"
+            why="If the primary fails, the Sentinels may not elect another one, and the store stays "
+            "unavailable.",
+            fix="Start the missing Sentinels; run at least three on three hosts:\n"
             "redis-cli -p 26379 SENTINEL CKQUORUM SERVICE",
         )
     else:
-        checkup.fine(subject, "the Sentinels agree")
+        checkup.report_passed(subject, "the Sentinels confirm a quorum")

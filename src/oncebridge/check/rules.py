@@ -1,11 +1,11 @@
 """
-What is wrong with rules, as far as they show it by themselves.
+Check rules by themselves, without events.
 
-A key that names too little makes strangers into duplicates, and those are dropped; one that
-names what every publication changes lets everything through. Both look right in a test with one
-event. Names are all there is to go by here, so a finding is a question as much as an answer.
+A key with too few fields makes different events duplicates, and drops them; a key with a field
+that changes with every publication recognises no duplicate. Both look right in a test with one
+event. Only names of fields are known here, so a finding may be wrong.
 
-Pure functions: nothing is opened, and no event is looked at.
+Pure functions: nothing is opened, and no event is read.
 """
 
 import json
@@ -52,38 +52,38 @@ _STATES: Final = frozenset(
         *("systempresence", "topic", "topicname", "type", "version"),
     ]
 )
-_IGNORE: Final = """Leave the rule out and use the preset (preset = "genesys"), or let them not count:
+_IGNORE: Final = """Use the preset (preset = "genesys") in place of the rule, or ignore these fields:
 ignore = ["detail.timestamp", "detail.metadata"]"""
 _TIME_ENDINGS: Final = re.compile(r"([a-z0-9](At|On|Date|Time|Timestamp)|_(at|on|date|time|ts))$")
 _ODD: Final = re.compile(r"[^a-z0-9]")
 
 
-class About(Struct, frozen=True):
-    """What a linter has to know besides the rules."""
+class RuleContext(Struct, frozen=True):
+    """Facts about the configuration that the checks of rules need."""
 
     preset: str = "none"
     genesys: tuple[str, ...] = GENESYS_SOURCES
-    """How the sources of Genesys begin."""
+    """Prefixes of Genesys sources."""
     is_genesys: bool = False
-    """Something else says that events come from Genesys: a list of allowed senders, for one."""
+    """Something else shows that events come from Genesys, such as the allowed senders."""
 
 
 def lint(
-    rules: Sequence[Rule], about: About | None = None, *, own: int | None = None
+    rules: Sequence[Rule], about: RuleContext | None = None, *, own: int | None = None
 ) -> list[Finding]:
     """
-    Find what is wrong with the first *own* rules; without that, with all of them.
+    Return the findings about the first *own* rules; without *own*, about all of them.
 
-    What follows them is a preset's, and only looked at for whether anything reaches it.
+    The rules after them are a preset's, and only checked for whether an event reaches them.
     """
     checkup = Checkup()
-    about = about or About()
+    about = about or RuleContext()
     mine = rules[:own]
     for at, rule in enumerate(mine):
         earlier = next((one for one in rules[:at] if _covers(one.match, rule.match)), None)
         if earlier is not None:
             _unreachable(f"rule {rule.name}", earlier, checkup)
-            continue  # whatever else is wrong with it has no effect
+            continue  # other problems of it have no effect
         _lint_rule(rule, about, checkup)
     catch_all = next((rule for rule in mine if rule.match is None), None)
     if catch_all is not None and len(rules) > len(mine):
@@ -93,7 +93,7 @@ def lint(
     return checkup.findings
 
 
-def _lint_rule(rule: Rule, about: About, checkup: Checkup) -> None:
+def _lint_rule(rule: Rule, about: RuleContext, checkup: Checkup) -> None:
     subject = f"rule {rule.name}"
     if not rule.tiers:
         if not rule.discard:
@@ -101,7 +101,7 @@ def _lint_rule(rule: Rule, about: About, checkup: Checkup) -> None:
         return
     genesys = is_genesys(rule.match, about)
     for tier in rule.tiers:
-        # Where the content is compared too, what differs is delivered: the key drops nothing.
+        # If the content is compared too, different events are delivered: the key drops nothing.
         is_safe = tier.check and rule.on_conflict == "deliver"
         if isinstance(tier.key, FieldsKey) and not is_safe:
             _lint_fields(subject, tier.key.expressions, rule, checkup, genesys=genesys)
@@ -109,14 +109,14 @@ def _lint_rule(rule: Rule, about: About, checkup: Checkup) -> None:
         _lint_genesys(subject, rule, checkup)
     _lint_states(subject, rule, checkup, genesys=genesys)
     if rule.on_conflict == "duplicate" and any(tier.check for tier in rule.tiers):
-        checkup.find(
+        checkup.report(
             "conflict-duplicate",
             Severity.WARNING,
             subject,
             seen='on_conflict = "duplicate"',
-            why="An event with a known key and other content is dropped, and nobody hears of it. "
-            "Where a sender uses an id twice, the second event is lost.",
-            fix='Deliver it, which is the default, or keep it:\non_conflict = "dead"',
+            why="An event with a known key and other content is dropped without a log line. If a "
+            "sender uses an id twice, the second event is lost.",
+            fix='Deliver it ("deliver", the default), or keep it as a dead letter:\non_conflict = "dead"',
         )
 
 
@@ -131,14 +131,14 @@ def _lint_fields(
         return
     shown = f"key = {format_setting(list(expressions))}"
     if all(map(_is_time, paths)):
-        checkup.find(
+        checkup.report(
             "key-time",
             Severity.WARNING,
             subject,
             seen=shown,
-            why="Different events of the same moment get one key, and all but the first are "
-            "dropped; the same event published again may carry another time, and passes.",
-            fix="Name what happened to whom as well:\n"
+            why="Different events of the same moment get the same key, and all but the first are "
+            "dropped. The same event, published again with another time, is delivered twice.",
+            fix="Add the entity and the change to the key:\n"
             f'key = ["detail.conversationId", "detail.status", {json.dumps(expressions[0])}]',
         )
         return
@@ -151,18 +151,18 @@ def _lint_fields(
 def _coarse(subject: str, shown: str, paths: Sequence[Path], checkup: Checkup) -> None:
     name = ".".join(paths[0])
     is_state = _is_state(paths[0])
-    what = "of what kind an event is" if is_state else "whom or what an event is about"
+    what = "the kind of an event" if is_state else "the entity of an event"
     others = ["detail.conversationId", name] if is_state else [name, "detail.status"]
-    checkup.find(
+    checkup.report(
         "key-coarse",
         Severity.WARNING,
         subject,
         seen=shown,
-        why=f"{name} says {what}, and not which event it is. The next change of the same one has "
-        "the same key if its detail-type is the same, and is dropped as a duplicate. The key is "
-        "right only where there is never more than one such event.",
-        fix="Name the event's own id, or what tells one change from the next, such as the "
-        f"following; or leave the key out, and the content counts.\nkey = "
+        why=f"{name} identifies {what}, not the event. The next change with the same detail-type has "
+        "the same key, and is dropped as a duplicate. The key is right only if there is never more "
+        "than one such event.",
+        fix="Use the event's own id, or add fields that distinguish one change from the next, for "
+        "example as below; or remove the key, so that the content is compared.\nkey = "
         f"{format_setting([*others, 'detail.eventTime'])}",
     )
 
@@ -186,22 +186,22 @@ def _lint_volatile(
     names = ", ".join(".".join(path) for path in found)
     if found == [_CORRELATION]:
         why = (
-            "It belongs to the request that caused the event: several events may share it, and "
-            "nothing says that an event published again keeps it."
+            "It identifies the request that caused the event. Several events may share it, and it "
+            "may change when an event is published again."
         )
     else:
         why = (
-            "An event that is published again may carry another value there, and then passes as "
-            "new. Right only where the sender writes when it happened, not when it sent it."
+            "An event that is published again may have another value there, and is then delivered "
+            "twice. The key is right only if it is the time of the change, not of the sending."
         )
-    checkup.find(
+    checkup.report(
         "key-volatile",
         severity,
         subject,
         seen=f"{names} in {shown}",
         why=why,
-        fix="Use the time of what happened, such as detail.eventBody.eventTime for the detail "
-        "events of Genesys, or the content without what changes:\n"
+        fix="Use the time of the change, such as detail.eventBody.eventTime for the detail events of "
+        "Genesys, or the content without the fields that change:\n"
         'key = "content"\nignore = ["detail.timestamp", "detail.metadata"]',
     )
 
@@ -212,15 +212,15 @@ def _lint_volatile(
 def _lint_genesys(subject: str, rule: Rule, checkup: Checkup) -> None:
     keys = [tier.key for tier in rule.tiers]
     if all(isinstance(key, IdKey) for key in keys):
-        checkup.find(
+        checkup.report(
             "key-id-only",
-            # Who also goes by the state drops most of it, and has thought of it.
+            # With `quiet`, most of the duplicates are dropped by their state.
             Severity.NOTE if rule.quiet else Severity.WARNING,
             subject,
-            seen='the only key is "id", which EventBridge gives',
-            why="Genesys publishes again for up to four days when it had no answer, and each time "
-            "EventBridge gives the event a new id: such repeats pass.",
-            fix="Add a tier that knows the event by its content, or use the preset:\n"
+            seen='the only key is "id", which EventBridge assigns',
+            why="Genesys retries for up to four days when it gets no answer, and EventBridge assigns "
+            "a new id each time. Such duplicates are delivered.",
+            fix="Add a tier with the content as its key, or use the preset:\n"
             'tiers = [\n  { key = "id", window = "5m" },\n'
             '  { key = "content", ignore = ["detail.timestamp", "detail.metadata"] },\n]',
         )
@@ -239,13 +239,13 @@ def _not_ignored(key: ContentKey, wanted: Sequence[Path]) -> list[str]:
 def _volatile_content(
     subject: str, missing: Sequence[str], checkup: Checkup, fix: str = _IGNORE
 ) -> None:
-    checkup.find(
+    checkup.report(
         "content-volatile",
         Severity.WARNING,
         subject,
-        seen=f"the content of Genesys events counts with {' and '.join(missing)}",
-        why="They say when and by which request an event was published. When Genesys publishes it "
-        "again they may differ, and it passes as new.",
+        seen=f"the content of Genesys events is compared with {' and '.join(missing)}",
+        why="They contain the time and the request of the publication. When Genesys publishes an "
+        "event again they may differ, and it is delivered twice.",
         fix=fix,
     )
 
@@ -255,7 +255,7 @@ def _lint_default(checkup: Checkup) -> None:
         "events that no rule matches",
         [".".join(_STAMP), ".".join(_METADATA)],
         checkup,
-        fix='Let the preset take what no rule of yours does:\npreset = "genesys"',
+        fix='Use the preset for events that no rule of yours matches:\npreset = "genesys"',
     )
 
 
@@ -266,66 +266,66 @@ def _lint_states(subject: str, rule: Rule, checkup: Checkup, *, genesys: bool) -
     if rule.latest is not None:
         stamps = {("time",), *([_STAMP] if genesys else [])}
         if stamps.intersection(paths_of(rule.latest.version)):
-            checkup.find(
+            checkup.report(
                 "latest-publish-stamp",
                 Severity.WARNING,
                 subject,
-                seen=f'latest goes by version = "{rule.latest.version}"',
-                why="That is when the event was published. An old state that is published again "
-                "looks like the newest, and what really came later is dropped as stale.",
-                fix="Go by when it happened, or by a counter of the sender:\n"
+                seen=f'latest uses version = "{rule.latest.version}"',
+                why="That is the time of publication. An old state that is published again looks like "
+                "the newest, and the real newest state is dropped as stale.",
+                fix="Use the time of the change, or a counter of the sender:\n"
                 'latest = { entity = "detail.eventBody.conversationId", '
                 'version = "detail.eventBody.eventTime" }',
             )
     longest = max(tier.window for tier in rule.tiers)
     if rule.quiet is not None and rule.quiet.time > longest:
-        checkup.find(
+        checkup.report(
             "quiet-long",
             Severity.WARNING,
             subject,
-            seen=f"quiet for {format_duration(rule.quiet.time)}, and a window of "
+            seen=f"quiet is {format_duration(rule.quiet.time)}, and the window "
             f"{format_duration(longest)}",
-            why="For the rest of the quiet time an entity's return to its former state is dropped "
-            "although no copy of it is expected any more: that is a change, not noise.",
-            fix='Quiet is for bursts:\nquiet = { …, for = "500ms" }',
+            why="After the window, no duplicate is expected any more. Until the quiet time ends, a real "
+            "return of the entity to its former state is dropped.",
+            fix='Use quiet for bursts only:\nquiet = { …, for = "500ms" }',
         )
 
 
 def _no_key(subject: str, checkup: Checkup) -> None:
-    checkup.find(
+    checkup.report(
         "key-none",
         Severity.NOTE,
         subject,
         seen='key = "none"',
-        why="What it matches is forwarded as often as it comes.",
-        fix="If that is meant, nothing. Otherwise leave the key out, and the content counts.",
+        why="Events that match the rule are delivered each time they arrive.",
+        fix="If that is not intended, remove the key, so that the content is compared.",
     )
 
 
-# --- what is reached ----------------------------------------------------------------------------
+# --- rules that are never reached ----------------------------------------------------------------------------
 
 
 def _unreachable(subject: str, earlier: Rule, checkup: Checkup) -> None:
     name = repr(earlier.name)
     if earlier.match is not None:
-        matches, fix = "all that it could match", f"Put it before {name}, or leave it out."
+        matches, fix = "all of its events", f"Move it before {name}, or remove it."
     elif subject.startswith("preset"):
-        matches, fix = "every event", f"Give {name} a match, or leave the preset out."
+        matches, fix = "every event", f"Give {name} a match, or remove the preset."
     else:
         matches = "every event"
-        fix = f"Put it before {name}, leave it out, or give {name} a match."
-    checkup.find(
+        fix = f"Move it before {name}, remove it, or give {name} a match."
+    checkup.report(
         "rule-unreachable",
         Severity.WARNING,
         subject,
-        seen=f"rule {name} stands before it and matches {matches}",
-        why="The first rule that matches decides, so this never does.",
+        seen=f"rule {name} comes first and matches {matches}",
+        why="The first matching rule decides, so this one is never used.",
         fix=fix,
     )
 
 
 def _covers(first: Pattern | None, second: Pattern | None) -> bool:
-    """Return whether *first* surely matches all that *second* does."""
+    """Return whether *first* certainly matches every event that *second* matches."""
     if first is None:
         return True
     return second is not None and _spec_covers(first.spec, second.spec)
@@ -346,7 +346,7 @@ def _spec_covers(first: Any, second: Any) -> bool:
     if _is_same(first, second):
         return True
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        # Under $or only one has to hold, so there only equal ones are sure.
+        # Under $or one match is enough, so only equal ones are certain.
         return all(
             name != "$or" and name in second and _spec_covers(one, second[name])
             for name, one in first.items()
@@ -364,8 +364,8 @@ def _value_covers(first: Any, second: Any) -> bool:
     return isinstance(prefix, str) and isinstance(other, str) and other.startswith(prefix)
 
 
-def is_genesys(match: Pattern | None, about: About) -> bool:
-    """Return whether events of Genesys are meant: by the pattern, or else by everything around."""
+def is_genesys(match: Pattern | None, about: RuleContext) -> bool:
+    """Return whether events come from Genesys, by the pattern or else by the configuration."""
     sources = match.spec.get("source") if match is not None else None
     if not isinstance(sources, list):
         return about.is_genesys or about.preset == "genesys"
@@ -393,7 +393,7 @@ def mentions_genesys(rules: Sequence[Rule], prefixes: Sequence[str]) -> bool:
 
 
 def _is_of_readings(match: Pattern | None) -> bool:
-    """Return whether a rule is for observations only: there the same again is another reading."""
+    """Return whether a rule matches observations only: an equal one is a new reading."""
     kinds = match.spec.get("detail-type") if match is not None else None
     return isinstance(kinds, list) and all("observations" in json.dumps(kind) for kind in kinds)
 
@@ -402,7 +402,7 @@ def _is_of_readings(match: Pattern | None) -> bool:
 
 
 def paths_of(expression: str) -> list[Path]:
-    """List the fields that a JMESPath expression ends at, each as its names from the top."""
+    """Return the fields that a JMESPath expression ends at, as paths."""
     return _ends(jmespath.compile(expression).parsed, [()])
 
 
@@ -412,7 +412,7 @@ _HERE: Final = frozenset({"identity", "current", "index", "slice"})
 
 
 def _ends(node: Any, above: list[Path]) -> list[Path]:
-    """Follow an expression from where others ended; what stands side by side, to each end."""
+    """Return the ends of an expression that starts at the paths *above*."""
     kind, children = node["type"], node["children"]
     if kind == "field":
         return [(*path, node["value"]) for path in above]
@@ -447,9 +447,9 @@ def _is_state(path: Path) -> bool:
 
 def _is_too_little(expressions: Sequence[str]) -> bool:
     """
-    Return whether a key says only whom an event is about, or only of what kind it is.
+    Return whether a key has only the entity of an event, or only its kind.
 
-    Where both are named it may well be one event.
+    With both, it may identify one event.
     """
     ways = [_alternatives(jmespath.compile(expression).parsed) for expression in expressions]
     return any(
@@ -459,7 +459,7 @@ def _is_too_little(expressions: Sequence[str]) -> bool:
 
 
 def _alternatives(node: Any) -> list[list[Path]]:
-    """List what an expression may go by: each side of `||` is a way of its own."""
+    """Return the alternatives of an expression: one for each side of `||`."""
     if node["type"] == "or_expression":
         return [way for child in node["children"] for way in _alternatives(child)]
     return [_ends(node, [()])]

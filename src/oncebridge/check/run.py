@@ -1,8 +1,8 @@
 """
-All checks of a configuration, made at once.
+Run all checks of a configuration concurrently.
 
-Each has a time, and a list of its own. One that does not come to its end in time keeps what it
-has found, and one that breaks says so: neither takes the others with it.
+Each has its own time limit and results. A check that times out keeps the results so far, and a
+check that fails reports it; neither affects the others.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.check.aws import check_aws
-from oncebridge.check.endpoints import check_places
+from oncebridge.check.endpoints import check_endpoints
 from oncebridge.check.files import check_files
 from oncebridge.check.finding import Checkup, Finding
 from oncebridge.check.secrets import check_secrets
@@ -29,15 +29,15 @@ _AWS_WITHIN_S: Final = 60.0  # many questions, some of them page by page
 
 
 class Check(Struct, frozen=True):
-    """One check: what it looks at, and for how long it may."""
+    """One check: its subject, and its time limit."""
 
     what: str
     work: Callable[[Checkup], Awaitable[None]]
     within_s: float = WITHIN_S
 
 
-class Aims(Struct, frozen=True, kw_only=True):
-    """What is on AWS and in no address, as whoever asks for a check names it."""
+class AwsScope(Struct, frozen=True, kw_only=True):
+    """Resources on AWS that no address of the configuration names."""
 
     functions: tuple[str, ...] = ()
     """Lambda functions that run with this configuration."""
@@ -47,11 +47,13 @@ class Aims(Struct, frozen=True, kw_only=True):
     """The role it runs as, if that is not the caller's."""
 
 
-async def check(setup: Setup, aims: Aims | None = None, *, clock: Clock = system_clock) -> Checkup:
-    """Look at everything that *setup* and *aims* name, and change nothing."""
-    found = await run_all(checks(setup, aims, clock=clock))
+async def check(
+    setup: Setup, scope: AwsScope | None = None, *, clock: Clock = system_clock
+) -> Checkup:
+    """Check everything that *setup* and *scope* name, without changing it."""
+    found = await run_all(checks(setup, scope, clock=clock))
     if any(one.code == "window-horizon" for one in found.findings):
-        # It was looked up how long events come again; what is known without is told by that.
+        # The finding from AWS is exact, so the general one is left out.
         found.findings = [one for one in found.findings if not _is_common_window(one)]
     return found
 
@@ -60,13 +62,13 @@ def _is_common_window(finding: Finding) -> bool:
     return (finding.code, finding.subject) == ("window-short", "window")
 
 
-def checks(setup: Setup, aims: Aims | None = None, *, clock: Clock) -> list[Check]:
-    """List the checks that there are for *setup*."""
-    aims = aims or Aims()
+def checks(setup: Setup, scope: AwsScope | None = None, *, clock: Clock) -> list[Check]:
+    """Return the checks for *setup*."""
+    scope = scope or AwsScope()
     found = [
-        Check("settings", _now(partial(check_settings, setup))),
-        Check("rules", _now(partial(check_rules, setup))),
-        Check("addresses", _now(partial(check_places, setup))),
+        Check("settings", _in_loop(partial(check_settings, setup))),
+        Check("rules", _in_loop(partial(check_rules, setup))),
+        Check("addresses", _in_loop(partial(check_endpoints, setup))),
         Check("secrets", in_thread(partial(check_secrets, setup))),
         Check("files", in_thread(partial(check_files, setup))),
         Check("store", partial(check_store, setup, clock=clock)),
@@ -75,20 +77,20 @@ def checks(setup: Setup, aims: Aims | None = None, *, clock: Clock) -> list[Chec
     on_aws = partial(
         check_aws,
         setup,
-        functions=aims.functions,
-        destinations=aims.destinations,
-        role=aims.role,
+        functions=scope.functions,
+        destinations=scope.destinations,
+        role=scope.role,
         clock=clock,
     )
     return [*found, Check("AWS", on_aws, _AWS_WITHIN_S)]
 
 
 async def run_all(checks: Sequence[Check]) -> Checkup:
-    """Make all checks, and gather what they found."""
-    whole = Checkup()
+    """Run all checks, and return their results."""
+    all_results = Checkup()
     for found in await asyncio.gather(*[_bounded(one) for one in checks]):
-        whole.take(found)
-    return whole
+        all_results.take(found)
+    return all_results
 
 
 async def _bounded(one: Check) -> Checkup:
@@ -97,24 +99,26 @@ async def _bounded(one: Check) -> Checkup:
         async with asyncio.timeout(one.within_s):
             await one.work(found)
     except TimeoutError:
-        found.could_not(one.what, "all of it", f"an answer within {one.within_s:g} seconds")
-    except Exception as error:  # noqa: BLE001 - of others: their text may quote a secret
-        needs = f"a mistake to be mended: {type(error).__name__}, which nobody foresaw"
-        found.could_not(one.what, "all of it", needs)
+        found.report_not_checked(
+            one.what, "all of it", f"a response within {one.within_s:g} seconds"
+        )
+    except Exception as error:  # noqa: BLE001 - without its text, which may quote a secret
+        needs = f"a fix in oncebridge: unexpected {type(error).__name__}"
+        found.report_not_checked(one.what, "all of it", needs)
     return found
 
 
-def _now(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[None]]:
-    async def look(checkup: Checkup) -> None:
+def _in_loop(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[None]]:
+    async def check_in(checkup: Checkup) -> None:
         work(checkup)
 
-    return look
+    return check_in
 
 
 def in_thread(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[None]]:
-    """Do *work* where it may hang, as on a disk that is gone, and nobody waits for its end."""
+    """Run *work* in a thread of its own, where it may hang (as on a failed disk)."""
 
-    async def look(checkup: Checkup) -> None:
+    async def check_in(checkup: Checkup) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         found = Checkup()
@@ -127,9 +131,9 @@ def in_thread(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[
             problem: BaseException | None = None
             try:
                 work(found)
-            except Exception as error:  # noqa: BLE001 - handed to whoever asked for it
+            except Exception as error:  # noqa: BLE001 - raised by the caller
                 problem = error
-            with suppress(RuntimeError):  # nobody waits any more, and the loop is gone
+            with suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(tell, problem)
 
         threading.Thread(target=run, name="oncebridge-check", daemon=True).start()
@@ -138,4 +142,4 @@ def in_thread(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[
         finally:
             checkup.take(found)
 
-    return look
+    return check_in

@@ -1,7 +1,7 @@
 """
-Secrets that stand in the configuration file itself, and who may read it.
+Check for secrets in the configuration file, and for users that can read it.
 
-What is found is named by its place, and never shown.
+Findings name the setting, and never show the secret.
 """
 
 import re
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from oncebridge.base.options import settings_of
 from oncebridge.base.secrets import Secret, has_credentials, is_at_aws, resolve_address
-from oncebridge.check.finding import Checkup, Severity, in_shell
+from oncebridge.check.finding import Checkup, Severity, shell_path
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import Place, as_table, backend
 from oncebridge.service.config import Config, Setup
@@ -28,39 +28,39 @@ _ANYBODY: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 def check_secrets(setup: Setup, checkup: Checkup) -> None:
-    """Look through the file for secrets that are written out."""
+    """Check the file for plain-text secrets."""
     if not setup.file or is_at_aws(setup.file):
         return
     path = Path(setup.file)
     places = list(written_out(tomllib.loads(path.read_text("utf-8-sig"))))
     if not places:
-        checkup.fine(f"file {setup.file}", "no secret is written out in it")
+        checkup.report_passed(f"file {setup.file}", "it contains no plain-text secret")
         return
-    checkup.find(
+    checkup.report(
         "secret-written",
         Severity.WARNING,
         f"file {setup.file}",
-        seen=f"written out: {', '.join(places)}",
-        why="Whoever sees the file, its backups or its history in version control has them, and "
-        "they cannot be replaced without a change to it.",
-        fix="Name where they are kept instead (env:NAME, file:PATH, ssm:NAME, secretsmanager:NAME):\n"
+        seen=f"secrets in plain text: {', '.join(places)}",
+        why="Everyone who can read the file, its backups or its version history has them, and the "
+        "file must be changed to rotate them.",
+        fix="Refer to them instead (env:NAME, file:PATH, ssm:NAME, secretsmanager:NAME):\n"
         f'{places[0].rpartition(".")[2].partition("[")[0]} = "env:NAME"',
     )
     mode = path.stat().st_mode
     if mode & _ANYBODY:
-        checkup.find(
+        checkup.report(
             "config-readable",
             Severity.WARNING,
             f"file {setup.file}",
-            seen=f"others on this host may read it (mode {stat.S_IMODE(mode):04o}), with the "
-            "secrets in it",
-            why="Every program on the host can act as oncebridge does.",
-            fix=f"Let only its owner read it:\nchmod 600 {in_shell(path)}",
+            seen=f"other users of this host can read it (mode {stat.S_IMODE(mode):04o}), and it "
+            "contains secrets",
+            why="Every program on the host can use these secrets.",
+            fix=f"Allow only its owner to read it:\nchmod 600 {shell_path(path)}",
         )
 
 
 def written_out(table: Mapping[str, Any]) -> Iterator[str]:
-    """Name the places of a configuration where a secret stands itself."""
+    """Return the settings of a configuration that contain a plain-text secret."""
     yield from _in_record(Config, table, "")
 
 
@@ -91,7 +91,7 @@ def _in_value(kind: Any, value: Any, where: str) -> Iterator[str]:
 
 def _in_items(kind: Any, value: Any, where: str) -> Iterator[str]:
     if get_origin(kind) is dict:
-        # Of headers, most are no secret; their names tell.
+        # Most headers are not secret; their names show it.
         named = value.items() if isinstance(value, Mapping) else ()
         for name, item in named:
             if _TELLING.search(name):

@@ -24,7 +24,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from oncebridge.audit.report import Difference, Report
+from oncebridge.audit.report import AuditReport, Difference
 from oncebridge.audit.suggest import Suggestion, suggest
 from oncebridge.base.durations import format_duration, parse_duration
 from oncebridge.base.formatting import format_list
@@ -243,7 +243,7 @@ def _audit(
     rules: str | None,
     differences: str | None,
     quiet: timedelta,
-) -> Report:
+) -> AuditReport:
     from oncebridge.audit import engine  # noqa: PLC0415 - DuckDB takes a moment to load
 
     ours = _route(setup, route)
@@ -287,7 +287,7 @@ def _lines(name: str | None) -> Iterator[Callable[[Difference], None] | None]:
         yield write
 
 
-def _tell(report: Report, suggestion: Suggestion, *, as_json: bool) -> None:
+def _tell(report: AuditReport, suggestion: Suggestion, *, as_json: bool) -> None:
     with _printing():
         if as_json:
             told = msgspec.to_builtins(report) | {"suggestion": msgspec.to_builtins(suggestion)}
@@ -312,7 +312,9 @@ def _printing() -> Iterator[None]:
         sys.exit(NEEDS_YOU)
 
 
-def _save(report: Report, suggestion: Suggestion, html: str | None, suggested: str | None) -> None:
+def _save(
+    report: AuditReport, suggestion: Suggestion, html: str | None, suggested: str | None
+) -> None:
     if html is not None:
         from oncebridge.audit.html import page  # noqa: PLC0415
 
@@ -386,7 +388,7 @@ def _warm(
     setup: Setup, files: tuple[str, ...], route: str | None, store: str, *, as_json: bool
 ) -> int:
     from oncebridge.audit.reading import find_files  # noqa: PLC0415 - not for reports
-    from oncebridge.audit.warm import Warming  # noqa: PLC0415
+    from oncebridge.audit.warm import StoreWarmer  # noqa: PLC0415
 
     routes = [_route(setup, route)] if route is not None else list(setup.routes)
     place = _place(setup, store)
@@ -394,7 +396,7 @@ def _warm(
         names = ", ".join(repr(route.name) for route in routes)
         note(f"the keys are of the route {names}; the service needs the same name: route = …")
     found = find_files([Path(name) for name in files], _note_skipped)
-    warming = Warming(setup, place, routes, found)
+    warming = StoreWarmer(setup, place, routes, found)
     try:
         with _bar() as told:
             run_loop(warming.run(told))

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from oncebridge.check import aws, run
-from oncebridge.check.codes import CODES
-from oncebridge.check.finding import Blind, Checkup, Finding, Severity
+from oncebridge.check.finding import CODES, Checkup, Finding, NotChecked, Severity
 from oncebridge.check.stores import UNREACHABLE
 from oncebridge.cli.command import as_json_option, command, printable, printable_lines, screen
 from oncebridge.cli.setup import CANNOT_OPEN, NEEDS_YOU, run_loop
@@ -75,7 +74,7 @@ def check(
     _check_codes("--only", only)
     _check_codes("--ignore", ignore)
     with _patience():
-        found = run_loop(run.check(setup, run.Aims(**aims)))
+        found = run_loop(run.check(setup, run.AwsScope(**aims)))
     found.findings = [
         one for one in found.findings if one.code not in ignore and (not only or one.code in only)
     ]
@@ -105,7 +104,7 @@ def _exit_code(found: Checkup, *, strict: bool) -> int:
     if any(one.code == UNREACHABLE for one in found.findings):
         return CANNOT_OPEN
     bad = [one for one in found.findings if strict or one.severity is not Severity.NOTE]
-    return NEEDS_YOU if bad or (strict and found.blind) else 0
+    return NEEDS_YOU if bad or (strict and found.not_checked) else 0
 
 
 # --- for programs -------------------------------------------------------------------------------
@@ -114,7 +113,7 @@ def _exit_code(found: Checkup, *, strict: bool) -> int:
 def _print_json(found: Checkup, *, verbose: bool) -> None:
     for finding in found.worst_first():
         _print_object("finding", msgspec.to_builtins(finding))
-    for blind in found.blind:
+    for blind in found.not_checked:
         _print_object("could-not-look", msgspec.to_builtins(blind))
     for passed in found.passed if verbose else ():
         _print_object("in-order", msgspec.to_builtins(passed))
@@ -128,7 +127,7 @@ def _print_object(kind: str, told: dict[str, Any]) -> None:
 def _counts(found: Checkup) -> dict[str, int]:
     severities = [one.severity for one in found.findings]
     counts = {f"{severity}s": severities.count(severity) for severity in Severity}
-    return {**counts, "could_not_look": len(found.blind), "in_order": len(found.passed)}
+    return {**counts, "could_not_look": len(found.not_checked), "in_order": len(found.passed)}
 
 
 # --- for people ---------------------------------------------------------------------------------
@@ -139,9 +138,9 @@ def _print(console: Console, found: Checkup, *, verbose: bool) -> None:
     width = max(min(columns, _WIDEST), _NARROWEST)
     for finding in found.worst_first():
         console.print(_told(finding, width), end="\n\n")
-    if found.blind:
+    if found.not_checked:
         console.print(Text("could not look", style="bold"))
-        for needs, blinds in _by_needs(found.blind).items():
+        for needs, blinds in _by_needs(found.not_checked).items():
             console.print(_wrapped("  ", f"needs {needs}", width))
             for blind in blinds:
                 console.print(
@@ -189,9 +188,9 @@ def _field(name: str, value: str, width: int, style: str = "") -> Text:
     return text
 
 
-def _by_needs(blinds: Sequence[Blind]) -> dict[str, list[Blind]]:
+def _by_needs(blinds: Sequence[NotChecked]) -> dict[str, list[NotChecked]]:
     """Gather what one and the same right or server would show."""
-    found: dict[str, list[Blind]] = {}
+    found: dict[str, list[NotChecked]] = {}
     for blind in blinds:
         found.setdefault(blind.needs, []).append(blind)
     return found
@@ -222,7 +221,7 @@ def _summary(found: Checkup, width: int) -> Text:
     ]
     verdict = ", ".join(told) or "nothing found"
     rest = f"; {counts['in_order']} looked at and in order"
-    if found.blind:
+    if found.not_checked:
         rest += f", {counts['could_not_look']} could not be looked at"
     text = Text("\n".join(_lines(verdict + rest, width)))
     text.stylize("bold" if told else "bold green", 0, len(verdict))

@@ -1,8 +1,8 @@
 """
-What of a configuration is on AWS, looked at there; nothing is changed.
+Check the resources of a configuration on AWS, without changing them.
 
-Every check works with whatever rights there are. What could not be looked at is said, with the
-IAM action that it takes, and the rest is looked at all the same.
+Every check works with the rights that the caller has. A check that is denied is reported with the
+IAM action that it needs, and the others continue.
 """
 
 from collections.abc import Sequence
@@ -58,13 +58,13 @@ async def check_aws(
     clock: Clock | None = None,
 ) -> None:
     """
-    Look at all that *setup* has on AWS, and add to *checkup* what comes of it.
+    Check all resources of *setup* on AWS, and add the results to *checkup*.
 
     *functions* are Lambda functions that run oncebridge: their configuration has no source, so
-    what brings them events is found through them. *destinations* are API destinations that lead
-    to an HTTP source of this configuration, by their names. *role* is whose rights are meant, by its ARN;
-    otherwise the caller's, and for a function those of its own role. *clock* is for tests.
-    Without an address on AWS, and without these, nobody is asked anything.
+    their sources are found through them. *destinations* are the names of API destinations that
+    lead to an HTTP source of this configuration. *role* is the ARN of the role whose rights are
+    checked; otherwise the caller's, and for a function those of its own role. *clock* is for tests.
+    Without an address on AWS, and without these, AWS is not called.
     """
     config = setup.config
     places = [*config.source, config.store, config.dead, *(route.sink for route in setup.routes)]
@@ -72,10 +72,12 @@ async def check_aws(
     if not (is_there or functions or destinations):
         return
     try:
-        from oncebridge.check.aws import run as whole  # noqa: PLC0415 - botocore is an extra
+        from oncebridge.check.aws import run  # noqa: PLC0415 - botocore is an extra
     except ImportError:
-        checkup.could_not("AWS", "all that is there", "a package: pip install 'oncebridge[aws]'")
+        checkup.report_not_checked(
+            "AWS", "all resources", "a package: pip install 'oncebridge[aws]'"
+        )
         return
-    await whole.check(
+    await run.check(
         setup, checkup, functions=functions, destinations=destinations, role=role, clock=clock
     )

@@ -1,10 +1,10 @@
 """
-What an AWS account says when it is asked, and asked only.
+Read the state of an AWS account.
 
-Nothing but `Get…`, `List…`, `Describe…` and `Simulate…` can be called from here. Whatever keeps
-an answer from us is raised as `Unseen`, with what it takes in words or as an IAM action; that
-there is no such thing is `Absent`. botocore does the asking, in threads, with short time-outs,
-and tries again where it is throttled.
+Only `Get…`, `List…`, `Describe…` and `Simulate…` can be called from here. A call that fails raises
+`NotReadable`, with what it needs in words or as an IAM action; a missing resource raises
+`NoSuchResource`. botocore makes the calls in threads, with short timeouts, and retries when
+throttled.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ _PATIENCE: Final = Config(
 )
 _AT_ONCE: Final = 8
 _PAUSES_S: Final = (0.5, 1.5, 4.0)
-"""Between tries where a service is busy."""
+"""Pauses between attempts when a service throttles."""
 _ACTIONS: Final = {
     "s3:GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
 }
-"""Where IAM calls an operation something else."""
+"""Operations whose IAM action has another name."""
 _ABSENT: Final = frozenset({"NoSuchBucket", "NoSuchEntity", "NoSuchLifecycleConfiguration"})
 _STRANGERS: Final = frozenset(
     {
@@ -67,64 +67,63 @@ _BY_CLOCK: Final = frozenset(
     }
 )
 _TOKENS: Final = {"lambda": ("NextMarker", "Marker"), "iam": ("Marker", "Marker")}
-"""How the next page is asked for, where it is not by NextToken."""
+"""The members for the next page, if not NextToken."""
 
 
-class Unseen(Exception):
-    """It could not be looked at; *needs* says what it takes."""
+class NotReadable(Exception):
+    """It could not be read; *needs* says what is needed to read it."""
 
     def __init__(self, needs: str) -> None:
         super().__init__(needs)
         self.needs = needs
 
 
-class _Busy(Unseen):
-    """It is throttled; in a moment it may not be."""
+class _Busy(NotReadable):
+    """The call was throttled, and can be retried."""
 
 
-class Absent(Exception):
-    """There is no such thing."""
+class NoSuchResource(Exception):
+    """The resource does not exist."""
 
 
 _HIDDEN: Final = "or you do not have access"
-"""So SQS ends what it says of a queue that is not there, where it may only be hidden from us."""
+"""End of the message of SQS when a queue does not exist or may only be hidden from us."""
 
 
-class Where(Struct, frozen=True):
-    """Whose account, which Region, which endpoint; what is None is as the environment says."""
+class AwsLocation(Struct, frozen=True):
+    """Profile, Region and endpoint; None means that of the environment."""
 
     region: str | None = None
     profile: str | None = None
     endpoint: str | None = None
     service: str = ""
-    """Whose endpoint it is: others do not answer there."""
+    """The service of the endpoint: others do not answer there."""
 
 
-class Reader:
+class AwsReader:
     """
-    Ask AWS, whichever service and Region it takes.
+    Reads from any service and Region of AWS.
 
-    *clock* is this host's, as a test may set it; what the answers say of the time is in
-    `self.clock`.
+    *clock* is this host's, which a test may set; `self.clock` has the time of the responses.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = SkewedClock(clock)
-        self._services: dict[tuple[str, Where], Service] = {}
+        self._services: dict[tuple[str, AwsLocation], AwsService] = {}
         self._sessions: dict[str | None, Any] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, "oncebridge-check-aws")
 
-    def at(self, service: str, where: Where) -> "Service":
+    def at(self, service: str, where: AwsLocation) -> "AwsService":
         """Return the *service* there."""
         if service != where.service:
-            where = Where(where.region, where.profile)
+            where = AwsLocation(where.region, where.profile)
         key = service, where
         if key not in self._services:
-            self._services[key] = Service(self, service, where)
+            self._services[key] = AwsService(self, service, where)
         return self._services[key]
 
     def endpoints(self) -> list[str]:
-        """List the URLs of the services that were asked."""
+        """Return the URLs of the services that were called."""
         return sorted({url for one in self._services.values() if (url := one.endpoint)})
 
     async def aclose(self) -> None:
@@ -134,7 +133,7 @@ class Reader:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, work: Callable[[], Any]) -> Any:
-        """Do *work* in a thread, when one of the few there are is free."""
+        """Run *work* in one of a few threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def session(self, profile: str | None) -> Any:
@@ -149,35 +148,35 @@ class Reader:
         return self._sessions[profile]
 
 
-class Service:
+class AwsService:
     """One service in one Region."""
 
-    def __init__(self, reader: Reader, name: str, where: Where) -> None:
+    def __init__(self, reader: AwsReader, name: str, where: AwsLocation) -> None:
         self.name = name
         self._reader = reader
         self._where = where
         self._client: Any = None
         self._answers: dict[str, asyncio.Task[Any]] = {}
-        self._away = ""
-        """Why there is no use in asking again."""
+        self._unavailable = ""
+        """Why further calls would fail; empty if they may succeed."""
         self._asked = threading.local()
         self._making = threading.Lock()
 
     @property
     def endpoint(self) -> str:
-        """The URL that is called; empty if nothing was asked yet."""
+        """The URL of the service; empty before the first call."""
         return "" if self._client is None else str(self._client.meta.endpoint_url)
 
     async def region(self) -> str:
         """Return which Region it is."""
-        client = await self._told("", self._made)
+        client = await self._in_thread("", self._made)
         return str(client.meta.region_name)
 
     async def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """
-        Call an operation that reads.
+        Call an operation that reads, and return its response.
 
-        The same question is asked once, however many want to know.
+        Equal calls are made once.
         """
         if not _READS.fullmatch(operation):
             raise ValueError(f"{operation} does more than read")
@@ -188,7 +187,7 @@ class Service:
         return answer
 
     async def ask_all(self, operation: str, member: str, **arguments: Any) -> list[Any]:
-        """Call an operation that lists, page by page, and give the *member* of all pages."""
+        """Call an operation that lists, and return the *member* of all pages."""
         told, wanted = _TOKENS.get(self.name, ("NextToken", "NextToken"))
         found: list[Any] = []
         token: dict[str, Any] = {}
@@ -201,7 +200,7 @@ class Service:
                 return found
             if following in seen:
                 action = self._action(operation)
-                raise Unseen(f"another answer to {action} than the same page again")
+                raise NotReadable(f"a response to {action} that is not the same page again")
             seen.add(following)
             token = {wanted: following}
 
@@ -212,13 +211,13 @@ class Service:
     # --- asking ----------------------------------------------------------------------------
 
     async def _ask(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        if self._away:
-            raise Unseen(self._away)
+        if self._unavailable:
+            raise NotReadable(self._unavailable)
         action = self._action(operation)
         _log.debug("oncebridge.check_asks", extra={"action": action})
         for pause_s in (*_PAUSES_S, None):
             try:
-                answer: dict[str, Any] = await self._told(
+                answer: dict[str, Any] = await self._in_thread(
                     action, lambda: self._call(operation, arguments)
                 )
                 return answer
@@ -229,7 +228,7 @@ class Service:
         raise AssertionError  # the last try returns or raises
 
     def _action(self, operation: str) -> str:
-        """Return what IAM calls an operation."""
+        """Return the IAM action of an operation."""
         action = f"{self.name}:{operation}"
         return _ACTIONS.get(action, action)
 
@@ -255,31 +254,31 @@ class Service:
                 self._client.meta.events.register("response-received", self._note_answered)
             return self._client
 
-    async def _told(self, action: str, work: Callable[[], Any]) -> Any:
-        """Do it in a thread; tell what goes wrong in our words, since botocore's may quote."""
+    async def _in_thread(self, action: str, work: Callable[[], Any]) -> Any:
+        """Run *work* in a thread; raise errors without botocore's texts, which may quote secrets."""
         try:
             return await self._reader.in_thread(work)
         except ClientError as error:
             raise self._refused(error.response, action) from None
         except ParamValidationError:
-            raise Absent from None  # such a thing cannot even have that name
+            raise NoSuchResource from None  # no resource can have that name
         except NoCredentialsError:
-            self._away = (
+            self._unavailable = (
                 "AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
         except ProfileNotFound:
-            self._away = f"a profile that is there: there is no {self._profile()}"
+            self._unavailable = f"an existing profile: {self._profile()} does not exist"
         except (SSOError, TokenRetrievalError):
-            # Of a login that is over, or that never was.
-            self._away = f"a login: aws sso login --profile {self._profile()}"
+            # The login has expired, or there was none.
+            self._unavailable = f"a login: aws sso login --profile {self._profile()}"
         except NoRegionError:
-            self._away = "an AWS Region: set AWS_REGION, or region= in the address"
-        except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is no URL
-            self._away = f"an answer of {self.name} ({type(error).__name__})"
-        raise Unseen(self._away)
+            self._unavailable = "an AWS Region: set AWS_REGION, or region= in the address"
+        except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is not a URL
+            self._unavailable = f"a response of {self.name} ({type(error).__name__})"
+        raise NotReadable(self._unavailable)
 
     def _profile(self) -> str:
-        """Name the profile; as it stands in an address, or in the environment."""
+        """Return the profile of the address or the environment, quoted for a shell."""
         named = self._where.profile or os.environ.get("AWS_PROFILE")
         return quote(named or os.environ.get("AWS_DEFAULT_PROFILE") or "default")
 
@@ -289,23 +288,23 @@ class Service:
         error = AwsError(status, str(told.get("Code", "")), "")
         if error.code in _ABSENT or error.is_missing:
             is_hidden = _HIDDEN in str(told.get("Message", ""))
-            return Unseen(action) if is_hidden else Absent()
+            return NotReadable(action) if is_hidden else NoSuchResource()
         if error.is_denied:
-            return Unseen(action)
+            return NotReadable(action)
         if error.code in _STRANGERS:
-            self._away = f"credentials that AWS accepts ({error.code})"
-            return Unseen(self._away)
+            self._unavailable = f"credentials that AWS accepts ({error.code})"
+            return NotReadable(self._unavailable)
         if error.code in _BY_CLOCK:
-            self._away = (
+            self._unavailable = (
                 f"a signature that AWS accepts ({error.code}): "
-                "are the secret key and this host's clock right?"
+                "check the secret key and this host's clock"
             )
-            return Unseen(self._away)
+            return NotReadable(self._unavailable)
         if error.is_throttling:
-            return _Busy(f"{action} without being throttled ({error.code}): try again later")
-        return Unseen(f"another answer to {action} than {error.code or status}")
+            return _Busy(f"{action} without throttling ({error.code}): try again later")
+        return NotReadable(f"a response to {action} other than {error.code or status}")
 
-    # --- the time, by the dates of the answers -----------------------------------------------
+    # --- the time, by the dates of the responses -----------------------------------------------
 
     def _note_sent(self, **_: Any) -> None:
         self._asked.at_ms = self._reader.clock.local()
@@ -320,5 +319,5 @@ class Service:
 
 @cache
 def _loader(path: str | None) -> Any:
-    """Return what reads the descriptions of services; they are large, so they are read once."""
+    """Return the loader of service descriptions; they are large, so it is shared."""
     return create_loader(path)

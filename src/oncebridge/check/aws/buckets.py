@@ -1,103 +1,107 @@
-"""The bucket of the S3 store: what its lifecycle rules remove, and what its versions keep."""
+"""Check the bucket of the S3 store: lifecycle rules and versions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oncebridge.aws.s3_buckets import KEPT_SIZE, Expiry, days_of
-from oncebridge.check.aws.account import Absent
+from oncebridge.check.aws.account import NoSuchResource
 from oncebridge.check.aws.commands import aws, migrate
-from oncebridge.check.aws.context import Spot, Visit
+from oncebridge.check.aws.context import AwsAddress, AwsContext
 from oncebridge.check.finding import Severity
 
 
-async def check_bucket(visit: Visit, spot: Spot) -> None:
-    """Look at the bucket of a store."""
-    bucket = spot.name
+async def check_bucket(context: AwsContext, address: AwsAddress) -> None:
+    """Check the bucket of a store."""
+    bucket = address.name
     subject = f"bucket {bucket}"
-    s3 = visit.at("s3", spot.where)
+    s3 = context.at("s3", address.where)
     try:
         asked = s3.ask("GetBucketVersioning", Bucket=bucket)
-        versions = await visit.look(subject, "whether it keeps versions", asked)
-    except Absent:
-        visit.find(
+        versions = await context.look(subject, "whether it keeps versions", asked)
+    except NoSuchResource:
+        context.report(
             "store-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such bucket",
+            seen="the bucket does not exist",
             why="oncebridge does not start without it.",
-            fix="Put the name in the address right, or make the bucket:\n"
-            + migrate(spot.where, "s3", bucket),
+            fix="Fix the name in the address, or create the bucket:\n"
+            + migrate(address.where, "s3", bucket),
         )
         return
-    prefix = spot.grants[1].resource.name.removeprefix(f"{bucket}/").removesuffix("*")
+    prefix = address.grants[1].resource.name.removeprefix(f"{bucket}/").removesuffix("*")
     asked = s3.ask("GetBucketLifecycleConfiguration", Bucket=bucket)
     try:
-        found = await visit.look(subject, "its lifecycle rules", asked)
-    except Absent:
+        found = await context.look(subject, "its lifecycle rules", asked)
+    except NoSuchResource:
         found = {"Rules": []}
     told = None if found is None else found.get("Rules") or []
     if told is not None:
-        _check_rules(visit, subject, spot, prefix, told)
-    _check_versions(visit, spot, prefix, versions, told)
+        _check_rules(context, subject, address, prefix, told)
+    _check_versions(context, address, prefix, versions, told)
 
 
 def _check_rules(
-    visit: Visit, subject: str, spot: Spot, prefix: str, told: Sequence[Mapping[str, Any]]
+    context: AwsContext,
+    subject: str,
+    address: AwsAddress,
+    prefix: str,
+    told: Sequence[Mapping[str, Any]],
 ) -> None:
     rules = [rule for one in told if (rule := _expiry(one)) is not None]
     rules = [
         rule for rule in rules if prefix.startswith(rule.prefix) or rule.prefix.startswith(prefix)
     ]
-    windows = [route.settings.window for route in visit.setup.routes]
-    wished = max(days_of(spot.options.expire_after), *map(days_of, windows))
-    command = migrate(spot.where, "s3", f"{spot.name}/{prefix}".rstrip("/"))
+    windows = [route.settings.window for route in context.setup.routes]
+    wished = max(days_of(address.options.expire_after), *map(days_of, windows))
+    command = migrate(address.where, "s3", f"{address.name}/{prefix}".rstrip("/"))
     for rule in rules:
         if rule.days < wished:
-            visit.find(
+            context.report(
                 "s3-lifecycle",
                 Severity.ERROR,
                 subject,
                 seen=f"rule {rule.id} removes records "
                 + (f"after {rule.days} days" if rule.days else "on a date, whatever their age")
                 + f"; they are needed for {wished} (window and expire_after)",
-                why="What is removed is forgotten: its event passes a second time.",
-                fix=f"Change that rule; oncebridge makes one of its own:\n{command}",
+                why="When its record is removed, an event that is redelivered is delivered twice.",
+                fix=f"Change that rule; oncebridge creates its own:\n{command}",
             )
         elif rule.removes_all:
-            visit.find(
+            context.report(
                 "s3-lifecycle",
                 Severity.WARNING,
                 subject,
                 seen=f"rule {rule.id} removes objects of every size after {rule.days} days",
-                why="Records that have to stay for longer, such as that a route is paused, are "
-                "made large so that a rule passes over them. This one does not.",
+                why="Records that must stay longer, such as a paused route, are large so that a "
+                "lifecycle rule with a size limit skips them. This rule has none.",
                 fix=f"Limit it to objects smaller than {KEPT_SIZE} bytes "
-                f"(ObjectSizeLessThan), as ours is:\n{command}",
+                f"(ObjectSizeLessThan), like the rule of oncebridge:\n{command}",
             )
         else:
-            visit.fine(subject, f"rule {rule.id} removes records after {rule.days} days")
+            context.report_passed(subject, f"rule {rule.id} removes records after {rule.days} days")
     covering = [rule for rule in rules if prefix.startswith(rule.prefix)]
-    if not covering and spot.options.expiry == "lifecycle":
-        visit.find(
+    if not covering and address.options.expiry == "lifecycle":
+        context.report(
             "s3-lifecycle",
             Severity.WARNING,
             subject,
             seen="no lifecycle rule removes old records",
-            why="They stay for ever: the bucket, and what it costs, only grows.",
-            fix=f"Make the rule:\n{command}",
+            why="They are never removed: the bucket and its cost grow without limit.",
+            fix=f"Create the rule:\n{command}",
         )
 
 
 def _check_versions(
-    visit: Visit,
-    spot: Spot,
+    context: AwsContext,
+    address: AwsAddress,
     prefix: str,
     versions: Mapping[str, Any] | None,
     told: Sequence[Mapping[str, Any]] | None,
 ) -> None:
     if versions is None or told is None:
         return
-    subject = f"bucket {spot.name}"
+    subject = f"bucket {address.name}"
     is_cleaned = any(
         "NoncurrentVersionExpiration" in one
         and one.get("Status") == "Enabled"
@@ -105,26 +109,26 @@ def _check_versions(
         for one in told
     )
     if versions.get("Status") != "Enabled" or is_cleaned:
-        visit.fine(subject, "old versions do not pile up")
+        context.report_passed(subject, "old versions are not kept, or are removed")
         return
-    visit.find(
+    context.report(
         "s3-versioning",
         Severity.WARNING,
         subject,
-        seen="it keeps versions, and no lifecycle rule removes old ones",
-        why="Each event is written twice, and each first version stays and costs for ever.",
-        fix="Turn versioning off for a bucket of oncebridge's own, or have old versions removed:\n"
+        seen="versioning is on, and no lifecycle rule removes old versions",
+        why="Each event is written twice, and each first version is kept and paid for forever.",
+        fix="Turn versioning off if the bucket is for oncebridge alone, or remove old versions:\n"
         + aws(
-            spot.where,
+            address.where,
             "s3api",
             "put-bucket-versioning",
-            *("--bucket", spot.name, "--versioning-configuration", "Status=Suspended"),
+            *("--bucket", address.name, "--versioning-configuration", "Status=Suspended"),
         ),
     )
 
 
 def _expiry(rule: Mapping[str, Any]) -> Expiry | None:
-    """Read a rule; None where it removes none of our objects, which have no tags."""
+    """Return the expiry of a rule; None if it removes no object of oncebridge (they have no tags)."""
     expiry = rule.get("Expiration") or {}
     days = 0 if "Date" in expiry else expiry.get("Days")
     where = rule.get("Filter") or {}
@@ -138,7 +142,7 @@ def _expiry(rule: Mapping[str, Any]) -> Expiry | None:
 
 
 def _prefix(rule: Mapping[str, Any]) -> str:
-    """Return what the objects begin with that a rule is for."""
+    """Return the prefix of a rule."""
     where = rule.get("Filter") or {}
     both = where.get("And") or {}
     return str(both.get("Prefix") or where.get("Prefix") or rule.get("Prefix") or "")

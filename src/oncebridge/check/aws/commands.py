@@ -1,16 +1,16 @@
-"""Commands for whoever puts something right: every word is safe in a shell, and meant for there."""
+"""Commands that fix a finding; every word is quoted for a shell."""
 
 import shlex
 from typing import Final
 from urllib.parse import quote
 
-from oncebridge.check.aws.account import Where
+from oncebridge.check.aws.account import AwsLocation
 
 _SERVICES: Final = {"s3api": "s3"}
 
 
-def aws(where: Where, service: str, *words: object) -> str:
-    """Write a command of the AWS CLI, for the Region, profile and endpoint that are meant."""
+def aws(where: AwsLocation, service: str, *words: object) -> str:
+    """Return a command of the AWS CLI for the Region, profile and endpoint of *where*."""
     given = ["aws", service, *map(str, words)]
     if where.region:
         given += ["--region", where.region]
@@ -21,7 +21,7 @@ def aws(where: Where, service: str, *words: object) -> str:
     return shlex.join(given)
 
 
-def migrate(where: Where, scheme: str, name: str) -> str:
-    """Write the command that makes a store."""
+def migrate(where: AwsLocation, scheme: str, name: str) -> str:
+    """Return the command that creates a store."""
     address = f"{scheme}://{name}" + (f"?region={quote(where.region)}" if where.region else "")
     return shlex.join(["oncebridge", "migrate", "--store", address])

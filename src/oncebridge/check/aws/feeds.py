@@ -1,4 +1,4 @@
-"""Which rules of EventBridge bring events here, by their targets, on every bus of a Region."""
+"""Find the EventBridge rules that send events here, on every bus of a Region."""
 
 import asyncio
 import json
@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncebridge.check.aws.account import Absent, Service, Unseen, Where
+from oncebridge.check.aws.account import AwsLocation, AwsService, NoSuchResource, NotReadable
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Visit
+from oncebridge.check.aws.context import AwsContext
 
 GENESYS: Final = "aws.partner/genesys.com"
 LONGEST_AGE: Final = timedelta(hours=24)
-"""How long EventBridge tries, unless a target says otherwise."""
+"""How long EventBridge retries, unless a target says otherwise."""
 MOST_ATTEMPTS: Final = 185
 _SHOWN: Final = frozenset(
     {
@@ -22,11 +22,11 @@ _SHOWN: Final = frozenset(
         *("RoleArn", "SqsParameters"),
     }
 )
-"""What of a target may be printed: a header or a text that it sends may hold a secret."""
+"""Members of a target that may be printed: headers and texts may contain a secret."""
 
 
 class Bus(Struct, frozen=True):
-    """A bus, or what is known of one whose list could not be had."""
+    """A bus; without its ARN if the buses could not be listed."""
 
     name: str
     arn: str = ""
@@ -44,8 +44,8 @@ class Bus(Struct, frozen=True):
         return self.name.startswith("aws.partner/")
 
 
-class Feed(Struct, frozen=True, kw_only=True):
-    """One target of one rule, which leads here."""
+class EventFeed(Struct, frozen=True, kw_only=True):
+    """One target of a rule that sends events here."""
 
     bus: Bus
     rule: str
@@ -56,10 +56,10 @@ class Feed(Struct, frozen=True, kw_only=True):
     is_enabled: bool
     target: Mapping[str, Any]
     to: str
-    """What the target is, in our words."""
-    where: Where
+    """The subject of the target in findings, such as `queue orders`."""
+    where: AwsLocation
     changes: Mapping[str, Any] = {}
-    """All that is to be changed at the target; what is None is to be taken away."""
+    """All changes to make at the target; a member that is None is to be removed."""
 
     @property
     def subject(self) -> str:
@@ -71,7 +71,7 @@ class Feed(Struct, frozen=True, kw_only=True):
 
     @property
     def age(self) -> timedelta:
-        """How long EventBridge tries to deliver."""
+        """How long EventBridge retries."""
         given = (self.target.get("RetryPolicy") or {}).get("MaximumEventAgeInSeconds")
         return LONGEST_AGE if given is None else timedelta(seconds=int(given))
 
@@ -82,35 +82,35 @@ class Feed(Struct, frozen=True, kw_only=True):
 
     @property
     def dead(self) -> str:
-        """The ARN of the queue for what cannot be delivered; empty if there is none."""
+        """The ARN of the dead-letter queue; empty if there is none."""
         return str((self.target.get("DeadLetterConfig") or {}).get("Arn") or "")
 
     @property
     def is_genesys(self) -> bool:
-        """Whether it brings events of Genesys Cloud, as far as its bus and pattern tell."""
+        """Whether it sends events of Genesys Cloud, by its bus and pattern."""
         return self.bus.name.startswith(GENESYS) or GENESYS in json.dumps(
             (self.pattern or {}).get("source", "")
         )
 
     def command(self, operation: str, *words: str, named: str = "--rule") -> str:
-        """Write a command about the rule."""
+        """Return a command for the rule."""
         whose = ("--event-bus-name", self.bus.name, named, self.rule)
         return aws(self.where, "events", operation, *whose, *words)
 
     @property
     def removal(self) -> str:
-        """What takes the target away from the rule, and leaves its others."""
+        """The command that removes the target from the rule, and keeps its others."""
         return self.command("remove-targets", "--ids", self.id)
 
     def fix(self, what: str) -> str:
         """
-        Say *what* to do, and how.
+        Return *what* to do, with the command.
 
-        A target can only be replaced as a whole: so there is one command for all of its changes,
-        and whoever follows one finding does not undo another.
+        A target can only be replaced as a whole, so there is one command for all of its changes:
+        following one finding does not undo another.
         """
         if len({None if given is None else name for name, given in self.changes.items()}) > 1:
-            what += ", with all else that is to be changed at this target"
+            what += ", with all other changes to this target"
         target = {**self.target, **self.changes}
         target = {name: value for name, value in target.items() if value is not None}
         if target.keys() <= _SHOWN:
@@ -119,75 +119,81 @@ class Feed(Struct, frozen=True, kw_only=True):
         listed = self.command("list-targets-by-rule", "--query", wanted, "--output", "json")
         given = {name: value for name, value in self.changes.items() if value is not None}
         gone = [name for name in self.changes if name in self.target and name not in given]
-        steps = [f"take out of it: {', '.join(gone)}"] if gone else []
-        steps += [f"put into it: {json.dumps(given)[1:-1]}"] if given else []
+        steps = [f"remove from it: {', '.join(gone)}"] if gone else []
+        steps += [f"add to it: {json.dumps(given)[1:-1]}"] if given else []
         put = self.command("put-targets", "--targets", "file://target.json")
         return "\n".join((f"{what}:", f"{listed} > target.json", *steps, put))
 
 
-class Feeds(Struct, frozen=True):
-    """All that leads to one target."""
+class EventFeeds(Struct, frozen=True):
+    """All feeds of one target."""
 
-    found: tuple[Feed, ...]
+    found: tuple[EventFeed, ...]
     is_sure: bool
-    """Whether all could be looked at."""
+    """Whether all could be read."""
     to: str
-    """What the target is, in our words."""
+    """The subject of the target in findings, such as `queue orders`."""
 
 
-async def buses(visit: Visit, where: Where) -> tuple[list[Bus], bool]:
-    """List the buses of a Region, and tell whether that are all; the default bus is there."""
-    events = visit.at("events", where)
+async def buses(context: AwsContext, where: AwsLocation) -> tuple[list[Bus], bool]:
+    """Return the buses of a Region, and whether these are all; there is always a default bus."""
+    events = context.at("events", where)
     asked = events.ask_all("ListEventBuses", "EventBuses")
-    found = await visit.find_there("EventBridge", "which buses there are", asked)
+    found = await context.look_if_exists("EventBridge", "the list of buses", asked)
     if found is None:
         return [Bus("default")], False
     return [Bus(one["Name"], one.get("Arn", "")) for one in found], True
 
 
-async def feeds(visit: Visit, to: str, target: str, where: Where) -> Feeds:
-    """Find the rules that have the ARN *target* as a target, which we call *to*."""
-    several, is_sure = await buses(visit, where)
-    answers = await asyncio.gather(*[_of_bus(visit, bus, to, target, where) for bus in several])
+async def feeds(context: AwsContext, to: str, target: str, where: AwsLocation) -> EventFeeds:
+    """Return the feeds of the ARN *target*, whose subject is *to*."""
+    several, is_sure = await buses(context, where)
+    answers = await asyncio.gather(*[_of_bus(context, bus, to, target, where) for bus in several])
     found = [feed for answer in answers for feed in answer.found]
-    return Feeds(tuple(found), is_sure and all(answer.is_sure for answer in answers), to)
+    return EventFeeds(tuple(found), is_sure and all(answer.is_sure for answer in answers), to)
 
 
-async def rules_to(visit: Visit, bus: Bus, target: str, where: Where) -> list[str] | None:
-    """Name the rules of a *bus* that have *target*; None where that is not told."""
-    events = visit.at("events", where)
+async def rules_to(
+    context: AwsContext, bus: Bus, target: str, where: AwsLocation
+) -> list[str] | None:
+    """Return the names of the rules of a *bus* with *target*; None if that is denied."""
+    events = context.at("events", where)
     asked = events.ask_all(
         "ListRuleNamesByTarget", "RuleNames", TargetArn=target, EventBusName=bus.name
     )
-    return await visit.find_there(f"bus {bus.name}", "which of its rules lead here", asked)
+    return await context.look_if_exists(
+        f"bus {bus.name}", "which of its rules send events here", asked
+    )
 
 
-async def _of_bus(visit: Visit, bus: Bus, to: str, target: str, where: Where) -> Feeds:
-    names = await rules_to(visit, bus, target, where)
+async def _of_bus(
+    context: AwsContext, bus: Bus, to: str, target: str, where: AwsLocation
+) -> EventFeeds:
+    names = await rules_to(context, bus, target, where)
     if not names:
-        return Feeds((), names is not None, to)
-    events, named = visit.at("events", where), {"EventBusName": bus.name}
-    listed = await visit.find_there(
+        return EventFeeds((), names is not None, to)
+    events, named = context.at("events", where), {"EventBusName": bus.name}
+    listed = await context.look_if_exists(
         f"bus {bus.name}",
         "the patterns and states of its rules",
         events.ask_all("ListRules", "Rules", **named),
     )
     rules = {str(one.get("Name")): one for one in listed or ()}
     asked = [
-        visit.find_there(
+        context.look_if_exists(
             f"rule {name} ({bus.name})",
             "its targets",
             events.ask_all("ListTargetsByRule", "Targets", Rule=name, **named),
         )
         for name in names
     ]
-    found: list[Feed] = []
+    found: list[EventFeed] = []
     is_sure = True
     for name, targets in zip(names, await asyncio.gather(*asked), strict=True):
         is_sure = is_sure and name in rules and targets is not None
-        rule = rules.get(name, {})  # what is not told is taken to be as it should be
+        rule = rules.get(name, {})  # unknown settings are assumed to be right
         found += [
-            Feed(
+            EventFeed(
                 bus=bus,
                 rule=name,
                 rule_arn=rule.get("Arn", ""),
@@ -201,7 +207,7 @@ async def _of_bus(visit: Visit, bus: Bus, to: str, target: str, where: Where) ->
             for one in targets or ()
             if one.get("Arn") == target
         ]
-    return Feeds(tuple(found), is_sure, to)
+    return EventFeeds(tuple(found), is_sure, to)
 
 
 def _pattern(rule: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -212,9 +218,9 @@ def _pattern(rule: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-async def partner_sources(events: Service) -> list[Mapping[str, Any]]:
-    """List the event sources of Genesys Cloud; raises `Unseen`."""
+async def partner_sources(events: AwsService) -> list[Mapping[str, Any]]:
+    """Return the event sources of Genesys Cloud; raises `NotReadable`."""
     try:
         return await events.ask_all("ListEventSources", "EventSources", NamePrefix=GENESYS)
-    except Absent:
-        raise Unseen("events:ListEventSources") from None
+    except NoSuchResource:
+        raise NotReadable("events:ListEventSources") from None

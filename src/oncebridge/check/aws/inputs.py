@@ -1,8 +1,8 @@
 """
-What a target makes of an event before it is sent: all of it, a part, or something else.
+Check what a target sends for an event: all of it, a part, or something else.
 
-It is tried out: an invented event goes through what the target says, and what comes out is read
-as oncebridge would read it.
+A sample event is transformed as the target would do it, and the result is read as oncebridge would
+read it.
 """
 
 import json
@@ -39,24 +39,24 @@ _PREDEFINED: Final = {
 }
 
 
-class Shape(Struct, frozen=True):
-    """What arrives."""
+class SentInput(Struct, frozen=True):
+    """What a target sends, and how oncebridge reads it."""
 
     says: str
-    """What is set at the target; empty where the event is sent as it is."""
+    """The setting of the target; empty if the event is sent unchanged."""
     is_event: bool = True
     """Whether oncebridge can read it as an event, with its present settings."""
     is_bare: bool = False
     """Whether it is the detail alone."""
     is_constant: bool = False
     lost: tuple[str, ...] = ()
-    """What of the event is gone or another."""
+    """Fields of the event that are missing or changed."""
 
 
-def shape(target: Mapping[str, Any], *, bare: bool) -> Shape:
+def sent_input(target: Mapping[str, Any], *, bare: bool) -> SentInput:
     """Return what a *target* sends, and how it is read; *bare* is the setting of that name."""
     if target.get("Input"):
-        return Shape("Input", is_event=False, is_constant=True)
+        return SentInput("Input", is_event=False, is_constant=True)
     path = target.get("InputPath")
     if path and path != "$":
         says = f"InputPath {path}"
@@ -65,22 +65,22 @@ def shape(target: Mapping[str, Any], *, bare: bool) -> Shape:
         says = "InputTransformer"
         sent = _written(target["InputTransformer"])
     else:
-        return Shape("")
+        return SentInput("")
     is_bare = path == "$.detail"
     event = read(sent.encode(), bare=bare)
     if isinstance(event, Unreadable):
-        return Shape(says, is_event=False, is_bare=is_bare)
+        return SentInput(says, is_event=False, is_bare=is_bare)
     whole = read(json.dumps(_SAMPLE).encode())
     assert not isinstance(whole, Unreadable)  # noqa: S101 - it is above
     members = ("id", "source", "detail_type", "time")
     lost = [name for name in members if getattr(event, name) != getattr(whole, name)]
     if event.canonical != whole.canonical:
         lost.append("detail")
-    return Shape(says, is_bare=is_bare, lost=tuple(lost))
+    return SentInput(says, is_bare=is_bare, lost=tuple(lost))
 
 
 def _at(path: str) -> Any:
-    """Follow a path of EventBridge's through the sample; what it does not have, it has."""
+    """Return the value at a path of the sample; `sample` if it has none."""
     value: Any = _SAMPLE
     for found in _STEP.finditer(path.removeprefix("$")):
         name = found[1] or found[2]
@@ -94,7 +94,7 @@ def _at(path: str) -> Any:
 
 
 def _written(transformer: Mapping[str, Any]) -> str:
-    """Fill in a template as EventBridge does."""
+    """Return a template, filled in as EventBridge does."""
     paths = transformer.get("InputPathsMap") or {}
     template = str(transformer.get("InputTemplate", ""))
     parts: list[str] = []

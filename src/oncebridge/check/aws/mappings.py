@@ -1,4 +1,4 @@
-"""Lambda's own readers: how they hand over, what they do with what failed, and for how long."""
+"""Check Lambda event source mappings: batches, failures, retries."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,23 +8,23 @@ from typing import Any, Final
 from msgspec import Struct
 
 from oncebridge.base.durations import format_duration
-from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Visit
-from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.context import AwsContext
+from oncebridge.check.aws.queues import SqsQueue
 from oncebridge.check.finding import Severity
 
 _OFF: Final = ("Deleting", "Disabled", "Disabling")
 _FEW: Final = 3
 _FACTOR: Final = 6
-"""AWS asks for a visibility timeout of so many times the function's timeout."""
+"""AWS recommends a visibility timeout of so many times the function's timeout."""
 
 
 class SourceMapping(Struct, frozen=True):
     """One mapping of a queue or stream to a function."""
 
     told: Mapping[str, Any]
-    where: Where
+    where: AwsLocation
 
     @property
     def function(self) -> str:
@@ -47,7 +47,7 @@ class SourceMapping(Struct, frozen=True):
 
     @property
     def service(self) -> str:
-        """What is read; empty for what has no ARN, such as a Kafka of one's own."""
+        """The service that is read; empty for a source without an ARN, such as self-managed Kafka."""
         return "".join(self.source.split(":")[2:3])
 
     @property
@@ -68,7 +68,7 @@ class SourceMapping(Struct, frozen=True):
 
     @property
     def destination(self) -> str:
-        """Where it is told what was given up; empty if nowhere."""
+        """The failure destination; empty if there is none."""
         wanted = (self.told.get("DestinationConfig") or {}).get("OnFailure") or {}
         return str(wanted.get("Destination") or "")
 
@@ -79,13 +79,13 @@ class SourceMapping(Struct, frozen=True):
         return any(limit is not None and int(limit) != -1 for limit in limits)
 
     def command(self, *change: str) -> str:
-        """Write what changes it."""
+        """Return the command that changes it."""
         given = ("--uuid", self.told.get("UUID"), *change)
         return aws(self.where, "lambda", "update-event-source-mapping", *given)
 
     @property
     def removal(self) -> str:
-        """What takes it away."""
+        """The command that deletes it."""
         given = ("--uuid", self.told.get("UUID"))
         return aws(self.where, "lambda", "delete-event-source-mapping", *given)
 
@@ -97,7 +97,7 @@ def _name(function: str) -> str:
 
 
 class Function(Struct, frozen=True):
-    """A function, as far as it matters here."""
+    """A Lambda function."""
 
     name: str
     arn: str
@@ -106,26 +106,28 @@ class Function(Struct, frozen=True):
     has_dead_letters: bool
 
 
-async def of_source(visit: Visit, subject: str, arn: str, where: Where) -> list[SourceMapping]:
+async def of_source(
+    context: AwsContext, subject: str, arn: str, where: AwsLocation
+) -> list[SourceMapping]:
     """List the mappings of a queue or stream."""
-    functions = visit.at("lambda", where)
+    functions = context.at("lambda", where)
     asked = functions.ask_all("ListEventSourceMappings", "EventSourceMappings", EventSourceArn=arn)
-    found = await visit.find_there(subject, "which functions read it", asked)
+    found = await context.look_if_exists(subject, "which functions read it", asked)
     return [SourceMapping(one, where) for one in found or ()]
 
 
-async def of_function(visit: Visit, name: str, where: Where) -> list[SourceMapping]:
+async def of_function(context: AwsContext, name: str, where: AwsLocation) -> list[SourceMapping]:
     """List the mappings that call a function."""
-    functions = visit.at("lambda", where)
+    functions = context.at("lambda", where)
     asked = functions.ask_all("ListEventSourceMappings", "EventSourceMappings", FunctionName=name)
-    found = await visit.find_there(f"function {name}", "what it reads", asked)
+    found = await context.look_if_exists(f"function {name}", "what it reads", asked)
     return [SourceMapping(one, where) for one in found or ()]
 
 
-async def function_of(visit: Visit, name: str, where: Where) -> Function | None:
-    """Look at a function, or at the version that an ARN names; raises `Absent`."""
-    asked = visit.at("lambda", where).ask("GetFunctionConfiguration", FunctionName=name)
-    found = await visit.look(f"function {_name(name)}", "its timeout and role", asked)
+async def function_of(context: AwsContext, name: str, where: AwsLocation) -> Function | None:
+    """Read a function, or the version that an ARN names; raises `NoSuchResource`."""
+    asked = context.at("lambda", where).ask("GetFunctionConfiguration", FunctionName=name)
+    found = await context.look(f"function {_name(name)}", "its timeout and role", asked)
     if found is None:
         return None
     return Function(
@@ -137,149 +139,151 @@ async def function_of(visit: Visit, name: str, where: Where) -> Function | None:
     )
 
 
-# --- what they are like -----------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------
 
 
-async def check_mapping(visit: Visit, mapping: SourceMapping, queue: Queue | None) -> None:
-    """Look at a mapping of a function that runs oncebridge; at its *queue*, if it is one."""
-    _check_mapping(visit, mapping)
+async def check_mapping(
+    context: AwsContext, mapping: SourceMapping, queue: SqsQueue | None
+) -> None:
+    """Check a mapping of a function that runs oncebridge, and its *queue*, if it has one."""
+    _check_mapping(context, mapping)
     if queue is not None and mapping.is_enabled:
-        await _check_visibility(visit, mapping, queue)
+        await _check_visibility(context, mapping, queue)
 
 
 def check_others(
-    visit: Visit, queue: Queue, own: SourceMapping, several: Sequence[SourceMapping]
+    context: AwsContext, queue: SqsQueue, own: SourceMapping, several: Sequence[SourceMapping]
 ) -> None:
-    """See whether a queue that a function reads is read by others, too."""
+    """Check whether other functions read the queue of a function."""
     enabled = [mapping for mapping in several if mapping.is_enabled]
     others = [mapping for mapping in enabled if mapping.function != own.function]
     if len(enabled) < 2:
         return
     names = ", ".join(sorted(mapping.function for mapping in enabled))
     spare = others or [one for one in enabled if one.told.get("UUID") != own.told.get("UUID")]
-    visit.find(
+    context.report(
         "mapping-several",
         Severity.ERROR,
         queue.subject,
         seen=f"{len(enabled)} mappings read it: {names}",
-        why="A message goes to one of them only. Each function sees a part of the events, and "
-        "which part is chance.",
-        fix="Give each function a queue of its own, as further targets of the rule; or remove "
+        why="Each message goes to only one of them. Each function receives a random part of the "
+        "events.",
+        fix="Use a queue for each function, as further targets of the rule; or remove "
         f"all mappings but that of {own.function}:\n"
         + "\n".join(mapping.removal for mapping in spare[:_FEW]),
     )
 
 
-def check_beside_worker(visit: Visit, queue: Queue, several: Sequence[SourceMapping]) -> None:
-    """See whether Lambda reads a queue that workers of this configuration read."""
+def check_beside_worker(
+    context: AwsContext, queue: SqsQueue, several: Sequence[SourceMapping]
+) -> None:
+    """Check whether Lambda reads a queue that workers of this configuration read."""
     enabled = [mapping for mapping in several if mapping.is_enabled]
     if not enabled:
-        visit.fine(queue.subject, "no function reads it beside the workers")
+        context.report_passed(queue.subject, "only workers read it, no function")
         return
     names = ", ".join(sorted(mapping.function for mapping in enabled))
-    visit.find(
+    context.report(
         "mapping-and-worker",
         Severity.ERROR,
         queue.subject,
         seen=f"it is the source of this configuration, and Lambda reads it for {names}",
-        why="A message goes to one of them only: the workers get a part of the events, and the "
-        "function the rest. Unless both run oncebridge on the same store, with the same routes, "
-        "neither does its work.",
+        why="Each message goes to only one of them: the workers receive a part of the events, and "
+        "the function the rest. This works only if both run oncebridge with the same store and the "
+        "same routes.",
         fix="If the function runs oncebridge, do not run workers (and check it with --function "
-        f"{enabled[0].function}). If not, give each a queue of its own, or:\n"
+        f"{enabled[0].function}). Otherwise use a queue for each, or disable the mapping:\n"
         + "\n".join(mapping.command("--no-enabled") for mapping in enabled[:_FEW]),
     )
 
 
-def _check_mapping(visit: Visit, mapping: SourceMapping) -> None:
+def _check_mapping(context: AwsContext, mapping: SourceMapping) -> None:
     subject = mapping.subject
     if not mapping.is_enabled:
-        visit.find(
+        context.report(
             "mapping-disabled",
             Severity.WARNING,
             subject,
             seen=f"its state is {mapping.told.get('State')}",
-            why="Nothing is read by it: events wait until they are too old, and are gone.",
+            why="It reads nothing: events wait until their retention ends, and are lost.",
             fix=mapping.command("--enabled"),
         )
         return
     if mapping.reports:
-        visit.fine(subject, "ReportBatchItemFailures is on")
+        context.report_passed(subject, "ReportBatchItemFailures is on")
     else:
-        visit.find(
+        context.report(
             "mapping-batch-failures",
             Severity.ERROR,
             subject,
             seen="ReportBatchItemFailures is off",
-            why="Lambda does not read the answer of the function. What oncebridge hands back, to "
-            "come again later, is "
-            + ("passed over" if mapping.is_stream else "deleted")
-            + ": it is lost.",
+            why="Lambda ignores the response of the function. Events that oncebridge returns to be "
+            "retried are " + ("skipped" if mapping.is_stream else "deleted") + ", and lost.",
             fix=mapping.command("--function-response-types", "ReportBatchItemFailures"),
         )
     if (mapping.told.get("FilterCriteria") or {}).get("Filters"):
-        visit.find(
+        context.report(
             "mapping-filter",
             Severity.NOTE,
             subject,
             seen="it has filter criteria",
-            why="What does not match is deleted, before oncebridge sees it; it is in no count.",
-            fix="If that is not meant, filter in the rule, or in oncebridge with `discard`:\n"
+            why="Events that do not match are deleted before oncebridge receives them, and not counted.",
+            fix="If that is not intended, filter in the rule, or in oncebridge with `discard`:\n"
             + mapping.command("--filter-criteria", "{}"),
         )
     if mapping.is_stream:
-        _check_stream_mapping(visit, subject, mapping)
+        _check_stream_mapping(context, subject, mapping)
 
 
-def _check_stream_mapping(visit: Visit, subject: str, mapping: SourceMapping) -> None:
+def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapping) -> None:
     destination = json.dumps({"OnFailure": {"Destination": mapping.destination or "QUEUE-ARN"}})
     told = ("--destination-config", destination)
     if not mapping.has_end:
-        visit.find(
+        context.report(
             "mapping-blocks-shard",
             Severity.WARNING,
             subject,
-            seen="it tries for as long as the stream keeps a record "
+            seen="it retries for as long as the stream keeps a record "
             "(MaximumRetryAttempts and MaximumRecordAgeInSeconds are -1)",
-            why="oncebridge sets aside what it cannot read. But a batch that ends the function (out "
-            "of memory, out of time) blocks its shard until the stream has dropped it.",
-            fix="Give up some time, and keep what was given up:\n"
+            why="Unreadable records go to the dead letters. But a batch that crashes the function (out "
+            "of memory, timeout) blocks its shard until the stream drops the records.",
+            fix="Limit the retries, and set a failure destination:\n"
             + mapping.command("--maximum-retry-attempts", "100", *told),
         )
     elif not mapping.destination:
-        visit.find(
+        context.report(
             "mapping-no-destination",
             Severity.ERROR,
             subject,
             seen="it gives up on records (MaximumRetryAttempts "
             f"{mapping.told.get('MaximumRetryAttempts')}, MaximumRecordAgeInSeconds "
             f"{mapping.told.get('MaximumRecordAgeInSeconds')}) and has no failure destination",
-            why="After an outage of that length records are passed over, and nothing says which.",
-            fix="Have it told which, so that they can be read again from the stream:\n"
+            why="After an outage of that length, records are skipped without a trace.",
+            fix="Set a failure destination, so that skipped records can be read again from the stream:\n"
             + mapping.command(*told),
         )
     else:
-        visit.fine(subject, "what it gives up is told")
+        context.report_passed(subject, "it has a failure destination")
     if not mapping.told.get("BisectBatchOnFunctionError"):
-        visit.find(
+        context.report(
             "mapping-bisect",
             Severity.WARNING,
             subject,
             seen="BisectBatchOnFunctionError is off",
-            why="A record that ends the function takes the whole batch along, each time.",
+            why="A record that crashes the function makes the whole batch fail, each time.",
             fix=mapping.command("--bisect-batch-on-function-error"),
         )
 
 
-async def _check_visibility(visit: Visit, mapping: SourceMapping, queue: Queue) -> None:
+async def _check_visibility(context: AwsContext, mapping: SourceMapping, queue: SqsQueue) -> None:
     try:
-        function = await function_of(visit, str(mapping.told.get("FunctionArn")), mapping.where)
-    except Absent:
+        function = await function_of(context, str(mapping.told.get("FunctionArn")), mapping.where)
+    except NoSuchResource:
         return
     if function is None:
         return
     wished = function.timeout * _FACTOR + mapping.gathering
-    lease = max(route.settings.lease for route in visit.setup.routes)
+    lease = max(route.settings.lease for route in context.setup.routes)
     least = max(function.timeout + mapping.gathering, lease)
     numbers = (
         f"VisibilityTimeout is {format_duration(queue.visibility)}, the timeout of "
@@ -291,19 +295,19 @@ async def _check_visibility(visit: Visit, mapping: SourceMapping, queue: Queue) 
         )
     )
     if queue.visibility >= max(wished, lease):
-        visit.fine(queue.subject, f"visibility: {numbers}")
+        context.report_passed(queue.subject, f"visibility: {numbers}")
         return
     seconds = max(wished, lease).total_seconds()
     is_short = queue.visibility < least
-    visit.find(
+    context.report(
         "sqs-visibility",
         Severity.ERROR if is_short else Severity.WARNING,
         queue.subject,
         seen=f"{numbers}; lease is {format_duration(lease)}",
-        why="Messages become visible while the function still works on them: they are handed out "
-        "again, found busy, and use up their receives."
+        why="Messages become visible while the function still processes them: they are redelivered, "
+        "found busy, and use up their receives."
         if is_short
-        else "When Lambda throttles the function, messages wait inside of Lambda, use up their time "
-        "and come back untried; AWS asks for six times the timeout.",
-        fix=f"Hide them for long enough:\n{queue.command(VisibilityTimeout=f'{seconds:.0f}')}",
+        else "When Lambda throttles the function, messages wait inside Lambda, and are redelivered "
+        "without an attempt. AWS recommends six times the timeout of the function.",
+        fix=f"Raise the visibility timeout:\n{queue.command(VisibilityTimeout=f'{seconds:.0f}')}",
     )

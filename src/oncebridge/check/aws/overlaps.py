@@ -1,8 +1,8 @@
 """
-The same event more than once: by two targets of a rule, or by two rules, whichever way they take.
+Find events that arrive more than once: by two targets of a rule, or by two rules.
 
-All that leads to a source of the configuration is looked at together: a queue and a function that
-reads another one share the store, and an event that comes by both comes twice.
+All feeds of the configuration are compared with each other: a queue and a function that reads
+another queue share the store, and an event of both arrives twice.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.check.aws.context import Visit
-from oncebridge.check.aws.feeds import Bus, Feed, Feeds, rules_to
-from oncebridge.check.aws.patterns import Overlap, Pattern, overlap
+from oncebridge.check.aws.context import AwsContext
+from oncebridge.check.aws.feeds import Bus, EventFeed, EventFeeds, rules_to
+from oncebridge.check.aws.patterns import Overlap, RulePattern, overlap
 from oncebridge.check.finding import Severity
 
 _FEW: Final = 3
 _BREATHE: Final = 500
-"""After so many pairs, others have their turn."""
+"""Pairs to compare before other tasks may run."""
 
 
 class _Rule(Struct, frozen=True):
-    """A rule, and those of its targets that lead here."""
+    """A rule, and its targets that send events here."""
 
-    feeds: tuple[Feed, ...]
-    pattern: Pattern | None
+    feeds: tuple[EventFeed, ...]
+    pattern: RulePattern | None
 
     @property
-    def first(self) -> Feed:
+    def first(self) -> EventFeed:
         return self.feeds[0]
 
     @property
@@ -38,7 +38,7 @@ class _Rule(Struct, frozen=True):
 
 
 class _Pair(Struct, frozen=True):
-    """Two rules that bring the same events, or may."""
+    """Two rules that send the same events, or may."""
 
     one: _Rule
     other: _Rule
@@ -57,50 +57,50 @@ class _Pair(Struct, frozen=True):
         return " and ".join(sorted({self.one.to, self.other.to}))
 
     @property
-    def needless(self) -> _Rule | None:
-        """The one without which the same events come; None where that is not certain."""
+    def removable(self) -> _Rule | None:
+        """The rule that can be removed without losing an event; None if that is not certain."""
         if not (self.is_proved and self.is_on_one_bus and self.one.to == self.other.to):
             return None
         is_first = self.common is Overlap.WITHIN
         spare, kept = (self.one, self.other) if is_first else (self.other, self.one)
-        # Of one that does not send events as they are, nobody is to depend.
+        # A rule that changes events must not be the only one left.
         return None if "Input" in kept.first.changes else spare
 
 
-async def check_twice(visit: Visit, several: Sequence[Feeds]) -> None:
-    """Look for events that come more than once."""
+async def check_overlaps(context: AwsContext, several: Sequence[EventFeeds]) -> None:
+    """Check for events that arrive more than once."""
     rules = list(_rules(several))
     for rule in rules:
         if len(rule.feeds) > 1:
-            _tell_targets(visit, rule)
-    found = await _pairs(visit, rules)
+            _report_targets(context, rule)
+    found = await _pairs(context, rules)
     for subject in dict.fromkeys(pair.subject for pair in found):
         for is_proved in (True, False):
             pairs = [
                 pair for pair in found if (pair.subject, pair.is_proved) == (subject, is_proved)
             ]
             if pairs:
-                _tell_pairs(visit, subject, pairs)
+                _report_pairs(context, subject, pairs)
     spoilt = {rule.to for rule in rules if len(rule.feeds) > 1}
     spoilt |= {rule.to for pair in found for rule in (pair.one, pair.other)}
     for feeds in several:
         if feeds.found and feeds.is_sure and feeds.to not in spoilt:
-            visit.fine(feeds.to, "no two rules bring the same events")
+            context.report_passed(feeds.to, "no two rules send the same events")
 
 
-def _rules(several: Sequence[Feeds]) -> Iterator[_Rule]:
-    """Put the feeds that are enabled together, by their rules; each once."""
-    by_rule: dict[tuple[Bus, str], dict[str, Feed]] = {}
+def _rules(several: Sequence[EventFeeds]) -> Iterator[_Rule]:
+    """Group the enabled feeds by rule, each once."""
+    by_rule: dict[tuple[Bus, str], dict[str, EventFeed]] = {}
     for feed in (feed for feeds in several for feed in feeds.found):
         if feed.is_enabled:
             by_rule.setdefault((feed.bus, feed.rule), {}).setdefault(feed.id, feed)
     for feeds in by_rule.values():
         found = tuple(feeds.values())
         told = found[0].pattern
-        yield _Rule(found, None if told is None else Pattern.of(_on_its_bus(found[0])))
+        yield _Rule(found, None if told is None else RulePattern.of(_on_its_bus(found[0])))
 
 
-def _on_its_bus(feed: Feed) -> dict[str, object]:
+def _on_its_bus(feed: EventFeed) -> dict[str, object]:
     """Return the pattern, narrowed to what can be on the bus: a partner's has one source."""
     pattern = dict(feed.pattern or {})
     if feed.bus.is_partner:
@@ -108,13 +108,13 @@ def _on_its_bus(feed: Feed) -> dict[str, object]:
     return pattern
 
 
-async def _pairs(visit: Visit, rules: Sequence[_Rule]) -> list[_Pair]:
+async def _pairs(context: AwsContext, rules: Sequence[_Rule]) -> list[_Pair]:
     found: list[_Pair] = []
     for at, (one, other) in enumerate(combinations(rules, 2)):
         if at % _BREATHE == 0:
             await asyncio.sleep(0)
         if one.pattern is None or other.pattern is None:
-            continue  # a schedule, or not told
+            continue  # a schedule, or denied
         common = overlap(one.pattern, other.pattern)
         if common is not Overlap.NEVER:
             found.append(_Pair(one, other, common))
@@ -125,10 +125,10 @@ async def _pairs(visit: Visit, rules: Sequence[_Rule]) -> list[_Pair]:
         for one, other in ((pair.one, pair.other), (pair.other, pair.one))
     }
     ways = await asyncio.gather(
-        *[_is_way(visit, start, end, feed) for (start, end), feed in apart.items()]
+        *[_is_forwarded(context, start, end, feed) for (start, end), feed in apart.items()]
     )
     joined = {way for way, is_there in zip(apart, ways, strict=True) if is_there}
-    # Of buses that are not joined, an event is on one only.
+    # Without forwarding, an event is on one bus only.
     return [pair for pair in found if pair.is_on_one_bus or _joined(pair) & joined]
 
 
@@ -137,74 +137,76 @@ def _joined(pair: _Pair) -> set[tuple[Bus, Bus]]:
     return {(one, other), (other, one)}
 
 
-async def _is_way(visit: Visit, start: Bus, end: Bus, feed: Feed) -> bool:
-    """Return whether a rule of a bus forwards to the other; nobody can to a partner's."""
+async def _is_forwarded(context: AwsContext, start: Bus, end: Bus, feed: EventFeed) -> bool:
+    """Return whether a rule of one bus forwards to the other; a partner's bus takes no events."""
     if not end.arn or end.is_partner:
         return False
-    return bool(await rules_to(visit, start, end.arn, feed.where))
+    return bool(await rules_to(context, start, end.arn, feed.where))
 
 
-# --- what is told of it -----------------------------------------------------------------------
+# --- findings -----------------------------------------------------------------------
 
 
-def _tell_targets(visit: Visit, rule: _Rule) -> None:
+def _report_targets(context: AwsContext, rule: _Rule) -> None:
     ids = ", ".join(feed.id for feed in rule.feeds)
     places = sorted({feed.to for feed in rule.feeds})
     if len(places) > 1:
-        seen = f"{len(rule.feeds)} of its targets lead here, to {' and '.join(places)}: {ids}"
-        fix = "Choose one way, and remove the other targets (aws events remove-targets)."
+        seen = (
+            f"{len(rule.feeds)} of its targets send events here, to {' and '.join(places)}: {ids}"
+        )
+        fix = "Keep one of them, and remove the other targets (aws events remove-targets)."
     else:
         seen = f"{len(rule.feeds)} of its targets are {places[0]}: {ids}"
         spare = [feed.id for feed in rule.feeds[1:]]
         fix = "Remove all but one:\n" + rule.first.command("remove-targets", "--ids", *spare)
-    visit.find(
+    context.report(
         "target-twice",
         Severity.WARNING,
         rule.first.subject,
         seen=seen,
-        why="Every event comes that many times. oncebridge passes one on, and you pay for the "
+        why="Every event arrives that many times. oncebridge delivers one, and you pay for the "
         "others.",
         fix=fix,
     )
 
 
-def _tell_pairs(visit: Visit, subject: str, pairs: Sequence[_Pair]) -> None:
-    seen = "; ".join(_words(pair) for pair in pairs[:_FEW])
+def _report_pairs(context: AwsContext, subject: str, pairs: Sequence[_Pair]) -> None:
+    seen = "; ".join(_pair_text(pair) for pair in pairs[:_FEW])
     if len(pairs) > _FEW:
         seen += f"; and {len(pairs) - _FEW:,} more pairs of rules"
-    visit.find(
+    context.report(
         "rules-overlap",
         Severity.WARNING if pairs[0].is_proved else Severity.NOTE,
         subject,
         seen=seen,
-        why="Such an event comes once for each rule, with the same id. oncebridge passes one on; "
-        "you pay for the others, and a change of one rule changes nothing.",
+        why="An event that matches both arrives once for each rule, with the same id. oncebridge "
+        "delivers one, and you pay for the others. A change to one rule has no effect.",
         fix=_fix(pairs),
     )
 
 
-def _words(pair: _Pair) -> str:
+def _pair_text(pair: _Pair) -> str:
     way = "" if pair.is_on_one_bus else ", since a rule forwards from one bus to the other"
     names = f"{pair.one.first.subject} and {pair.other.first.subject}"
-    return f"{names} both lead here, and {pair.common.value}{way}"
+    return f"{names} both send events here, and {pair.common.value}{way}"
 
 
 def _fix(pairs: Sequence[_Pair]) -> str:
-    spare = {id(rule): rule for pair in pairs if (rule := pair.needless) is not None}
+    spare = {id(rule): rule for pair in pairs if (rule := pair.removable) is not None}
     if spare:
         removals = [feed.removal for rule in spare.values() for feed in rule.feeds]
         more = f"\n(and {len(removals) - _FEW:,} more)" if len(removals) > _FEW else ""
         return (
-            "The same events come without this; the rule keeps its other targets:\n"
+            "Remove this target: the same events arrive without it. The rule keeps its other targets:\n"
             + "\n".join(removals[:_FEW])
             + more
         )
     if pairs[0].is_proved:
         return (
-            "Choose one way. Before a target is removed, see that its events come by the other: "
-            "that what forwards matches them all."
+            "Keep one of them. Before you remove a target, check that all of its events arrive by "
+            "the other: that the forwarding rule matches them all."
         )
     return (
-        "See whether an event can match both. If so, leave out of one pattern what the other "
-        "matches (anything-but), or make one rule of the two."
+        "Check whether an event can match both. If so, exclude the events of one pattern from the "
+        "other (anything-but), or merge the two rules."
     )

@@ -1,12 +1,11 @@
 """
-Whether two event patterns can match the same event.
+Compare two event patterns: whether an event can match both.
 
-What can be proved is told apart from what cannot: patterns that are the same, one that has
-everything of the other, and those that exclude each other. All others may overlap.
+It is proved for patterns that are equal, that contain each other, or that exclude each other. All
+others may overlap.
 
-A member of an event may have several values, and then two patterns that ask for different ones
-both match: so patterns exclude each other only by what has one value, or by what one of them
-wants not to be there.
+A member of an event may be an array, which matches two patterns with different values. So patterns
+exclude each other only by members that are never arrays, or by `exists: false`.
 """
 
 import json
@@ -27,26 +26,26 @@ class Overlap(Enum):
     """What two patterns have in common."""
 
     SAME = "they match the same events"
-    WITHIN = "the second matches all that the first matches"
-    AROUND = "the first matches all that the second matches"
+    WITHIN = "the second matches every event that the first matches"
+    AROUND = "the first matches every event that the second matches"
     PERHAPS = "some events may match both"
     NEVER = "no event matches both"
 
 
-class Pattern(Struct, frozen=True):
-    """A pattern, made ready to be compared with many."""
+class RulePattern(Struct, frozen=True):
+    """A pattern, prepared for comparison."""
 
     text: str
     flat: dict[_Path, list[Any]]
     has_choice: bool
 
     @classmethod
-    def of(cls, pattern: Mapping[str, Any]) -> "Pattern":
+    def of(cls, pattern: Mapping[str, Any]) -> "RulePattern":
         return cls(_text(pattern), _flat(pattern), _has_choice(pattern))
 
 
-def overlap(one: Pattern, other: Pattern) -> Overlap:
-    """Return what two patterns have in common, as far as can be proved."""
+def overlap(one: RulePattern, other: RulePattern) -> Overlap:
+    """Return what two patterns have in common, as far as it can be proved."""
     if one.text == other.text:
         return Overlap.SAME
     first, second = one.flat, other.flat

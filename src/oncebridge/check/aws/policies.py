@@ -1,8 +1,8 @@
 """
-What the policy of a queue allows, as far as can be told from its text.
+Evaluate the policy of a queue by its text.
 
-It is read for two questions: whether a rule of EventBridge may send, and who else may. Where a
-condition is not understood the answer is None, which is neither.
+It answers whether a rule of EventBridge may send, and who else may. None means that a condition
+cannot be evaluated.
 """
 
 import json
@@ -20,11 +20,11 @@ _ALWAYS: Final = {
     "aws:principalisawsservice": "true",
     "aws:principalservicename": EVENTS,
 }
-"""What is so whenever EventBridge sends."""
+"""Condition keys that are the same whenever EventBridge sends."""
 
 
 def statements(policy: str) -> list[Mapping[str, Any]]:
-    """Return the statements of a policy; none where there is none or it cannot be read."""
+    """Return the statements of a policy; none if it is empty or not readable."""
     try:
         found = json.loads(policy) if policy else {}
     except ValueError:
@@ -45,7 +45,7 @@ def lets_send(policy: str, *, rule: str, queue: str) -> bool | None:
             (denied if one.get("Effect") == "Deny" else allowed).add(holds)
     if True in denied or not allowed - {False}:
         return False
-    # One that allows is enough, whatever others hang on; one that may deny is not to be ignored.
+    # One statement that allows is enough; one that may deny cannot be ignored.
     return True if True in allowed and None not in denied else None
 
 
@@ -53,8 +53,8 @@ def lets_principal(policy: str, *, arn: str, action: str, resource: str) -> bool
     """
     Return whether the policy alone allows it to the user or role *arn*, without conditions.
 
-    That an account or its root is allowed only hands the question on to IAM; and of another
-    account's queue the policy is half of what it takes.
+    A statement for an account or its root only delegates to IAM; and for a queue of another
+    account, the policy alone is not enough.
     """
     return _account(arn) == _account(resource) and any(
         one.get("Effect") == "Allow"
@@ -66,7 +66,7 @@ def lets_principal(policy: str, *, arn: str, action: str, resource: str) -> bool
 
 
 def open_to_all(policy: str) -> list[str]:
-    """List the actions that anybody in the world is allowed, without any condition."""
+    """Return the actions that everyone is allowed, without a condition."""
     return sorted(
         {
             action
@@ -94,7 +94,7 @@ def _account(arn: str) -> str:
 
 
 def _principals(one: Mapping[str, Any], kind: str) -> Iterator[str]:
-    """List the principals of a *kind*; for `*`, whoever is meant by a bare star."""
+    """Yield the principals of a *kind*; for `*`, those of a plain string."""
     named = one.get("Principal")
     if isinstance(named, dict):
         yield from map(str, _listed(named.get(kind)))
@@ -103,12 +103,12 @@ def _principals(one: Mapping[str, Any], kind: str) -> Iterator[str]:
 
 
 def _names(one: Mapping[str, Any], service: str) -> bool | None:
-    """Return whether a service is meant; None where it is said who is not."""
+    """Return whether a statement names a service; None for a `NotPrincipal` without it."""
     if "NotPrincipal" in one:
         named = one["NotPrincipal"]
         spared = _listed(named.get("Service")) if isinstance(named, dict) else []
         return False if service in spared else None
-    # {"AWS": "*"} is another way to write "*", which is anybody.
+    # {"AWS": "*"} is another way to write "*", which is everyone.
     everybody = [*_principals(one, "*"), *_principals(one, "AWS"), *_principals(one, "Service")]
     return service in _principals(one, "Service") or "*" in everybody
 

@@ -1,9 +1,9 @@
 """
-Queues: the one that events come from, and the one that dead letters go to.
+Check SQS queues: sources, and the queue for dead letters.
 
-A worker asks for a visibility of its own with every receive, and extends it while a message is
-in hand; so of a queue that only workers read, the visibility timeout does not matter. That of a
-queue which Lambda reads does, and is looked at with the mappings.
+A worker sets its own visibility timeout with every receive, and extends it while it processes a
+message; so the visibility timeout of a queue that only workers read does not matter. For a queue
+that Lambda reads it does, and is checked with the mappings.
 """
 
 import json
@@ -15,9 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.durations import format_duration
-from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Spot, Visit
+from oncebridge.check.aws.context import AwsAddress, AwsContext
 from oncebridge.check.aws.policies import open_to_all
 from oncebridge.check.finding import Severity
 from oncebridge.sources.sqs.source import SPARE_RECEIVES
@@ -25,13 +25,13 @@ from oncebridge.sources.sqs.source import SPARE_RECEIVES
 LONGEST_RETENTION: Final = timedelta(days=14)
 
 
-class Queue(Struct, frozen=True):
+class SqsQueue(Struct, frozen=True):
     """A queue as SQS describes it."""
 
     name: str
     url: str
     arn: str
-    where: Where
+    where: AwsLocation
     told: dict[str, str]
 
     @property
@@ -64,7 +64,7 @@ class Queue(Struct, frozen=True):
 
     @property
     def redrive(self) -> tuple[str, int] | None:
-        """Where messages are moved that came back too often, and how often that is."""
+        """The ARN of the dead-letter queue, and maxReceiveCount; None without a redrive policy."""
         try:
             found = json.loads(self.told.get("RedrivePolicy") or "{}")
             return str(found["deadLetterTargetArn"]), int(found["maxReceiveCount"])
@@ -75,187 +75,190 @@ class Queue(Struct, frozen=True):
         return timedelta(seconds=int(self.told.get(name, default)))
 
     def command(self, **attributes: str) -> str:
-        """Write what sets *attributes*."""
+        """Return the command that sets *attributes*."""
         given = ("--queue-url", self.url, "--attributes", json.dumps(attributes))
         return aws(self.where, "sqs", "set-queue-attributes", *given)
 
 
-async def read(visit: Visit, name: str, where: Where, *, account: str = "") -> Queue | None:
-    """Look at a queue; None where it cannot be. Raises `Absent`."""
-    sqs = visit.at("sqs", where)
+async def read(
+    context: AwsContext, name: str, where: AwsLocation, *, account: str = ""
+) -> SqsQueue | None:
+    """Read a queue; None if that is denied. Raises `NoSuchResource`."""
+    sqs = context.at("sqs", where)
     subject, what = f"queue {name}", "its settings"
     owner = {"QueueOwnerAWSAccountId": account} if account else {}
-    located = await visit.look(subject, what, sqs.ask("GetQueueUrl", QueueName=name, **owner))
+    located = await context.look(subject, what, sqs.ask("GetQueueUrl", QueueName=name, **owner))
     if located is None:
         return None
     asked = sqs.ask("GetQueueAttributes", QueueUrl=located["QueueUrl"], AttributeNames=["All"])
-    described = await visit.look(subject, what, asked)
+    described = await context.look(subject, what, asked)
     if described is None:
         return None
     told: dict[str, str] = described.get("Attributes") or {}
-    return Queue(name, located["QueueUrl"], told.get("QueueArn", ""), where, told)
+    return SqsQueue(name, located["QueueUrl"], told.get("QueueArn", ""), where, told)
 
 
-async def read_arn(visit: Visit, arn: str, where: Where) -> Queue | None:
-    """Look at the queue with this ARN, which may be of another account."""
+async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> SqsQueue | None:
+    """Read the queue with this ARN, which may be in another account."""
     _, _, _, region, account, name = arn.split(":", 5)
     there = replace(where, region=region or where.region)
-    return await read(visit, name, there, account=account)
+    return await read(context, name, there, account=account)
 
 
-async def of_spot(visit: Visit, spot: Spot) -> Queue | None:
-    """Look at the queue of an address; that it is not there is a finding."""
+async def of_address(context: AwsContext, address: AwsAddress) -> SqsQueue | None:
+    """Read the queue of an address; a missing one is a finding."""
     try:
-        return await read(visit, spot.name, spot.where, account=spot.resource.account)
-    except Absent:
-        code = "dead-missing" if spot.kind == "dead" else f"{spot.kind}-missing"
-        visit.find(
+        return await read(context, address.name, address.where, account=address.resource.account)
+    except NoSuchResource:
+        code = "dead-missing" if address.kind == "dead" else f"{address.kind}-missing"
+        context.report(
             code,
             Severity.ERROR,
-            f"queue {spot.name}",
-            seen=f"there is no such queue in {await _region(visit, spot)}, or it is not for us",
+            f"queue {address.name}",
+            seen=f"the queue does not exist in {await _region(context, address)}, or access is denied",
             why="oncebridge does not start without it.",
-            fix="Put the name, Region or account in the address right, or make the queue:\n"
-            + make(spot.where, spot.name, keeps_long=spot.kind == "dead"),
+            fix="Fix the name, Region or account in the address, or create the queue:\n"
+            + make(address.where, address.name, keeps_long=address.kind == "dead"),
         )
         return None
 
 
-def make(where: Where, name: str, *, keeps_long: bool = False) -> str:
-    """Write what makes a queue, of the type that its name says."""
+def make(where: AwsLocation, name: str, *, keeps_long: bool = False) -> str:
+    """Return the command that creates a queue; FIFO if its name ends with .fifo."""
     attributes = ["MessageRetentionPeriod=1209600"] if keeps_long else []
     attributes += ["FifoQueue=true"] if name.endswith(".fifo") else []
     given = ("--attributes", ",".join(attributes)) if attributes else ()
     return aws(where, "sqs", "create-queue", "--queue-name", name, *given)
 
 
-async def _region(visit: Visit, spot: Spot) -> str:
-    return await visit.at("sqs", spot.where).region()
+async def _region(context: AwsContext, address: AwsAddress) -> str:
+    return await context.at("sqs", address.where).region()
 
 
 # --- the queue that events come from ----------------------------------------------------------
 
 
-async def check_source(visit: Visit, queue: Queue) -> None:
-    """Look at all that is set at a queue from which events come."""
-    await _check_redrive(visit, queue)
-    _check_open(visit, queue)
+async def check_source(context: AwsContext, queue: SqsQueue) -> None:
+    """Check the settings of a source queue."""
+    await _check_redrive(context, queue)
+    _check_open(context, queue)
     if queue.is_fifo and queue.told.get("ContentBasedDeduplication") == "true":
-        visit.find(
+        context.report(
             "sqs-fifo-content-dedup",
             Severity.NOTE,
             queue.subject,
             seen="a FIFO queue with ContentBasedDeduplication",
-            why="SQS compares whole messages, with the id that EventBridge gave each, and for 5 "
-            "minutes. It removes a second send of one delivery, and nothing else: no event that "
-            "was published again, came by a second rule's bus or came later.",
-            fix="Nothing, as long as oncebridge reads the queue (EventBridge cannot send to a "
-            "FIFO queue without this setting). Do not take it for a protection.",
+            why="SQS compares whole messages, including the id that EventBridge assigns, for 5 "
+            "minutes. It only removes a second send of the same delivery: not an event that was "
+            "published again, arrived by a second bus or arrived later.",
+            fix="No action needed while oncebridge reads the queue: EventBridge cannot send to a FIFO "
+            "queue without this setting. Do not rely on it for deduplication.",
         )
     if queue.delay:
-        visit.find(
+        context.report(
             "sqs-delay",
             Severity.NOTE,
             queue.subject,
             seen=f"DelaySeconds is {queue.delay.total_seconds():.0f}",
-            why="Every event is late by that much, and nothing is gained: oncebridge needs no "
-            "pause to tell events apart.",
-            fix=f"Take it away:\n{queue.command(DelaySeconds='0')}",
+            why="It delays every event. oncebridge does not need it to recognise duplicates.",
+            fix=f"Set it to 0:\n{queue.command(DelaySeconds='0')}",
         )
 
 
-async def _check_redrive(visit: Visit, queue: Queue) -> None:
-    attempts = max(route.settings.max_attempts for route in visit.setup.routes)
+async def _check_redrive(context: AwsContext, queue: SqsQueue) -> None:
+    attempts = max(route.settings.max_attempts for route in context.setup.routes)
     needed = attempts + SPARE_RECEIVES
     if queue.redrive is None:
         target = queue.arn.removesuffix(queue.name) + _failed(queue)
         policy = json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": "100"})
-        visit.find(
+        context.report(
             "sqs-no-redrive",
             Severity.WARNING,
             queue.subject,
-            seen="there is no redrive policy",
-            why="A message that kills whoever reads it comes back until its retention of "
-            f"{format_duration(queue.retention)} is over, and is then deleted unseen.",
-            fix="Have SQS set it aside, in a queue that keeps it for 14 days:\n"
+            seen="the queue has no redrive policy",
+            why="A message that crashes its consumer is redelivered until its retention of "
+            f"{format_duration(queue.retention)} ends, and is then deleted.",
+            fix="Let SQS move such messages to a queue that keeps them for 14 days:\n"
             f"{_make_failed(queue)}\n{queue.command(RedrivePolicy=policy)}",
         )
         return
     target, receives = queue.redrive
     if receives < needed:
         policy = json.dumps({"deadLetterTargetArn": target, "maxReceiveCount": "100"})
-        visit.find(
+        context.report(
             "sqs-redrives-early",
             Severity.WARNING,
             queue.subject,
             seen=f"maxReceiveCount is {receives}; {attempts} attempts (max_attempts) and "
-            f"{SPARE_RECEIVES} receives that are nobody's fault need {needed}",
-            why="SQS takes messages away before oncebridge has given up on them: after an outage "
-            "good events lie in the dead-letter queue, without a reason, and nobody passes them on.",
-            fix=f"Raise it, to 100 as our template does:\n{queue.command(RedrivePolicy=policy)}",
+            f"{SPARE_RECEIVES} receives without an attempt need {needed}",
+            why="SQS moves messages away before oncebridge has used all attempts. After an outage, "
+            "valid events are in the dead-letter queue without a reason, and are not delivered.",
+            fix=f"Raise it to 100, as in our template:\n{queue.command(RedrivePolicy=policy)}",
         )
     else:
-        visit.fine(queue.subject, f"redrive: maxReceiveCount {receives}, at least {needed}")
-    await _check_redrive_target(visit, queue, target)
+        context.report_passed(
+            queue.subject, f"redrive: maxReceiveCount {receives}, at least {needed}"
+        )
+    await _check_redrive_target(context, queue, target)
 
 
-async def _check_redrive_target(visit: Visit, queue: Queue, target: str) -> None:
+async def _check_redrive_target(context: AwsContext, queue: SqsQueue, target: str) -> None:
     name = target.rpartition(":")[2]
     try:
-        aside = await read_arn(visit, target, queue.where)
-    except Absent:
+        aside = await read_arn(context, target, queue.where)
+    except NoSuchResource:
         aside, is_there = None, False
     else:
         is_there = True
     if not is_there or name.endswith(".fifo") != queue.is_fifo:
         kind = "FIFO" if queue.is_fifo else "standard"
-        visit.find(
+        context.report(
             "sqs-redrive-target",
             Severity.ERROR,
             queue.subject,
             seen=f"its dead-letter queue {name} "
-            + ("is of the other type" if is_there else "is not there"),
-            why="SQS cannot move messages there: they come back until their retention is over.",
-            fix=f"Make a {kind} queue, and name it in the redrive policy:\n{_make_failed(queue)}",
+            + ("is of the other type" if is_there else "does not exist"),
+            why="SQS cannot move messages there: they are redelivered until their retention ends.",
+            fix=f"Create a {kind} queue, and set it in the redrive policy:\n{_make_failed(queue)}",
         )
     elif aside is not None and aside.retention <= queue.retention:
-        visit.find(
+        context.report(
             "sqs-redrive-retention",
             Severity.WARNING,
             aside.subject,
             seen=f"it keeps messages for {format_duration(aside.retention)}, and {queue.name} "
             f"for {format_duration(queue.retention)}",
-            why="A message keeps its age when it is moved. One that was tried for as long as the "
-            "queue keeps it is deleted as soon as it is set aside.",
-            fix=f"Keep it for 14 days:\n{aside.command(MessageRetentionPeriod='1209600')}",
+            why="A message keeps its age when SQS moves it. A message that was retried for the whole "
+            "retention of the queue is deleted as soon as it is moved.",
+            fix=f"Keep messages for 14 days:\n{aside.command(MessageRetentionPeriod='1209600')}",
         )
     elif aside is not None:
-        visit.fine(queue.subject, f"redrive: {name} keeps messages for longer")
+        context.report_passed(queue.subject, f"redrive: {name} keeps messages for longer")
 
 
-def _failed(queue: Queue) -> str:
+def _failed(queue: SqsQueue) -> str:
     if queue.is_fifo:
         return f"{queue.name.removesuffix('.fifo')}-failed.fifo"
     return f"{queue.name}-failed"
 
 
-def _make_failed(queue: Queue) -> str:
+def _make_failed(queue: SqsQueue) -> str:
     return make(queue.where, _failed(queue), keeps_long=True)
 
 
-def _check_open(visit: Visit, queue: Queue) -> None:
+def _check_open(context: AwsContext, queue: SqsQueue) -> None:
     allowed = open_to_all(queue.policy)
     if not allowed:
-        visit.fine(queue.subject, "policy: open to nobody without a condition")
+        context.report_passed(queue.subject, "policy: no access for everyone without a condition")
         return
-    visit.find(
+    context.report(
         "sqs-policy-open",
         Severity.ERROR,
         queue.subject,
-        seen=f"its policy allows {', '.join(allowed)} to everybody, without a condition",
-        why="Anybody with an AWS account can send what is then passed on as an event"
-        + (", or take events away." if _takes(allowed) else "."),
-        fix="Allow events.amazonaws.com alone, and for your rule only, as `oncebridge template "
+        seen=f"its policy allows {', '.join(allowed)} to everyone, without a condition",
+        why="Anyone with an AWS account can send messages that are delivered as events"
+        + (", or remove events." if _takes(allowed) else "."),
+        fix="Allow only events.amazonaws.com, and only for your rule, as `oncebridge template "
         "worker` does:\n"
         + json.dumps(
             {
@@ -278,29 +281,29 @@ def _takes(actions: Sequence[str]) -> bool:
     )
 
 
-def check_key(visit: Visit, queue: Queue, *, is_aside: bool = False) -> None:
-    """See whether EventBridge can use the key of a queue that it sends to."""
+def check_key(context: AwsContext, queue: SqsQueue, *, is_aside: bool = False) -> None:
+    """Check whether EventBridge can use the key of a queue that it sends to."""
     if not queue.key:
         return
-    lost = "what it cannot deliver is dropped" if is_aside else "nothing is delivered"
+    lost = "undeliverable events are dropped" if is_aside else "nothing is delivered"
     if queue.key.endswith("alias/aws/sqs"):
-        visit.find(
+        context.report(
             "sqs-aws-key",
             Severity.ERROR,
             queue.subject,
-            seen=f"it is encrypted with {queue.key}, AWS's own key for SQS",
-            why=f"EventBridge may not use that key, and its policy cannot be changed: {lost}.",
+            seen=f"it is encrypted with {queue.key}, the AWS managed key for SQS",
+            why=f"EventBridge cannot use that key, and its policy cannot be changed: {lost}.",
             fix="Let SQS encrypt without KMS, or use a key of yours:\n"
             + queue.command(KmsMasterKeyId="", SqsManagedSseEnabled="true"),
         )
         return
-    visit.find(
+    context.report(
         "key-rights",
         Severity.NOTE,
         queue.subject,
-        seen="it is encrypted with a key of yours, whose policy is not looked at",
-        why="EventBridge has to be allowed kms:Decrypt and kms:GenerateDataKey by the policy of "
-        f"the key, and whoever reads the queue kms:Decrypt. Where not, {lost}.",
+        seen="it is encrypted with a KMS key of yours, whose policy is not checked",
+        why="The policy of the key has to allow kms:Decrypt and kms:GenerateDataKey to EventBridge, "
+        f"and kms:Decrypt to the reader of the queue. Otherwise {lost}.",
         fix="Add to the policy of the key:\n"
         '{"Effect": "Allow", "Principal": {"Service": "events.amazonaws.com"}, '
         '"Action": ["kms:Decrypt", "kms:GenerateDataKey"], "Resource": "*"}',
@@ -311,12 +314,15 @@ def check_key(visit: Visit, queue: Queue, *, is_aside: bool = False) -> None:
 
 
 async def check_dead(
-    visit: Visit, queue: Queue, sources: Sequence[Queue], by_function: Sequence[Queue]
+    context: AwsContext,
+    queue: SqsQueue,
+    sources: Sequence[SqsQueue],
+    by_function: Sequence[SqsQueue],
 ) -> None:
     """
-    Look at a queue that keeps dead letters, beside those that events come from.
+    Check the queue for dead letters, also against the source queues.
 
-    That it is one of them is told of those that a function reads; of others the addresses say it.
+    Whether it is a source is checked here for queues that functions read; `endpoints` checks others.
     """
     subject = queue.subject
     for source in sources:
@@ -324,59 +330,57 @@ async def check_dead(
             if source not in by_function:
                 return
             plain = queue.name.removesuffix(".fifo")
-            visit.find(
+            context.report(
                 "dead-is-source",
                 Severity.ERROR,
                 subject,
                 seen="dead letters go to the queue that events come from",
-                why="What can never succeed is read again as an event, and dies again, for ever.",
-                fix="Give dead letters a queue of their own:\n"
+                why="A dead letter is read as an event and becomes a dead letter again, forever.",
+                fix="Use a separate queue for dead letters:\n"
                 f"{make(queue.where, f'{plain}-dead', keeps_long=True)}\n"
                 f'dead = "sqs://{plain}-dead"',
             )
             return
         if source.redrive is not None and source.redrive[0] == queue.arn:
-            visit.find(
+            context.report(
                 "dead-is-redrive-target",
                 Severity.NOTE,
                 subject,
-                seen=f"SQS moves messages of {source.name} there, too",
-                why="Letters of oncebridge say why an event died; what SQS has moved does not, "
-                "and is listed as `foreign`. An alarm on the queue does not tell one from the "
-                "other.",
-                fix="If that is not wanted, give each a queue of its own, as `oncebridge template "
-                "worker` does.",
+                seen=f"SQS also moves messages of {source.name} there",
+                why="Dead letters of oncebridge have a reason; messages that SQS has moved do not, and "
+                "are listed as `foreign`. An alarm on the queue cannot distinguish them.",
+                fix="To separate them, use a queue for each, as `oncebridge template worker` does.",
             )
     if queue.retention < LONGEST_RETENTION:
-        visit.find(
+        context.report(
             "dead-retention",
             Severity.WARNING,
             subject,
             seen=f"it keeps messages for {format_duration(queue.retention)}",
-            why="SQS then deletes dead letters, whether or not somebody has looked at them.",
-            fix="Keep them for 14 days, the most there is (or in `sqlite:` or `file:`):\n"
+            why="After that, SQS deletes the dead letters.",
+            fix="Keep them for 14 days, the maximum (or use `sqlite:` or `file:`):\n"
             + queue.command(MessageRetentionPeriod="1209600"),
         )
     else:
-        visit.fine(subject, "dead letters: kept for 14d")
+        context.report_passed(subject, "dead letters: kept for 14d")
     if queue.redrive is not None:
-        visit.find(
+        context.report(
             "dead-has-redrive",
             Severity.WARNING,
             subject,
             seen=f"it has a redrive policy (maxReceiveCount {queue.redrive[1]})",
-            why="A queue can only be read by receiving: every `oncebridge dead list` counts, and "
-            "SQS moves the letters away.",
-            fix=f"Take it away:\n{queue.command(RedrivePolicy='')}",
+            why="A queue can only be read by receiving messages. Every `oncebridge dead list` counts, "
+            "and SQS moves the dead letters away.",
+            fix=f"Remove the redrive policy:\n{queue.command(RedrivePolicy='')}",
         )
     if not queue.key and queue.told.get("SqsManagedSseEnabled") == "false":
-        visit.find(
+        context.report(
             "dead-unencrypted",
             Severity.NOTE,
             subject,
             seen="it is not encrypted",
-            why="Dead letters are whole events, which may hold personal data, kept for days.",
-            fix="Let SQS encrypt it, which costs nothing:\n"
+            why="Dead letters are whole events, which may contain personal data.",
+            fix="Turn on encryption by SQS, which is free:\n"
             + queue.command(SqsManagedSseEnabled="true"),
         )
-    _check_open(visit, queue)
+    _check_open(context, queue)

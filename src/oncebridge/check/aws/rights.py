@@ -1,9 +1,8 @@
 """
-Whether whoever runs oncebridge may do what it does, by IAM's own judgement.
+Check the IAM rights that oncebridge needs, with IAM's policy simulator.
 
-IAM is asked what the policies of a user or role allow, action by action, for what is really in
-the configuration. It is the caller that is asked about, unless another role is named: who runs
-the check is often not whom the workers run as.
+IAM is asked about each action on each resource of the configuration, for the caller or for another
+role: the workers often run as another role than the check.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,19 +13,19 @@ from msgspec import Struct
 
 from oncebridge.aws.templates.access import ACTIONS
 from oncebridge.aws.templates.needs import Grant, Resource
-from oncebridge.check.aws.account import Absent, Unseen, Where
-from oncebridge.check.aws.context import Visit
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource, NotReadable
+from oncebridge.check.aws.context import AwsContext
 from oncebridge.check.aws.policies import lets_principal
-from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.queues import SqsQueue
 from oncebridge.check.finding import Severity
 
 _UNKNOWN_END: Final = "-??????"
-"""So ends a secret of which only the name is known."""
-_WHAT: Final = "whether it may do all that is needed"
+"""The end of a secret's ARN if only its name is known."""
+_WHAT: Final = "whether it has all rights that are needed"
 
 
 class Principal(Struct, frozen=True):
-    """Who is asked about."""
+    """The user or role whose rights are checked."""
 
     arn: str
     account: str
@@ -41,7 +40,7 @@ class Principal(Struct, frozen=True):
         return self.arn.split(":")[1]
 
     def arn_of(self, resource: Resource) -> str:
-        """Write the ARN of a resource; what its address does not say is as here."""
+        """Return the ARN of a resource; account and Region are ours if its address has none."""
         partition = resource.partition or self.partition
         if resource.service == "s3":
             return f"arn:{partition}:s3:::{resource.name}"
@@ -49,46 +48,46 @@ class Principal(Struct, frozen=True):
         return f"arn:{partition}:{resource.service}:{region}:{account}:{resource.name}"
 
 
-async def caller(visit: Visit, where: Where) -> Principal | None:
-    """Find out who is asking; of an assumed role, which role that is."""
-    sts = visit.at("sts", where)
+async def caller(context: AwsContext, where: AwsLocation) -> Principal | None:
+    """Return the caller; for an assumed role, that role."""
+    sts = context.at("sts", where)
     asked = sts.ask("GetCallerIdentity")
-    found = await visit.find_there("rights", "who is asking", asked)
+    found = await context.look_if_exists("rights", "the caller", asked)
     if found is None:
         return None
     arn = str(found.get("Arn", ""))
     kind, _, name = arn.partition(":sts:")[2].partition(":")[2].partition("/")
     if kind.endswith("assumed-role"):
-        arn = await _role(visit, arn, name.partition("/")[0], where)
+        arn = await _role(context, arn, name.partition("/")[0], where)
     return Principal(arn, str(found.get("Account", "")), await sts.region())
 
 
-async def _role(visit: Visit, arn: str, name: str, where: Where) -> str:
-    """Return the ARN of a role; a session does not tell its path, so IAM is asked for it."""
+async def _role(context: AwsContext, arn: str, name: str, where: AwsLocation) -> str:
+    """Return the ARN of a role; IAM is asked, since the ARN of a session has no path."""
     try:
-        found = await visit.at("iam", where).ask("GetRole", RoleName=name)
+        found = await context.at("iam", where).ask("GetRole", RoleName=name)
         return str(found["Role"]["Arn"])
-    except (Unseen, Absent):
+    except (NotReadable, NoSuchResource):
         _, partition, _, _, account, _ = arn.split(":", 5)
         return f"arn:{partition}:iam::{account}:role/{name}"
 
 
 async def check_rights(
-    visit: Visit,
+    context: AwsContext,
     who: Principal,
     grants: Sequence[Grant],
-    seen: Mapping[str, Queue],
-    where: Where,
+    seen: Mapping[str, SqsQueue],
+    where: AwsLocation,
 ) -> None:
-    """Have IAM say whether *who* may do all of *grants*; *seen* are queues by their ARNs."""
+    """Check whether *who* has all of *grants*; *seen* are queues by their ARNs."""
     if who.arn.endswith(":root"):
-        visit.fine(who.subject, "the owner of the account may do everything")
+        context.report_passed(who.subject, "the root user has all rights")
         return
     if ":federated-user/" in who.arn or ":iam:" not in who.arn:
-        visit.could_not(who.subject, _WHAT, "the ARN of a user or role: --role ARN")
+        context.report_not_checked(who.subject, _WHAT, "the ARN of a user or role: --role ARN")
         return
     asked = [(who.arn_of(grant.resource), ACTIONS[grant.what]) for grant in grants]
-    answers = await visit.beside(
+    answers = await context.run_all(
         [
             partial(_denied, who=who, actions=actions, resource=resource, where=where)
             for resource, actions in asked
@@ -100,14 +99,14 @@ async def check_rights(
             if one.is_lack and _by_queue(seen, who, one.action, resource):
                 continue
             is_clear = False
-            _tell(visit, who, one, resource)
+            _report_denial(context, who, one, resource)
         is_clear = is_clear and denied is not None
     if is_clear:
-        visit.fine(who.subject, "it may do all that is needed")
+        context.report_passed(who.subject, "it has all rights that are needed")
 
 
-def _by_queue(seen: Mapping[str, Queue], who: Principal, action: str, resource: str) -> bool:
-    """Return whether the policy of the queue itself allows it, which is enough in one account."""
+def _by_queue(seen: Mapping[str, SqsQueue], who: Principal, action: str, resource: str) -> bool:
+    """Return whether the policy of the queue allows it, which is enough in one account."""
     queue = seen.get(resource)
     return queue is not None and lets_principal(
         queue.policy, arn=who.arn, action=action, resource=resource
@@ -115,7 +114,7 @@ def _by_queue(seen: Mapping[str, Queue], who: Principal, action: str, resource: 
 
 
 class _Denial(Struct, frozen=True):
-    """An action that is denied, and by what."""
+    """An action that is denied, and the reason."""
 
     action: str
     told: Mapping[str, Any]
@@ -132,16 +131,16 @@ class _Denial(Struct, frozen=True):
 
     @property
     def is_lack(self) -> bool:
-        """Whether nothing is missing but that it is allowed."""
+        """Whether a policy that allows it would be enough."""
         is_limited = self.by_organisation or self.by_boundary
         return self.told.get("EvalDecision") != "explicitDeny" and not is_limited
 
 
 async def _denied(
-    visit: Visit, who: Principal, actions: Sequence[str], resource: str, where: Where
+    context: AwsContext, who: Principal, actions: Sequence[str], resource: str, where: AwsLocation
 ) -> list[_Denial] | None:
-    """List what is denied, and how; None where IAM does not say."""
-    asked = visit.at("iam", where).ask_all(
+    """Return the denied actions; None if IAM does not answer."""
+    asked = context.at("iam", where).ask_all(
         "SimulatePrincipalPolicy",
         "EvaluationResults",
         PolicySourceArn=who.arn,
@@ -149,9 +148,11 @@ async def _denied(
         ResourceArns=[resource],
     )
     try:
-        found: list[Any] | None = await visit.look(who.subject, _WHAT, asked)
-    except Absent:
-        visit.could_not(who.subject, _WHAT, "the ARN of a user or role that is there: --role ARN")
+        found: list[Any] | None = await context.look(who.subject, _WHAT, asked)
+    except NoSuchResource:
+        context.report_not_checked(
+            who.subject, _WHAT, "the ARN of an existing user or role: --role ARN"
+        )
         return None
     if found is None:
         return None
@@ -161,49 +162,53 @@ async def _denied(
         if decision == "allowed":
             continue
         if unknown := one.get("MissingContextValues"):
-            # It hangs on what only a real call brings along.
+            # It depends on the context of a real call.
             what, names = f"whether it may {action} on {resource}", ", ".join(sorted(unknown))
-            visit.could_not(who.subject, what, f"a real call: its policies look at {names}")
+            context.report_not_checked(
+                who.subject, what, f"a real call: its policies depend on {names}"
+            )
         else:
             denied.append(_Denial(action, one))
     return denied
 
 
-def _tell(visit: Visit, who: Principal, denied: _Denial, resource: str) -> None:
+def _report_denial(context: AwsContext, who: Principal, denied: _Denial, resource: str) -> None:
     if denied.is_lack and resource.endswith(_UNKNOWN_END):
-        # The policy may well name it in full, which we cannot.
+        # The policy may contain the whole ARN, which we do not know.
         what = f"whether it may {denied.action} on {resource}"
-        visit.could_not(who.subject, what, "the whole ARN of the secret, in place of its name")
+        context.report_not_checked(
+            who.subject, what, "the whole ARN of the secret instead of its name"
+        )
         return
     how, fix = _reason(denied)
-    visit.find(
+    context.report(
         "rights-missing",
         Severity.ERROR,
         who.subject,
         seen=f"{how} {denied.action} on {resource}",
-        why="oncebridge is refused when it does this: it does not start, or hands events back.",
+        why="AWS denies this call: oncebridge does not start, or returns events to the source.",
         fix=fix,
     )
 
 
 def _reason(denied: _Denial) -> tuple[str, str]:
-    """Say what denies it, and what helps."""
+    """Return what denies it, and the fix."""
     if denied.by_organisation:
         return (
             "a policy of the organisation (SCP) does not allow",
-            "Have whoever runs the organisation allow it for this account; no role's policy can.",
+            "Ask the administrators of the organisation to allow it; no policy of the role can.",
         )
     if denied.by_boundary:
         return (
             "its permissions boundary does not allow",
-            "Add it to the policy that is the boundary: what is attached besides cannot exceed it.",
+            "Add it to the policy of the boundary: attached policies cannot exceed it.",
         )
     if denied.is_lack:
         return (
             "no policy allows",
-            "Attach what this prints to it:\noncebridge template iam -c oncebridge.toml",
+            "Attach the policy that this command prints:\noncebridge template iam -c oncebridge.toml",
         )
     return (
         "a policy denies",
-        "Find the statement with Effect Deny, and take the action or resource out of it.",
+        "Find the statement with Effect Deny, and remove the action or resource from it.",
     )

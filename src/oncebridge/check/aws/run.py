@@ -1,4 +1,4 @@
-"""The whole visit, in order: where events come from, the store, where they go, rights, time."""
+"""Run the checks on AWS: sources, store, sinks, dead letters, rights, clock."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -11,6 +11,7 @@ from oncebridge.base.clock import Clock
 from oncebridge.check.aws import (
     buckets,
     mappings,
+    overlaps,
     queues,
     rights,
     rules,
@@ -18,14 +19,11 @@ from oncebridge.check.aws import (
     sources,
     tables,
 )
-from oncebridge.check.aws import (
-    overlaps as twice,
-)
-from oncebridge.check.aws.account import Reader, Where
-from oncebridge.check.aws.context import Spot, Visit, secrets
-from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.account import AwsLocation, AwsReader
+from oncebridge.check.aws.context import AwsAddress, AwsContext, secrets
+from oncebridge.check.aws.queues import SqsQueue
 from oncebridge.check.aws.rights import Principal
-from oncebridge.check.aws.sources import Brought
+from oncebridge.check.aws.sources import SourceResult
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.proxies import check_proxy
 from oncebridge.http.target import HttpTarget
@@ -46,40 +44,40 @@ async def check(
     clock: Clock | None,
 ) -> None:
     """See `oncebridge.check.aws.check_aws`."""
-    reader = Reader(clock)
-    visit = Visit(setup, checkup, reader)
+    reader = AwsReader(clock)
+    context = AwsContext(setup, checkup, reader)
     try:
-        await _Tour(visit, role).go(functions, destinations)
-        _check_clock(visit, reader)
+        await _AwsChecks(context, role).go(functions, destinations)
+        _check_clock(context, reader)
         for url in reader.endpoints():
             check_proxy(HttpTarget.parse(url), checkup)
     finally:
         await reader.aclose()
 
 
-class _Tour:
-    """What is learned on the way, for what is looked at later."""
+class _AwsChecks:
+    """Runs the checks in order; later ones use the results of earlier ones."""
 
-    def __init__(self, visit: Visit, role: str | None) -> None:
-        self._visit = visit
+    def __init__(self, context: AwsContext, role: str | None) -> None:
+        self._context = context
         self._role = role
-        self._sources: list[Queue] = []
-        self._by_function: list[Queue] = []
-        self._queues: list[Queue] = []
-        self._functions: list[Brought] = []
+        self._sources: list[SqsQueue] = []
+        self._by_function: list[SqsQueue] = []
+        self._queues: list[SqsQueue] = []
+        self._functions: list[SourceResult] = []
 
     async def go(self, functions: Sequence[str], destinations: Sequence[str]) -> None:
-        visit = self._visit
-        home = _home(visit)
-        brought = await visit.beside(
+        context = self._context
+        home = _home(context)
+        brought = await context.run_all(
             [
-                *[partial(sources.check_source, spot=spot) for spot in self._of("source")],
+                *[partial(sources.check_source, address=address) for address in self._of("source")],
                 *[partial(sources.check_function, name=name, where=home) for name in functions],
                 *[
                     partial(sources.check_destination, name=name, where=home)
                     for name in destinations
                 ],
-                *[partial(_check_store, spot=spot) for spot in self._of("store")],
+                *[partial(_check_store, address=address) for address in self._of("store")],
             ]
         )
         self._sources = [queue for one in brought for queue in one.queues]
@@ -88,66 +86,73 @@ class _Tour:
         self._by_function = [queue for one in brought if one.is_by_function for queue in one.queues]
         fed = [feeds for one in brought for feeds in one.feeds]
         several = [feed for feeds in fed for feed in feeds.found]
-        works: list[Callable[[Visit], Awaitable[None]]] = [
-            partial(twice.check_twice, several=fed),
+        works: list[Callable[[AwsContext], Awaitable[None]]] = [
+            partial(overlaps.check_overlaps, several=fed),
             *[
-                partial(sinks.check_sink, spot=spot, by_function=self._by_function, several=several)
-                for spot in self._of("sink")
+                partial(
+                    sinks.check_sink,
+                    address=address,
+                    by_function=self._by_function,
+                    several=several,
+                )
+                for address in self._of("sink")
             ],
-            *[partial(self._check_dead, spot=spot) for spot in self._of("dead")],
+            *[partial(self._check_dead, address=address) for address in self._of("dead")],
         ]
-        if rules.is_genesys(visit, several):
+        if rules.is_genesys(context, several):
             works.append(partial(rules.check_partner_sources, where=home))
-        await visit.beside(works)
+        await context.run_all(works)
         await self._check_rights(home)
 
-    def _of(self, kind: str) -> list[Spot]:
-        return [spot for spot in self._visit.spots if spot.kind == kind]
+    def _of(self, kind: str) -> list[AwsAddress]:
+        return [address for address in self._context.aws_addresses if address.kind == kind]
 
-    async def _check_dead(self, visit: Visit, spot: Spot) -> None:
-        queue = await queues.of_spot(visit, spot)
+    async def _check_dead(self, context: AwsContext, address: AwsAddress) -> None:
+        queue = await queues.of_address(context, address)
         if queue is None:
             return
         self._queues.append(queue)
-        await queues.check_dead(visit, queue, self._sources, self._by_function)
+        await queues.check_dead(context, queue, self._sources, self._by_function)
         if queue.arn in [source.arn for source in self._sources]:
             return
-        several = await mappings.of_source(visit, queue.subject, queue.arn, spot.where)
+        several = await mappings.of_source(context, queue.subject, queue.arn, address.where)
         enabled = [mapping for mapping in several if mapping.is_enabled]
         if enabled:
-            visit.find(
+            context.report(
                 "dead-has-consumer",
                 Severity.WARNING,
                 queue.subject,
                 seen=f"Lambda reads it for {', '.join(mapping.function for mapping in enabled)}",
-                why="The function takes the dead letters away: `oncebridge dead` finds none.",
-                fix="Take the mapping away, if the function does not keep them:\n"
+                why="The function consumes the dead letters: `oncebridge dead` finds none.",
+                fix="Disable the mapping, if the function does not keep them:\n"
                 + "\n".join(mapping.command("--no-enabled") for mapping in enabled[:_FEW]),
             )
 
-    async def _check_rights(self, home: Where) -> None:
-        visit = self._visit
-        who = await rights.caller(visit, home)
+    async def _check_rights(self, home: AwsLocation) -> None:
+        context = self._context
+        who = await rights.caller(context, home)
         if who is None:
             return
         seen = {queue.arn: queue for queue in self._queues}
-        own = [grant for spot in visit.spots for grant in spot.grants] + secrets(visit.setup)
+        own = [grant for address in context.aws_addresses for grant in address.grants] + secrets(
+            context.setup
+        )
         if not self._functions or self._role or self._of("source"):
             asked = Principal(self._role or who.arn, who.account, who.region)
-            await rights.check_rights(visit, asked, own, seen, home)
+            await rights.check_rights(context, asked, own, seen, home)
         for one in self._functions:
             asked = Principal(one.role, who.account, who.region)
-            await rights.check_rights(visit, asked, _of_function(own, one.queues), seen, home)
+            await rights.check_rights(context, asked, _of_function(own, one.queues), seen, home)
 
 
-async def _check_store(visit: Visit, spot: Spot) -> Brought:
-    check = tables.check_table if spot.scheme == "dynamodb" else buckets.check_bucket
-    await check(visit, spot)
-    return Brought()
+async def _check_store(context: AwsContext, address: AwsAddress) -> SourceResult:
+    check = tables.check_table if address.scheme == "dynamodb" else buckets.check_bucket
+    await check(context, address)
+    return SourceResult()
 
 
-def _of_function(grants: Sequence[Grant], found: Sequence[Queue]) -> list[Grant]:
-    """Return what a function does: Lambda reads for it, and it only writes dead letters."""
+def _of_function(grants: Sequence[Grant], found: Sequence[SqsQueue]) -> list[Grant]:
+    """Return the grants of a function: Lambda reads for it, and it only writes dead letters."""
     kept = [
         replace(grant, what="function.dead") if grant.what == "dead.sqs" else grant
         for grant in grants
@@ -159,31 +164,31 @@ def _of_function(grants: Sequence[Grant], found: Sequence[Queue]) -> list[Grant]
     return kept
 
 
-def _home(visit: Visit) -> Where:
-    """Return where to ask what is no address's own: where the first address is."""
-    for spot in visit.spots:
-        if spot.kind != "sink":
-            return Where(spot.where.region, spot.where.profile)
-    return Where()
+def _home(context: AwsContext) -> AwsLocation:
+    """Return the location for calls without an address: that of the first address."""
+    for address in context.aws_addresses:
+        if address.kind != "sink":
+            return AwsLocation(address.where.region, address.where.profile)
+    return AwsLocation()
 
 
-def _check_clock(visit: Visit, reader: Reader) -> None:
+def _check_clock(context: AwsContext, reader: AwsReader) -> None:
     clock = reader.clock
     subject = "this host's clock"
     if clock.error_ms is None:
-        return  # no answer came, and that was said
+        return  # no response, which is reported already
     off_s = clock.offset_ms / 1000
     side = "behind" if off_s > 0 else "ahead of"
     if abs(clock.offset_ms) <= _OFF_MS:
-        visit.fine(subject, "it agrees with AWS's")
+        context.report_passed(subject, "it matches the clock of AWS")
         return
-    visit.find(
+    context.report(
         "clock-aws",
         Severity.ERROR if abs(clock.offset_ms) > _FAR_OFF_MS else Severity.WARNING,
         subject,
-        seen=f"it is {abs(off_s):.1f} s {side} AWS's",
-        why="Claims end too early or too late by that much, and from 5 minutes on AWS refuses "
-        "every signature. With a store on AWS, oncebridge does not start (max_skew).",
-        fix="Keep it by NTP:\ntimedatectl set-ntp true\n"
+        seen=f"it is {abs(off_s):.1f} s {side} the clock of AWS",
+        why="Leases end too early or too late by that much, and from 5 minutes on AWS rejects every "
+        "signature. With a store on AWS, oncebridge does not start (max_skew).",
+        fix="Synchronise it by NTP:\ntimedatectl set-ntp true\n"
         "(on EC2: chrony with server 169.254.169.123)",
     )

@@ -1,121 +1,130 @@
-"""Where events go on AWS: whether it is there, and whether it leads back."""
+"""Check sinks on AWS: whether they exist, and whether they lead back to a source."""
 
 from collections.abc import Sequence
 
 from oncebridge.check.aws import queues, streams
-from oncebridge.check.aws.account import Absent
+from oncebridge.check.aws.account import NoSuchResource
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Spot, Visit
-from oncebridge.check.aws.feeds import Feed
-from oncebridge.check.aws.patterns import Overlap, Pattern, overlap
-from oncebridge.check.aws.queues import Queue
+from oncebridge.check.aws.context import AwsAddress, AwsContext
+from oncebridge.check.aws.feeds import EventFeed
+from oncebridge.check.aws.patterns import Overlap, RulePattern, overlap
+from oncebridge.check.aws.queues import SqsQueue
 from oncebridge.check.finding import Severity
 
 
 async def check_sink(
-    visit: Visit, spot: Spot, by_function: Sequence[Queue], several: Sequence[Feed]
+    context: AwsContext,
+    address: AwsAddress,
+    by_function: Sequence[SqsQueue],
+    several: Sequence[EventFeed],
 ) -> None:
     """
-    Look at where events go; *several* is what brings them, and *by_function* where from.
+    Check a sink against the feeds *several* and the queues *by_function* of functions.
 
-    Whether a source that has an address is the sink, the addresses say.
+    Whether a source with an address is the sink is checked by the addresses.
     """
-    match spot.scheme:
+    match address.scheme:
         case "sqs":
-            await _check_queue(visit, spot, by_function)
+            await _check_queue(context, address, by_function)
         case "kinesis":
-            if await streams.of_spot(visit, spot) is not None:
-                visit.fine(f"stream {spot.name}", "it is there")
+            if await streams.of_address(context, address) is not None:
+                context.report_passed(f"stream {address.name}", "it exists")
         case "events":
-            await _check_bus(visit, spot, several)
+            await _check_bus(context, address, several)
         case "sns":
-            await _check_topic(visit, spot)
+            await _check_topic(context, address)
 
 
-async def _check_queue(visit: Visit, spot: Spot, by_function: Sequence[Queue]) -> None:
-    queue = await queues.of_spot(visit, spot)
+async def _check_queue(
+    context: AwsContext, address: AwsAddress, by_function: Sequence[SqsQueue]
+) -> None:
+    queue = await queues.of_address(context, address)
     if queue is None:
         return
     if queue.arn not in [source.arn for source in by_function]:
-        visit.fine(queue.subject, "it is there")
+        context.report_passed(queue.subject, "it exists")
         return
     plain = queue.name.removesuffix(".fifo")
-    visit.find(
+    context.report(
         "sink-is-source",
         Severity.ERROR,
         queue.subject,
         seen="events are sent to the queue that they come from",
-        why="Each comes back as its own duplicate, and nobody else reads it.",
-        fix="Send to another queue:\n"
+        why="Each event arrives again as its own duplicate, and no other consumer receives it.",
+        fix="Use another queue:\n"
         f"{queues.make(queue.where, f'{plain}-out')}\n"
         f'sink = "sqs://{plain}-out"',
     )
 
 
-async def _check_bus(visit: Visit, spot: Spot, several: Sequence[Feed]) -> None:
-    subject = f"bus {spot.name}"
-    name = spot.name
-    if spot.resource.account:  # by its ARN, since it may be another account's
-        where = spot.resource
+async def _check_bus(
+    context: AwsContext, address: AwsAddress, several: Sequence[EventFeed]
+) -> None:
+    subject = f"bus {address.name}"
+    name = address.name
+    if address.resource.account:  # by its ARN, since it may be another account's
+        where = address.resource
         name = f"arn:{where.partition}:events:{where.region}:{where.account}:{where.name}"
     try:
-        asked = visit.at("events", spot.where).ask("DescribeEventBus", Name=name)
-        found = await visit.look(subject, "whether it is there", asked)
-    except Absent:
-        visit.find(
+        asked = context.at("events", address.where).ask("DescribeEventBus", Name=name)
+        found = await context.look(subject, "whether it exists", asked)
+    except NoSuchResource:
+        context.report(
             "sink-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such bus",
-            why="AWS takes events for a bus that does not exist, and drops them.",
-            fix="Put the name or Region in the address right, or make the bus:\n"
-            + aws(spot.where, "events", "create-event-bus", "--name", spot.name),
+            seen="the bus does not exist",
+            why="AWS accepts events for a bus that does not exist, and drops them.",
+            fix="Fix the name or Region in the address, or create the bus:\n"
+            + aws(address.where, "events", "create-event-bus", "--name", address.name),
         )
         return
     if found is None:
         return
-    back = [feed for feed in several if feed.bus.arn == found.get("Arn") and _may_match(feed, spot)]
+    back = [
+        feed for feed in several if feed.bus.arn == found.get("Arn") and _may_match(feed, address)
+    ]
     if not back:
-        visit.fine(subject, "it is there, and does not lead back")
+        context.report_passed(subject, "it exists, and does not lead back to a source")
         return
-    visit.find(
+    context.report(
         "sink-feeds-source",
         Severity.WARNING,
         subject,
-        seen=f"events are sent to it, and its {back[0].subject} brings events here",
-        why="Whatever that rule matches of our own output comes back. oncebridge recognises it, "
-        "and puts it into the dead letters.",
-        fix="Let the rule match only what is not ours, by its source, or send to another bus:\n"
-        + aws(spot.where, "events", "create-event-bus", "--name", f"{spot.name}-once"),
+        seen=f"events are sent to it, and its {back[0].subject} sends events here",
+        why="Delivered events that match the rule arrive again. oncebridge recognises them, and puts "
+        "them into the dead letters.",
+        fix="Exclude the source of the sink in the rule, or use another bus:\n"
+        + aws(address.where, "events", "create-event-bus", "--name", f"{address.name}-once"),
     )
 
 
-def _may_match(feed: Feed, spot: Spot) -> bool:
-    """Return whether a rule may match what we send, as far as its source tells."""
-    ours = spot.options.source
+def _may_match(feed: EventFeed, address: AwsAddress) -> bool:
+    """Return whether a rule may match events of the sink, by their source."""
+    ours = address.options.source
     if feed.pattern is None:
         return not feed.is_scheduled
     if not feed.is_enabled or ours is None:
         return feed.is_enabled
-    sent = Pattern.of({"source": [ours]})
-    return overlap(sent, Pattern.of(feed.pattern)) is not Overlap.NEVER
+    sent = RulePattern.of({"source": [ours]})
+    return overlap(sent, RulePattern.of(feed.pattern)) is not Overlap.NEVER
 
 
-async def _check_topic(visit: Visit, spot: Spot) -> None:
-    where = spot.resource
+async def _check_topic(context: AwsContext, address: AwsAddress) -> None:
+    where = address.resource
     arn = f"arn:{where.partition or 'aws'}:sns:{where.region}:{where.account}:{where.name}"
-    subject = f"topic {spot.name}"
+    subject = f"topic {address.name}"
     try:
-        asked = visit.at("sns", spot.where).ask("GetTopicAttributes", TopicArn=arn)
-        if await visit.look(subject, "whether it is there", asked) is not None:
-            visit.fine(subject, "it is there")
-    except Absent:
-        visit.find(
+        asked = context.at("sns", address.where).ask("GetTopicAttributes", TopicArn=arn)
+        if await context.look(subject, "whether it exists", asked) is not None:
+            context.report_passed(subject, "it exists")
+    except NoSuchResource:
+        context.report(
             "sink-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such topic",
+            seen="the topic does not exist",
             why="oncebridge does not start without it.",
-            fix="Put the ARN right, or make the topic:\n"
-            + aws(spot.where, "sns", "create-topic", "--name", spot.name),
+            fix="Fix the ARN, or create the topic:\n"
+            + aws(address.where, "sns", "create-topic", "--name", address.name),
         )

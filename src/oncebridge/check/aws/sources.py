@@ -1,4 +1,4 @@
-"""Where events come from on AWS: a queue or stream, and all that leads to it and reads it."""
+"""Check sources on AWS: queues, streams, functions, API destinations, and their rules."""
 
 import json
 from collections.abc import Sequence
@@ -16,77 +16,79 @@ from oncebridge.check.aws import (
     rules,
     streams,
     targets,
+    window,
 )
-from oncebridge.check.aws import (
-    window as horizon,
-)
-from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Spot, Visit
-from oncebridge.check.aws.feeds import Feed, Feeds
+from oncebridge.check.aws.context import AwsAddress, AwsContext
+from oncebridge.check.aws.feeds import EventFeed, EventFeeds
 from oncebridge.check.aws.mappings import Function, SourceMapping
-from oncebridge.check.aws.queues import Queue
-from oncebridge.check.aws.streams import Stream
+from oncebridge.check.aws.queues import SqsQueue
+from oncebridge.check.aws.streams import KinesisStream
 from oncebridge.check.finding import Severity
 
 _POST: Final = ("--http-method", "POST")
 
 
-class Brought(Struct, frozen=True, kw_only=True):
-    """What is known of one way by which events come."""
+class SourceResult(Struct, frozen=True, kw_only=True):
+    """What was found about one source."""
 
-    queues: tuple[Queue, ...] = ()
-    feeds: tuple[Feeds, ...] = ()
+    queues: tuple[SqsQueue, ...] = ()
+    feeds: tuple[EventFeeds, ...] = ()
     is_by_function: bool = False
-    """Whether a function takes them."""
+    """Whether a function reads it."""
     function: Function | None = None
-    """That function, if it could be seen."""
+    """That function, if it could be read."""
 
     @property
     def role(self) -> str:
-        """Whom that function runs as."""
+        """The role of that function."""
         return "" if self.function is None else self.function.role
 
 
-async def check_source(visit: Visit, spot: Spot) -> Brought:
-    """Look at a source that workers read."""
-    if spot.scheme == "sqs":
-        queue = await queues.of_spot(visit, spot)
+async def check_source(context: AwsContext, address: AwsAddress) -> SourceResult:
+    """Check a source that workers read."""
+    if address.scheme == "sqs":
+        queue = await queues.of_address(context, address)
         if queue is None:
-            return Brought()
-        _check_own_visibility(visit, spot)
-        several = await mappings.of_source(visit, queue.subject, queue.arn, spot.where)
-        mappings.check_beside_worker(visit, queue, several)
-        return Brought(queues=(queue,), feeds=(await _check_queue(visit, queue),))
-    # Of a stream everybody gets everything: who else reads it is nobody's concern.
-    stream = await streams.of_spot(visit, spot)
-    return Brought() if stream is None else Brought(feeds=(await _check_stream(visit, stream),))
+            return SourceResult()
+        _check_own_visibility(context, address)
+        several = await mappings.of_source(context, queue.subject, queue.arn, address.where)
+        mappings.check_beside_worker(context, queue, several)
+        return SourceResult(queues=(queue,), feeds=(await _check_queue(context, queue),))
+    # Every consumer of a stream gets all records, so other consumers do not matter.
+    stream = await streams.of_address(context, address)
+    return (
+        SourceResult()
+        if stream is None
+        else SourceResult(feeds=(await _check_stream(context, stream),))
+    )
 
 
-async def check_function(visit: Visit, name: str, where: Where) -> Brought:
-    """Look at a function that runs oncebridge, and at all that brings it events."""
+async def check_function(context: AwsContext, name: str, where: AwsLocation) -> SourceResult:
+    """Check a function that runs oncebridge, and its sources."""
     subject = f"function {name}"
     try:
-        function = await mappings.function_of(visit, name, where)
-    except Absent:
-        visit.find(
+        function = await mappings.function_of(context, name, where)
+    except NoSuchResource:
+        context.report(
             "function-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such function in this account and Region",
-            why="Nothing of it can be looked at.",
-            fix="See what there is:\n"
+            seen="the function does not exist in this account and Region",
+            why="It cannot be checked.",
+            fix="List the functions:\n"
             + aws(where, "lambda", "list-functions", "--query", "Functions[].FunctionName"),
         )
-        return Brought()
-    several = await mappings.of_function(visit, name, where)
-    found = await visit.beside(
+        return SourceResult()
+    several = await mappings.of_function(context, name, where)
+    found = await context.run_all(
         [
             *[partial(_check_read, mapping=mapping, where=where) for mapping in several],
             *([partial(_check_direct, function=function, where=where)] if function else []),
         ]
     )
-    return Brought(
+    return SourceResult(
         queues=tuple(queue for one in found for queue in one.queues),
         feeds=tuple(feeds for one in found for feeds in one.feeds),
         is_by_function=True,
@@ -94,90 +96,94 @@ async def check_function(visit: Visit, name: str, where: Where) -> Brought:
     )
 
 
-async def _check_read(visit: Visit, mapping: SourceMapping, where: Where) -> Brought:
-    """Look at what a function reads through a mapping."""
+async def _check_read(
+    context: AwsContext, mapping: SourceMapping, where: AwsLocation
+) -> SourceResult:
+    """Check the source of a mapping."""
     try:
         if mapping.service == "sqs":
-            queue = await queues.read_arn(visit, mapping.source, where)
-            await mappings.check_mapping(visit, mapping, queue)
+            queue = await queues.read_arn(context, mapping.source, where)
+            await mappings.check_mapping(context, mapping, queue)
             if queue is None:
-                return Brought()
-            several = await mappings.of_source(visit, queue.subject, queue.arn, where)
-            mappings.check_others(visit, queue, mapping, several)
-            return Brought(queues=(queue,), feeds=(await _check_queue(visit, queue),))
+                return SourceResult()
+            several = await mappings.of_source(context, queue.subject, queue.arn, where)
+            mappings.check_others(context, queue, mapping, several)
+            return SourceResult(queues=(queue,), feeds=(await _check_queue(context, queue),))
         if mapping.service == "kinesis":
-            stream = await streams.read_arn(visit, mapping.source, where)
-            await mappings.check_mapping(visit, mapping, None)
+            stream = await streams.read_arn(context, mapping.source, where)
+            await mappings.check_mapping(context, mapping, None)
             if stream is not None:
-                return Brought(feeds=(await _check_stream(visit, stream),))
-    except Absent:
-        visit.find(
+                return SourceResult(feeds=(await _check_stream(context, stream),))
+    except NoSuchResource:
+        context.report(
             "source-missing",
             Severity.ERROR,
             mapping.subject,
-            seen=f"{mapping.name} is not there",
-            why="The function is brought nothing.",
-            fix=f"Make it, or remove the mapping:\n{mapping.removal}",
+            seen=f"{mapping.name} does not exist",
+            why="The function receives nothing.",
+            fix=f"Create it, or delete the mapping:\n{mapping.removal}",
         )
-    return Brought()
+    return SourceResult()
 
 
 # --- queues -----------------------------------------------------------------------------------
 
 
-def _check_own_visibility(visit: Visit, spot: Spot) -> None:
-    """See whether messages stay hidden for longer than a lease, as the worker asks for it."""
-    visibility: timedelta = spot.options.visibility
-    lease = max(route.settings.lease for route in visit.setup.routes)
-    subject = f"queue {spot.name}"
+def _check_own_visibility(context: AwsContext, address: AwsAddress) -> None:
+    """Check whether the worker's visibility timeout is longer than the lease."""
+    visibility: timedelta = address.options.visibility
+    lease = max(route.settings.lease for route in context.setup.routes)
+    subject = f"queue {address.name}"
     if visibility > lease:
         told = format_duration(visibility)
-        visit.fine(subject, f"visibility: oncebridge asks for {told}, and extends it")
+        context.report_passed(subject, f"visibility: oncebridge sets {told}, and extends it")
         return
-    visit.find(
+    context.report(
         "sqs-visibility",
         Severity.ERROR,
         subject,
         seen=f"source.visibility is {format_duration(visibility)}, lease {format_duration(lease)}",
-        why="A message would come again while its event is held. The worker does not start.",
-        fix=f'Hide messages for longer than the lease:\n[source]\nurl = "sqs://{spot.name}"\n'
+        why="A message would be redelivered while its event is held. The worker does not start.",
+        fix=f'Set it longer than the lease:\n[source]\nurl = "sqs://{address.name}"\n'
         f'visibility = "{format_duration(lease * 4)}"',
     )
 
 
-async def _check_queue(visit: Visit, queue: Queue) -> Feeds:
-    found = await feeds.feeds(visit, queue.subject, queue.arn, queue.where)
-    found = targets.mended(visit, found, is_fifo=queue.is_fifo)
-    await queues.check_source(visit, queue)
-    await rules.check_feeds(visit, found, queue.where)
-    targets.check_policy(visit, queue, found.found)
+async def _check_queue(context: AwsContext, queue: SqsQueue) -> EventFeeds:
+    found = await feeds.feeds(context, queue.subject, queue.arn, queue.where)
+    found = targets.with_changes(context, found, is_fifo=queue.is_fifo)
+    await queues.check_source(context, queue)
+    await rules.check_feeds(context, found, queue.where)
+    targets.check_policy(context, queue, found.found)
     if queue.is_fifo:
-        _check_fifo(visit, queue, found.found)
+        _check_fifo(context, queue, found.found)
     if found.found:
-        queues.check_key(visit, queue)
-    horizon.check_window(visit, found, retention=queue.retention)
+        queues.check_key(context, queue)
+    window.check_window(context, found, retention=queue.retention)
     return found
 
 
-def _check_fifo(visit: Visit, queue: Queue, several: Sequence[Feed]) -> None:
+def _check_fifo(context: AwsContext, queue: SqsQueue, several: Sequence[EventFeed]) -> None:
     for feed in several:
         if not targets.has_group(feed):
-            visit.find(
+            context.report(
                 "rule-fifo-group",
                 Severity.ERROR,
                 feed.subject,
-                seen=f"its target {queue.name} is a FIFO queue, and has no MessageGroupId",
-                why="SQS refuses a message without one: nothing is delivered.",
-                fix=feed.fix("Take what is to stay in order, such as the conversation"),
+                seen=f"its target {queue.name} is a FIFO queue, but it has no MessageGroupId",
+                why="SQS rejects messages without one: nothing is delivered.",
+                fix=feed.fix(
+                    "Use the field by which events must stay in order, such as the conversation"
+                ),
             )
         if queue.told.get("ContentBasedDeduplication") != "true":
-            visit.find(
+            context.report(
                 "sqs-fifo-no-dedup",
                 Severity.ERROR,
                 queue.subject,
                 seen=f"ContentBasedDeduplication is off, and {feed.subject} sends to it",
-                why="A rule cannot give messages a deduplication id, and SQS refuses those "
-                "without one: nothing is delivered.",
+                why="A rule cannot set a deduplication id, and SQS rejects messages without one: "
+                "nothing is delivered.",
                 fix=queue.command(ContentBasedDeduplication="true"),
             )
 
@@ -185,67 +191,70 @@ def _check_fifo(visit: Visit, queue: Queue, several: Sequence[Feed]) -> None:
 # --- streams, and functions that are called directly ------------------------------------------
 
 
-async def _check_stream(visit: Visit, stream: Stream) -> Feeds:
-    streams.check_source(visit, stream)
-    found = await feeds.feeds(visit, stream.subject, stream.arn, stream.where)
-    found = targets.mended(visit, found, is_stream=True)
-    await rules.check_feeds(visit, found, stream.where)
+async def _check_stream(context: AwsContext, stream: KinesisStream) -> EventFeeds:
+    streams.check_source(context, stream)
+    found = await feeds.feeds(context, stream.subject, stream.arn, stream.where)
+    found = targets.with_changes(context, found, is_stream=True)
+    await rules.check_feeds(context, found, stream.where)
     for feed in found.found:
-        if targets.needs_key(visit, feed):
-            visit.find(
+        if targets.needs_key(context, feed):
+            context.report(
                 "kinesis-partition-key",
                 Severity.WARNING,
                 feed.subject,
                 seen=f"its target {stream.name} has no PartitionKeyPath",
-                why="EventBridge takes the id of the event, so events about one thing are spread "
-                "over all shards and arrive in any order; and here order matters (latest, order).",
-                fix=feed.fix("Take what is to stay in order"),
+                why="EventBridge uses the id of the event instead, so events of one entity are spread "
+                "over all shards and arrive in any order. This configuration needs their order "
+                "(latest, order).",
+                fix=feed.fix("Use the field by which events must stay in order"),
             )
-    horizon.check_window(visit, found, retention=stream.retention)
+    window.check_window(context, found, retention=stream.retention)
     return found
 
 
-async def _check_direct(visit: Visit, function: Function, where: Where) -> Brought:
-    """Look at rules that call the function themselves."""
+async def _check_direct(
+    context: AwsContext, function: Function, where: AwsLocation
+) -> SourceResult:
+    """Check rules that call the function directly."""
     subject = f"function {function.name}"
-    found = await feeds.feeds(visit, subject, function.arn, where)
+    found = await feeds.feeds(context, subject, function.arn, where)
     if not found.found:
-        return Brought()
-    found = targets.mended(visit, found)
-    await rules.check_feeds(visit, found, where)
-    horizon.check_window(visit, found)
+        return SourceResult()
+    found = targets.with_changes(context, found)
+    await rules.check_feeds(context, found, where)
+    window.check_window(context, found)
     if not function.has_dead_letters:
-        await _check_failures(visit, function, where)
-    return Brought(feeds=(found,))
+        await _check_failures(context, function, where)
+    return SourceResult(feeds=(found,))
 
 
-async def _check_failures(visit: Visit, function: Function, where: Where) -> None:
-    """See what becomes of an event with which a function fails that is called directly."""
+async def _check_failures(context: AwsContext, function: Function, where: AwsLocation) -> None:
+    """Check whether events are kept when a function that is called directly fails."""
     subject = f"function {function.name}"
-    asked = visit.at("lambda", where).ask(
+    asked = context.at("lambda", where).ask(
         "GetFunctionEventInvokeConfig", FunctionName=function.name
     )
-    operation = "update-function-event-invoke-config"  # which leaves all else as it is
+    operation = "update-function-event-invoke-config"  # which keeps all other settings
     try:
-        told = await visit.look(subject, "its failure destination", asked)
-    except Absent:
+        told = await context.look(subject, "its failure destination", asked)
+    except NoSuchResource:
         told, operation = {}, "put-function-event-invoke-config"
     if told is None:
         return
     ends = told.get("DestinationConfig") or {}
     if (ends.get("OnFailure") or {}).get("Destination"):
-        visit.fine(subject, "what it fails with is kept")
+        context.report_passed(subject, "it keeps events that fail")
         return
     kept = {name: end for name, end in ends.items() if (end or {}).get("Destination")}
     wished = json.dumps({**kept, "OnFailure": {"Destination": "QUEUE-ARN"}})
     given = ("--function-name", function.name, "--destination-config", wished)
-    visit.find(
+    context.report(
         "function-no-destination",
         Severity.ERROR,
         subject,
-        seen="rules call it directly, and it has no failure destination",
-        why="Lambda tries such a call three times in all, and then drops the event.",
-        fix="Put a queue in between, or have the event kept in one:\n"
+        seen="rules call it directly, but it has no failure destination",
+        why="Lambda makes three attempts in all, and then drops the event.",
+        fix="Use a queue in between, or set a queue as failure destination:\n"
         + aws(where, "lambda", operation, *given),
     )
 
@@ -253,45 +262,45 @@ async def _check_failures(visit: Visit, function: Function, where: Where) -> Non
 # --- API destinations -------------------------------------------------------------------------
 
 
-async def check_destination(visit: Visit, name: str, where: Where) -> Brought:
-    """Look at an API destination that leads to an HTTP source of ours, and at its rules."""
+async def check_destination(context: AwsContext, name: str, where: AwsLocation) -> SourceResult:
+    """Check an API destination that leads to an HTTP source, and its rules."""
     subject = f"API destination {name}"
     try:
-        asked = visit.at("events", where).ask("DescribeApiDestination", Name=name)
-        told = await visit.look(subject, "its state and its rules", asked)
-    except Absent:
-        visit.find(
+        asked = context.at("events", where).ask("DescribeApiDestination", Name=name)
+        told = await context.look(subject, "its state and its rules", asked)
+    except NoSuchResource:
+        context.report(
             "destination-missing",
             Severity.ERROR,
             subject,
-            seen="there is no such API destination in this account and Region",
-            why="Nothing of it can be looked at.",
-            fix="See what there is:\n" + aws(where, "events", "list-api-destinations"),
+            seen="the API destination does not exist in this account and Region",
+            why="It cannot be checked.",
+            fix="List the API destinations:\n" + aws(where, "events", "list-api-destinations"),
         )
-        return Brought()
+        return SourceResult()
     if told is None:
-        return Brought()
+        return SourceResult()
     state, method = told.get("ApiDestinationState"), told.get("HttpMethod")
     if state == "ACTIVE" and method == "POST":
-        visit.fine(subject, "it is active, and posts")
+        context.report_passed(subject, "it is active, and uses POST")
     else:
-        visit.find(
+        context.report(
             "destination-unfit",
             Severity.ERROR,
             subject,
             seen=f"its state is {state}, its method {method}",
-            why="oncebridge takes events by POST only, and an inactive destination sends nothing: "
-            "its connection is not authorised.",
-            fix="Use POST, and see to its connection:\n"
+            why="oncebridge accepts events by POST only. An inactive destination sends nothing: its "
+            "connection is not authorised.",
+            fix="Use POST, and check its connection:\n"
             + aws(where, "events", "update-api-destination", "--name", name, *_POST)
             + "\n"
             + aws(where, "events", "describe-connection", "--name", _connection(told)),
         )
-    found = await feeds.feeds(visit, subject, str(told.get("ApiDestinationArn", "")), where)
-    found = targets.mended(visit, found)
-    await rules.check_feeds(visit, found, where)
-    horizon.check_window(visit, found)
-    return Brought(feeds=(found,))
+    found = await feeds.feeds(context, subject, str(told.get("ApiDestinationArn", "")), where)
+    found = targets.with_changes(context, found)
+    await rules.check_feeds(context, found, where)
+    window.check_window(context, found)
+    return SourceResult(feeds=(found,))
 
 
 def _connection(told: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Streams of Kinesis that events come from."""
+"""Check Kinesis streams."""
 
 from datetime import timedelta
 from shlex import quote
@@ -8,20 +8,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.durations import format_duration
-from oncebridge.check.aws.account import Absent, Where
+from oncebridge.check.aws.account import AwsLocation, NoSuchResource
 from oncebridge.check.aws.commands import aws
-from oncebridge.check.aws.context import Spot, Visit
+from oncebridge.check.aws.context import AwsAddress, AwsContext
 from oncebridge.check.finding import Severity
 
 _USUAL = timedelta(hours=24)
 
 
-class Stream(Struct, frozen=True):
+class KinesisStream(Struct, frozen=True):
     """A stream as Kinesis describes it."""
 
     name: str
     arn: str
-    where: Where
+    where: AwsLocation
     retention: timedelta
     key: str
 
@@ -30,63 +30,65 @@ class Stream(Struct, frozen=True):
         return f"stream {self.name}"
 
 
-async def read(visit: Visit, name: str, where: Where, *, arn: str = "") -> Stream | None:
-    """Look at a stream, by its *arn* if it may be another account's; raises `Absent`."""
+async def read(
+    context: AwsContext, name: str, where: AwsLocation, *, arn: str = ""
+) -> KinesisStream | None:
+    """Read a stream, by its *arn* if it may be in another account; raises `NoSuchResource`."""
     named = {"StreamARN": arn} if arn else {"StreamName": name}
-    asked = visit.at("kinesis", where).ask("DescribeStreamSummary", **named)
-    found = await visit.look(f"stream {name}", "its settings", asked)
+    asked = context.at("kinesis", where).ask("DescribeStreamSummary", **named)
+    found = await context.look(f"stream {name}", "its settings", asked)
     if found is None:
         return None
     told: dict[str, Any] = found.get("StreamDescriptionSummary") or {}
     retention = timedelta(hours=int(told.get("RetentionPeriodHours", 24)))
-    return Stream(
+    return KinesisStream(
         name, str(told.get("StreamARN", "")), where, retention, str(told.get("KeyId", ""))
     )
 
 
-async def read_arn(visit: Visit, arn: str, where: Where) -> Stream | None:
-    """Look at the stream with this ARN, which may be of another account."""
+async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> KinesisStream | None:
+    """Read the stream with this ARN, which may be in another account."""
     _, _, _, region, _, name = arn.split(":", 5)
     there = replace(where, region=region or where.region)
-    return await read(visit, name.removeprefix("stream/"), there, arn=arn)
+    return await read(context, name.removeprefix("stream/"), there, arn=arn)
 
 
-async def of_spot(visit: Visit, spot: Spot) -> Stream | None:
-    """Look at the stream of an address; that it is not there is a finding."""
+async def of_address(context: AwsContext, address: AwsAddress) -> KinesisStream | None:
+    """Read the stream of an address; a missing one is a finding."""
     try:
-        known = spot.resource
+        known = address.resource
         arn = ""
         if known.account:
             arn = f"arn:{known.partition}:kinesis:{known.region}:{known.account}:{known.name}"
-        return await read(visit, spot.name, spot.where, arn=arn)
-    except Absent:
-        visit.find(
-            f"{spot.kind}-missing",
+        return await read(context, address.name, address.where, arn=arn)
+    except NoSuchResource:
+        context.report(
+            f"{address.kind}-missing",
             Severity.ERROR,
-            f"stream {spot.name}",
-            seen="there is no such stream",
+            f"stream {address.name}",
+            seen="the stream does not exist",
             why="oncebridge does not start without it.",
-            fix="Put the name or Region in the address right, or make the stream:\n"
+            fix="Fix the name or Region in the address, or create the stream:\n"
             + aws(
-                spot.where,
+                address.where,
                 "kinesis",
                 "create-stream",
-                *("--stream-name", spot.name, "--stream-mode-details", "StreamMode=ON_DEMAND"),
+                *("--stream-name", address.name, "--stream-mode-details", "StreamMode=ON_DEMAND"),
             ),
         )
         return None
 
 
-def check_source(visit: Visit, stream: Stream) -> None:
-    """Look at what is set at a stream from which events come."""
+def check_source(context: AwsContext, stream: KinesisStream) -> None:
+    """Check the settings of a source stream."""
     if stream.retention <= _USUAL:
-        visit.find(
+        context.report(
             "kinesis-retention",
             Severity.NOTE,
             stream.subject,
             seen=f"it keeps records for {format_duration(stream.retention)}",
-            why="Kinesis drops records that old, read or not: an outage of a day loses events.",
-            fix="Keep them for a weekend (it costs a little more for each shard hour):\n"
+            why="Kinesis then drops records, read or not: after an outage of a day, events are lost.",
+            fix="Keep them for four days (at a small cost per shard hour):\n"
             + aws(
                 stream.where,
                 "kinesis",
@@ -95,14 +97,16 @@ def check_source(visit: Visit, stream: Stream) -> None:
             ),
         )
     else:
-        visit.fine(stream.subject, f"keeps records for {format_duration(stream.retention)}")
+        context.report_passed(
+            stream.subject, f"keeps records for {format_duration(stream.retention)}"
+        )
     if stream.key and "alias/aws/" not in stream.key:
-        visit.find(
+        context.report(
             "key-rights",
             Severity.NOTE,
             stream.subject,
-            seen="it is encrypted with a key of yours",
-            why="Whoever reads it needs kms:Decrypt on the key, and EventBridge's role "
+            seen="it is encrypted with a KMS key of yours",
+            why="The reader of the stream needs kms:Decrypt on the key, and EventBridge's role "
             "kms:GenerateDataKey.",
             fix=f"oncebridge template iam -c oncebridge.toml --kms-key {quote(stream.key)}",
         )

@@ -1,42 +1,43 @@
 """
-How long after an event a copy of it can come, and whether it is still remembered then.
+Check that windows are longer than the time in which an event can be redelivered.
 
-Genesys Cloud publishes again for up to four days, EventBridge tries for as long as the rule says,
-and then a message waits in its queue for as long as nobody reads it. The first two add up, and
-the window has to be longer. It has to be longer than the queue's retention too: so long one
-message can come back. Only if copies come late *and* then wait do all three add up; what is left
-for that is told.
+Genesys Cloud retries for up to four days, EventBridge for as long as the rule says, and then a
+message waits in its queue until it is read. The window has to be longer than the sum of the first
+two, and longer than the retention of the queue. All three add up only if a late copy also waits;
+the time left for that is reported.
 """
 
 from datetime import timedelta
 from typing import Final
 
 from oncebridge.base.durations import format_duration
-from oncebridge.check.aws.context import Visit
-from oncebridge.check.aws.feeds import LONGEST_AGE, Feeds
+from oncebridge.check.aws.context import AwsContext
+from oncebridge.check.aws.feeds import LONGEST_AGE, EventFeeds
 from oncebridge.check.aws.rules import is_genesys
 from oncebridge.check.finding import Severity
 
 GENESYS_AGAIN: Final = timedelta(days=4)
-"""So long Genesys Cloud sends again what EventBridge did not take."""
+"""How long Genesys Cloud retries what EventBridge did not accept."""
 
 
-def check_window(visit: Visit, feeds: Feeds, *, retention: timedelta | None = None) -> None:
+def check_window(
+    context: AwsContext, feeds: EventFeeds, *, retention: timedelta | None = None
+) -> None:
     """
-    See whether every window outlasts what may bring an event again by one way.
+    Check that every window is longer than an event can be redelivered by these feeds.
 
-    *retention* is how long messages are kept there, if they are.
+    *retention* is how long the queue or stream keeps messages, if there is one.
     """
     subject, several = feeds.to, feeds.found
-    window, whose = _shortest(visit)
+    window, whose = _shortest(context)
     parts: list[tuple[timedelta, str]] = []
-    if is_genesys(visit, several):
-        parts.append((GENESYS_AGAIN, "Genesys Cloud publishes again"))
+    if is_genesys(context, several):
+        parts.append((GENESYS_AGAIN, "Genesys Cloud retries"))
     if several:
         slowest = max(several, key=lambda feed: feed.age)
-        parts.append((slowest.age, f"{slowest.subject} tries again"))
+        parts.append((slowest.age, f"{slowest.subject} retries"))
     elif not feeds.is_sure:
-        parts.append((LONGEST_AGE, "EventBridge tries again, unless its rule says otherwise"))
+        parts.append((LONGEST_AGE, "EventBridge retries, unless its rule says otherwise"))
     again = sum((time for time, _ in parts), timedelta())
     summed = " + ".join(f"{format_duration(time)} ({why})" for time, why in parts)
     longest = max(again, retention or timedelta())
@@ -45,29 +46,31 @@ def check_window(visit: Visit, feeds: Feeds, *, retention: timedelta | None = No
         left = f"{format_duration(window - again)} left for a backlog"
         told = [kept, f"{summed}, with {left}" if parts else ""]
         covered = "; ".join(one for one in told if one)
-        visit.fine(subject, f"window: {format_duration(window)} is long enough ({covered})")
+        context.report_passed(
+            subject, f"window: {format_duration(window)} is long enough ({covered})"
+        )
         return
-    late = f"a copy can be published as late as {summed}"
+    late = f"an event can be redelivered after {summed}"
     if len(parts) > 1:
         late += f" = {format_duration(again)}"
     seen = "; ".join(
         one for one in (f"{whose} is {format_duration(window)}", kept, late if parts else "") if one
     )
     wished = _whole_days(longest + timedelta(days=1))
-    visit.find(
+    context.report(
         "window-horizon",
         Severity.WARNING,
         subject,
         seen=seen,
-        why="What comes again after its window is taken for new, and passed on a second time.",
-        fix=f'Remember for longer, with a day to spare:\nwindow = "{wished}"',
+        why="An event that is redelivered after its window counts as new, and is delivered twice.",
+        fix=f'Use a longer window, with a day to spare:\nwindow = "{wished}"',
     )
 
 
-def _shortest(visit: Visit) -> tuple[timedelta, str]:
-    """Find the shortest window: of a rule, by its longest tier, or of whatever no rule matches."""
+def _shortest(context: AwsContext) -> tuple[timedelta, str]:
+    """Return the shortest window of a rule (its longest tier) or of events that no rule matches."""
     found: list[tuple[timedelta, str]] = []
-    for route in visit.setup.routes:
+    for route in context.setup.routes:
         found.append((route.settings.window, "window"))
         for rule in route.rules:
             if rule.tiers:
@@ -77,7 +80,7 @@ def _shortest(visit: Visit) -> tuple[timedelta, str]:
 
 
 def _short(time: timedelta) -> str:
-    """Write a duration; one of days that are not whole, in days all the same."""
+    """Return a duration as text; above a day in days."""
     day = timedelta(days=1)
     return format_duration(time) if time < day or not time % day else f"{time / day:.1f}d"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncebridge.audit.unpacking import Opener
+from oncebridge.audit.unpacking import Unpacker
 from oncebridge.events.event import Event, Limits, Unreadable
 from oncebridge.events.timestamps import parse_instant, parse_timestamp
 
@@ -22,7 +22,7 @@ AT_MS = 1_773_915_307_919
 
 def opened(record, **options):
     raw = record if isinstance(record, bytes) else json.dumps(record).encode()
-    return list(Opener(Limits(), bare=False, **options).open(raw))
+    return list(Unpacker(Limits(), bare=False, **options).unpack(raw))
 
 
 def ids(record):
@@ -150,7 +150,7 @@ def test_any_bytes_give_something_and_raise_nothing(raw):
 
 
 def test_a_bare_detail_is_an_event_where_it_may_be():
-    ((found, _),) = list(Opener(Limits(), bare=True).open(b'{"events": [1], "n": 2}'))
+    ((found, _),) = list(Unpacker(Limits(), bare=True).unpack(b'{"events": [1], "n": 2}'))
     assert isinstance(found, Event)
     assert found.bare
 

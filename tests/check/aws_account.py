@@ -29,7 +29,7 @@ def client(endpoint: str, service: str) -> Any:
     )
 
 
-class Town:
+class AwsAccount:
     """
     A bus, a rule, a queue with a dead-letter queue, a table and dead letters.
 
@@ -173,7 +173,7 @@ class Town:
         }
 
     async def check(self, **asked: Any) -> Checkup:
-        """Check a worker of this town."""
+        """Check a worker of this account."""
         checkup = Checkup()
         await check_aws(load(flags=self.flags(), environment={}), checkup, **asked)
         for finding in checkup.findings:
@@ -197,23 +197,23 @@ class Town:
 
 def codes(checkup: Checkup) -> list[str]:
     """Name what was found; whatever else came of it must be nothing."""
-    assert not checkup.blind, checkup.blind
+    assert not checkup.not_checked, checkup.not_checked
     return sorted({finding.code for finding in checkup.findings})
 
 
 class Function:
     """A function that runs oncebridge; it may do everything."""
 
-    def __init__(self, town: Town, name: str = "function", timeout_s: int = 20) -> None:
-        self.town = town
-        self.lambda_ = client(town.endpoint, "lambda")
-        self.name = f"{town.name}-{name}"
+    def __init__(self, account: AwsAccount, name: str = "function", timeout_s: int = 20) -> None:
+        self.account = account
+        self.lambda_ = client(account.endpoint, "lambda")
+        self.name = f"{account.name}-{name}"
         self.arn = self.lambda_.create_function(
             FunctionName=self.name,
             Runtime="python3.13",
             Handler="oncebridge.aws.function.handler",
             Role=role(
-                town.endpoint, self.name, {"Effect": "Allow", "Action": "*", "Resource": "*"}
+                account.endpoint, self.name, {"Effect": "Allow", "Action": "*", "Resource": "*"}
             ),
             Timeout=timeout_s,
             Code={"ZipFile": b"PK\5\6" + bytes(18)},
@@ -225,7 +225,7 @@ class Function:
         made = self.lambda_.create_event_source_mapping(
             FunctionName=self.name, EventSourceArn=arn, **(usual | given)
         )
-        self.town.mappings.append(made["UUID"])
+        self.account.mappings.append(made["UUID"])
 
 
 def role(endpoint: str, name: str, *statements: dict[str, Any], path: str = "/") -> str:
@@ -242,19 +242,21 @@ def role(endpoint: str, name: str, *statements: dict[str, Any], path: str = "/")
     return arn
 
 
-def destination(town: Town, method: str = "POST") -> str:
-    """Make an API destination that a rule of the town leads to."""
-    connection = town.events.create_connection(
-        Name=town.name,
+def destination(account: AwsAccount, method: str = "POST") -> str:
+    """Make an API destination that a rule of the account leads to."""
+    connection = account.events.create_connection(
+        Name=account.name,
         AuthorizationType="API_KEY",
         AuthParameters={"ApiKeyAuthParameters": {"ApiKeyName": "key", "ApiKeyValue": "invented"}},
     )["ConnectionArn"]
-    arn = town.events.create_api_destination(
-        Name=town.name,
+    arn = account.events.create_api_destination(
+        Name=account.name,
         ConnectionArn=connection,
         InvocationEndpoint="https://bridge.example.com/events",
         HttpMethod=method,
     )["ApiDestinationArn"]
-    rule = town.add_rule("api", to=arn, targets=[{"RoleArn": f"arn:aws:iam::{ACCOUNT}:role/api"}])
-    town.allow(town.undelivered, town.rule, rule)
-    return town.name
+    rule = account.add_rule(
+        "api", to=arn, targets=[{"RoleArn": f"arn:aws:iam::{ACCOUNT}:role/api"}]
+    )
+    account.allow(account.undelivered, account.rule, rule)
+    return account.name

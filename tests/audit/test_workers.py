@@ -12,8 +12,7 @@ import pytest
 from tests.audit.recordings import lines, raw
 
 from oncebridge import ConfigError
-from oncebridge.audit import rows
-from oncebridge.audit import workers as crew
+from oncebridge.audit import rows, workers
 from oncebridge.audit.engine import audit
 from oncebridge.audit.workers import AuditFailed
 
@@ -53,7 +52,7 @@ def test_a_worker_that_dies_is_an_error(recorded, temporary, monkeypatch, childr
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(rows.Scribe, "write", die)
+    monkeypatch.setattr(rows.RowWriter, "write", die)
     with pytest.raises(AuditFailed, match="ended by signal 9"):
         audit([recorded], [], workers=2)
     assert list(temporary.iterdir()) == []
@@ -66,7 +65,7 @@ def test_a_worker_that_fails_says_where_and_quotes_nothing(
     def fail(*_):
         raise ValueError("payload")
 
-    monkeypatch.setattr(rows.Scribe, "write", fail)
+    monkeypatch.setattr(rows.RowWriter, "write", fail)
     with pytest.raises(AuditFailed, match=r"ValueError at fail:\d+$") as caught:
         audit([recorded], [], workers=2)
     assert "payload" not in str(caught.value)
@@ -78,7 +77,7 @@ def test_a_full_disk_is_told_with_what_helps(workers, recorded, temporary, monke
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(rows.Scribe, "write", full)
+    monkeypatch.setattr(rows.RowWriter, "write", full)
     with pytest.raises(AuditFailed, match="no space left on device; set TMPDIR"):
         audit([recorded], [], workers=workers)
     assert list(temporary.iterdir()) == []
@@ -192,9 +191,9 @@ def test_workers_go_when_their_parent_is_killed(running):
 
 
 def test_a_worker_that_has_nothing_to_do_waits(recorded, temporary):
-    """The crew comes to its end also where there are more workers than chunks."""
+    """The pool comes to its end also where there are more workers than chunks."""
     begun = time.perf_counter()
     report = audit([recorded], [], workers=6)
     assert report.events == 20_000
     assert time.perf_counter() - begun < 60
-    assert crew.why(OSError("odd")) == "odd"
+    assert workers.explain_os_error(OSError("odd")) == "odd"
