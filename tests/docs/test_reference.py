@@ -72,8 +72,8 @@ def test_there_is_help_for_every_command():
 
 
 def rows(text: str) -> dict[str, str]:
-    """Read the table of verdicts: each with what the source is told."""
-    found = re.findall(r"^\| `(\w+)` \| .* \| (acknowledge|hand back) \|$", text, re.MULTILINE)
+    """Read the table of verdicts: each with the response to the source."""
+    found = re.findall(r"^\| `(\w+)` \| .* \| (acknowledge|return for retry) \|$", text, re.MULTILINE)
     return dict(found)
 
 
@@ -81,6 +81,6 @@ def rows(text: str) -> dict[str, str]:
 def test_every_verdict_is_explained(file):
     told = rows((ROOT / file).read_text())
     assert told == {
-        str(verdict): "hand back" if verdict in HANDED_BACK else "acknowledge"
+        str(verdict): "return for retry" if verdict in HANDED_BACK else "acknowledge"
         for verdict in Verdict
     }
