@@ -447,7 +447,7 @@ async def test_a_second_process_is_refused_too(path):
     writer = run(PUTS, path)
     try:
         writer.stdout.readline()
-        with pytest.raises(ConfigError, match="another process uses it"):
+        with pytest.raises(ConfigError, match="another process uses this spool"):
             async with station(path):
                 pass
     finally:
@@ -459,7 +459,7 @@ async def test_a_second_process_is_refused_too(path):
 
 
 async def test_a_directory_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="no such directory") as error:
+    with pytest.raises(ConfigError, match="directory not found; create it") as error:
         async with station(tmp_path / "none" / "spool.db"):
             pass
     assert error.value.where == "spool"

@@ -39,7 +39,7 @@ _Q = TypeVar("_Q")
 _A = TypeVar("_A")
 
 
-class _Asking(Generic[_Q, _A]):
+class _WaitingCaller(Generic[_Q, _A]):
     """One caller's questions, and the future for their answers."""
 
     __slots__ = ("answers", "questions")
@@ -71,7 +71,7 @@ class CallBatcher(Generic[_Q, _A]):
         self._keys_of = keys_of
         self._most = most
         self._free = at_once
-        self._waiting: list[_Asking[_Q, _A]] = []
+        self._waiting: list[_WaitingCaller[_Q, _A]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, questions: Sequence[_Q]) -> Sequence[_A]:
@@ -83,7 +83,7 @@ class CallBatcher(Generic[_Q, _A]):
             finally:
                 self._free += 1
                 self._send()
-        asked: _Asking[_Q, _A] = _Asking(questions)
+        asked: _WaitingCaller[_Q, _A] = _WaitingCaller(questions)
         self._waiting.append(asked)
         return await asked.answers
 
@@ -95,10 +95,10 @@ class CallBatcher(Generic[_Q, _A]):
             self._tasks.add(task)  # the loop itself keeps only a weak reference
             task.add_done_callback(self._tasks.discard)
 
-    def _gather(self) -> list[_Asking[_Q, _A]]:
+    def _gather(self) -> list[_WaitingCaller[_Q, _A]]:
         """Take the questions that have waited longest, and as many more as fit."""
-        taken: list[_Asking[_Q, _A]] = []
-        left: list[_Asking[_Q, _A]] = []
+        taken: list[_WaitingCaller[_Q, _A]] = []
+        left: list[_WaitingCaller[_Q, _A]] = []
         size = 0
         keys: set[bytes] = set()
         for asked in self._waiting:
@@ -113,7 +113,7 @@ class CallBatcher(Generic[_Q, _A]):
         self._waiting = left
         return taken
 
-    async def _answer(self, taken: list[_Asking[_Q, _A]]) -> None:
+    async def _answer(self, taken: list[_WaitingCaller[_Q, _A]]) -> None:
         try:
             answers = await self._call([one for asked in taken for one in asked.questions])
         except BaseException as error:  # noqa: BLE001 - raised to all callers

@@ -40,16 +40,16 @@ def waves(entries: Sequence[BatchEntry]) -> Iterable[Sequence[BatchEntry]]:
 
 def _by_groups(entries: Sequence[BatchEntry]) -> Iterator[list[BatchEntry]]:
     """Group the entries that share a key or an entity, and take one of each group at a time."""
-    groups: dict[bytes, _Group] = {}
+    groups: dict[bytes, _EntryGroup] = {}
     for entry in entries:
         names = entry.names()
-        group: _Group | None = None
+        group: _EntryGroup | None = None
         for name in names:
             met = groups.get(name)
             if met is not None and met is not group:
                 group = met if group is None else group.join(met, groups)
         if group is None:
-            group = _Group(entry)
+            group = _EntryGroup(entry)
         else:
             group.add(entry)
         for name in names:
@@ -64,7 +64,7 @@ def _by_groups(entries: Sequence[BatchEntry]) -> Iterator[list[BatchEntry]]:
         queues = [queue for queue in queues if len(queue) > turn]
 
 
-class _Group:
+class _EntryGroup:
     """Entries that are processed one after another, each with its duplicates."""
 
     __slots__ = ("_leaders", "entries")
@@ -87,7 +87,7 @@ class _Group:
         for part in entry.parts:
             self._leaders[_identity(part)] = entry
 
-    def join(self, other: "_Group", groups: "dict[bytes, _Group]") -> "_Group":
+    def join(self, other: "_EntryGroup", groups: "dict[bytes, _EntryGroup]") -> "_EntryGroup":
         """Add the entries of *other*, in the order of arrival."""
         for entry in other.entries:
             for one in (entry, *entry.duplicates):

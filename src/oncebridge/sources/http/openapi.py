@@ -115,8 +115,8 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
     post: dict[str, Any] = {
         "summary": "Send one event, an array of events, or one event per line.",
         "description": (
-            "200 says that each event was delivered, or was before, or is safe in the dead "
-            "letters. 503 says that at least one has to be sent again. A body may be packed "
+            "200: each event is delivered, a duplicate, or stored in the dead "
+            "letters. 503: at least one has to be sent again. A body may be compressed "
             "with gzip."
         ),
         "operationId": "send",

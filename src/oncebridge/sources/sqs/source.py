@@ -188,9 +188,9 @@ class SqsSource:
     async def _check_permissions(self) -> None:
         """Check the permissions that are needed, without losing a message."""
         name, queue = self._queue.name, self._queue
-        with suppress(_Refused):
+        with suppress(_OtherRefusal):
             await _allowed(queue.delete([_NO_HANDLE]), "DeleteMessage", name)
-        with suppress(_Refused):
+        with suppress(_OtherRefusal):
             hidden = queue.change_visibility([(_NO_HANDLE, 0)])
             await _allowed(hidden, "ChangeMessageVisibility", name)
         if self._may_receive():
@@ -288,7 +288,7 @@ def _is_down(gateway: Gateway) -> bool:
     return gateway.sink_breaker.is_open or (holds and gateway.store_breaker.is_open)
 
 
-class _Refused(OncebridgeError):
+class _OtherRefusal(OncebridgeError):
     """SQS refused a call, but not for missing permissions or a missing queue."""
 
 
@@ -308,4 +308,4 @@ async def _allowed(call: Coroutine[Any, Any, _T], action: str, queue: str) -> _T
             raise _Denied("", told) from None
         if isinstance(answer_to(error), Closed):
             raise ConfigError("", told) from None
-        raise _Refused(told) from None
+        raise _OtherRefusal(told) from None
