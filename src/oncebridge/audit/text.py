@@ -125,7 +125,7 @@ def gap_summary(gaps: Gaps) -> str:
     """Return the distribution of gaps in a few words."""
     if gaps.count == 1:
         return f"after {elapsed(gaps.max_ms)}"
-    return f"half within {elapsed(gaps.p50_ms)}, the longest after {elapsed(gaps.max_ms)}"
+    return f"half within {elapsed(gaps.p50_ms)}, all within {elapsed(gaps.max_ms)}"
 
 
 def gap_sentence(gaps: Gaps) -> str:
