@@ -123,7 +123,7 @@ def gap_summary(gaps: Gaps) -> str:
     """Return the distribution of gaps in a few words."""
     if gaps.count == 1:
         return f"after {format_elapsed(gaps.max_ms)}"
-    return f"half within {format_elapsed(gaps.p50_ms)}, the longest after {format_elapsed(gaps.max_ms)}"
+    return f"half within {format_elapsed(gaps.p50_ms)}, all within {format_elapsed(gaps.max_ms)}"
 
 
 def gap_sentence(gaps: Gaps) -> str:

@@ -23,18 +23,18 @@ _FACTOR: Final = 6
 class SourceMapping(Struct, frozen=True):
     """One mapping of a queue or stream to a function."""
 
-    told: Mapping[str, Any]
+    settings: Mapping[str, Any]
     where: AwsLocation
 
     @property
     def function(self) -> str:
         """The name of the function, without account and version."""
-        return _name(str(self.told.get("FunctionArn", "")))
+        return _name(str(self.settings.get("FunctionArn", "")))
 
     @property
     def source(self) -> str:
         """The ARN of the queue or stream, also where it is read by a consumer of its own."""
-        return str(self.told.get("EventSourceArn", "")).partition("/consumer/")[0]
+        return str(self.settings.get("EventSourceArn", "")).partition("/consumer/")[0]
 
     @property
     def name(self) -> str:
@@ -56,37 +56,40 @@ class SourceMapping(Struct, frozen=True):
 
     @property
     def is_enabled(self) -> bool:
-        return str(self.told.get("State", "Enabled")) not in _OFF
+        return str(self.settings.get("State", "Enabled")) not in _OFF
 
     @property
     def reports(self) -> bool:
-        return "ReportBatchItemFailures" in (self.told.get("FunctionResponseTypes") or ())
+        return "ReportBatchItemFailures" in (self.settings.get("FunctionResponseTypes") or ())
 
     @property
     def gathering(self) -> timedelta:
-        return timedelta(seconds=int(self.told.get("MaximumBatchingWindowInSeconds") or 0))
+        return timedelta(seconds=int(self.settings.get("MaximumBatchingWindowInSeconds") or 0))
 
     @property
     def destination(self) -> str:
         """The failure destination; empty if there is none."""
-        wanted = (self.told.get("DestinationConfig") or {}).get("OnFailure") or {}
+        wanted = (self.settings.get("DestinationConfig") or {}).get("OnFailure") or {}
         return str(wanted.get("Destination") or "")
 
     @property
     def has_end(self) -> bool:
         """Whether Lambda ever gives up on a record of a stream."""
-        limits = (self.told.get("MaximumRetryAttempts"), self.told.get("MaximumRecordAgeInSeconds"))
+        limits = (
+            self.settings.get("MaximumRetryAttempts"),
+            self.settings.get("MaximumRecordAgeInSeconds"),
+        )
         return any(limit is not None and int(limit) != -1 for limit in limits)
 
     def command(self, *change: str) -> str:
         """Return the command that changes it."""
-        given = ("--uuid", self.told.get("UUID"), *change)
+        given = ("--uuid", self.settings.get("UUID"), *change)
         return aws(self.where, "lambda", "update-event-source-mapping", *given)
 
     @property
     def removal(self) -> str:
         """The command that deletes it."""
-        given = ("--uuid", self.told.get("UUID"))
+        given = ("--uuid", self.settings.get("UUID"))
         return aws(self.where, "lambda", "delete-event-source-mapping", *given)
 
 
@@ -160,7 +163,9 @@ def check_others(
     if len(enabled) < 2:
         return
     names = ", ".join(sorted(mapping.function for mapping in enabled))
-    spare = others or [one for one in enabled if one.told.get("UUID") != own.told.get("UUID")]
+    spare = others or [
+        one for one in enabled if one.settings.get("UUID") != own.settings.get("UUID")
+    ]
     context.report(
         "mapping-several",
         Severity.ERROR,
@@ -204,7 +209,7 @@ def _check_mapping(context: AwsContext, mapping: SourceMapping) -> None:
             "mapping-disabled",
             Severity.WARNING,
             subject,
-            seen=f"its state is {mapping.told.get('State')}",
+            seen=f"its state is {mapping.settings.get('State')}",
             why="It reads nothing: events wait until their retention ends, and are lost.",
             fix=mapping.command("--enabled"),
         )
@@ -221,7 +226,7 @@ def _check_mapping(context: AwsContext, mapping: SourceMapping) -> None:
             "retried are " + ("skipped" if mapping.is_stream else "deleted") + ", and lost.",
             fix=mapping.command("--function-response-types", "ReportBatchItemFailures"),
         )
-    if (mapping.told.get("FilterCriteria") or {}).get("Filters"):
+    if (mapping.settings.get("FilterCriteria") or {}).get("Filters"):
         context.report(
             "mapping-filter",
             Severity.NOTE,
@@ -256,15 +261,15 @@ def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapp
             Severity.ERROR,
             subject,
             seen="it gives up on records (MaximumRetryAttempts "
-            f"{mapping.told.get('MaximumRetryAttempts')}, MaximumRecordAgeInSeconds "
-            f"{mapping.told.get('MaximumRecordAgeInSeconds')}) and has no failure destination",
+            f"{mapping.settings.get('MaximumRetryAttempts')}, MaximumRecordAgeInSeconds "
+            f"{mapping.settings.get('MaximumRecordAgeInSeconds')}) and has no failure destination",
             why="After an outage of that length, records are skipped without a trace.",
             fix="Set a failure destination, so that skipped records can be read again from the stream:\n"
             + mapping.command(*told),
         )
     else:
         context.report_passed(subject, "it has a failure destination")
-    if not mapping.told.get("BisectBatchOnFunctionError"):
+    if not mapping.settings.get("BisectBatchOnFunctionError"):
         context.report(
             "mapping-bisect",
             Severity.WARNING,
@@ -277,7 +282,9 @@ def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapp
 
 async def _check_visibility(context: AwsContext, mapping: SourceMapping, queue: SqsQueue) -> None:
     try:
-        function = await function_of(context, str(mapping.told.get("FunctionArn")), mapping.where)
+        function = await function_of(
+            context, str(mapping.settings.get("FunctionArn")), mapping.where
+        )
     except NoSuchResource:
         return
     if function is None:

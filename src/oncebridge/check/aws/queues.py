@@ -32,7 +32,7 @@ class SqsQueue(Struct, frozen=True):
     url: str
     arn: str
     where: AwsLocation
-    told: dict[str, str]
+    attributes: dict[str, str]
 
     @property
     def subject(self) -> str:
@@ -56,23 +56,23 @@ class SqsQueue(Struct, frozen=True):
 
     @property
     def policy(self) -> str:
-        return self.told.get("Policy", "")
+        return self.attributes.get("Policy", "")
 
     @property
     def key(self) -> str:
-        return self.told.get("KmsMasterKeyId", "")
+        return self.attributes.get("KmsMasterKeyId", "")
 
     @property
     def redrive(self) -> tuple[str, int] | None:
         """The ARN of the dead-letter queue, and maxReceiveCount; None without a redrive policy."""
         try:
-            found = json.loads(self.told.get("RedrivePolicy") or "{}")
+            found = json.loads(self.attributes.get("RedrivePolicy") or "{}")
             return str(found["deadLetterTargetArn"]), int(found["maxReceiveCount"])
         except (ValueError, KeyError, TypeError):
             return None
 
     def _time(self, name: str, default: int) -> timedelta:
-        return timedelta(seconds=int(self.told.get(name, default)))
+        return timedelta(seconds=int(self.attributes.get(name, default)))
 
     def command(self, **attributes: str) -> str:
         """Return the command that sets *attributes*."""
@@ -142,7 +142,7 @@ async def check_source(context: AwsContext, queue: SqsQueue) -> None:
     """Check the settings of a source queue."""
     await _check_redrive(context, queue)
     _check_open(context, queue)
-    if queue.is_fifo and queue.told.get("ContentBasedDeduplication") == "true":
+    if queue.is_fifo and queue.attributes.get("ContentBasedDeduplication") == "true":
         context.report(
             "sqs-fifo-content-dedup",
             Severity.NOTE,
@@ -373,7 +373,7 @@ async def check_dead(
             "and SQS moves the dead letters away.",
             fix=f"Remove the redrive policy:\n{queue.command(RedrivePolicy='')}",
         )
-    if not queue.key and queue.told.get("SqsManagedSseEnabled") == "false":
+    if not queue.key and queue.attributes.get("SqsManagedSseEnabled") == "false":
         context.report(
             "dead-unencrypted",
             Severity.NOTE,

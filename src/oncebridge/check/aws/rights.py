@@ -117,23 +117,23 @@ class _Denial(Struct, frozen=True):
     """An action that is denied, and the reason."""
 
     action: str
-    told: Mapping[str, Any]
+    result: Mapping[str, Any]
 
     @property
     def by_organisation(self) -> bool:
-        decided = self.told.get("OrganizationsDecisionDetail") or {}
+        decided = self.result.get("OrganizationsDecisionDetail") or {}
         return decided.get("AllowedByOrganizations") is False
 
     @property
     def by_boundary(self) -> bool:
-        decided = self.told.get("PermissionsBoundaryDecisionDetail") or {}
+        decided = self.result.get("PermissionsBoundaryDecisionDetail") or {}
         return decided.get("AllowedByPermissionsBoundary") is False
 
     @property
     def is_lack(self) -> bool:
         """Whether a policy that allows it would be enough."""
         is_limited = self.by_organisation or self.by_boundary
-        return self.told.get("EvalDecision") != "explicitDeny" and not is_limited
+        return self.result.get("EvalDecision") != "explicitDeny" and not is_limited
 
 
 async def _denied(

@@ -176,7 +176,7 @@ def _check_fifo(context: AwsContext, queue: SqsQueue, several: Sequence[EventFee
                     "Use the field by which events must stay in order, such as the conversation"
                 ),
             )
-        if queue.told.get("ContentBasedDeduplication") != "true":
+        if queue.attributes.get("ContentBasedDeduplication") != "true":
             context.report(
                 "sqs-fifo-no-dedup",
                 Severity.ERROR,
