@@ -239,7 +239,7 @@ SABOTAGE = """
 import oncebridge.cli.demo as demo
 from msgspec.structs import replace
 from oncebridge.cli.app import app
-from oncebridge.rules import Rule
+from oncebridge.events.rules import Rule
 
 load = demo.config.load
 

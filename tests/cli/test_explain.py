@@ -20,8 +20,8 @@ from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import SinkRejected
 from oncebridge.events.framing import Record
 from oncebridge.events.key import Part
+from oncebridge.operate.explain.explainer import explain, explain_key
 from oncebridge.operate.explain.explanation import Explanation
-from oncebridge.operate.explain.finding import explain, explain_key
 from oncebridge.operate.explain.words import summary, summary_of_key
 from oncebridge.operate.lookup import scan_costs
 from oncebridge.service.addresses import StorePlace

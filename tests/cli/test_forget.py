@@ -7,10 +7,10 @@ from tests.cli.worlds import event, raw, setup_of
 
 from oncebridge.events.event import parse
 from oncebridge.events.key import Part
-from oncebridge.operate import operator_log as trail
+from oncebridge.operate import operator_log
 from oncebridge.operate.forget import forget
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.operator_log_file import who
+from oncebridge.operate.operator_log import who
 from oncebridge.stores.api import Fate, Memory, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -171,14 +171,14 @@ def test_what_cannot_be_written_down_in_the_store_is_not_done(call, write, tmp_p
     write("events.ndjson", event(1))
     ran(call)
     (told,) = call("explain", "events.ndjson", "--json", *FLAGS).objects()
-    name = trail.of_event(bytes.fromhex(told["keys"][0]["key"]))
+    name = operator_log.event_log_key(bytes.fromhex(told["keys"][0]["key"]))
 
     async def hold() -> None:
         async with SQLiteStore(tmp_path / "seen.db") as store:
             await store.claim([Want((Part(name),), b"t" * 16, b"g" * 16, 600_000, 600_000)])
 
     asyncio.run(hold())
-    monkeypatch.setattr(trail, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(operator_log, "_PATIENCE_S", 0.1)
     refused = call("forget", "events.ndjson", *FLAGS, code=3)
     assert "cannot be written, so nothing was done" in refused.err
     assert ran(call)["duplicate"] == 1
@@ -274,7 +274,7 @@ def test_what_was_done_by_hand_is_not_forgotten(call, write):
     key = told["keys"][0]["key"]
     forgotten = call("forget", key, *FLAGS)
     assert "as far as this key goes: a rule with tiers may know the event" in forgotten.err
-    name = trail.of_event(bytes.fromhex(key)).hex()
+    name = operator_log.event_log_key(bytes.fromhex(key)).hex()
     (said,) = call("explain", name, "--json", *FLAGS).objects()
     assert said["verdict"] is None
     assert [act["verb"] for act in said["trail"]] == ["forget"]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 CONFIG = """
@@ -29,7 +29,7 @@ def config(write):
 def paused(tmp_path) -> list[bool]:
     async def look() -> list[bool]:
         async with SQLiteStore(tmp_path / "seen.db") as store:
-            return await control.paused(store, ["crm", "lake"])
+            return await pauses.paused(store, ["crm", "lake"])
 
     return asyncio.run(look())
 

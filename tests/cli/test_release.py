@@ -15,9 +15,9 @@ from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import parse
 from oncebridge.events.key import Part
-from oncebridge.operate import operator_log as trail
+from oncebridge.operate import operator_log
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.release import look, release
+from oncebridge.operate.release import read_statuses, release
 from oncebridge.stores.api import Commit, Extension, Fate, Memory, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -166,7 +166,7 @@ async def test_what_changed_since_it_was_seen_is_left_alone():
     store = MemoryStore()
     keys = [b"one", b"two"]
     await store.claim([Want((Part(key),), TOKEN, GENERATION, HOUR, HOUR) for key in keys])
-    seen = await look(store, dict.fromkeys(keys, b""))
+    seen = await read_statuses(store, dict.fromkeys(keys, b""))
     await store.commit([Commit(b"one", GENERATION, Fate.DELIVERED, HOUR)])
     one, two = await release(store, seen, before=nothing)
     assert (one.gone, one.has_changed) == (False, True)
@@ -199,7 +199,9 @@ async def test_a_living_worker_loses_its_hold_and_its_delivery_still_counts(tmp_
         (outcome,) = await quick.process([raw(event(1))])
         assert outcome.verdict is Verdict.BUSY
         keys, _ = keys_of(setup, event(1))
-        (gone,) = await release(store, await look(store, dict.fromkeys(keys, b"")), before=nothing)
+        (gone,) = await release(
+            store, await read_statuses(store, dict.fromkeys(keys, b"")), before=nothing
+        )
         assert gone.gone
         assert await store.extend([Extension(keys[0], b"x" * 16, 1)]) == [Reply.FENCED]
         (outcome,) = await quick.process([raw(event(1))])
@@ -216,7 +218,7 @@ async def test_an_attempt_that_left_no_word_is_counted_after_a_release(tmp_path)
     """The one who takes it next knows that it may have arrived."""
     store = MemoryStore(clock=ManualClock())
     await store.claim([Want((Part(b"k"),), TOKEN, GENERATION, HOUR, HOUR, b'["a1",7]')])
-    await release(store, await look(store, dict.fromkeys([b"k"], b"")), before=nothing)
+    await release(store, await read_statuses(store, dict.fromkeys([b"k"], b"")), before=nothing)
     (claim,) = await store.claim([Want((Part(b"k"),), b"n" * 16, b"m" * 16, HOUR, HOUR)])
     (held,) = claim.held
     assert (held.attempts, held.generation, held.memo) == (2, GENERATION, b'["a1",7]')
@@ -229,9 +231,11 @@ async def test_nothing_is_written_down_where_there_is_nothing_to_release():
     async def never(keys: list[bytes]) -> None:
         raise AssertionError(keys)
 
-    (one,) = await release(store, await look(store, dict.fromkeys([b"k"], b"")), before=never)
+    (one,) = await release(
+        store, await read_statuses(store, dict.fromkeys([b"k"], b"")), before=never
+    )
     assert not one.gone
-    assert await trail.read(store, [trail.of_event(b"k")]) == {}
+    assert await operator_log.read(store, [operator_log.event_log_key(b"k")]) == {}
 
 
 # --- what belongs to others ------------------------------------------------------------------

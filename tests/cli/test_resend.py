@@ -16,15 +16,15 @@ from tests.cli.test_dead import Killed, Seams, World, _wrapped
 from tests.cli.worlds import event, raw
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import parse
 from oncebridge.events.key import Part
-from oncebridge.operate import operator_log as trail
-from oncebridge.operate.explain.judgement import Look
-from oncebridge.operate.identity import Identities, Identity
-from oncebridge.operate.operator_log import StoreTrail
-from oncebridge.operate.resend import Intent, Resend, Resent, intend
+from oncebridge.operate import operator_log
+from oncebridge.operate.explain.expected_verdict import RecordView
+from oncebridge.operate.identity import Identities, RouteIdentity
+from oncebridge.operate.operator_log import StoreOperatorLog
+from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
 from oncebridge.service.config import load
 from oncebridge.service.service import gateways
 from oncebridge.sinks.api import Never, Unknown, Yes
@@ -36,7 +36,7 @@ HOUR = 3_600_000
 # --- step by step -------------------------------------------------------------------------
 
 
-def ways(world: World, one: dict) -> list[Identity]:
+def ways(world: World, one: dict) -> list[RouteIdentity]:
     return Identities(world.setup).of(parse(raw(one)))
 
 
@@ -45,12 +45,12 @@ async def again(world: World, one: dict, route: str = "") -> Resent:
     way = next(way for way in ways(world, one) if route in ("", way.route.name))
     made = {g.route: g for g in gateways(world.setup, clock=world.clock)}
 
-    async def before(intent: Intent) -> None:
-        names = [trail.of_event(key) for key in intent.keys]
-        await StoreTrail(world.setup.config.store.opened).write("resend", names)
+    async def before(intent: ResendPlan) -> None:
+        names = [operator_log.event_log_key(key) for key in intent.keys]
+        await StoreOperatorLog(world.setup.config.store.opened).write("resend", names)
 
     try:
-        return await Resend(world.setup.config.store.opened, made, before=before).send(
+        return await Resender(world.setup.config.store.opened, made, before=before).send(
             parse(raw(one)), way
         )
     finally:
@@ -110,12 +110,15 @@ async def refusal(world: World, one: dict) -> str:
     way = ways(world, one)[0]
     keys = [*way.all_keys(), *([way.plan.entity] if way.plan.entity else [])]
     before = await world.store.peek(keys)
-    (intent,) = await intend(world.store, [(parse(raw(one)), way)])
+    (intent,) = await plan_resends(world.store, [(parse(raw(one)), way)])
     done = await again(world, one)
     assert done.outcome is None
     assert done.why_not == intent.why_not
     assert await world.store.peek(keys) == before
-    assert await trail.read(world.store, [trail.of_event(key) for key in keys]) == {}
+    assert (
+        await operator_log.read(world.store, [operator_log.event_log_key(key) for key in keys])
+        == {}
+    )
     return done.why_not
 
 
@@ -134,7 +137,7 @@ async def test_it_is_refused_while_a_worker_holds_it_or_it_waits(tmp_path):
 async def test_it_is_refused_on_a_paused_route(tmp_path):
     world = World(tmp_path)
     await world.arrive(event(1))
-    await control.pause(world.store, world.routes, SystemDice())
+    await pauses.pause(world.store, world.routes, SystemDice())
     assert await refusal(world, event(1)) == "the route is paused"
 
 
@@ -210,7 +213,7 @@ async def test_a_kill_at_any_point_leaves_the_event_delivered_or_simply_new(tmp_
         world.setup = whole
         (way,) = ways(world, event(1))
         (record,) = await world.store.peek([way.keys[0].key])
-        trails = await trail.read(world.store, [trail.of_event(way.keys[0].key)])
+        trails = await operator_log.read(world.store, [operator_log.event_log_key(way.keys[0].key)])
         if record is None:
             new += 1
             assert trails, f"forgotten without a trail after {steps} steps"
@@ -442,7 +445,7 @@ def test_a_sink_that_is_down_leaves_the_event_to_be_sent_again(
     assert len(receiver.got) == 3
 
 
-def _ways(tmp_path) -> list[Identity]:
+def _ways(tmp_path) -> list[RouteIdentity]:
     return Identities(load(tmp_path / "pipe.toml", environment={})).of(parse(raw(event(1))))
 
 
@@ -475,7 +478,7 @@ async def test_it_is_not_told_of_another_event_with_the_same_key(tmp_path):
     await world.arrive(event(1), event(2))
     await again(world, event(2))
     for one, verbs in ((event(1), []), (event(2), ["resend"]), (event(3), [])):
-        look = Look(world.store)
+        look = RecordView(world.store)
         (way,) = ways(world, one)
         await look.prepare([way])
         assert [act.verb for act in look.acts_on(way).acts] == verbs

@@ -18,7 +18,7 @@ from oncebridge.events.key import FieldsKey
 from oncebridge.events.rules import Rule, Tier
 from oncebridge.observe.history import Row, Seen
 from oncebridge.observe.history_reader import Archive
-from oncebridge.operate.operator_log import StoreTrail, of_event
+from oncebridge.operate.operator_log import StoreOperatorLog, event_log_key
 from oncebridge.sinks.api import Never, No, Unknown
 from oncebridge.stores.api import Fate
 
@@ -579,8 +579,10 @@ def test_acts_of_operators_are_told(run):
     (outcome,) = live.send(event())
 
     async def forget() -> None:
-        trail = StoreTrail(live.store, by="ada <b>")
-        await trail.write("forget", [of_event(outcome.key)], route="crm", reason="asked & told")
+        trail = StoreOperatorLog(live.store, by="ada <b>")
+        await trail.write(
+            "forget", [event_log_key(outcome.key)], route="crm", reason="asked & told"
+        )
         await live.store.forget([outcome.key])
 
     live.do(forget)
@@ -607,7 +609,7 @@ def test_another_workers_arrivals_are_part_of_the_story(run, tmp_path):
     listed = live.page()
     second, first = listed.rows
     assert first["Worker"] != second["Worker"]
-    name = live.service.watch.name
+    name = live.service.monitor.name
     assert second["Worker"] == name.rpartition("-")[2]
     assert listed.attributes("span", title=name), "the whole of it is told to whoever points at it"
     assert live.page(second["why"]).lead.startswith("This is the second arrival of an event that")
@@ -751,7 +753,7 @@ def test_nothing_of_an_event_becomes_markup(run, text):
     live.send(
         event(**{**fields, "id": f"{text}2"}, detail={**detail, "conversationId": f"{text}2"})
     )
-    live.do(live.service.watch.record)
+    live.do(live.service.monitor.record)
 
     for html in [*all_pages(live), live.page("/decisions?q=nobody").html]:
         page = Page(html)

@@ -25,7 +25,7 @@ from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.events.event import Limits, parse
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.service.addresses import Place, SinkPlace, StorePlace
+from oncebridge.service.addresses import BackendAddress, SinkPlace, StorePlace
 from oncebridge.service.config import Config, Setup, load, with_sink
 from oncebridge.service.reference import json_schema
 from oncebridge.sinks.http import HttpSink
@@ -818,7 +818,7 @@ def good(kind, doc):
         return st.lists(good(get_args(kind)[0], doc), max_size=2)
     if outer is dict:
         return st.dictionaries(st.sampled_from(["a", "b"]), st.just(["x"]), max_size=0)
-    if issubclass(kind, Place):
+    if issubclass(kind, BackendAddress):
         return st.sampled_from(ADDRESSES[kind.group])
     if issubclass(kind, Struct):
         return record(kind)

@@ -33,7 +33,13 @@ from oncebridge.base.secrets import Address, Secret
 from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.events.event import Limits
 from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
-from oncebridge.service.addresses import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
+from oncebridge.service.addresses import (
+    BackendAddress,
+    DeadPlace,
+    SinkPlace,
+    SourcePlace,
+    StorePlace,
+)
 from oncebridge.service.config import Config, RouteOptions
 
 CANARY = "c4n4ry-5hh"
@@ -456,7 +462,7 @@ def test_every_default_is_one_that_could_be_written(kind):
         assert not problems.found
         if "Place" in str(setting.kind):  # a default that is read like any other value
             place = again[0] if isinstance(again, list) else again
-            assert (place.url, isinstance(place, Place)) == (setting.default, True)
+            assert (place.url, isinstance(place, BackendAddress)) == (setting.default, True)
         else:
             assert again == setting.default, setting.name
 
@@ -470,7 +476,7 @@ def quoted(setting, text):
 def test_every_example_is_one_that_could_be_written(kind, monkeypatch, tmp_path):
     for setting in settings_of(kind):
         example = setting.doc.example
-        if not example or "Place" in str(setting.kind):
+        if not example or "BackendAddress" in str(setting.kind):
             continue
         try:
             value = tomllib.loads(f"x = {example}")["x"]

@@ -8,7 +8,7 @@ from tests.cli.worlds import event, raw, setup_of
 from oncebridge import Verdict
 from oncebridge.check import cases
 from oncebridge.events.framing import Record
-from oncebridge.operate.explain.finding import explain
+from oncebridge.operate.explain.explainer import explain
 from oncebridge.operate.explain.words import summary
 from oncebridge.service.service import make_router
 from oncebridge.stores.memory import MemoryStore

@@ -35,7 +35,7 @@ from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.framing import BadGzip, Records
 from oncebridge.events.key import scoped_source
 from oncebridge.events.rules import RuleSet
-from oncebridge.operate.identity import Identities, Identity, Known
+from oncebridge.operate.identity import EventKey, Identities, RouteIdentity
 from oncebridge.service.config import Route, Setup
 from oncebridge.stores.memory import MemoryStore
 
@@ -319,13 +319,13 @@ async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
             yield line
 
 
-def _identity(route: Route, event: Event, identities: Identities) -> Identity | None:
+def _identity(route: Route, event: Event, identities: Identities) -> RouteIdentity | None:
     """Return what *route*, or a rule that discards unrouted events, makes of *event*."""
     ways = identities.of(event)
     if ways:
         return next((way for way in ways if way.route.name == route.name), None)
     plan = identities.file_rules.discard_plan(event)
-    return Identity(route, plan, ()) if plan is not None else None
+    return RouteIdentity(route, plan, ()) if plan is not None else None
 
 
 class _Named(Struct, frozen=True, eq=False):
@@ -333,7 +333,7 @@ class _Named(Struct, frozen=True, eq=False):
 
     name: str
     event: Event
-    identity: Identity
+    identity: RouteIdentity
 
     @property
     def parts(self) -> set[tuple[bytes, bytes]]:
@@ -399,7 +399,7 @@ def _apart(one: _Named, other: _Named) -> str:
     return "; ".join(_unlike(first[kind], second[kind], one, other) for kind in first)
 
 
-def _unlike(one: Known, other: Known, first: _Named, second: _Named) -> str:
+def _unlike(one: EventKey, other: EventKey, first: _Named, second: _Named) -> str:
     if one.key == other.key:
         paths = differences(_counted(first, one.kind), _counted(second, one.kind), "detail")
         return f"the same {one.kind} with other content is a conflict ({_listed(paths)})"
@@ -425,7 +425,7 @@ def _counted(named: _Named, kind: str) -> Any:
     return decode_canonical(rule.content_of(tiers[0]).body(named.event))
 
 
-def _values(known: Known) -> Mapping[str, Any]:
+def _values(known: EventKey) -> Mapping[str, Any]:
     if known.kind == "content":
         return {"detail": decode_canonical(known.canonical)}
     return known.values

@@ -11,7 +11,7 @@ from oncebridge.base.clock import Clock
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.workers import check_workers
 from oncebridge.errors import OncebridgeError
-from oncebridge.service.addresses import Place, scheme_of
+from oncebridge.service.addresses import BackendAddress, scheme_of
 from oncebridge.service.config import Setup
 
 UNREACHABLE = "store-unreachable"
@@ -44,7 +44,7 @@ async def check_sinks(setup: Setup, checkup: Checkup, *, clock: Clock) -> None:
             await _check_postgres(route.sink, f"sink {route.sink}", checkup, clock)
 
 
-async def _check_redis(place: Place, subject: str, checkup: Checkup, clock: Clock) -> None:
+async def _check_redis(place: BackendAddress, subject: str, checkup: Checkup, clock: Clock) -> None:
     from oncebridge.check.redis import check_redis  # noqa: PLC0415 - needs its driver
 
     try:
@@ -53,7 +53,9 @@ async def _check_redis(place: Place, subject: str, checkup: Checkup, clock: Cloc
         _unreachable(subject, error, checkup)
 
 
-async def _check_postgres(place: Place, subject: str, checkup: Checkup, clock: Clock) -> None:
+async def _check_postgres(
+    place: BackendAddress, subject: str, checkup: Checkup, clock: Clock
+) -> None:
     import asyncpg  # noqa: PLC0415 - only for those who have one
 
     from oncebridge.check.postgres import check_postgres  # noqa: PLC0415 - needs its driver

@@ -8,19 +8,23 @@ from oncebridge.check.finding import Checkup, Severity
 from oncebridge.errors import ConfigError, StoreError
 from oncebridge.observe import fleet
 from oncebridge.observe.agreement import differences, lost_routes
-from oncebridge.operate.lookup import is_not_ours, opened_to_look
-from oncebridge.operate.reachability import is_missing, is_out_of_reach
-from oncebridge.service.addresses import StorePlace, scheme_of
+from oncebridge.operate.lookup import lacks_our_tables, open_for_reading
+from oncebridge.service.addresses import StorePlace, is_missing, is_out_of_reach, scheme_of
 from oncebridge.service.config import Setup
 
 
 async def check_workers(setup: Setup, checkup: Checkup) -> None:
     """Read the workers' reports, if the store can be opened without making anything."""
     place = setup.config.store
-    if is_out_of_reach(place) or is_missing(place) or is_not_ours(place) or _would_change(place):
+    if (
+        is_out_of_reach(place)
+        or is_missing(place)
+        or lacks_our_tables(place)
+        or _would_change(place)
+    ):
         return
     try:
-        store = await opened_to_look(place)
+        store = await open_for_reading(place)
     except (StoreError, ConfigError):
         return  # the check of the store reports it
     try:

@@ -29,17 +29,16 @@ from oncebridge.audit.suggest import Suggestion, suggest
 from oncebridge.base.durations import format_duration, parse_duration
 from oncebridge.base.formatting import listed
 from oncebridge.base.options import Text, did_you_mean
-from oncebridge.cli.command import command, note
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop
+from oncebridge.cli.command import EXIT_INTERRUPTED, EXIT_NEEDS_ATTENTION, command, note
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.errors import ConfigError
-from oncebridge.operate.reachability import refuse_memory
-from oncebridge.service.addresses import StorePlace
+from oncebridge.service.addresses import StorePlace, refuse_memory
 from oncebridge.service.config import PREFIX, Route, Setup, load
 
 QUIET = "500ms"
 
 
-def _genesys_unless_told(made: click.Command) -> click.Command:
+def _default_to_genesys(made: click.Command) -> click.Command:
     """Take the preset where nobody says what the rules are: most who come have Genesys."""
     body = made.callback
     assert body is not None  # noqa: S101 - every command has one
@@ -54,7 +53,7 @@ def _genesys_unless_told(made: click.Command) -> click.Command:
     return made
 
 
-@_genesys_unless_told
+@_default_to_genesys
 @command(
     "oncebridge audit events.ndjson",
     "oncebridge audit recordings/ --html report.html --suggest suggested.toml",
@@ -106,9 +105,9 @@ def audit(
     Exit code 1: something could not be read, or there is no event in it.
     """
     try:
-        with _heeding_signals():
+        with _signals_raise():
             if warm is not None:
-                _refuse_beside_warm(
+                _refuse_with_warm(
                     html=html, suggest=suggested, rules=rules, differences=differences
                 )
                 sys.exit(_warm(setup, files, route, warm, as_json=as_json))
@@ -116,17 +115,17 @@ def audit(
             soon = parse_duration(quiet, "--quiet")
             found = _audit(setup, files, route, rules=rules, differences=differences, quiet=soon)
     except KeyboardInterrupt as left:
-        _leave(left, "left before the end; there is no report")
+        _exit_interrupted(left, "left before the end; there is no report")
     suggestion = suggest(found, quiet=soon)
-    _tell(found, suggestion, as_json=as_json)
+    _print_report(found, suggestion, as_json=as_json)
     _save(found, suggestion, html, suggested)
-    sys.exit(NEEDS_YOU if found.unreadable or not found.events else 0)
+    sys.exit(EXIT_NEEDS_ATTENTION if found.unreadable or not found.events else 0)
 
 
 # --- signals ------------------------------------------------------------------------------
 
 
-class _Told(KeyboardInterrupt):
+class _Interrupted(KeyboardInterrupt):
     """A signal asked for the end."""
 
     def __init__(self, number: int) -> None:
@@ -134,9 +133,9 @@ class _Told(KeyboardInterrupt):
         self.code = 128 + number
 
 
-class _Ending:
+class _SignalHandler:
     """
-    A signal handler that raises `_Told`.
+    A signal handler that raises `_Interrupted`.
 
     While that is on its way up, further signals are ignored: they would interrupt the removal of
     temporary files. Where it was dropped (Python drops what is raised in a `__del__`, for one),
@@ -144,12 +143,12 @@ class _Ending:
     """
 
     def __init__(self) -> None:
-        self._raised: Callable[[], _Told | None] = lambda: None
+        self._raised: Callable[[], _Interrupted | None] = lambda: None
 
     def __call__(self, number: int, _frame: object) -> None:
         if self._raised() is not None:
             return
-        told = _Told(number)
+        told = _Interrupted(number)
         self._raised = ref(told)
         try:
             raise told
@@ -158,14 +157,14 @@ class _Ending:
 
 
 @contextmanager
-def _heeding_signals() -> Iterator[None]:
+def _signals_raise() -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP end it in order, so that no temporary files are left."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are not ours to take
         return
     ends = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     before = {number: signal.getsignal(number) for number in ends}
-    ending = _Ending()
+    ending = _SignalHandler()
     for number, how in before.items():
         # And not where `nohup` has it ignored.
         if how in (signal.SIG_DFL, signal.default_int_handler):
@@ -177,10 +176,10 @@ def _heeding_signals() -> Iterator[None]:
             signal.signal(number, how)
 
 
-def _leave(left: KeyboardInterrupt, why: str) -> NoReturn:
+def _exit_interrupted(left: KeyboardInterrupt, why: str) -> NoReturn:
     with suppress(OSError):  # the terminal may be what is gone
         note(why)
-    sys.exit(left.code if isinstance(left, _Told) else LEFT)
+    sys.exit(left.code if isinstance(left, _Interrupted) else EXIT_INTERRUPTED)
 
 
 # --- what is asked ------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def _route(setup: Setup, name: str | None) -> Route:
     return first
 
 
-def _refuse_beside_warm(**given: str | None) -> None:
+def _refuse_with_warm(**given: str | None) -> None:
     for name, value in given.items():
         if value is not None:
             raise ConfigError(f"--{name}", "goes with a report, and --warm makes none")
@@ -287,7 +286,7 @@ def _lines(name: str | None) -> Iterator[Callable[[Difference], None] | None]:
         yield write
 
 
-def _tell(report: Report, suggestion: Suggestion, *, as_json: bool) -> None:
+def _print_report(report: Report, suggestion: Suggestion, *, as_json: bool) -> None:
     with _printing():
         if as_json:
             told = msgspec.to_builtins(report) | {"suggestion": msgspec.to_builtins(suggestion)}
@@ -308,8 +307,8 @@ def _printing() -> Iterator[None]:
     except OSError as error:
         # Python would complain when it flushes what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        note(f"standard output: {_why(error)}")
-        sys.exit(NEEDS_YOU)
+        note(f"standard output: {_error_text(error)}")
+        sys.exit(EXIT_NEEDS_ATTENTION)
 
 
 def _save(report: Report, suggestion: Suggestion, html: str | None, suggested: str | None) -> None:
@@ -348,10 +347,10 @@ def _saving(name: str, flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(flag, f"{name}: {_why(error)}") from None
+        raise ConfigError(flag, f"{name}: {_error_text(error)}") from None
 
 
-def _why(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
@@ -399,14 +398,14 @@ def _warm(
         with _bar() as told:
             run_loop(warming.run(told))
     except KeyboardInterrupt as left:
-        _tell_counts(warming.counts(), as_json=as_json)
-        _leave(left, "left before the end; warm it again: what is known stays as it is")
-    _tell_counts(warming.counts(), as_json=as_json)
+        _print_counts(warming.counts(), as_json=as_json)
+        _exit_interrupted(left, "left before the end; warm it again: what is known stays as it is")
+    _print_counts(warming.counts(), as_json=as_json)
     window = format_duration(routes[0].settings.window)
     note(f"windows begin now: what is new is remembered for {window} from here, not from its time")
     if warming.left:
         note("some are held by a worker, or the store did not take them: warm it again")
-    return NEEDS_YOU if warming.left or warming.unreadable or not warming.events else 0
+    return EXIT_NEEDS_ATTENTION if warming.left or warming.unreadable or not warming.events else 0
 
 
 def _place(setup: Setup, text: str) -> StorePlace:
@@ -421,7 +420,7 @@ def _place(setup: Setup, text: str) -> StorePlace:
     return place
 
 
-def _tell_counts(counts: dict[str, int], *, as_json: bool) -> None:
+def _print_counts(counts: dict[str, int], *, as_json: bool) -> None:
     with _printing():
         if as_json:
             told = {name.replace(" ", "_"): count for name, count in counts.items()}

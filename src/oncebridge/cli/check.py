@@ -18,8 +18,16 @@ from oncebridge.check import aws, run
 from oncebridge.check.codes import CODES
 from oncebridge.check.finding import Blind, Checkup, Finding, Severity
 from oncebridge.check.stores import UNREACHABLE
-from oncebridge.cli.command import as_json_option, command, printable, printable_lines, screen
-from oncebridge.cli.setup import CANNOT_OPEN, NEEDS_YOU, run_loop
+from oncebridge.cli.command import (
+    EXIT_CANNOT_OPEN,
+    EXIT_NEEDS_ATTENTION,
+    as_json_option,
+    command,
+    printable,
+    printable_lines,
+    screen,
+)
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.errors import ConfigError
 from oncebridge.service.config import Setup
 
@@ -74,7 +82,7 @@ def check(
     """
     _check_codes("--only", only)
     _check_codes("--ignore", ignore)
-    with _patience():
+    with _progress():
         found = run_loop(run.check(setup, run.Aims(**aims)))
     found.findings = [
         one for one in found.findings if one.code not in ignore and (not only or one.code in only)
@@ -86,7 +94,7 @@ def check(
     sys.exit(_exit_code(found, strict=strict))
 
 
-def _patience() -> AbstractContextManager[object]:
+def _progress() -> AbstractContextManager[object]:
     """Show on a terminal that it goes on: some servers take their time."""
     console = Console(stderr=True)
     return console.status("looking …") if console.is_terminal else nullcontext()
@@ -103,9 +111,9 @@ def _check_codes(option: str, codes: Sequence[str]) -> None:
 
 def _exit_code(found: Checkup, *, strict: bool) -> int:
     if any(one.code == UNREACHABLE for one in found.findings):
-        return CANNOT_OPEN
+        return EXIT_CANNOT_OPEN
     bad = [one for one in found.findings if strict or one.severity is not Severity.NOTE]
-    return NEEDS_YOU if bad or (strict and found.blind) else 0
+    return EXIT_NEEDS_ATTENTION if bad or (strict and found.blind) else 0
 
 
 # --- for programs -------------------------------------------------------------------------------
@@ -138,7 +146,7 @@ def _print(console: Console, found: Checkup, *, verbose: bool) -> None:
     columns = shutil.get_terminal_size().columns
     width = max(min(columns, _WIDEST), _NARROWEST)
     for finding in found.worst_first():
-        console.print(_told(finding, width), end="\n\n")
+        console.print(_finding_text(finding, width), end="\n\n")
     if found.blind:
         console.print(Text("could not look", style="bold"))
         for needs, blinds in _by_needs(found.blind).items():
@@ -156,7 +164,7 @@ def _print(console: Console, found: Checkup, *, verbose: bool) -> None:
     console.print(_summary(found, width))
 
 
-def _told(finding: Finding, width: int) -> Text:
+def _finding_text(finding: Finding, width: int) -> Text:
     text = Text()
     text.append(f"{finding.severity.upper()}", style=_STYLES[finding.severity])
     text.append(f"  {finding.code}", style="bold")

@@ -11,12 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oncebridge.base.options import Text
-from oncebridge.cli.command import examples, field, note, opened, screen
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, on_signals, remove_signal_handlers, run_loop, told
+from oncebridge.cli.command import (
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_ATTENTION,
+    examples,
+    field,
+    note,
+    opened,
+    report_errors,
+    screen,
+)
+from oncebridge.cli.event_loop import on_signals, remove_signal_handlers, run_loop
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.operate.reachability import is_missing, refuse_memory
 from oncebridge.service import logs
-from oncebridge.service.addresses import StorePlace
+from oncebridge.service.addresses import StorePlace, is_missing, refuse_memory
 from oncebridge.service.config import load
 from oncebridge.stores.api import Portable
 from oncebridge.stores.copying import Copying, is_portable
@@ -33,7 +41,7 @@ from oncebridge.stores.copying import Copying, is_portable
 @click.option("--to", required=True, metavar="STORE", help="Where to put it.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; tell what would be done.")
 @click.option("--json", "as_json", is_flag=True, help="The counts as one JSON object.")
-@told
+@report_errors
 def copy(*, from_: str, to: str, dry_run: bool, as_json: bool) -> None:
     """
     Copy what one store remembers to another.
@@ -78,13 +86,13 @@ async def _copy(source: StorePlace, target: StorePlace, *, dry_run: bool, as_jso
         try:
             await _run(copying)
         except asyncio.CancelledError:
-            _tell(copying, dry_run=dry_run, as_json=as_json)
-            return LEFT
+            _print_result(copying, dry_run=dry_run, as_json=as_json)
+            return EXIT_INTERRUPTED
         except OncebridgeError:
-            _tell(copying, dry_run=dry_run, as_json=as_json)
+            _print_result(copying, dry_run=dry_run, as_json=as_json)
             raise
-    _tell(copying, dry_run=dry_run, as_json=as_json)
-    return 0 if copying.is_complete and not copying.live else NEEDS_YOU
+    _print_result(copying, dry_run=dry_run, as_json=as_json)
+    return 0 if copying.is_complete and not copying.live else EXIT_NEEDS_ATTENTION
 
 
 @asynccontextmanager
@@ -127,7 +135,7 @@ async def _run(copying: Copying) -> None:
         remove_signal_handlers()
 
 
-def _tell(copying: Copying, *, dry_run: bool, as_json: bool) -> None:
+def _print_result(copying: Copying, *, dry_run: bool, as_json: bool) -> None:
     counts = copying.counts()
     if as_json:
         more = {

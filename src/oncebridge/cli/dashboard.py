@@ -7,11 +7,11 @@ import click
 from msgspec.structs import replace
 
 from oncebridge.cli.command import command, note
-from oncebridge.cli.setup import on_signals, run_loop
+from oncebridge.cli.event_loop import on_signals, run_loop
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.operate.lookup import is_not_ours, opened_to_look
-from oncebridge.operate.reachability import is_missing, refuse_memory
+from oncebridge.operate.lookup import lacks_our_tables, open_for_reading
 from oncebridge.service import logs
+from oncebridge.service.addresses import is_missing, refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.service.monitor import mode_of
 
@@ -35,7 +35,7 @@ def dashboard(setup: Setup) -> None:
     http://127.0.0.1:8081/. Ctrl-C ends it.
     """
     refuse_memory(setup.config.store, "store")
-    if is_missing(setup.config.store) or is_not_ours(setup.config.store):
+    if is_missing(setup.config.store) or lacks_our_tables(setup.config.store):
         raise OncebridgeError(
             f"{setup.config.store}: no worker has written there yet; start one first"
         )
@@ -53,7 +53,7 @@ async def _serve(setup: Setup) -> None:
     from oncebridge.dashboard import Dashboard, Desk  # noqa: PLC0415 - other commands need no pages
 
     told = _told()
-    store = await opened_to_look(setup.config.store)
+    store = await open_for_reading(setup.config.store)
     try:
         served = Dashboard(setup, Desk(setup, store))
         try:

@@ -12,32 +12,41 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from oncebridge.base.formatting import iso_time
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
-    audited,
     chosen_routes,
     columns,
     command,
     examples,
     field,
+    is_to_stdout,
     note,
+    open_audit_file,
     opened,
     printable,
     screen,
 )
-from oncebridge.cli.event_selection import because_option, store_to_look
-from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
+from oncebridge.cli.event_loop import run_loop
+from oncebridge.cli.event_selection import because_option, store_for_reading
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.dead_letters.copies import Copies, copies_of
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.events.event import Event
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.operator_log_file import instant
-from oncebridge.operate.reachability import is_missing, is_out_of_reach, refuse_memory
-from oncebridge.operate.replay import Choice, Doomed, Redrive, Replayed, select, write_replay
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.operate.replay import (
+    DeadLetterFilter,
+    LetterToDrop,
+    Replayed,
+    Replayer,
+    select,
+    write_replay,
+)
 from oncebridge.operate.replay import drop as drop_letters
+from oncebridge.service.addresses import is_missing, is_out_of_reach, refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.service.service import make_router
 from oncebridge.stores.api import Store
@@ -77,10 +86,10 @@ def dead() -> None:
 @as_json_option
 def list_(setup: Setup, *, reason: str, route: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest first: why, when and where, without what they hold."""
-    run_loop(_list(setup, Choice(reason=reason, route=route), limit, as_json=as_json))
+    run_loop(_list(setup, DeadLetterFilter(reason=reason, route=route), limit, as_json=as_json))
 
 
-async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> None:
+async def _list(setup: Setup, choice: DeadLetterFilter, limit: int, *, as_json: bool) -> None:
     letters: list[DeadLetter] = []
     async with _letters(setup) as dead:
         async for letter in select(dead, choice):
@@ -97,7 +106,7 @@ async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> N
         return
     rows = [["number", "died", "reason", "route", "copies", "message"]]
     for letter, copies in zip(letters, counts, strict=True):
-        died = instant(letter.buried_ms)[:19].replace("T", " ")
+        died = iso_time(letter.buried_ms)[:19].replace("T", " ")
         again = f"{copies.count:,}" if copies.count else "-"
         route = letter.route or "-"
         rows.append([str(letter.number), died, letter.reason, route, again, letter.message])
@@ -118,17 +127,17 @@ async def _copies(setup: Setup, letters: Sequence[DeadLetter]) -> list[Copies]:
     found = {letter.key: Copies() for letter in letters}
     counted = [letter.key for letter in letters if letter.key and not letter.is_keyed]
     if counted:
-        async with store_to_look(setup, "") as store:
+        async with store_for_reading(setup, "") as store:
             if store is not None:
                 found |= dict(zip(counted, await copies_of(store, counted), strict=True))
     return [found[letter.key] for letter in letters]
 
 
 def _as_json(letter: DeadLetter, copies: Copies) -> dict[str, Any]:
-    more = {"copies": copies.count, "last_copy": instant(copies.last_ms)} if copies.count else {}
+    more = {"copies": copies.count, "last_copy": iso_time(copies.last_ms)} if copies.count else {}
     return {
         "number": letter.number,
-        "died": instant(letter.buried_ms),
+        "died": iso_time(letter.buried_ms),
         "reason": letter.reason,
         "message": letter.message,
         "route": letter.route,
@@ -153,7 +162,7 @@ def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
     letter, copies = run_loop(_find(setup, number))
     if letter is None:
         note(f"there is no letter {number}")
-        sys.exit(NEEDS_YOU)
+        sys.exit(EXIT_NEEDS_ATTENTION)
     if raw:
         sys.stdout.buffer.write(letter.raw)
         return
@@ -166,7 +175,7 @@ def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
 
 async def _find(setup: Setup, number: int) -> tuple[DeadLetter | None, Copies]:
     async with _letters(setup) as dead:
-        found = [letter async for letter in select(dead, Choice((number,)))]
+        found = [letter async for letter in select(dead, DeadLetterFilter((number,)))]
     if not found:
         return None, Copies()
     return found[0], (await _copies(setup, found))[0]
@@ -244,9 +253,9 @@ def replay(setup: Setup, *, to: str | None, because: str, as_json: bool, **chose
 
 
 async def _replay(
-    setup: Setup, choice: Choice, to: str | None, because: str, *, as_json: bool
+    setup: Setup, choice: DeadLetterFilter, to: str | None, because: str, *, as_json: bool
 ) -> int:
-    trails = Trails(audited(setup), setup.config.store.opened, reason=because)
+    operator_log = OperatorLog(open_audit_file(setup), setup.config.store.opened, reason=because)
     if _is_empty(setup):
         return _missing(choice.numbers)
     router = make_router(setup)
@@ -255,17 +264,17 @@ async def _replay(
         dead: DeadLetters = setup.config.dead.opened
         numbers = [letter.number async for letter in select(dead, choice)]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
-        redrive = Redrive(
-            setup, router, before=lambda each: write_replay(setup, trails, each), to=to
+        redrive = Replayer(
+            setup, router, before=lambda each: write_replay(setup, operator_log, each), to=to
         )
         counts: dict[str, int] = {}
         with _bar(len(numbers)) as bar:
             task = bar.add_task("", total=len(numbers))
             async for done in _batches(redrive, dead, choice, numbers):
                 for one in done:
-                    name = _tell(one, setup, as_json=as_json)
+                    name = _print_result(one, setup, as_json=as_json)
                     counts[name] = counts.get(name, 0) + 1
-                    code = code if one.is_well else NEEDS_YOU
+                    code = code if one.is_resolved else EXIT_NEEDS_ATTENTION
                 bar.update(task, advance=len(done))
         await router.drain(setup.config.grace)
     finally:
@@ -277,7 +286,7 @@ async def _replay(
 
 
 async def _batches(
-    redrive: Redrive, dead: DeadLetters, choice: Choice, numbers: Sequence[int]
+    redrive: Replayer, dead: DeadLetters, choice: DeadLetterFilter, numbers: Sequence[int]
 ) -> AsyncIterator[list[Replayed]]:
     wanted = set(numbers)
     batch: list[DeadLetter] = []
@@ -292,7 +301,7 @@ async def _batches(
         yield await redrive.replay(batch)
 
 
-def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
+def _print_result(one: Replayed, setup: Setup, *, as_json: bool) -> str:
     """Tell about one letter, and give the word under which it is counted."""
     name = one.result
     # Where events go to standard output, nothing else may.
@@ -342,22 +351,24 @@ def drop(setup: Setup, *, because: str, yes: bool, as_json: bool, **chosen: Any)
     sys.exit(run_loop(_drop(setup, choice, because, yes=yes, as_json=as_json)))
 
 
-async def _drop(setup: Setup, choice: Choice, because: str, *, yes: bool, as_json: bool) -> int:
-    audit = audited(setup)
+async def _drop(
+    setup: Setup, choice: DeadLetterFilter, because: str, *, yes: bool, as_json: bool
+) -> int:
+    audit = open_audit_file(setup)
     async with _letters(setup) as dead:
         identities = Identities(setup)
-        doomed = [Doomed.of(letter, identities) async for letter in select(dead, choice)]
+        doomed = [LetterToDrop.of(letter, identities) async for letter in select(dead, choice)]
         numbers = [each.number for each in doomed]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
         if numbers and not yes:
             what = f"letter {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} letters"
             if not click.confirm(f"Drop {what} for good?", err=True):
-                return NEEDS_YOU
+                return EXIT_NEEDS_ATTENTION
         dropped = 0
-        async with _store_for_trail(setup, doomed) as store:
-            trails = Trails(audit, store, reason=because)
+        async with _store_for_operator_log(setup, doomed) as store:
+            operator_log = OperatorLog(audit, store, reason=because)
             for at in range(0, len(doomed), _BATCH):
-                dropped += await drop_letters(doomed[at : at + _BATCH], dead, store, trails)
+                dropped += await drop_letters(doomed[at : at + _BATCH], dead, store, operator_log)
     if as_json:
         click.echo(json.dumps({"dropped": dropped, "numbers": numbers}))
     else:
@@ -379,7 +390,9 @@ async def _letters(setup: Setup) -> AsyncIterator[DeadLetters]:
 
 
 @asynccontextmanager
-async def _store_for_trail(setup: Setup, doomed: Sequence[Doomed]) -> AsyncIterator[Store | None]:
+async def _store_for_operator_log(
+    setup: Setup, doomed: Sequence[LetterToDrop]
+) -> AsyncIterator[Store | None]:
     """Open the store for what is written down there; none is made, nor asked for nothing."""
     place = setup.config.store
     has_keys = any(each.key for each in doomed)
@@ -395,10 +408,12 @@ def _is_empty(setup: Setup) -> bool:
     return is_missing(setup.config.dead)
 
 
-def _choice(*, numbers: Sequence[int], every: bool, reason: str, route: str | None) -> Choice:
+def _choice(
+    *, numbers: Sequence[int], every: bool, reason: str, route: str | None
+) -> DeadLetterFilter:
     if bool(numbers) == every:
         raise click.UsageError("name the letters by number, or say --all")
-    return Choice(tuple(numbers), reason, route)
+    return DeadLetterFilter(tuple(numbers), reason, route)
 
 
 def _missing(numbers: Sequence[int]) -> int:
@@ -406,7 +421,7 @@ def _missing(numbers: Sequence[int]) -> int:
         note(f"there is no letter {number}, or not such a one")
     if not numbers:
         return 0
-    return NEEDS_YOU
+    return EXIT_NEEDS_ATTENTION
 
 
 def _bar(count: int) -> Progress:

@@ -29,14 +29,8 @@ from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge.cli.setup import (
-    LEFT,
-    NEEDS_YOU,
-    on_signals,
-    remove_signal_handlers,
-    run_loop,
-    told,
-)
+from oncebridge.cli.command import EXIT_INTERRUPTED, EXIT_NEEDS_ATTENTION, report_errors
+from oncebridge.cli.event_loop import on_signals, remove_signal_handlers, run_loop
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
@@ -94,7 +88,7 @@ _EXPECTED = (Verdict.DELIVERED, Verdict.DUPLICATE, Verdict.DEAD, Verdict.FAILED,
 @click.option(
     "--json", "as_json", is_flag=True, help="Only the summary, as one JSON object; implies --fast."
 )
-@told
+@report_errors
 def demo(*, seconds: float, seed: int, fast: bool, stay: bool, as_json: bool) -> None:
     """
     Show what oncebridge does: a simulated stream, through a real service.
@@ -112,21 +106,21 @@ def demo(*, seconds: float, seed: int, fast: bool, stay: bool, as_json: bool) ->
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
     screen = _Screen(Console(highlight=False, markup=False, emoji=False, quiet=as_json))
 
-    def tell(found: _Found) -> None:
+    def tell(found: _DemoResult) -> None:
         if as_json:
             click.echo(json.dumps(found.as_json()))
         else:
             screen.summary(found)
 
     try:
-        wish = _Wish(seconds, seed, fast or as_json, stay)
-        found = run_loop(_play(wish, screen, tell))
+        wish = _DemoOptions(seconds, seed, fast or as_json, stay)
+        found = run_loop(_run_demo(wish, screen, tell))
     except asyncio.CancelledError:
-        sys.exit(LEFT)
-    sys.exit(0 if found.right else NEEDS_YOU)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(0 if found.right else EXIT_NEEDS_ATTENTION)
 
 
-class _Wish(Struct, frozen=True):
+class _DemoOptions(Struct, frozen=True):
     """What is to be shown."""
 
     seconds: float
@@ -135,7 +129,9 @@ class _Wish(Struct, frozen=True):
     stay: bool
 
 
-async def _play(wish: _Wish, screen: "_Screen", tell: "Callable[[_Found], None]") -> "_Found":
+async def _run_demo(
+    wish: _DemoOptions, screen: "_Screen", tell: "Callable[[_DemoResult], None]"
+) -> "_DemoResult":
     """Set the stage, send the stream, and tell what became of it."""
     with TemporaryDirectory(prefix="oncebridge-demo-") as directory:
         crm = _Crm()
@@ -155,18 +151,18 @@ async def _play(wish: _Wish, screen: "_Screen", tell: "Callable[[_Found], None]"
         try:
             service = await _opened(flags)
             try:
-                screen.look_at(service.dashboard_url or "")
+                screen.show_dashboard_url(service.dashboard_url or "")
                 (source,) = service.sources
                 assert isinstance(source, HttpSource)  # noqa: S101 - by its address
-                sender = _Sender(source.url, crm, screen)
+                sender = _StreamSender(source.url, crm, screen)
                 async with _running(service, sender):
                     await sender.send(wish.seconds, wish.seed, fast=wish.fast)
                     letters = await _letters(directory)
-                    found = _find(wish.seed, service, sender, crm, letters)
+                    found = _collect_result(wish.seed, service, sender, crm, letters)
                     tell(found)
                     if wish.stay and not sender.ended_early:
                         screen.stay(service.dashboard_url or "")
-                        await sender.until_told()
+                        await sender.wait_for_signal()
                 return found
             finally:
                 await service.close()
@@ -190,7 +186,7 @@ async def _opened(flags: dict[str, str]) -> Service:
 
 
 @asynccontextmanager
-async def _running(service: Service, sender: "_Sender") -> AsyncIterator[None]:
+async def _running(service: Service, sender: "_StreamSender") -> AsyncIterator[None]:
     running = asyncio.create_task(service.run())
     try:
         yield
@@ -257,7 +253,7 @@ class _Arrival(Struct):
     tries: int = 0
 
 
-class _Told(Struct, frozen=True):
+class _DemoAnswer(Struct, frozen=True):
     """What the service answered for one arrival, and what is known of it here."""
 
     verdict: Verdict
@@ -268,7 +264,7 @@ class _Told(Struct, frozen=True):
     """For a duplicate: the short id of the arrival that was delivered, and its time."""
 
 
-class _Sender:
+class _StreamSender:
     """Post the stream to *url*, one arrival after the other, and send again what has to be."""
 
     def __init__(self, url: str, crm: _Crm, screen: "_Screen") -> None:
@@ -294,7 +290,7 @@ class _Sender:
     async def send(self, seconds: float, seed: int, *, fast: bool) -> None:
         """Send the whole stream; a signal ends it early, a second one at once."""
         loop = asyncio.get_running_loop()
-        self._listen()
+        self._install_signal_handlers()
         arrivals = _arrivals(seed, max(int(seconds * _A_SECOND), _FEWEST))
         span_s = (arrivals[-1].at_ms + 1) / 1000
         self._pace = span_s / seconds
@@ -319,7 +315,7 @@ class _Sender:
                 self._screen.remark("the CRM goes down: it answers 503")
             await self._post(arrival)
 
-    async def until_told(self) -> None:
+    async def wait_for_signal(self) -> None:
         """Wait for a signal."""
         await self._stop.wait()
 
@@ -327,7 +323,7 @@ class _Sender:
         remove_signal_handlers()
         await self._client.aclose()
 
-    def _listen(self) -> None:
+    def _install_signal_handlers(self) -> None:
         """Stop at the first signal; what is to be sent again still is. Leave at the second."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
@@ -377,26 +373,26 @@ class _Sender:
             self.unreadable.append(arrival.body)
         was_down = self._crm.is_down
         arrival.tries += 1
-        told = self._understand(await self._client.post(arrival.body))
+        told = self._read_answer(await self._client.post(arrival.body))
         heading = _heading(arrival)
         if told.verdict is Verdict.DELIVERED:
             self._delivered[told.key] = (heading[2], arrival.at_ms)
         if event is not None:
-            self._book(event, told)
+            self._count(event, told)
         self._screen.line(arrival, told, heading)
         if was_down and not self._crm.is_down:
             self._screen.remark("the CRM is up again")
         if told.again_s:
             self._send_again(arrival, told.again_s)
 
-    def _understand(self, answer: Answer) -> _Told:
+    def _read_answer(self, answer: Answer) -> _DemoAnswer:
         if answer.status not in (200, 503):
             raise OncebridgeError(f"the demo's own source answered {answer.status}")
         said = msgspec.json.decode(answer.body)
         # Without a verdict it is still under way: this machine is slow.
         verdict = Verdict(said.get("verdict", Verdict.BUSY))
         key = said.get("key", "")
-        return _Told(
+        return _DemoAnswer(
             verdict,
             key,
             said.get("reason", ""),
@@ -404,7 +400,7 @@ class _Sender:
             self._delivered.get(key) if verdict is Verdict.DUPLICATE else None,
         )
 
-    def _book(self, event: Simulated, told: _Told) -> None:
+    def _count(self, event: Simulated, told: _DemoAnswer) -> None:
         if event.label in LOOK_ALIKES and not told.again_s:
             self.look_alikes += 1
         if told.verdict is Verdict.DUPLICATE:
@@ -445,7 +441,7 @@ def _heading(arrival: _Arrival) -> tuple[str, str, str]:
 # --- what came of it -------------------------------------------------------------------------
 
 
-class _Found(Struct, frozen=True):
+class _DemoResult(Struct, frozen=True):
     """The end of it: numbers, and whether they are right."""
 
     seed: int
@@ -490,13 +486,13 @@ class _Found(Struct, frozen=True):
         }
 
 
-def _find(
-    seed: int, service: Service, sender: _Sender, crm: _Crm, letters: list[DeadLetter]
-) -> _Found:
+def _collect_result(
+    seed: int, service: Service, sender: _StreamSender, crm: _Crm, letters: list[DeadLetter]
+) -> _DemoResult:
     (books,) = service.books().values()
     truths = set(crm.truths.values())
     kept = Counter(letter.raw for letter in letters)
-    return _Found(
+    return _DemoResult(
         seed=seed,
         ended_early=sender.ended_early,
         arrived=books.arrived,
@@ -525,27 +521,27 @@ class _Screen:
         self._width = console.width if console.is_terminal else _WIDE
         self._is_wide = self._width >= _WIDE
 
-    def look_at(self, url: str) -> None:
+    def show_dashboard_url(self, url: str) -> None:
         """Say first where there is more to be seen."""
         is_usual = url.endswith(f":{_PORT}/")
         taken = "" if is_usual else f"  (another program is at port {_PORT})"
-        self._say(Text("dashboard: ", "bold").append(url, "bold cyan").append(taken, "dim"))
+        self._print(Text("dashboard: ", "bold").append(url, "bold cyan").append(taken, "dim"))
 
     def stay(self, url: str) -> None:
         """Say that it is not over yet."""
-        self._say(Text())
+        self._print(Text())
         self.remark(f"the dashboard stays at {url} until Ctrl-C")
 
     def begin(self, what: str, *more: str) -> None:
-        self._say(Text().append("oncebridge demo", "bold").append(f" · {what}"))
+        self._print(Text().append("oncebridge demo", "bold").append(f" · {what}"))
         for line in more:
-            self._say(Text(line, "dim"))
-        self._say(Text())
+            self._print(Text(line, "dim"))
+        self._print(Text())
         time = f"{'time':<12}" if self._is_wide else f"{'time':<8}"
         heads = f"{time} {'topic':<14} {'entity':<8} {'event':<8} verdict"
-        self._say(Text(heads, "bold"))
+        self._print(Text(heads, "bold"))
 
-    def line(self, arrival: _Arrival, told: _Told, heading: tuple[str, str, str]) -> None:
+    def line(self, arrival: _Arrival, told: _DemoAnswer, heading: tuple[str, str, str]) -> None:
         """Tell one arrival: when, what, about whom, the verdict and the reason for it."""
         topic, entity, name = heading
         note, style = self._note(arrival, told)
@@ -553,15 +549,15 @@ class _Screen:
         line.append(f" {topic:<14} {entity:<8} {name:<8} ")
         line.append(f"{told.verdict.value:<9}", STYLES.get(told.verdict, ""))
         line.append("  " if self._is_wide else " ").append(note, style)
-        self._say(line)
+        self._print(line)
 
     def remark(self, text: str) -> None:
-        self._say(Text(f"── {text} ──", "bold magenta"))
+        self._print(Text(f"── {text} ──", "bold magenta"))
 
-    def summary(self, found: _Found) -> None:
+    def summary(self, found: _DemoResult) -> None:
         """Print the table, and what the truth of the simulation says to it."""
-        self._say(Text())
-        self._say(Text("what came of it", "bold"))
+        self._print(Text())
+        self._print(Text("what came of it", "bold"))
         causes = {
             **{label.value: about for label, about in _ABOUT.items()},
             "overtaken": _OVERTAKEN,
@@ -578,8 +574,8 @@ class _Screen:
             if number:
                 self._row(name, number, notes.get(name, "not expected here"))
         self._row("retried", found.retried, "sent again by the sender, when it was told to")
-        self._say(Text())
-        self._say(Text("checked against the truth of the simulation", "bold"))
+        self._print(Text())
+        self._print(Text("checked against the truth of the simulation", "bold"))
         kept = f"{found.kept} of {found.unreadable}"
         checks = [
             ("every logical event delivered exactly once", _yes(found.once), found.once),
@@ -589,17 +585,17 @@ class _Screen:
         ]
         for what, answer, is_right in checks:
             answered = Text(answer, "bold green" if is_right else "bold red")
-            self._say(Text(f"  {what}: ").append_text(answered))
+            self._print(Text(f"  {what}: ").append_text(answered))
 
     def _row(self, name: str, number: int, note: str) -> None:
         style = {verdict.value: style for verdict, style in STYLES.items()}.get(name, "")
         first, *more = wrap(note, max(min(self._width, _WIDE) - 22, 20)) or [""]
         line = Text("  ").append(f"{name:<11}", style).append(f"{number:>5}   ")
-        self._say(line.append(first.replace("\N{NO-BREAK SPACE}", " "), "dim"))
+        self._print(line.append(first.replace("\N{NO-BREAK SPACE}", " "), "dim"))
         for rest in more:
-            self._say(Text(" " * 21).append(rest.replace("\N{NO-BREAK SPACE}", " "), "dim"))
+            self._print(Text(" " * 21).append(rest.replace("\N{NO-BREAK SPACE}", " "), "dim"))
 
-    def _note(self, arrival: _Arrival, told: _Told) -> tuple[str, str]:
+    def _note(self, arrival: _Arrival, told: _DemoAnswer) -> tuple[str, str]:
         """Return the reason for a verdict in words, and how they look."""
         about = _ABOUT.get(arrival.event.label, "") if arrival.event else ""
         is_alike = arrival.event is not None and arrival.event.label in LOOK_ALIKES
@@ -626,7 +622,7 @@ class _Screen:
             case _:
                 return f"{told.reason}: again in {told.again_s} s", ""
 
-    def _say(self, text: Text) -> None:
+    def _print(self, text: Text) -> None:
         text.rstrip()
         is_terminal = self._console.is_terminal
         overflow: Literal["ellipsis", "ignore"] = "ellipsis" if is_terminal else "ignore"

@@ -15,19 +15,19 @@ from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.framing import Records
-from oncebridge.operate.explain.judgement import contents
-from oncebridge.operate.identity import Identities, Identity
+from oncebridge.operate.explain.expected_verdict import contents
+from oncebridge.operate.identity import Identities, RouteIdentity
 from oncebridge.operate.lookup import (
-    Letters,
-    Named,
+    DeadLetterIndex,
+    EventReference,
     events_in,
-    is_not_ours,
-    opened_to_look,
-    recognised,
+    lacks_our_tables,
+    open_for_reading,
+    parse_reference,
     records_with_id,
     scan_costs,
 )
-from oncebridge.operate.reachability import is_missing, is_out_of_reach
+from oncebridge.service.addresses import is_missing, is_out_of_reach
 from oncebridge.service.config import Setup
 from oncebridge.stores.api import Record, Store
 from oncebridge.stores.copying import is_portable
@@ -50,7 +50,7 @@ route_option = click.option(
 )
 
 
-class Found(Struct, frozen=True):
+class FoundEvent(Struct, frozen=True):
     """One event, and where it was found."""
 
     label: str
@@ -66,7 +66,7 @@ class Found(Struct, frozen=True):
         return f"{event.reason}: {event.message}" if isinstance(event, Unreadable) else ""
 
 
-class Finder:
+class EventFinder:
     """Finds events in files, dead letters and a store."""
 
     def __init__(self, setup: Setup, *, recording: str | None = None, scan: bool = False) -> None:
@@ -77,23 +77,23 @@ class Finder:
         self._dead: DeadLetters | None = None
         self._has_tried = False
         self.identities = Identities(setup)
-        self.letters = Letters(self._open_dead, self._settings)
+        self.letters = DeadLetterIndex(self._open_dead, self._settings)
 
-    def named(self, text: str) -> Named:
+    def named(self, text: str) -> EventReference:
         """Return what was named, and say so where it could be something else."""
-        found = recognised(text)
+        found = parse_reference(text)
         if found.beside is not None:
             note(f"{printable(text)} is a {found.beside} as well; the file of that name is meant")
         return found
 
-    def in_file(self, name: str) -> Iterator[Found]:
+    def in_file(self, name: str) -> Iterator[FoundEvent]:
         """Read the events of a file, however they are wrapped."""
         with open_file(name) as file:
             for record in Records(file):
                 for event in events_in(record, self._settings):
-                    yield Found(f"{name}, line {record.line}", record.line, event)
+                    yield FoundEvent(f"{name}, line {record.line}", record.line, event)
 
-    async def events(self, named: Named) -> list[Found]:
+    async def events(self, named: EventReference) -> list[FoundEvent]:
         """Find whole events by key or id: in the recording, then in the dead letters."""
         if self._recording is not None:
             found = [one for one in self.in_file(self._recording) if self.is_named(one, named)]
@@ -102,7 +102,7 @@ class Finder:
             note(f"{self._recording} has no event with that {named.kind}")
         return [one async for one in self._in_letters(named)]
 
-    def is_named(self, one: Found, named: Named) -> bool:
+    def is_named(self, one: FoundEvent, named: EventReference) -> bool:
         """Return whether an event has the id, or on some route the key, that was named."""
         if not isinstance(one.event, Event):
             return False
@@ -110,7 +110,7 @@ class Finder:
             return one.event.id == named.text
         return any(named.key in way.all_keys() for way in self.identities.of(one.event))
 
-    async def _in_letters(self, named: Named) -> AsyncIterator[Found]:
+    async def _in_letters(self, named: EventReference) -> AsyncIterator[FoundEvent]:
         if named.kind == "id":
             letters = await self.letters.with_id(named.text)
         else:
@@ -119,12 +119,12 @@ class Finder:
             letters = [whole] if whole else []
         for letter in letters:
             for event in events_in(letter.raw, self._settings):
-                found = Found(f"letter {letter.number}", letter.number, event, letter)
+                found = FoundEvent(f"letter {letter.number}", letter.number, event, letter)
                 is_key = named.kind == "key" and letter.key == named.key
                 if is_key or self.is_named(found, named):
                     yield found
 
-    async def records(self, named: Named, store: Store) -> list[Record]:
+    async def records(self, named: EventReference, store: Store) -> list[Record]:
         """Find the records whose first copy had an id: by looking at all of them."""
         place = self._setup.config.store
         if not is_portable(store):
@@ -135,12 +135,12 @@ class Finder:
             note(f"{place} was not searched: {costs}. --scan does, --in FILE looks in a file")
             return []
         found: dict[bytes, Record] = {}
-        with counting("read") as tell:
+        with progress_counter("read") as tell:
             async for record in records_with_id(store, named.text, tell):
                 found[record.key] = record
         return list(found.values())
 
-    def ways(self, one: Found, routes: Sequence[str]) -> list[Identity]:
+    def ways(self, one: FoundEvent, routes: Sequence[str]) -> list[RouteIdentity]:
         """
         Tell by what an event is known: where it died, or on each route that it takes.
 
@@ -160,7 +160,7 @@ class Finder:
         if not self._has_tried:
             self._has_tried = True
             place = self._setup.config.dead
-            if not (is_out_of_reach(place) or is_missing(place) or is_not_ours(place)):
+            if not (is_out_of_reach(place) or is_missing(place) or lacks_our_tables(place)):
                 try:
                     await place.opened.open()
                     self._dead = place.opened
@@ -175,16 +175,16 @@ class Finder:
 
 
 @asynccontextmanager
-async def finding(setup: Setup, **options: Any) -> AsyncIterator[Finder]:
+async def event_finder(setup: Setup, **options: Any) -> AsyncIterator[EventFinder]:
     """Make a finder, and close what it opened."""
-    finder = Finder(setup, **options)
+    finder = EventFinder(setup, **options)
     try:
         yield finder
     finally:
         await finder.aclose()
 
 
-class Asked(Struct, frozen=True):
+class SelectedEvent(Struct, frozen=True):
     """What one event has in the store, and how to call it."""
 
     name: str
@@ -197,9 +197,9 @@ class Asked(Struct, frozen=True):
     """Found by key or in the store: the event itself, and what else it is known by, is not."""
 
 
-async def asked(
-    finder: Finder, texts: Sequence[str], routes: Sequence[str], store: Store
-) -> AsyncIterator[Asked]:
+async def select_events(
+    finder: EventFinder, texts: Sequence[str], routes: Sequence[str], store: Store
+) -> AsyncIterator[SelectedEvent]:
     """
     Find the keys of what was named; the same event twice in a file counts once.
 
@@ -208,18 +208,18 @@ async def asked(
     seen: set[tuple[bytes, bytes]] = set()
     for text in texts:
         named = finder.named(text)
-        async for one in _asked(finder, named, routes, store):
+        async for one in _select_events(finder, named, routes, store):
             if one.own and seen.issuperset(one.own.items()):
                 continue
             seen.update(one.own.items())
             yield one
 
 
-async def _asked(
-    finder: Finder, named: Named, routes: Sequence[str], store: Store
-) -> AsyncIterator[Asked]:
+async def _select_events(
+    finder: EventFinder, named: EventReference, routes: Sequence[str], store: Store
+) -> AsyncIterator[SelectedEvent]:
     if named.kind == "key" and not routes:
-        yield Asked(str(named), {named.key: b""}, is_bare=True)
+        yield SelectedEvent(str(named), {named.key: b""}, is_bare=True)
         return
     found = finder.in_file(named.text) if named.kind == "file" else await finder.events(named)
     is_found = False
@@ -227,24 +227,24 @@ async def _asked(
         is_found = True
         ways = finder.ways(one, routes)
         if one.problem or not ways:
-            yield Asked(one.label, {}, problem=_no_way(one, routes))
+            yield SelectedEvent(one.label, {}, problem=_why_not_selected(one, routes))
         for way in ways:
             more = {one.letter.key: b""} if one.letter and one.letter.key else {}
             own = more | contents(way)
             if named.kind != "key":
-                yield Asked(one.label, own, way.route.name, way.plan.entity)
+                yield SelectedEvent(one.label, own, way.route.name, way.plan.entity)
             elif named.key in own:
                 its = {named.key: own[named.key]}  # of which no more was asked than that
-                yield Asked(one.label, its, way.route.name, is_bare=True)
+                yield SelectedEvent(one.label, its, way.route.name, is_bare=True)
             else:
-                yield Asked(one.label, {}, problem=f"not its key on route {way.route.name}")
+                yield SelectedEvent(one.label, {}, problem=f"not its key on route {way.route.name}")
     if is_found or named.kind == "file":
         return
     if routes:
-        yield Asked(str(named), {}, problem=_NO_ROUTE)
+        yield SelectedEvent(str(named), {}, problem=_NO_ROUTE)
         return
     own = {record.key: b"" for record in await finder.records(named, store)}
-    yield Asked(str(named), own, problem="" if own else not_found(named), is_bare=True)
+    yield SelectedEvent(str(named), own, problem="" if own else not_found(named), is_bare=True)
 
 
 _NO_ROUTE = (
@@ -255,7 +255,7 @@ _NOT_FOUND = (
 )
 
 
-def _no_way(one: Found, routes: Sequence[str]) -> str:
+def _why_not_selected(one: FoundEvent, routes: Sequence[str]) -> str:
     """Say why nothing is known by which an event could be found; nothing if it has no key."""
     if one.problem:
         return f"not an event: {one.problem}"
@@ -264,17 +264,17 @@ def _no_way(one: Found, routes: Sequence[str]) -> str:
     return ""
 
 
-def not_found(named: Named) -> str:
+def not_found(named: EventReference) -> str:
     """Say that an id led to nothing, and why that may be."""
     return f"{_NOT_FOUND}{named.hint}"
 
 
-def tell_of_other_keys() -> None:
+def note_other_keys() -> None:
     """Say what a key alone does not tell."""
     note("as far as this key goes: a rule with tiers may know the event by another")
 
 
-def tell_of_headers() -> None:
+def note_idempotency_keys() -> None:
     """Explain what a text may be that has the form of a key and is not found."""
     note(
         "an Idempotency-Key is not always a key: where the rule compares contents it is made of "
@@ -285,7 +285,7 @@ def tell_of_headers() -> None:
 # --- asking and showing -------------------------------------------------------------------
 
 
-def refuse_unasked(what: str, *, yes: bool) -> None:
+def require_confirmation(what: str, *, yes: bool) -> None:
     """Refuse where nobody can be asked, and nobody said yes beforehand."""
     if not yes and not sys.stdin.isatty():
         raise click.UsageError(f"{what}; say --yes where nobody can be asked")
@@ -295,7 +295,7 @@ def refuse_unasked(what: str, *, yes: bool) -> None:
 async def opened_store(setup: Setup, what: str) -> AsyncIterator[Store | None]:
     """Open the store, unless it is a file that is none yet: none is made to be changed."""
     place = setup.config.store
-    if is_missing(place) or is_not_ours(place):
+    if is_missing(place) or lacks_our_tables(place):
         note(f"the store {place} is not there yet, so there is nothing to {what}")
         yield None
         return
@@ -304,7 +304,7 @@ async def opened_store(setup: Setup, what: str) -> AsyncIterator[Store | None]:
 
 
 @asynccontextmanager
-async def store_to_look(setup: Setup, otherwise: str) -> AsyncIterator[Store | None]:
+async def store_for_reading(setup: Setup, otherwise: str) -> AsyncIterator[Store | None]:
     """
     Open the store if nothing has to be made for that; if not, note *otherwise* and why.
 
@@ -315,11 +315,11 @@ async def store_to_look(setup: Setup, otherwise: str) -> AsyncIterator[Store | N
     problem = ""
     if is_out_of_reach(place):
         problem = f"the store {place} lives in another process"
-    elif is_missing(place) or is_not_ours(place):
+    elif is_missing(place) or lacks_our_tables(place):
         problem = f"the store {place} is not there yet"
     else:
         try:
-            store = await opened_to_look(place)
+            store = await open_for_reading(place)
         except (StoreError, ConfigError) as error:
             problem = str(error)
     if problem and otherwise:
@@ -332,7 +332,7 @@ async def store_to_look(setup: Setup, otherwise: str) -> AsyncIterator[Store | N
 
 
 @contextmanager
-def counting(word: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+def progress_counter(word: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Show on a terminal how many there were so far, where nobody knows how many there are."""
     console = Console(stderr=True)
     bar = Progress(

@@ -13,7 +13,9 @@ from msgspec import UNSET, Struct
 from rich.console import Console
 from rich.text import Text
 
+from oncebridge.base.formatting import iso_time
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
     command,
     field,
@@ -22,28 +24,27 @@ from oncebridge.cli.command import (
     printable,
     screen,
 )
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
-    Finder,
-    counting,
-    finding,
+    EventFinder,
+    event_finder,
     in_option,
     not_found,
+    progress_counter,
     scan_option,
-    store_to_look,
+    store_for_reading,
 )
-from oncebridge.cli.setup import NEEDS_YOU, run_loop
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import MEANINGS, Cause
 from oncebridge.events.differences import Change
 from oncebridge.events.framing import BadGzip, Record, Records
+from oncebridge.operate.explain.explainer import Wanted, explain_key
+from oncebridge.operate.explain.explainer import explain as explain_records
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation, dumps, window
-from oncebridge.operate.explain.finding import Wanted, explain_key
-from oncebridge.operate.explain.finding import explain as explain_records
 from oncebridge.operate.explain.words import moment, state, summary, summary_of_key
-from oncebridge.operate.lookup import Named
-from oncebridge.operate.operator_log import Acts
-from oncebridge.operate.operator_log_file import instant
+from oncebridge.operate.lookup import EventReference
+from oncebridge.operate.operator_log import OperatorActions
 from oncebridge.service.config import Setup
 from oncebridge.stores.api import Store
 
@@ -54,7 +55,7 @@ _GLUE = "\N{NO-BREAK SPACE}"
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 
 
-class _Asked(Struct, frozen=True):
+class _ExplainOptions(Struct, frozen=True):
     """How it is to be told."""
 
     as_json: bool
@@ -98,24 +99,26 @@ def explain(
 
     Exit code 1: something in it could not be read as an event, or nothing was found.
     """
-    asked = _Asked(as_json, canonical, values, recording)
+    asked = _ExplainOptions(as_json, canonical, values, recording)
     sys.exit(run_loop(_explain(setup, what, asked, scan=scan)))
 
 
-async def _explain(setup: Setup, what: str, asked: _Asked, *, scan: bool) -> int:
-    async with finding(setup, recording=asked.recording, scan=scan) as finder:
+async def _explain(setup: Setup, what: str, asked: _ExplainOptions, *, scan: bool) -> int:
+    async with event_finder(setup, recording=asked.recording, scan=scan) as finder:
         named = finder.named(what)
-        async with store_to_look(setup, "no verdicts") as store:
-            teller = _Teller(setup, finder, store, asked)
+        async with store_for_reading(setup, "no verdicts") as store:
+            teller = _ExplanationPrinter(setup, finder, store, asked)
             if named.kind == "file":
                 return await teller.file(named.text)
             return await teller.named(named)
 
 
-class _Teller:
+class _ExplanationPrinter:
     """Finds out and tells, one explanation after the other."""
 
-    def __init__(self, setup: Setup, finder: Finder, store: Store | None, asked: _Asked) -> None:
+    def __init__(
+        self, setup: Setup, finder: EventFinder, store: Store | None, asked: _ExplainOptions
+    ) -> None:
         self._setup = setup
         self._finder = finder
         self._store = store
@@ -129,9 +132,9 @@ class _Teller:
             unreadable = await self._records(Records(file))
         if not self._told:
             note("there is no event in it")
-        return NEEDS_YOU if unreadable or not self._told else 0
+        return EXIT_NEEDS_ATTENTION if unreadable or not self._told else 0
 
-    async def named(self, named: Named) -> int:
+    async def named(self, named: EventReference) -> int:
         """Explain what has a key or an id, as well as it can be found."""
         if self._asked.recording is not None:
             with open_file(self._asked.recording) as file:
@@ -153,19 +156,19 @@ class _Teller:
             await self._records([Record(letter.raw, letter.number, 0, 0)], letter=letter)
         return 0 if self._told else await self._by_scan(named)
 
-    async def _by_scan(self, named: Named) -> int:
+    async def _by_scan(self, named: EventReference) -> int:
         records = await self._finder.records(named, self._store) if self._store else []
         for record in records:
             told = await explain_key(record.key, self._store, self._finder.letters, record=record)
             self._print_key(told)
         if not records:
             note(not_found(named))
-        return 0 if records else NEEDS_YOU
+        return 0 if records else EXIT_NEEDS_ATTENTION
 
     async def _key(self, key: bytes) -> int:
         told = await explain_key(key, self._store, self._finder.letters)
         self._print_key(told)
-        return 0 if told.is_known else NEEDS_YOU
+        return 0 if told.is_known else EXIT_NEEDS_ATTENTION
 
     async def _records(
         self,
@@ -231,7 +234,7 @@ def _recording(name: str | None) -> Iterator[Iterable[Record]]:
 
 def _counted(records: Iterable[Record]) -> Iterator[Record]:
     """Show how far a large file was read."""
-    with counting("read") as tell:
+    with progress_counter("read") as tell:
         for number, record in enumerate(records, 1):
             if not number % 1000:
                 tell(number)
@@ -297,7 +300,7 @@ def _print_verdict(console: Console, told: Explanation) -> None:
         _field(console, "verdict", text, STYLES.get(judged.verdict, ""))
         if judged.first is not None:
             who = f" as {judged.first.id}" if judged.first.id else ""
-            console.print(field("first", f"arrived {instant(judged.first.arrived_ms)}{who}"))
+            console.print(field("first", f"arrived {iso_time(judged.first.arrived_ms)}{who}"))
     if told.cause is not None:
         likely = " (likely)" if told.is_guess and told.cause is not Cause.UNKNOWN else ""
         _field(console, "cause", f"{told.cause}{likely}: {MEANINGS[told.cause]}")
@@ -345,7 +348,7 @@ def _print_letter(console: Console, letter: DeadLetter | None) -> None:
     _field(console, "dead", f"{text}: {letter.message}" if letter.message else text, "red")
 
 
-def _print_acts(console: Console, acts: Acts, what: str = "") -> None:
+def _print_acts(console: Console, acts: OperatorActions, what: str = "") -> None:
     label = "by hand"
     if acts.before:
         _field(console, label, f"{acts.before} acts before these are not kept any more")
@@ -368,7 +371,7 @@ def _print_key(console: Console, told: KeyExplanation) -> None:
         _field(console, "record", state(told.standing))
     if told.first is not None:
         who = f" as {told.first.id}" if told.first.id else ""
-        console.print(field("first", f"arrived {instant(told.first.arrived_ms)}{who}"))
+        console.print(field("first", f"arrived {iso_time(told.first.arrived_ms)}{who}"))
     _print_letter(console, told.letter)
     _print_acts(console, told.acts)
 

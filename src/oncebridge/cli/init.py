@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from oncebridge.cli.command import examples, note
-from oncebridge.cli.setup import told
+from oncebridge.cli.command import examples, note, report_errors
 from oncebridge.errors import ConfigError
 from oncebridge.service.config import DEFAULT_FILE
 
@@ -41,7 +40,7 @@ def starter(kind: str) -> str:
     help="Where to write it; - is standard output.",
 )
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-@told
+@report_errors
 def init(*, kind: str, output: str, force: bool) -> None:
     """
     Write a commented configuration to begin with.

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import click
 
-from oncebridge.cli.command import as_json_option, command, note, printable
-from oncebridge.cli.setup import NEEDS_YOU, run_loop
+from oncebridge.cli.command import EXIT_NEEDS_ATTENTION, as_json_option, command, note, printable
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.service import logs
-from oncebridge.service.addresses import Migrates, MigratesBySQL, Place
+from oncebridge.service.addresses import BackendAddress, Migrates, MigratesBySQL
 from oncebridge.service.config import Setup
 
 
@@ -35,7 +35,7 @@ def migrate(setup: Setup, *, sql: bool, as_json: bool) -> None:
     run_loop(_migrate(setup, as_json=as_json))
 
 
-def _places(setup: Setup) -> Iterator[tuple[str, Place]]:
+def _places(setup: Setup) -> Iterator[tuple[str, BackendAddress]]:
     yield "store", setup.config.store
     for route in setup.routes:
         yield "sink", route.sink
@@ -52,7 +52,7 @@ async def _migrate(setup: Setup, *, as_json: bool) -> None:
             click.echo(f"{kind} {printable(place)}: {printable(line)}")
 
 
-async def _migrated(place: Place) -> list[str]:
+async def _migrated(place: BackendAddress) -> list[str]:
     backend = place.opened
     if not isinstance(backend, Migrates):
         return []
@@ -78,4 +78,4 @@ def _print_sql(setup: Setup, *, as_json: bool) -> int:
         told.add(text)
     if not told:
         note("nothing here is made by SQL")
-    return 0 if told else NEEDS_YOU
+    return 0 if told else EXIT_NEEDS_ATTENTION

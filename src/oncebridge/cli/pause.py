@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import click
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.cli.command import audited, chosen_routes, command, note, opened
+from oncebridge.cli.command import chosen_routes, command, note, open_audit_file, opened
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import reason_option
-from oncebridge.cli.setup import run_loop
-from oncebridge.engine import pauses as control
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.reachability import is_missing, refuse_memory
+from oncebridge.engine import pauses
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.service.addresses import is_missing, refuse_memory
 from oncebridge.service.config import Setup
 
 _route = click.option("--route", "routes", multiple=True, help="This route; may be repeated.")
@@ -41,12 +41,12 @@ def pause(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) 
 
 
 async def _pause(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
-    audit = audited(setup)
+    audit = open_audit_file(setup)
     async with opened(setup.config.store.opened) as store:
-        before = await control.paused(store, routes)
-        await Trails(audit, store, reason=reason).write_on_routes("pause", routes)
-        await control.pause(store, routes, SystemDice())
-    _tell(routes, before, paused=True, as_json=as_json)
+        before = await pauses.paused(store, routes)
+        await OperatorLog(audit, store, reason=reason).write_on_routes("pause", routes)
+        await pauses.pause(store, routes, SystemDice())
+    _print_result(routes, before, paused=True, as_json=as_json)
     return 0
 
 
@@ -61,19 +61,21 @@ def resume(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool)
 
 
 async def _resume(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
-    audit = audited(setup)
+    audit = open_audit_file(setup)
     before = [False] * len(routes)
     if is_missing(setup.config.store):
         note(f"the store {setup.config.store} is not there yet, so nothing is paused")
     else:
         async with opened(setup.config.store.opened) as store:
-            await Trails(audit, store, reason=reason).write_on_routes("resume", routes)
-            before = await control.resume(store, routes)
-    _tell(routes, before, paused=False, as_json=as_json)
+            await OperatorLog(audit, store, reason=reason).write_on_routes("resume", routes)
+            before = await pauses.resume(store, routes)
+    _print_result(routes, before, paused=False, as_json=as_json)
     return 0
 
 
-def _tell(routes: Sequence[str], before: Sequence[bool], *, paused: bool, as_json: bool) -> None:
+def _print_result(
+    routes: Sequence[str], before: Sequence[bool], *, paused: bool, as_json: bool
+) -> None:
     if as_json:
         told = [
             {"route": route, "paused": paused, "was_paused": was}

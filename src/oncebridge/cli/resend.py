@@ -11,38 +11,40 @@ from msgspec import Struct
 from rich.console import Console
 
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
-    audited,
     chosen_routes,
     command,
     field,
+    is_to_stdout,
     note,
+    open_audit_file,
     opened,
     printable,
 )
 from oncebridge.cli.dead import replayed_as_json
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
-    Finder,
-    Found,
-    counting,
-    finding,
+    EventFinder,
+    FoundEvent,
+    event_finder,
     in_option,
+    progress_counter,
     reason_option,
-    refuse_unasked,
+    require_confirmation,
     route_option,
     yes_option,
 )
-from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.router import Router
 from oncebridge.events.event import Event
-from oncebridge.operate.identity import Identity
-from oncebridge.operate.lookup import Named
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.reachability import refuse_memory
-from oncebridge.operate.replay import Redrive, Replayed, write_replay
-from oncebridge.operate.resend import Intent, Resend, Resent, intend
+from oncebridge.operate.identity import RouteIdentity
+from oncebridge.operate.lookup import EventReference
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.operate.replay import Replayed, Replayer, write_replay
+from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
+from oncebridge.service.addresses import refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.service.service import make_router
 from oncebridge.stores.api import Store
@@ -98,12 +100,14 @@ def resend(
     refuse_memory(setup.config.store, "store")
     chosen_routes(setup, routes)  # which refuses what is none
     if not dry_run:
-        refuse_unasked("what was delivered is delivered again", yes=yes)
-    asked = _Asked(what, routes, recording, reason, dry_run=dry_run, yes=yes, as_json=as_json)
+        require_confirmation("what was delivered is delivered again", yes=yes)
+    asked = _ResendOptions(
+        what, routes, recording, reason, dry_run=dry_run, yes=yes, as_json=as_json
+    )
     sys.exit(run_loop(_resend(setup, asked)))
 
 
-class _Asked(Struct, frozen=True):
+class _ResendOptions(Struct, frozen=True):
     """What the command line says."""
 
     what: Sequence[str]
@@ -119,7 +123,7 @@ class _Asked(Struct, frozen=True):
 class _Batch(Struct):
     """Events on their routes, and dead letters, that are dealt with together."""
 
-    sends: list[tuple[Found, Identity]]
+    sends: list[tuple[FoundEvent, RouteIdentity]]
     letters: list[DeadLetter]
 
     @property
@@ -129,10 +133,12 @@ class _Batch(Struct):
         return names + [letter.route for letter in self.letters]
 
 
-class _Gathering:
+class _BatchReader:
     """Finds what was named, as much at a time as fits into memory with ease."""
 
-    def __init__(self, finder: Finder, routes: Sequence[str], teller: "_Teller") -> None:
+    def __init__(
+        self, finder: EventFinder, routes: Sequence[str], teller: "_ResultPrinter"
+    ) -> None:
         self.is_whole = True
         """All that was named was found, and is an event that can be sent."""
         self._finder = finder
@@ -154,7 +160,7 @@ class _Gathering:
         if batch.sends or batch.letters:
             yield batch
 
-    async def _found(self, named: Named) -> AsyncIterator[Found]:
+    async def _found(self, named: EventReference) -> AsyncIterator[FoundEvent]:
         is_file = named.kind == "file"
         found = self._finder.in_file(named.text) if is_file else await self._finder.events(named)
         is_empty = True
@@ -165,7 +171,7 @@ class _Gathering:
             why = "there is no event in it" if is_file else f"{_NO_BODY}{named.hint}"
             self._miss(str(named), why)
 
-    def _add(self, one: Found, batch: _Batch) -> None:
+    def _add(self, one: FoundEvent, batch: _Batch) -> None:
         if one.letter is None:
             self._add_event(one, batch)
         elif one.letter.number not in self._numbers:
@@ -183,7 +189,7 @@ class _Gathering:
         died = f"it died on route {letter.route}" if letter.rule else "it died on no route"
         return f"{died}; `oncebridge dead show {letter.number} --raw` gives the event itself"
 
-    def _add_event(self, one: Found, batch: _Batch) -> None:
+    def _add_event(self, one: FoundEvent, batch: _Batch) -> None:
         ways = self._finder.ways(one, self._routes)
         if not ways:
             self._miss(
@@ -202,36 +208,36 @@ class _Gathering:
         self.is_whole = False
 
 
-async def _resend(setup: Setup, asked: _Asked) -> int:
-    audit = audited(setup)
-    teller = _Teller(setup, as_json=asked.as_json)
-    is_well = True
-    async with finding(setup, recording=asked.recording) as finder, AsyncExitStack() as stack:
-        gathering = _Gathering(finder, asked.routes, teller)
-        sender: _Sender | None = None
+async def _resend(setup: Setup, asked: _ResendOptions) -> int:
+    audit = open_audit_file(setup)
+    teller = _ResultPrinter(setup, as_json=asked.as_json)
+    is_resolved = True
+    async with event_finder(setup, recording=asked.recording) as finder, AsyncExitStack() as stack:
+        gathering = _BatchReader(finder, asked.routes, teller)
+        sender: _BatchSender | None = None
         async for batch in gathering.batches(asked.what):
             if sender is None:
                 # A store that is new knows nothing, which is no reason not to send.
                 store = await stack.enter_async_context(opened(setup.config.store.opened))
-                sender = _Sender(setup, Trails(audit, store, reason=asked.reason), teller)
+                sender = _BatchSender(setup, OperatorLog(audit, store, reason=asked.reason), teller)
                 stack.push_async_callback(sender.aclose)
             ready = await _ready(setup.config.store.opened, batch, teller, dry_run=asked.dry_run)
-            is_well = is_well and len(ready.sends) == len(batch.sends)
+            is_resolved = is_resolved and len(ready.sends) == len(batch.sends)
             if asked.dry_run or not (ready.sends or ready.letters):
                 continue
             if not asked.yes and not _confirmed(ready.routes):
-                return NEEDS_YOU
-            is_well = await sender.send(ready) and is_well
-    return 0 if is_well and gathering.is_whole and sender is not None else NEEDS_YOU
+                return EXIT_NEEDS_ATTENTION
+            is_resolved = await sender.send(ready) and is_resolved
+    return 0 if is_resolved and gathering.is_whole and sender is not None else EXIT_NEEDS_ATTENTION
 
 
-async def _ready(store: Store, batch: _Batch, teller: "_Teller", *, dry_run: bool) -> _Batch:
+async def _ready(store: Store, batch: _Batch, teller: "_ResultPrinter", *, dry_run: bool) -> _Batch:
     """Look what stands against each event, say so, and give the rest."""
     ready = _Batch([], batch.letters)
     for at in range(0, len(batch.sends), _LOOKED_AT):
         pairs = batch.sends[at : at + _LOOKED_AT]
         events = [(one.event, way) for one, way in pairs if isinstance(one.event, Event)]
-        for (one, way), intent in zip(pairs, await intend(store, events), strict=True):
+        for (one, way), intent in zip(pairs, await plan_resends(store, events), strict=True):
             if intent.why_not:
                 teller.refuse(one.label, way.route.name, intent.why_not)
                 continue
@@ -253,12 +259,12 @@ def _confirmed(routes: Sequence[str]) -> bool:
     return click.confirm(f"Send {what} again, by {names}?", err=True)
 
 
-class _Sender:
+class _BatchSender:
     """Sends, batch after batch, by gateways that are opened when they are needed."""
 
-    def __init__(self, setup: Setup, trails: Trails, teller: "_Teller") -> None:
+    def __init__(self, setup: Setup, operator_log: OperatorLog, teller: "_ResultPrinter") -> None:
         self._setup = setup
-        self._trails = trails
+        self._operator_log = operator_log
         self._teller = teller
         self._router: Router | None = None
         self._open: set[str] = set()
@@ -271,33 +277,35 @@ class _Sender:
             if gateway.route not in self._open and (ready.letters or gateway.route in names):
                 self._open.add(gateway.route)
                 await gateway.open()
-        is_well = await self._send(router, ready.sends)
+        is_resolved = await self._send(router, ready.sends)
         if ready.letters:
-            redrive = Redrive(self._setup, router, before=self._before_replay)
+            redrive = Replayer(self._setup, router, before=self._before_replay)
             for done in await redrive.replay(ready.letters):
                 self._teller.replayed(done)
-                is_well = is_well and done.is_well
-        return is_well
+                is_resolved = is_resolved and done.is_resolved
+        return is_resolved
 
-    async def _send(self, router: Router, sends: Sequence[tuple[Found, Identity]]) -> bool:
+    async def _send(
+        self, router: Router, sends: Sequence[tuple[FoundEvent, RouteIdentity]]
+    ) -> bool:
         store: Store = self._setup.config.store.opened
         gateways = {one.route: one for one in router.gateways}
-        again = Resend(store, gateways, before=self._before_send)
-        is_well = True
-        with counting("sent", quiet=len(sends) < _LOOKED_AT) as tell:
+        again = Resender(store, gateways, before=self._before_send)
+        is_resolved = True
+        with progress_counter("sent", quiet=len(sends) < _LOOKED_AT) as tell:
             for count, (one, way) in enumerate(sends, 1):
                 assert isinstance(one.event, Event)  # noqa: S101 - or it would have no way
                 done = await again.send(one.event, way)
                 self._teller.resent(one.label, done)
-                is_well = is_well and done.is_sent
+                is_resolved = is_resolved and done.is_sent
                 tell(count)
-        return is_well
+        return is_resolved
 
-    async def _before_send(self, intent: Intent) -> None:
-        await self._trails.write("resend", routes=[intent.route], keys=intent.keys)
+    async def _before_send(self, intent: ResendPlan) -> None:
+        await self._operator_log.write("resend", routes=[intent.route], keys=intent.keys)
 
     async def _before_replay(self, letters: Sequence[DeadLetter]) -> None:
-        await write_replay(self._setup, self._trails, letters)
+        await write_replay(self._setup, self._operator_log, letters)
 
     async def aclose(self) -> None:
         if self._router is not None:
@@ -307,7 +315,7 @@ class _Sender:
                 await self._router.aclose()
 
 
-class _Teller:
+class _ResultPrinter:
     """Tells what becomes of each event; beside the events where they go to standard output."""
 
     def __init__(self, setup: Setup, *, as_json: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from oncebridge.cli.command import command
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, is_to_stdout, on_signals, run_loop
+from oncebridge.cli.command import EXIT_INTERRUPTED, EXIT_NEEDS_ATTENTION, command, is_to_stdout
+from oncebridge.cli.event_loop import on_signals, run_loop
 from oncebridge.cli.status_line import Screen, table_of_counts
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.service import logs
@@ -53,7 +53,7 @@ async def serve(setup: Setup, *, as_json: bool = False) -> int:
     except BaseException:
         await service.close()
         raise
-    _tell_ready(setup, service)
+    _log_ready(setup, service)
     async with Screen(service, setup):
         try:
             await service.run()
@@ -61,7 +61,7 @@ async def serve(setup: Setup, *, as_json: bool = False) -> int:
             finished = await service.close()
     counts = service.counts()
     _print_end(setup, service, counts, as_json=as_json)
-    return NEEDS_YOU if service.gave_up or not finished else 0
+    return EXIT_NEEDS_ATTENTION if service.gave_up or not finished else 0
 
 
 def _on_signals(service: Service) -> None:
@@ -77,12 +77,12 @@ def _on_signals(service: Service) -> None:
             service.stop()
         elif name == "SIGINT" and loop.time() - told_at > _SAME_STROKE_S:
             _log.error("oncebridge.left_at_once")
-            os._exit(LEFT)
+            os._exit(EXIT_INTERRUPTED)
 
     on_signals(stop)
 
 
-def _tell_ready(setup: Setup, service: Service) -> None:
+def _log_ready(setup: Setup, service: Service) -> None:
     config = setup.config
     _log.info(
         "oncebridge.ready",

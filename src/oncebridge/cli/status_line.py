@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from oncebridge.cli.setup import is_to_stdout
+from oncebridge.cli.command import is_to_stdout
 from oncebridge.engine.verdict import Verdict
 from oncebridge.service.config import Setup
 from oncebridge.service.service import Service

@@ -23,8 +23,7 @@ from oncebridge.aws.templates.stacks import Format
 from oncebridge.base.durations import parse_duration
 from oncebridge.base.options import Text, did_you_mean
 from oncebridge.base.secrets import is_at_aws, masked
-from oncebridge.cli.command import examples
-from oncebridge.cli.setup import told
+from oncebridge.cli.command import examples, report_errors
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import MigratesBySQL, StorePlace, as_table, scheme_of
 from oncebridge.service.config import PREFIX
@@ -69,7 +68,7 @@ _name = click.option(
 )
 @_format
 @_name
-@told
+@report_errors
 def function(*, form: Format, name: str) -> None:
     """
     Print a stack: rule, queue, Lambda function, table, alarms.
@@ -88,7 +87,7 @@ def function(*, form: Format, name: str) -> None:
 )
 @_format
 @_name
-@told
+@report_errors
 def worker(*, form: Format, name: str) -> None:
     """
     Print a stack for `oncebridge run`: rule, queue, role, table, alarms.
@@ -130,7 +129,7 @@ def worker(*, form: Format, name: str) -> None:
     show_default=True,
     help="What to write it in.",
 )
-@told
+@report_errors
 def iam(
     *,
     config: str | None,
@@ -146,15 +145,15 @@ def iam(
     Addresses and references (ssm:NAME, secretsmanager:NAME) are taken from the file and from the
     environment, and flags win. Nothing is looked up.
     """
-    table = _written(config)
+    table = _read_config(config)
     for kind, address in places.items():
         if address is not None:
-            _put(table, [kind], address)
+            _set_value(table, [kind], address)
     known = Known(region, account, keys)
     click.echo(policy(templates.needed(table), format=form, known=known), nl=False)
 
 
-def _written(config: str | None) -> dict[str, Any]:
+def _read_config(config: str | None) -> dict[str, Any]:
     """Read a configuration as it stands there, without looking anything up."""
     named = config or os.environ.get(f"{PREFIX}CONFIG", "")
     table: dict[str, Any] = {}
@@ -170,11 +169,11 @@ def _written(config: str | None) -> dict[str, Any]:
             raise ConfigError(named, f"cannot be read: {type(error).__name__}") from None
     for name, text in sorted(os.environ.items()):
         if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG":
-            _put(table, name.removeprefix(PREFIX).lower().split("__"), text)
+            _set_value(table, name.removeprefix(PREFIX).lower().split("__"), text)
     return table
 
 
-def _put(table: dict[str, Any], path: list[str], text: str) -> None:
+def _set_value(table: dict[str, Any], path: list[str], text: str) -> None:
     *above, last = path
     for name in above:
         inner = as_table(table.get(name, {}))
@@ -188,15 +187,15 @@ def _put(table: dict[str, Any], path: list[str], text: str) -> None:
 # --- the table of a store ---------------------------------------------------------------
 
 
-class _Kind(Struct, frozen=True):
+class _StoreKind(Struct, frozen=True):
     """A kind of store that needs infrastructure of its own."""
 
     formats: tuple[str, ...]
     """The first is what is printed where none is asked for."""
-    text: Callable[["_Asked"], str]
+    text: Callable[["_TableRequest"], str]
 
 
-class _Asked(Struct, frozen=True):
+class _TableRequest(Struct, frozen=True):
     store: str
     """An address, or the name of a kind."""
     name: str | None
@@ -233,7 +232,7 @@ class _Asked(Struct, frozen=True):
     help="The longest window of your rules: nothing is removed sooner.",
 )
 @click.option("--name", help="What to call it; otherwise as the address says.")
-@told
+@report_errors
 def table(*, store: str, form: str | None, window: str, name: str | None) -> None:
     """
     Print the table (or bucket) that the store needs, with its expiry.
@@ -241,17 +240,17 @@ def table(*, store: str, form: str | None, window: str, name: str | None) -> Non
     Stores in Redis, SQLite and memory need none. `oncebridge migrate` makes the same by
     itself, if it may.
     """
-    kind = _kind(store)
+    kind = _store_kind(store)
     formats = _KINDS[kind].formats
     if form is None:
         form = formats[0]
     if form not in formats:
         raise ConfigError("--format", f"{form!r} is not for {kind}; allowed: {', '.join(formats)}")
-    asked = _Asked(store, name, form, parse_duration(window, "--window"))
+    asked = _TableRequest(store, name, form, parse_duration(window, "--window"))
     click.echo(_KINDS[kind].text(asked).rstrip("\n"))
 
 
-def _kind(store: str) -> str:
+def _store_kind(store: str) -> str:
     """Name the kind of a store, which may stand there for its address."""
     scheme = scheme_of(store)
     if scheme in ("memory", "sqlite") or scheme.startswith("redis"):
@@ -264,15 +263,15 @@ def _kind(store: str) -> str:
     return kind
 
 
-def _of_aws(table: Callable[..., str]) -> Callable[[_Asked], str]:
-    def text(asked: _Asked) -> str:
-        name = asked.name or _named(asked.store) or "oncebridge"
+def _aws_table(table: Callable[..., str]) -> Callable[[_TableRequest], str]:
+    def text(asked: _TableRequest) -> str:
+        name = asked.name or _name_in_address(asked.store) or "oncebridge"
         return table(name, format=asked.form, window=asked.window)
 
     return text
 
 
-def _named(store: str) -> str:
+def _name_in_address(store: str) -> str:
     """Find the name in an address: of a table, given by name or ARN, or BUCKET/PREFIX."""
     place = store.partition(":")[2].partition("?")[0].strip("/")
     if "@" in place:
@@ -280,7 +279,7 @@ def _named(store: str) -> str:
     return place.rpartition("/")[2] if place.startswith("arn:") else place
 
 
-def _of_postgres(asked: _Asked) -> str:
+def _postgres_table(asked: _TableRequest) -> str:
     url = asked.store if ":" in asked.store else "postgresql://localhost/oncebridge"
     options = {"table": asked.name} if asked.name else {}
     store = StorePlace.of(Text.of(url, "--store"), **options).opened
@@ -289,7 +288,7 @@ def _of_postgres(asked: _Asked) -> str:
 
 
 _KINDS = {
-    "dynamodb": _Kind(("cloudformation", "terraform"), _of_aws(templates.table)),
-    "s3": _Kind(("cloudformation", "terraform"), _of_aws(s3_templates.table)),
-    "postgres": _Kind(("sql",), _of_postgres),
+    "dynamodb": _StoreKind(("cloudformation", "terraform"), _aws_table(templates.table)),
+    "s3": _StoreKind(("cloudformation", "terraform"), _aws_table(s3_templates.table)),
+    "postgres": _StoreKind(("sql",), _postgres_table),
 }

@@ -28,7 +28,7 @@ from oncebridge.http.addresses import is_loopback
 from oncebridge.http.listening import Listening
 from oncebridge.http.server import Bounds, Request, Response, Server
 from oncebridge.service.config import Setup
-from oncebridge.service.dashboard_safety import too_open
+from oncebridge.service.dashboard_checks import not_local_error
 
 _log = logging.getLogger("oncebridge")
 _BOUNDS: Final = Bounds(
@@ -99,7 +99,7 @@ class Dashboard:
         except (OSError, UnicodeError):
             return  # which listening will say in its own words
         if not all(is_loopback(str(entry[4][0])) for entry in found):
-            raise too_open(f"{self._address.name}:{self._address.port}")
+            raise not_local_error(f"{self._address.name}:{self._address.port}")
 
     async def aclose(self) -> None:
         """Stop listening; what is being done is given a moment to end."""

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.operate.explain.judgement import is_its
-from oncebridge.operate.operator_log import is_trail
-from oncebridge.stores import transitions as table
+from oncebridge.operate.explain.expected_verdict import belongs_to_event
+from oncebridge.operate.operator_log import is_operator_log
+from oncebridge.stores import transitions
 from oncebridge.stores.api import Fate, Record, Store
 
 
@@ -21,7 +21,7 @@ class Forgotten(Struct, frozen=True):
     """What became of one key."""
 
     key: bytes
-    was: table.State
+    was: transitions.State
     """`done` past its window counts as absent, and is removed all the same."""
     fate: Fate | None = None
     gone: bool = False
@@ -32,13 +32,13 @@ class Forgotten(Struct, frozen=True):
     """A worker has it in hand; else it only waits for its next attempt."""
     is_others: bool = False
     """It is of another event, that has the same key with other content; it stays."""
-    is_trail: bool = False
+    is_operator_log: bool = False
     """It is what was done by hand, and no event; it stays."""
 
     @property
     def is_left(self) -> bool:
         """Return whether it is none of what was asked for."""
-        return self.is_others or self.is_trail
+        return self.is_others or self.is_operator_log
 
 
 async def forget(
@@ -50,13 +50,15 @@ async def forget(
     """
     Remove the records of one event, by its keys and what it has there, and tell what each was.
 
-    *own* are the event's contents (`oncebridge.operate.explain.judgement.contents`). *before* is told the keys
+    *own* are the event's contents (`oncebridge.operate.explain.expected_verdict.contents`). *before* is told the keys
     that are about to go, with what stands there. Where one is held, none goes.
     """
     keys = list(own)
     records = await store.peek(keys)
     now_ms = await store.now_ms()
-    looked = [_looked(key, record, own, now_ms) for key, record in zip(keys, records, strict=True)]
+    looked = [
+        _result_for(key, record, own, now_ms) for key, record in zip(keys, records, strict=True)
+    ]
     there = {
         record.key: record.hash
         for one, record in zip(looked, records, strict=True)
@@ -70,10 +72,10 @@ async def forget(
     return [replace(one, gone=True) if one.key in gone else one for one in looked]
 
 
-def _looked(
+def _result_for(
     key: bytes, record: Record | None, own: Mapping[bytes, bytes], now_ms: int
 ) -> Forgotten:
-    state = table.state(record, now_ms)
+    state = transitions.state(record, now_ms)
     if record is None:
         return Forgotten(key, state)
     is_claimed = state == "claimed"
@@ -83,6 +85,6 @@ def _looked(
         record.fate,
         left_ms=record.until_ms - now_ms if is_claimed else 0,
         is_held=is_claimed and bool(record.token),
-        is_others=not is_its(record, own),
-        is_trail=is_trail(record),
+        is_others=not belongs_to_event(record, own),
+        is_operator_log=is_operator_log(record),
     )

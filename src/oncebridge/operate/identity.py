@@ -26,7 +26,7 @@ from oncebridge.events.rules import Plan, RuleSet, Span
 from oncebridge.service.config import Route, Setup
 
 
-class Known(Struct, frozen=True):
+class EventKey(Struct, frozen=True):
     """One key of an event, and what it was made of."""
 
     kind: str
@@ -66,12 +66,12 @@ class Known(Struct, frozen=True):
         return self.made_of[0].decode()
 
 
-class Identity(Struct, frozen=True):
+class RouteIdentity(Struct, frozen=True):
     """What one route makes of an event."""
 
     route: Route
     plan: Plan
-    keys: tuple[Known, ...]
+    keys: tuple[EventKey, ...]
     """In the order of the plan: the identifying one last. None for what can never be sent."""
 
     def sent_as_of(self, key: bytes) -> bytes:
@@ -114,7 +114,7 @@ class Identities:
             return Unreadable(raw, "too-large", "longer than can be read")
         return read(raw, limits=self._settings.limits, bare=self._settings.bare)
 
-    def of(self, event: Event) -> list[Identity]:
+    def of(self, event: Event) -> list[RouteIdentity]:
         """Tell by what *event* is known on each route that it takes."""
         return [
             self._on(route, rules, event)
@@ -122,31 +122,31 @@ class Identities:
             if route.match is None or route.match.matches(event.envelope)
         ]
 
-    def on(self, name: str, event: Event) -> Identity | None:
+    def on(self, name: str, event: Event) -> RouteIdentity | None:
         """Tell by what *event* is known on one route, whether it would take it or not."""
         for route, rules in self._routes:
             if route.name == name:
                 return self._on(route, rules, event)
         return None
 
-    def _on(self, route: Route, rules: RuleSet, event: Event) -> Identity:
+    def _on(self, route: Route, rules: RuleSet, event: Event) -> RouteIdentity:
         plan = rules.plan_arrival(event, shadow=route.settings.mode == "shadow")
         if plan.action == "dead":
-            return Identity(route, plan, ())
-        made = {key: (how, parts) for key, how, parts in _made(route, plan, event)}
+            return RouteIdentity(route, plan, ())
+        made = {key: (how, parts) for key, how, parts in _possible_keys(route, plan, event)}
         asked = [tier.key.kind for tier in plan.rule.tiers]
         keys = []
         for part, span in zip(plan.parts, plan.spans, strict=True):
             how, parts = made[part.key]
-            keys.append(Known(how.kind.decode(), part, span, parts, how.kind not in asked))
-        return Identity(route, plan, tuple(keys))
+            keys.append(EventKey(how.kind.decode(), part, span, parts, how.kind not in asked))
+        return RouteIdentity(route, plan, tuple(keys))
 
 
 def _is_ordered(route: Route) -> bool:
     return route.settings.order == "entity"
 
 
-def _made(
+def _possible_keys(
     route: Route, plan: Plan, event: Event
 ) -> Iterator[tuple[bytes, KeyKind, tuple[bytes, ...]]]:
     """Make every key that the rule could have come to, so that it can be told which it was."""

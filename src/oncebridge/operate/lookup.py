@@ -23,8 +23,8 @@ from oncebridge.errors import ConfigError
 from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import Event, Unreadable, read
 from oncebridge.events.framing import Record as FileRecord
-from oncebridge.operate.replay import Choice, select
-from oncebridge.service.addresses import Place, StorePlace, scheme_of
+from oncebridge.operate.replay import DeadLetterFilter, select
+from oncebridge.service.addresses import BackendAddress, StorePlace, scheme_of
 from oncebridge.stores.api import Portable, Record, Store
 from oncebridge.stores.sqlite.database import looking_at
 
@@ -40,7 +40,7 @@ _HAS_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name =
 Kind = Literal["file", "key", "id"]
 
 
-class Named(Struct, frozen=True):
+class EventReference(Struct, frozen=True):
     """What somebody has named, and what it was taken for."""
 
     text: str
@@ -63,7 +63,7 @@ class Named(Struct, frozen=True):
         return f"key {self.text[:10]}…" if self.kind == "key" else f"{self.kind} {self.text}"
 
 
-def recognised(text: str) -> Named:
+def parse_reference(text: str) -> EventReference:
     """
     Return whether *text* names a file, a key or an id; a file that is there comes first.
 
@@ -72,16 +72,16 @@ def recognised(text: str) -> Named:
     """
     is_key = _KEY.fullmatch(text.lower()) is not None
     if text == "-" or _exists(text):
-        return Named(text, "file", "key" if is_key else None)
+        return EventReference(text, "file", "key" if is_key else None)
     if is_key:
-        return Named(text.lower(), "key")
+        return EventReference(text.lower(), "key")
     if text.startswith(_SAYS_ID) and text != _SAYS_ID:
-        return Named(text.removeprefix(_SAYS_ID), "id")
+        return EventReference(text.removeprefix(_SAYS_ID), "id")
     if _CUT_KEY.fullmatch(text.lower()):
         raise ConfigError("", f"{text}: a key has 66 hex digits, and this was cut short")
     if not text.strip() or "/" in text or _FILE.fullmatch(text):
         raise ConfigError("", f"{text}: No such file or directory; an id like that is id:{text}")
-    return Named(text, "id")
+    return EventReference(text, "id")
 
 
 def key_in(text: str) -> bytes | None:
@@ -112,7 +112,7 @@ def events_in(record: FileRecord | bytes, settings: Settings) -> tuple[Event | U
 # --- in the dead letters ------------------------------------------------------------------
 
 
-class Letters:
+class DeadLetterIndex:
     """
     The dead letters, to find events in.
 
@@ -148,14 +148,14 @@ class Letters:
         dead = await self._opened() if numbers else None
         if dead is None:
             return []
-        return [letter async for letter in select(dead, Choice(tuple(numbers)))]
+        return [letter async for letter in select(dead, DeadLetterFilter(tuple(numbers)))]
 
     async def _read(self) -> dict[bytes, DeadLetter]:
         if self._by_key is None:
             self._by_key = {}
             dead = await self._opened()
             if dead is not None:
-                async for letter in select(dead, Choice()):
+                async for letter in select(dead, DeadLetterFilter()):
                     self._note(letter, self._by_key)
         return self._by_key
 
@@ -170,7 +170,7 @@ class Letters:
 # --- in the store -------------------------------------------------------------------------
 
 
-def is_not_ours(place: Place) -> bool:
+def lacks_our_tables(place: BackendAddress) -> bool:
     """
     Return whether *place* is a SQLite file without our tables, which opening it would make.
 
@@ -190,7 +190,7 @@ def is_not_ours(place: Place) -> bool:
         return False
 
 
-async def opened_to_look(place: StorePlace) -> Store:
+async def open_for_reading(place: StorePlace) -> Store:
     """Open the store of *place*, and make nothing that is not there; raises as `open` does."""
     store: Store = place.opened
     if getattr(place.options, "auto_migrate", False):

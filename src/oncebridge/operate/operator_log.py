@@ -14,21 +14,29 @@ A trail is bounded: the last 20 acts, about 2 KB, kept for 90 days after the las
 """
 
 import asyncio
+import fcntl
+import json
+import logging
+import os
 import platform
+import pwd
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Dice, SystemDice
-from oncebridge.errors import StoreUnavailable
+from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
+from oncebridge.base.formatting import iso_time
+from oncebridge.base.private_files import open_private, sync_directory
+from oncebridge.errors import ConfigError, StoreUnavailable
 from oncebridge.events.key import Part, make_key
-from oncebridge.operate.operator_log_file import AuditTrail, who
 from oncebridge.stores.api import Claim, NoAnswer, Record, Release, Reply, Store, Want
 
+_log = logging.getLogger("oncebridge")
 MOST_ACTS: Final = 20
 MOST_BYTES: Final = 2048
 KEPT_MS: Final = 90 * 24 * 3600 * 1000
@@ -45,7 +53,7 @@ _LONGEST_USER: Final = 60
 _NOTHING: Final[Mapping[bytes, bytes]] = {}
 
 
-class Act(Struct, frozen=True, array_like=True):
+class OperatorAction(Struct, frozen=True, array_like=True):
     """What somebody did by hand."""
 
     name: str
@@ -67,19 +75,19 @@ class Act(Struct, frozen=True, array_like=True):
         """Return whether it was done to the event that has *content* under the key, or may be."""
         if not self.of or not content:
             return not surely
-        return self.of == _in_short(content)
+        return self.of == _content_prefix(content)
 
 
-class Acts(Struct, frozen=True, omit_defaults=True):
+class OperatorActions(Struct, frozen=True, omit_defaults=True):
     """A trail as it stands in a record: an object, which no other memo is."""
 
-    acts: tuple[Act, ...] = ()
+    acts: tuple[OperatorAction, ...] = ()
     """The latest last."""
     before: int = 0
     """How many there were before, that are not kept any more."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Acts":
+    def read(cls, memo: bytes) -> "OperatorActions":
         """Read a trail; of one that cannot be read it is known that it was there."""
         try:
             return _read(memo) if memo else cls()
@@ -89,58 +97,58 @@ class Acts(Struct, frozen=True, omit_defaults=True):
     def write(self) -> bytes:
         return _write(self)
 
-    def and_(self, act: Act) -> "Acts":
+    def with_action(self, act: OperatorAction) -> "OperatorActions":
         """Add *act*, and let the oldest go where there is no more room."""
         acts, before = (*self.acts, act), self.before
         while len(acts) > 1 and (len(acts) > MOST_ACTS or len(_write(acts)) > MOST_BYTES - 50):
             acts, before = acts[1:], before + 1
-        return Acts(acts, before)
+        return OperatorActions(acts, before)
 
 
-_read = msgspec.json.Decoder(Acts).decode
+_read = msgspec.json.Decoder(OperatorActions).decode
 _write = msgspec.json.Encoder().encode
 
 
 # --- reading ------------------------------------------------------------------------------
 
 
-def of_event(key: bytes) -> bytes:
+def event_log_key(key: bytes) -> bytes:
     """Name the record that has the trail of an event's *key*."""
     return make_key("", _KIND, "", "", (key,))
 
 
-def of_route(route: str) -> bytes:
+def route_log_key(route: str) -> bytes:
     """Name the record that has the trail of *route* itself."""
     return make_key(route, _KIND, "", "", ())
 
 
-def is_trail(record: Record) -> bool:
+def is_operator_log(record: Record) -> bool:
     """Return whether a record is a trail, by its memo."""
     return record.fate is None and record.memo.startswith(b'{"acts":')
 
 
-async def read(store: Store, names: Sequence[bytes]) -> dict[bytes, Acts]:
+async def read(store: Store, names: Sequence[bytes]) -> dict[bytes, OperatorActions]:
     """Read trails by the names of their records; those that are there."""
     distinct = list(dict.fromkeys(names))
     records = await store.peek(distinct) if distinct else []
     return {
-        record.key: Acts.read(record.memo)
+        record.key: OperatorActions.read(record.memo)
         for record in records
         if record is not None and record.fate is None and record.memo
     }
 
 
-def merged(trails: Sequence[Acts]) -> Acts:
+def merged(trails: Sequence[OperatorActions]) -> OperatorActions:
     """Put the trails of one event's keys together, each act once, in the order of time."""
     acts = {act.name: act for trail in trails for act in trail.acts}
     before = max([trail.before for trail in trails], default=0)
-    return Acts(tuple(sorted(acts.values(), key=lambda act: act.at_ms)), before)
+    return OperatorActions(tuple(sorted(acts.values(), key=lambda act: act.at_ms)), before)
 
 
 # --- writing ------------------------------------------------------------------------------
 
 
-class StoreTrail:
+class StoreOperatorLog:
     """Write acts down in *store*, which is open."""
 
     def __init__(self, store: Store, *, dice: Dice | None = None, by: str | None = None) -> None:
@@ -163,7 +171,7 @@ class StoreTrail:
         *contents* tell of the event what it has there, by the same names.
         Raises `StoreUnavailable` where it cannot be written. It may stand in some of them then.
         """
-        act = Act(
+        act = OperatorAction(
             self._dice.tokens(1)[0][:6].hex(),
             0,
             _short(self._by or who(), _LONGEST_NAME),
@@ -172,9 +180,11 @@ class StoreTrail:
             _short(reason, _LONGEST_REASON),
         )
         found = {name: contents.get(name, b"") for name in names}
-        await self._write({name: replace(act, of=_in_short(one)) for name, one in found.items()})
+        await self._write(
+            {name: replace(act, of=_content_prefix(one)) for name, one in found.items()}
+        )
 
-    async def _write(self, left: dict[bytes, Act]) -> None:
+    async def _write(self, left: dict[bytes, OperatorAction]) -> None:
         now_s = asyncio.get_running_loop().time
         ends = now_s() + _PATIENCE_S
         for pause_s in chain(_LOOK_AGAIN_S, repeat(_LOOK_AGAIN_S[-1])):
@@ -190,7 +200,7 @@ class StoreTrail:
                 )
             await asyncio.sleep(pause_s * (0.5 + self._dice.fraction()))
 
-    async def _round(self, left: dict[bytes, Act]) -> str:
+    async def _round(self, left: dict[bytes, OperatorAction]) -> str:
         """Write what can be written now, and tell what keeps the rest."""
         answers = dict(zip(left, await self._store.claim(self._wants(left)), strict=True))
         releases = [
@@ -205,21 +215,21 @@ class StoreTrail:
         reasons = [answer.reason for answer in answers.values() if isinstance(answer, NoAnswer)]
         return reasons[0] if reasons else "others keep writing there"
 
-    def _wants(self, left: Mapping[bytes, Act]) -> list[Want]:
+    def _wants(self, left: Mapping[bytes, OperatorAction]) -> list[Want]:
         # Fresh for each try: a release that is under way still must not touch a later hold.
         drawn = iter(self._dice.tokens(2 * len(left)))
         return [Want((Part(name),), next(drawn), next(drawn), _LEASE_MS, KEPT_MS) for name in left]
 
 
-def _release(name: bytes, claim: Claim, act: Act) -> Release:
+def _release(name: bytes, claim: Claim, act: OperatorAction) -> Release:
     """Hand a trail back with *act* in it; it is there already if an answer was lost."""
-    acts = Acts.read(claim.held[0].memo)
+    acts = OperatorActions.read(claim.held[0].memo)
     is_there = any(other.name == act.name for other in acts.acts)
-    memo = None if is_there else acts.and_(replace(act, at_ms=claim.now_ms)).write()
+    memo = None if is_there else acts.with_action(replace(act, at_ms=claim.now_ms)).write()
     return Release(name, claim.token, 0, KEPT_MS, memo, unsent=True)
 
 
-def _in_short(content: bytes) -> str:
+def _content_prefix(content: bytes) -> str:
     return content[:6].hex()
 
 
@@ -233,7 +243,67 @@ def _short(text: str, most: int) -> str:
     return text[:most].encode("utf-8", "replace").decode()
 
 
-class Trails:
+# --- in a file ----------------------------------------------------------------------------
+
+
+class AuditFile:
+    """Append to the file at *path*; without one, the log alone has it."""
+
+    def __init__(self, path: str | None, *, clock: Clock = system_clock) -> None:
+        self._path = path
+        self._clock = clock
+
+    def write(self, verb: str, **facts: object) -> None:
+        """Write down that *verb* is about to be done; durable when this returns."""
+        told = {"user": _user(), "host": platform.node(), "verb": verb, **facts}
+        if self._path is not None:
+            self._append(self._path, {"time": iso_time(self._clock()), **told})
+        _log.warning("oncebridge.audit", extra=told)
+
+    def _append(self, path: str, line: dict[str, object]) -> None:
+        text = json.dumps(line).encode() + b"\n"
+        try:
+            file, _ = open_private(Path(path), os.O_RDWR | os.O_APPEND, mode=0o640)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # or we might see half of another's line
+                size = os.fstat(file).st_size
+                if size and os.pread(file, 1, size - 1) != b"\n":
+                    text = b"\n" + text  # a line was cut short; it stays on its own
+                _write_all(file, text)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            if not size:
+                sync_directory(Path(path).parent)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise ConfigError(
+                "audit", f"{path}: cannot be written ({why}), so nothing was done"
+            ) from None
+
+
+def who() -> str:
+    """Name whoever runs this process, and where."""
+    return f"{_user()}@{platform.node()}"
+
+
+def _user() -> str:
+    # By the number of the process's owner: the environment says whatever it was told.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
+
+
+def _write_all(file: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(file, text) :]
+
+
+# --- everywhere ---------------------------------------------------------------------------
+
+
+class OperatorLog:
     """
     All the places where an act is written down before it begins: file, log and store.
 
@@ -244,7 +314,7 @@ class Trails:
 
     def __init__(
         self,
-        audit: AuditTrail,
+        audit: AuditFile,
         store: Store | None,
         *,
         reason: str = "",
@@ -252,7 +322,7 @@ class Trails:
     ) -> None:
         self._audit = audit
         by = None if user is None else f"{_named(user)} (dashboard on {platform.node()})"
-        self._store = StoreTrail(store, by=by) if store is not None else None
+        self._store = StoreOperatorLog(store, by=by) if store is not None else None
         self._facts: dict[str, object] = {}
         if user is not None:
             self._facts = {"user": _named(user), "via": "dashboard"}
@@ -284,14 +354,14 @@ class Trails:
             return
         route = routes[0] if len(routes) == 1 else ""
         if keys:
-            contents = {of_event(key): content for key, content in keys.items()}
+            contents = {event_log_key(key): content for key, content in keys.items()}
             await self._store.write(
                 verb, contents, route=route, reason=self._reason, contents=contents
             )
             return
         unkeyed = [name for name in routes if name and (verb, name) not in self._told]
         if unkeyed:
-            names = [of_route(name) for name in unkeyed]
+            names = [route_log_key(name) for name in unkeyed]
             await self._store.write(verb, names, route=route, reason=self._reason)
             self._told.update((verb, name) for name in unkeyed)
 
@@ -300,5 +370,5 @@ class Trails:
         facts = {"reason": self._reason} if self._reason else {}
         self._audit.write(verb, routes=list(routes), **self._facts, **facts)
         if self._store is not None:
-            names = [of_route(route) for route in routes]
+            names = [route_log_key(route) for route in routes]
             await self._store.write(verb, names, reason=self._reason)

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from msgspec import Struct
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.operate.explain.judgement import Standing
+from oncebridge.operate.explain.expected_verdict import RecordStatus
 from oncebridge.stores.api import NoAnswer, Release, Reply, Store
 
 
 class Released(Struct, frozen=True):
     """What became of one key."""
 
-    standing: Standing
+    standing: RecordStatus
     """How it stood when it was looked at."""
     gone: bool = False
     """It was held, and is not any more."""
@@ -30,27 +30,27 @@ class Released(Struct, frozen=True):
     @property
     def has_changed(self) -> bool:
         """Return whether it was held, and something else happened to it in between."""
-        return can_go(self.standing) and not self.gone
+        return can_release(self.standing) and not self.gone
 
 
-async def look(store: Store, own: Mapping[bytes, bytes]) -> list[Standing]:
+async def read_statuses(store: Store, own: Mapping[bytes, bytes]) -> list[RecordStatus]:
     """Return how the records of an event stand, by its keys and what it has there."""
     keys = list(own)
     records = await store.peek(keys)
     now_ms = await store.now_ms()
     return [
-        Standing.of(key, record, now_ms, own) for key, record in zip(keys, records, strict=True)
+        RecordStatus.of(key, record, now_ms, own) for key, record in zip(keys, records, strict=True)
     ]
 
 
-def can_go(standing: Standing) -> bool:
+def can_release(standing: RecordStatus) -> bool:
     """Return whether a worker holds it, and it is what was asked for."""
     return standing.is_held and not standing.is_others
 
 
 async def release(
     store: Store,
-    standings: Sequence[Standing],
+    standings: Sequence[RecordStatus],
     *,
     registers: Collection[bytes] = (),
     before: Callable[[Mapping[bytes, bytes]], Awaitable[None]],
@@ -61,11 +61,13 @@ async def release(
     *registers* are entities', whose attempts do not count. *before* is told the keys that are
     about to be let go of, with what stands there.
     """
-    held = [standing for standing in standings if can_go(standing)]
+    held = [standing for standing in standings if can_release(standing)]
     gone: set[bytes] = set()
     if held:
         await before({s.key: s.record.hash for s in held if s.record is not None})
-        asked = [_asked(standing, is_register=standing.key in registers) for standing in held]
+        asked = [
+            _release_request(standing, is_register=standing.key in registers) for standing in held
+        ]
         for one, answer in zip(asked, await store.release(asked), strict=True):
             if isinstance(answer, NoAnswer):
                 raise StoreUnavailable(answer.reason)
@@ -74,7 +76,7 @@ async def release(
     return [Released(standing, standing.key in gone) for standing in standings]
 
 
-def _asked(standing: Standing, *, is_register: bool) -> Release:
+def _release_request(standing: RecordStatus, *, is_register: bool) -> Release:
     record = standing.record
     assert record is not None  # noqa: S101 - it is held
     # The memo stays: whoever takes the event next sees that an attempt has left no word.

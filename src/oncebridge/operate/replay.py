@@ -22,21 +22,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.router import Answer, Router, Way
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event
-from oncebridge.operate.explain.judgement import contents, is_its, touched
+from oncebridge.operate.explain.expected_verdict import belongs_to_event, contents, touched
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.operator_log import Trails
+from oncebridge.operate.operator_log import OperatorLog
 from oncebridge.service.config import Setup
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import Fate, Record, Store
 
 _PAGE = 100
 
 
-class Choice(Struct, frozen=True):
+class DeadLetterFilter(Struct, frozen=True):
     """Which letters are meant: by number, or all that have the same reason and route."""
 
     numbers: tuple[int, ...] = ()
@@ -54,7 +54,7 @@ class Choice(Struct, frozen=True):
         )
 
 
-async def select(dead: DeadLetters, choice: Choice) -> AsyncIterator[DeadLetter]:
+async def select(dead: DeadLetters, choice: DeadLetterFilter) -> AsyncIterator[DeadLetter]:
     """Read the letters that are meant, oldest first; they may be dropped meanwhile."""
     if choice.numbers:
         for number in sorted(set(choice.numbers)):
@@ -81,7 +81,7 @@ class Replayed(Struct, frozen=True):
     reason: str = ""
 
     @property
-    def is_well(self) -> bool:
+    def is_resolved(self) -> bool:
         """Return whether nobody has to look at it again."""
         return self.gone and self.verdict is not Verdict.DEAD
 
@@ -93,7 +93,7 @@ class Replayed(Struct, frozen=True):
         return "kept" if not self.gone else self.verdict.value if self.verdict else "gone"
 
 
-class Redrive:
+class Replayer:
     """
     Replay dead letters through *router*, which is open.
 
@@ -132,12 +132,12 @@ class Redrive:
         done: dict[int, Replayed] = {}
         if self._to is not None:
             letters = [self._moved(letter, self._to) for letter in letters]
-        ready = await self._that_can_go(letters, done)
+        ready = await self._without_paused_routes(letters, done)
         if ready:
             await self._before(ready)
         ready = await self._not_delivered_since(ready, done)
         ready = await self._forgotten(ready, done)
-        for router, batch in self._sorted(ready):
+        for router, batch in self._by_router(ready):
             answers = await router.process([letter.raw for letter in batch], within=within)
             for letter, answer in zip(batch, answers, strict=True):
                 done[letter.number] = _replayed(letter, answer)
@@ -157,12 +157,12 @@ class Redrive:
         """Return the route that a letter goes to; None if it goes to all that its event matches."""
         return self._to or (letter.route if letter.rule else None)
 
-    async def _that_can_go(
+    async def _without_paused_routes(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
         """Keep back what has no route any more, or one that is paused."""
         routes = list(self._ways)
-        states = await control.paused(self._store, routes)
+        states = await pauses.paused(self._store, routes)
         paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
         ready = []
         for letter in letters:
@@ -200,22 +200,22 @@ class Redrive:
 
     def _is_delivered(self, letter: DeadLetter, record: Record, now_ms: int) -> bool:
         """Return whether *record* proves that this event, and no other, was delivered."""
-        if record.fate is not Fate.DELIVERED or table.state(record, now_ms) != "done":
+        if record.fate is not Fate.DELIVERED or transitions.state(record, now_ms) != "done":
             return False
-        return is_its(record, self._own(letter))
+        return belongs_to_event(record, self._contents_of(letter))
 
     async def _forgotten(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
         """Forget that these events died; keep back what a worker holds."""
-        own = {letter.number: self._own(letter) for letter in letters}
+        own = {letter.number: self._contents_of(letter) for letter in letters}
         records = await self._look([key for each in own.values() for key in each])
         now_ms = await self._store.now_ms()
         ready = []
         gone: list[bytes] = []
         for letter in letters:
             there = [record for key in own[letter.number] if (record := records.get(key))]
-            held = [r for r in there if table.state(r, now_ms) == "claimed"]
+            held = [r for r in there if transitions.state(r, now_ms) == "claimed"]
             if held:
                 left_s = max(record.until_ms - now_ms for record in held) / 1000
                 why = f"held, or waiting for its next attempt, for {left_s:.1f} s more"
@@ -224,7 +224,8 @@ class Redrive:
             gone += [
                 record.key
                 for record in there
-                if record.fate is not Fate.DELIVERED and is_its(record, own[letter.number])
+                if record.fate is not Fate.DELIVERED
+                and belongs_to_event(record, own[letter.number])
             ]
             ready.append(letter)
         if gone:
@@ -232,12 +233,12 @@ class Redrive:
         return ready
 
     async def _look(self, keys: Sequence[bytes]) -> dict[bytes, Record]:
-        return await _looked_at(self._store, keys)
+        return await _peek(self._store, keys)
 
-    def _own(self, letter: DeadLetter) -> dict[bytes, bytes]:
+    def _contents_of(self, letter: DeadLetter) -> dict[bytes, bytes]:
         return contents_of(letter, self._identities)
 
-    def _sorted(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
+    def _by_router(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
         """Bring each letter back to where it died; what had no route takes all that it matches."""
         batches: dict[str | None, list[DeadLetter]] = {}
         for letter in letters:
@@ -248,7 +249,7 @@ class Redrive:
 # --- dropping -----------------------------------------------------------------------------
 
 
-class Doomed(Struct, frozen=True):
+class LetterToDrop(Struct, frozen=True):
     """What has to be known of a letter to drop it, without what it holds."""
 
     number: int
@@ -258,12 +259,15 @@ class Doomed(Struct, frozen=True):
     """Every key of its event, with the content that it has there."""
 
     @classmethod
-    def of(cls, letter: DeadLetter, identities: Identities) -> "Doomed":
+    def of(cls, letter: DeadLetter, identities: Identities) -> "LetterToDrop":
         return cls(letter.number, letter.route, letter.key, contents_of(letter, identities))
 
 
 async def drop(
-    doomed: Sequence[Doomed], dead: DeadLetters, store: Store | None, trails: Trails
+    doomed: Sequence[LetterToDrop],
+    dead: DeadLetters,
+    store: Store | None,
+    operator_log: OperatorLog,
 ) -> int:
     """
     Drop letters for good, once that is written down, and tell how many were there.
@@ -275,27 +279,29 @@ async def drop(
         keys = await keys_of(owns, store)
     else:
         keys = {key: one for own in owns for key, one in own.items()}
-    await _write(trails, "drop", doomed, keys)
+    await _write(operator_log, "drop", doomed, keys)
     return await dead.drop([each.number for each in doomed])
 
 
 # --- the trail ----------------------------------------------------------------------------
 
 
-async def write_replay(setup: Setup, trails: Trails, letters: Sequence[DeadLetter]) -> None:
+async def write_replay(
+    setup: Setup, operator_log: OperatorLog, letters: Sequence[DeadLetter]
+) -> None:
     """Write down that *letters* are about to be replayed."""
     identities = Identities(setup)
     owns = [contents_of(letter, identities) for letter in letters]
-    await _write(trails, "replay", letters, await keys_of(owns, setup.config.store.opened))
+    await _write(operator_log, "replay", letters, await keys_of(owns, setup.config.store.opened))
 
 
 async def _write(
-    trails: Trails,
+    operator_log: OperatorLog,
     verb: str,
-    letters: Sequence[DeadLetter] | Sequence[Doomed],
+    letters: Sequence[DeadLetter] | Sequence[LetterToDrop],
     keys: Mapping[bytes, bytes],
 ) -> None:
-    await trails.write(
+    await operator_log.write(
         f"dead {verb}",
         routes=sorted({letter.route for letter in letters}),
         numbers=[letter.number for letter in letters],
@@ -315,11 +321,11 @@ def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes
 
 async def keys_of(owns: Sequence[Mapping[bytes, bytes]], store: Store) -> dict[bytes, bytes]:
     """Put the contents of events together, without what other events have under their keys."""
-    found = await _looked_at(store, [key for own in owns for key in own])
+    found = await _peek(store, [key for own in owns for key in own])
     return {key: one for own in owns for key, one in touched(own, found).items()}
 
 
-async def _looked_at(store: Store, keys: Sequence[bytes]) -> dict[bytes, Record]:
+async def _peek(store: Store, keys: Sequence[bytes]) -> dict[bytes, Record]:
     keys = list(dict.fromkeys(keys))
     found = await store.peek(keys) if keys else []
     return {record.key: record for record in found if record is not None}

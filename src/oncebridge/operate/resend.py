@@ -22,8 +22,14 @@ from msgspec import Struct
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.events.event import Event
-from oncebridge.operate.explain.judgement import ENDED, Look, Standing, contents, held
-from oncebridge.operate.identity import Identity
+from oncebridge.operate.explain.expected_verdict import (
+    ENDED,
+    RecordStatus,
+    RecordView,
+    contents,
+    held,
+)
+from oncebridge.operate.identity import RouteIdentity
 from oncebridge.stores.api import Fate, Store
 
 _REFUSED = {
@@ -40,11 +46,11 @@ _OUTDATED = {
 }
 
 
-class Intent(Struct, frozen=True):
+class ResendPlan(Struct, frozen=True):
     """What would be done about one event on one route."""
 
     event: Event
-    way: Identity
+    way: RouteIdentity
     why_not: str = ""
     """Empty: it can be sent."""
     was: Fate | None = None
@@ -67,7 +73,7 @@ class Intent(Struct, frozen=True):
 class Resent(Struct, frozen=True):
     """What became of one event on one route."""
 
-    intent: Intent
+    intent: ResendPlan
     outcome: Outcome | None = None
     """None where it was not brought to the gateway."""
     why_not: str = ""
@@ -78,22 +84,24 @@ class Resent(Struct, frozen=True):
         return self.outcome is not None and self.outcome.forwarded
 
 
-async def intend(store: Store, asked: Sequence[tuple[Event, Identity]]) -> list[Intent]:
+async def plan_resends(
+    store: Store, asked: Sequence[tuple[Event, RouteIdentity]]
+) -> list[ResendPlan]:
     """Look what stands against sending each event on its route; nothing is changed."""
-    look = Look(store)
+    look = RecordView(store)
     paused = await look.prepare([way for _, way in asked])
     return [_intent(look, event, way, paused) for event, way in asked]
 
 
-def _intent(look: Look, event: Event, way: Identity, paused: set[str]) -> Intent:
+def _intent(look: RecordView, event: Event, way: RouteIdentity, paused: set[str]) -> ResendPlan:
     plan = way.plan
     own = contents(way)
     standings = [look.standing(key, own) for key in own]
     there = [s.record for s in standings if s.record and not s.is_others]
     was = next((r.fate for r in reversed(there) if r.fate is not None), None)
 
-    def refused(why: str) -> Intent:
-        return Intent(event, way, why, was)
+    def refused(why: str) -> ResendPlan:
+        return ResendPlan(event, way, why, was)
 
     if plan.action in _REFUSED:
         return refused(plan.message or _REFUSED[plan.action])
@@ -112,10 +120,10 @@ def _intent(look: Look, event: Event, way: Identity, paused: set[str]) -> Intent
     if outdated in _OUTDATED:
         return refused(_OUTDATED[outdated])
     forgets = tuple(record.key for record in there)
-    return Intent(event, way, "", was, forgets, look.touched(way))
+    return ResendPlan(event, way, "", was, forgets, look.touched(way))
 
 
-def _is_dropped_as_conflict(way: Identity, standings: Sequence[Standing]) -> bool:
+def _is_dropped_as_conflict(way: RouteIdentity, standings: Sequence[RecordStatus]) -> bool:
     """Return whether another event stands under its key, and its rule does not send it then."""
     is_shadow = way.route.settings.mode == "shadow"
     return (
@@ -125,7 +133,7 @@ def _is_dropped_as_conflict(way: Identity, standings: Sequence[Standing]) -> boo
     )
 
 
-class Resend:
+class Resender:
     """
     Send events again through *gateways*, which are open, by the names of their routes.
 
@@ -137,16 +145,16 @@ class Resend:
         store: Store,
         gateways: Mapping[str, Gateway],
         *,
-        before: Callable[[Intent], Awaitable[None]],
+        before: Callable[[ResendPlan], Awaitable[None]],
     ) -> None:
         self._store = store
         self._gateways = gateways
         self._before = before
 
-    async def send(self, event: Event, way: Identity) -> Resent:
+    async def send(self, event: Event, way: RouteIdentity) -> Resent:
         """Take one event through all steps on one route."""
         # Again, as somebody may have thought about it for a while.
-        (intent,) = await intend(self._store, [(event, way)])
+        (intent,) = await plan_resends(self._store, [(event, way)])
         if intent.why_not:
             return Resent(intent, why_not=intent.why_not)
         await self._before(intent)

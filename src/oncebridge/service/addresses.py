@@ -12,10 +12,12 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
+from oncebridge.base.line_files import path_of
 from oncebridge.base.options import (
     Problems,
     Text,
@@ -84,7 +86,7 @@ def _package(point: EntryPoint) -> str:
     return f"{name}[{','.join(point.extras)}]" if point.extras else name
 
 
-class Place(Struct, frozen=True):
+class BackendAddress(Struct, frozen=True):
     """One address of the configuration, with its options and what it opens."""
 
     url: Address
@@ -164,7 +166,7 @@ class Place(Struct, frozen=True):
         return self.reference or masked(self.url)
 
 
-class SourcePlace(Place, frozen=True):
+class SourcePlace(BackendAddress, frozen=True):
     """Where events come from."""
 
     group: ClassVar[str] = "oncebridge.sources"
@@ -175,19 +177,19 @@ class SourcePlace(Place, frozen=True):
         return self.reference or getattr(self.opened, "url", "") or masked(self.url)
 
 
-class StorePlace(Place, frozen=True):
+class StorePlace(BackendAddress, frozen=True):
     """Where it is remembered what was passed on."""
 
     group: ClassVar[str] = "oncebridge.stores"
 
 
-class SinkPlace(Place, frozen=True):
+class SinkPlace(BackendAddress, frozen=True):
     """Where events go."""
 
     group: ClassVar[str] = "oncebridge.sinks"
 
 
-class DeadPlace(Place, frozen=True):
+class DeadPlace(BackendAddress, frozen=True):
     """Where events go that can never succeed."""
 
     group: ClassVar[str] = "oncebridge.dead_letters"
@@ -227,3 +229,33 @@ def as_table(value: Any) -> Any:
 def scheme_of(url: str) -> str:
     """Name the scheme of an address; `-` is standard input or output."""
     return "-" if url == "-" else url.partition(":")[0].lower()
+
+
+# --- whether a command can reach what the service uses --------------------------------------
+
+
+def is_missing(place: BackendAddress) -> bool:
+    """Return whether *place* is a file that does not exist yet, or is still empty."""
+    match scheme_of(place.url):
+        case "sqlite":
+            path = Path(place.url.partition(":")[2])
+        case "file":
+            path = Path(path_of(place.url))
+        case _:
+            return False
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
+
+
+def is_out_of_reach(place: BackendAddress) -> bool:
+    """Return whether *place* is in the memory of the running service."""
+    return scheme_of(place.url) == "memory"
+
+
+def refuse_memory(place: BackendAddress, what: str) -> None:
+    """Raise `ConfigError` if *place* is in memory; *what* is the name of its setting."""
+    if is_out_of_reach(place):
+        raise ConfigError(
+            what,
+            f"{place} is inside the memory of the running service, and no other process can read it; "
+            "use one on disk, such as sqlite:PATH",
+        )

@@ -38,15 +38,15 @@ from oncebridge.events.exact_float import read_decimal
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, RuleOptions, RuleSet
 from oncebridge.service.addresses import (
+    BackendAddress,
     DeadPlace,
-    Place,
     SinkPlace,
     SourcePlace,
     StorePlace,
     as_table,
     extension,
 )
-from oncebridge.service.dashboard_safety import exposure, mistakes
+from oncebridge.service.dashboard_checks import dashboard_errors, exposure_error
 from oncebridge.service.genesys_options import GenesysOptions
 
 PREFIX = "ONCEBRIDGE_"
@@ -381,8 +381,8 @@ def _load(
     for setting in settings_of(Config):
         if _is_place(setting) and setting.default:
             table.setdefault(setting.name, setting.default)
-    _put_all(table, _from_environment(environment), problems)
-    _put_all(table, _from_flags(flags), problems)
+    _apply_overrides(table, _from_environment(environment), problems)
+    _apply_overrides(table, _from_flags(flags), problems)
     if not with_source:
         table["source"] = []
     values, flawed = read_values(Config, table, "", problems)
@@ -458,14 +458,14 @@ def _from_flags(flags: Mapping[str, str]) -> _Given:
         yield name.split("."), Text.of(text, flag)
 
 
-def _put_all(table: dict[str, Any], given: _Given, problems: Problems) -> None:
+def _apply_overrides(table: dict[str, Any], given: _Given, problems: Problems) -> None:
     """Lay values over the table: first addresses, then what stands below them."""
     for path, value in sorted(given, key=lambda one: len(one[0])):
         with problems.caught():
-            _put(table, path, value)
+            _apply_override(table, path, value)
 
 
-def _put(table: dict[str, Any], path: list[str], value: Text) -> None:
+def _apply_override(table: dict[str, Any], path: list[str], value: Text) -> None:
     """Lay one value over the table; below an address, its table of options is meant."""
     *above, last = path
     top = {setting.name: setting for setting in settings_of(Config)}
@@ -497,7 +497,7 @@ def _is_table(setting: Setting) -> bool:
 def _is_place(setting: Setting) -> bool:
     kinds = getattr(setting.kind, "__args__", (setting.kind,))
     return any(
-        isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Place)
+        isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, BackendAddress)
         for kind in kinds
     )
 
@@ -520,7 +520,7 @@ def _routes(
     common = _rules(config.rules, "rules", table.get("rules"), config, problems)
     common += [("", rule) for rule in preset]
     routes = []
-    for at, route in enumerate(_ways(config, table, flawed, problems)):
+    for at, route in enumerate(_route_options(config, table, flawed, problems)):
         place = f"routes[{at}]." if config.routes else ""
         written = table["routes"][at] if config.routes else {}
         if route is None:
@@ -562,7 +562,7 @@ def _guards(config: Config, problems: Problems) -> list[Rule]:
     return []
 
 
-def _ways(
+def _route_options(
     config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
 ) -> Sequence[RouteOptions | None]:
     """List the routes of the file, or make the only one of its sink."""
@@ -640,11 +640,11 @@ def _check_names(table: Mapping[str, Any], preset: Sequence[Rule], problems: Pro
     """Find names that are given twice, whatever else is wrong with their rules and routes."""
     written = table.get("routes")
     routes = written if isinstance(written, list) else []
-    _check_twice("routes", _names(routes, "routes"), problems)
+    _check_unique("routes", _names(routes, "routes"), problems)
     common = _names(table.get("rules"), "rules") + [("", rule.name) for rule in preset]
     for at, route in enumerate(routes or [{}]):
         own = route.get("rules") if isinstance(route, Mapping) else None
-        _check_twice("rules", _names(own, f"routes[{at}].rules") + common, problems)
+        _check_unique("rules", _names(own, f"routes[{at}].rules") + common, problems)
 
 
 def _names(written: Any, where: str) -> list[tuple[str, str]]:
@@ -655,7 +655,7 @@ def _names(written: Any, where: str) -> list[tuple[str, str]]:
     ]
 
 
-def _check_twice(what: str, named: list[tuple[str, str]], problems: Problems) -> None:
+def _check_unique(what: str, named: list[tuple[str, str]], problems: Problems) -> None:
     seen: dict[str, str] = {}
     for place, name in named:
         if name in seen:
@@ -699,14 +699,14 @@ def _check_entity(rule: Rule, place: str, problems: Problems, *, ordered: bool =
 def _check_dashboard(
     config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
 ) -> None:
-    found = [*mistakes(config)]
-    open_to_all = exposure(config)
+    found = [*dashboard_errors(config)]
+    open_to_all = exposure_error(config)
     # What lets people in may be there, and only be written wrongly.
     if open_to_all is not None and not flawed & {"dashboard_token", "dashboard_user_header"}:
         found.append(open_to_all)
-    for mistake in found:
-        name, bracket, rest = mistake.where.partition("[")
-        problems.add(f"{origin(table.get(name), name)}{bracket}{rest}", mistake.message)
+    for error in found:
+        name, bracket, rest = error.where.partition("[")
+        problems.add(f"{origin(table.get(name), name)}{bracket}{rest}", error.message)
 
 
 def _address(given: Any) -> Any:

@@ -53,7 +53,7 @@ def mask_of(config: Config) -> Mask:
     return Mask(config.mask, shape_only=not config.dashboard_payloads)
 
 
-class Watch:
+class Monitor:
     """
     Look on, for a service.
 
@@ -65,7 +65,7 @@ class Watch:
         config: Config,
         store: Store,
         *,
-        look: Callable[["Watch"], State],
+        look: Callable[["Monitor"], State],
         books: Callable[[], Mapping[str, Books]],
         rules: Mapping[str, Sequence[Rule]],
         clock: Clock,

@@ -16,10 +16,16 @@ from msgspec import Struct
 from oncebridge.base.options import Setting, bounds, form, schema, settings_of, written
 from oncebridge.base.secrets import ADDRESS_REFERENCE
 from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
-from oncebridge.service.addresses import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
+from oncebridge.service.addresses import (
+    BackendAddress,
+    DeadPlace,
+    SinkPlace,
+    SourcePlace,
+    StorePlace,
+)
 from oncebridge.service.config import PREFIX, Config, RouteOptions
 
-_PLACES: Final[dict[str, type[Place]]] = {
+_PLACES: Final[dict[str, type[BackendAddress]]] = {
     "source": SourcePlace,
     "store": StorePlace,
     "sink": SinkPlace,
@@ -56,7 +62,7 @@ def _notes(described: dict[str, Any]) -> dict[str, Any]:
     return {name: described[name] for name in ("description", "default") if name in described}
 
 
-def _place(kind: type[Place]) -> dict[str, Any]:
+def _place(kind: type[BackendAddress]) -> dict[str, Any]:
     """Describe an address: bare, or in a table with the options of its scheme."""
     tables = []
     everything: list[str] = []
@@ -83,7 +89,7 @@ def _pattern(schemes: Sequence[str]) -> str:
     return "|".join(["^-$" if scheme == "-" else f"^{scheme}:" for scheme in schemes])
 
 
-def _backends(kind: type[Place]) -> list[tuple[list[str], type[Struct] | None]]:
+def _backends(kind: type[BackendAddress]) -> list[tuple[list[str], type[Struct] | None]]:
     """List what is installed: the schemes that share their options, and the options."""
     options = kind.option_kinds()
     found: dict[type[Struct] | str, list[str]] = {}
@@ -227,7 +233,9 @@ def _item(setting: Setting) -> Any:
 
 def _struct(setting: Setting) -> type[Struct] | None:
     kind = _item(setting) or setting.kind
-    is_struct = isinstance(kind, type) and issubclass(kind, Struct) and not issubclass(kind, Place)
+    is_struct = (
+        isinstance(kind, type) and issubclass(kind, Struct) and not issubclass(kind, BackendAddress)
+    )
     return kind if is_struct else None
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from oncebridge import __version__
 from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.base.formatting import instant
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.counters import Books
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.hooks import Decision, Hook, Tracer, TripHook
@@ -32,7 +32,7 @@ from oncebridge.observe.report import RouteState, State
 from oncebridge.service.addresses import extension
 from oncebridge.service.config import Setup
 from oncebridge.service.epoch import Epoch
-from oncebridge.service.monitor import Watch
+from oncebridge.service.monitor import Monitor
 from oncebridge.sources.api import Host, Inbox, Source
 from oncebridge.sources.intake import Intake
 from oncebridge.sources.spool import Spool
@@ -123,7 +123,7 @@ class Service:
         self._is_closed = False
         self.store: Store = config.store.opened
         dice = dice or SystemDice()
-        self.watch = Watch(
+        self.monitor = Monitor(
             config,
             self.store,
             look=self._state,
@@ -136,9 +136,9 @@ class Service:
         debug = [_log_decision] if _log.isEnabledFor(logging.DEBUG) else []
         self.router = make_router(
             setup,
-            hooks=[self.watch.decided, *hooks, *debug],
-            trip_hooks=[self.watch.travelled],
-            tracer=self.watch.tracer,
+            hooks=[self.monitor.decided, *hooks, *debug],
+            trip_hooks=[self.monitor.travelled],
+            tracer=self.monitor.tracer,
             clock=clock,
         )
         self._keys = {one.route: one.rules.key_fingerprint() for one in self.router.gateways}
@@ -155,7 +155,7 @@ class Service:
             clock,
             dice,
             lambda: self._is_open,
-            self.watch.context,
+            self.monitor.context,
         )
         self._listeners = self._make_listeners() if config.health or config.metrics else []
         self._dashboard = self._make_dashboard() if config.dashboard else None
@@ -177,21 +177,21 @@ class Service:
         from oncebridge.observe.health import listeners  # noqa: PLC0415 - most need no server here
 
         config = self._setup.config
-        return listeners(config.health, config.metrics, self._not_ready, self.watch.report)
+        return listeners(config.health, config.metrics, self._not_ready, self.monitor.report)
 
     def _make_dashboard(self) -> Dashboard:
         make = extension("oncebridge.dashboards", "pages", "dashboard")
-        made: Dashboard = make(self._setup, self.store, self.router, self.watch)
+        made: Dashboard = make(self._setup, self.store, self.router, self.monitor)
         return made
 
-    def _state(self, watch: Watch) -> State:
+    def _state(self, monitor: Monitor) -> State:
         """Return how this worker is right now."""
         return State(
-            name=watch.name,
+            name=monitor.name,
             host=platform.node(),
             pid=os.getpid(),
             version=__version__,
-            started_ms=watch.started_ms,
+            started_ms=monitor.started_ms,
             at_ms=self._clock(),
             ended=self._is_closed,
             sources=tuple(map(str, self._setup.config.source)),
@@ -210,10 +210,10 @@ class Service:
                 )
                 for gateway, route in zip(self.router.gateways, self._setup.routes, strict=True)
             },
-            store=replace(watch.vitals, records_lost_ms=self._records_lost_ms()),
+            store=replace(monitor.vitals, records_lost_ms=self._records_lost_ms()),
             spooled=self.spool.depth if self.spool is not None else None,
             not_ready=tuple(self._not_ready()),
-            history=watch.recorder.pages if watch.recorder is not None else 0,
+            history=monitor.recorder.pages if monitor.recorder is not None else 0,
         )
 
     def _not_ready(self) -> list[str]:
@@ -269,14 +269,14 @@ class Service:
             await self._dashboard.open()
         for source in self._all_sources:
             await source.open(self._host)
-        self.watch.open()
+        self.monitor.open()
         self._keepers = [
             asyncio.create_task(self._keep(every_s, work))
             for every_s, work in (
                 (_LOOK_S, self._open_late),
                 (_PURGE_S, self._purge),
                 (_LOOK_S, self._look_for_pauses),
-                (_MEASURE_S if self.watch.is_charged else _LOOK_S, self._look_at_epoch),
+                (_MEASURE_S if self.monitor.is_charged else _LOOK_S, self._look_at_epoch),
                 (_LOOK_S, self._look_for_gone),
                 (_LOOK_S, self._tell),
                 (_RECORD_S, self._record),
@@ -330,7 +330,7 @@ class Service:
             failures += await asyncio.gather(source.aclose(), return_exceptions=True)
         self._tell_now()
         self._is_closed = True
-        await self._end_watch()
+        await self._close_monitor()
         if self._dashboard is not None:
             await self._dashboard.aclose()
         await self.router.aclose()
@@ -351,12 +351,12 @@ class Service:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
-    async def _end_watch(self) -> None:
+    async def _close_monitor(self) -> None:
         try:
             # What never came to run has nothing to tell, and may have no store to tell it to.
             has_run = self._is_open and bool(self._keepers)
             async with asyncio.timeout(_LEAVE_S):
-                await self.watch.aclose(has_run=has_run)
+                await self.monitor.aclose(has_run=has_run)
         except Exception as error:  # noqa: BLE001 - the rest has to be closed all the same
             # What it counted since it last told is only in the log now.
             _log.warning("oncebridge.not_told", extra={"error": type(error).__name__})
@@ -405,14 +405,14 @@ class Service:
 
     async def _record(self) -> None:
         if self._is_open:
-            await self.watch.record()
+            await self.monitor.record()
 
     async def _measure(self) -> None:
-        await self.watch.measure(is_open=self._is_open)
+        await self.monitor.measure(is_open=self._is_open)
 
     async def _share(self) -> None:
         if self._is_open:
-            await self.watch.share()
+            await self.monitor.share()
 
     async def _look_at_epoch(self) -> None:
         """Notice that the store has lost its records, and count what is sent from then on."""
@@ -439,13 +439,13 @@ class Service:
 
     async def _compare(self) -> None:
         if self._is_open:
-            await self.watch.compare()
+            await self.monitor.compare()
 
     async def _look_for_pauses(self) -> None:
         if not self._is_open:
             return
         gateways = self.router.gateways
-        states = await control.paused(self.store, [gateway.route for gateway in gateways])
+        states = await pauses.paused(self.store, [gateway.route for gateway in gateways])
         for gateway, is_paused in zip(gateways, states, strict=True):
             if is_paused and not gateway.is_paused:
                 gateway.pause()

@@ -14,7 +14,7 @@ from oncebridge.base.secrets import is_at_aws
 from oncebridge.check.aws import ON_AWS
 from oncebridge.check.aws.account import Absent, Reader, Service, Unseen, Where
 from oncebridge.check.finding import Checkup, Severity
-from oncebridge.service.addresses import Place, scheme_of
+from oncebridge.service.addresses import BackendAddress, scheme_of
 from oncebridge.service.config import PREFIX, Setup
 
 _T = TypeVar("_T")
@@ -45,7 +45,7 @@ class Spot(Struct, frozen=True):
 def spots(setup: Setup) -> list[Spot]:
     """List what of the configuration is on AWS, each address once for each use."""
     config = setup.config
-    places: list[tuple[str, Place]] = [("source", place) for place in config.source]
+    places: list[tuple[str, BackendAddress]] = [("source", place) for place in config.source]
     places.append(("store", config.store))
     places += [("sink", route.sink) for route in setup.routes]
     places.append(("dead", config.dead))
@@ -57,7 +57,7 @@ def spots(setup: Setup) -> list[Spot]:
     return found
 
 
-def _spot(kind: str, place: Place) -> Spot | None:
+def _spot(kind: str, place: BackendAddress) -> Spot | None:
     options = place.options
     table = {"url": str(place.url)}
     for name in ("region", "fan_out"):

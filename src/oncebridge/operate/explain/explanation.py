@@ -1,7 +1,7 @@
 """
 What there is to tell about an event, or about a key, and how it is told to programs.
 
-`oncebridge.operate.explain.finding` finds it out, and `oncebridge.operate.explain.words` tells it to people.
+`oncebridge.operate.explain.explainer` finds it out, and `oncebridge.operate.explain.words` tells it to people.
 """
 
 from datetime import timedelta
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.base.durations import format_duration
+from oncebridge.base.formatting import iso_time
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.batch import first_arrival
 from oncebridge.engine.causes import Cause
@@ -18,10 +19,9 @@ from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.differences import Change
 from oncebridge.events.event import Event
 from oncebridge.events.exact_float import ExactFloat
-from oncebridge.operate.explain.judgement import Judged, Standing
-from oncebridge.operate.identity import Known
-from oncebridge.operate.operator_log import Act, Acts, is_trail
-from oncebridge.operate.operator_log_file import instant
+from oncebridge.operate.explain.expected_verdict import ExpectedVerdict, RecordStatus
+from oncebridge.operate.identity import EventKey
+from oncebridge.operate.operator_log import OperatorAction, OperatorActions, is_operator_log
 
 Action = Literal["deduplicate", "bypass", "discard", "dead"]
 
@@ -41,7 +41,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     scope: str = ""
     """What its rule takes for one source."""
     why: str = ""
-    keys: tuple[Known, ...] = ()
+    keys: tuple[EventKey, ...] = ()
     sent_as: bytes = b""
     """The `Idempotency-Key` that a receiver is sent."""
     entity_by: str = ""
@@ -51,18 +51,18 @@ class Explanation(Struct, frozen=True, kw_only=True):
     entity_key: bytes = b""
     version_by: str = ""
     version: Any = None
-    judged: Judged | None = None
+    judged: ExpectedVerdict | None = None
     """None where there is no store to ask."""
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[RecordStatus, ...] = ()
     """How the records stand: of each key, and of the entity where that is held."""
     letter: DeadLetter | None = None
     """Where it died, and the letter is still there."""
-    acts: Acts = Acts()
+    acts: OperatorActions = OperatorActions()
     """What was done to it by hand."""
-    entity_acts: Acts = Acts()
+    entity_acts: OperatorActions = OperatorActions()
     """What was done by hand to its entity, for whichever event."""
     paused: bool = False
-    paused_by: Act | None = None
+    paused_by: OperatorAction | None = None
     same_as: int | None = None
     """The line of the first event in this file that has one of the keys."""
     same_in: str = ""
@@ -83,7 +83,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         return None if self.changes is None else tuple(one.path for one in self.changes)
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> RecordStatus | None:
         """How the record stands by which it is known best: the last that there is."""
         there = [
             one
@@ -92,7 +92,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         ]
         return there[-1] if there else None
 
-    def standing_of(self, key: bytes) -> Standing | None:
+    def standing_of(self, key: bytes) -> RecordStatus | None:
         return next((one for one in self.standings if one.key == key), None)
 
     def as_json(self, *, canonical: bool = False) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
             told["paused_by"] = _act_as_json(self.paused_by) if self.paused_by else None
         return told
 
-    def _key_as_json(self, known: Known, *, canonical: bool) -> dict[str, Any]:
+    def _key_as_json(self, known: EventKey, *, canonical: bool) -> dict[str, Any]:
         told: dict[str, Any] = {"kind": known.kind, "key": known.key.hex(), "window": window(known)}
         standing = self.standing_of(known.key)
         if standing is not None:
@@ -154,10 +154,10 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
     """What is known under one key."""
 
     key: bytes
-    standing: Standing | None = None
+    standing: RecordStatus | None = None
     """None where there is no store to ask."""
     letter: DeadLetter | None = None
-    acts: Acts = Acts()
+    acts: OperatorActions = OperatorActions()
 
     @property
     def route(self) -> str | None:
@@ -167,7 +167,7 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
     @property
     def first(self) -> First | None:
         record = self.standing.record if self.standing else None
-        if record is None or not record.memo or self.is_register or self.is_trail:
+        if record is None or not record.memo or self.is_register or self.is_operator_log:
             return None
         return first_arrival(record.memo)
 
@@ -180,10 +180,10 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
         return record.memo.startswith((b'["number"', b'["instant"', b'["",0'))
 
     @property
-    def is_trail(self) -> bool:
+    def is_operator_log(self) -> bool:
         """Return whether it is what was done by hand to an event or a route."""
         record = self.standing.record if self.standing else None
-        return record is not None and is_trail(record)
+        return record is not None and is_operator_log(record)
 
     @property
     def is_known(self) -> bool:
@@ -197,7 +197,7 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
 
         None where this key does not keep it from passing: it may have another that does.
         """
-        if self.standing is None or self.is_register or self.is_trail:
+        if self.standing is None or self.is_register or self.is_operator_log:
             return None
         return _VERDICTS.get(self.standing.state)
 
@@ -230,15 +230,15 @@ def _filled(**members: Any) -> dict[str, Any]:
 
 
 def _first_as_json(first: First | None) -> dict[str, Any] | None:
-    return None if first is None else {"id": first.id, "arrived": instant(first.arrived_ms)}
+    return None if first is None else {"id": first.id, "arrived": iso_time(first.arrived_ms)}
 
 
-def _standing_as_json(standing: Standing) -> dict[str, Any]:
+def _standing_as_json(standing: RecordStatus) -> dict[str, Any]:
     told: dict[str, Any] = {"state": standing.state}
     record = standing.record
     if record is None:
         return told
-    told |= {"until": instant(record.until_ms), "attempts": record.attempts}
+    told |= {"until": iso_time(record.until_ms), "attempts": record.attempts}
     if standing.is_others:
         told["of_another"] = True
     if record.fate is not None:
@@ -256,7 +256,7 @@ def _standing_as_json(standing: Standing) -> dict[str, Any]:
 def _letter_as_json(letter: DeadLetter) -> dict[str, Any]:
     return {
         "number": letter.number,
-        "died": instant(letter.buried_ms),
+        "died": iso_time(letter.buried_ms),
         "reason": letter.reason,
         "message": letter.message,
         "route": letter.route,
@@ -265,18 +265,18 @@ def _letter_as_json(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def acts_as_json(acts: Acts) -> list[dict[str, Any]]:
+def acts_as_json(acts: OperatorActions) -> list[dict[str, Any]]:
     """Return what was done by hand, the latest last."""
     return [_act_as_json(act) for act in acts.acts]
 
 
-def _act_as_json(act: Act) -> dict[str, Any]:
-    told = {"time": instant(act.at_ms), "who": act.who, "verb": act.verb}
+def _act_as_json(act: OperatorAction) -> dict[str, Any]:
+    told = {"time": iso_time(act.at_ms), "who": act.who, "verb": act.verb}
     more = {"route": act.route, "reason": act.reason}
     return told | {name: text for name, text in more.items() if text}
 
 
-def window(known: Known) -> str:
+def window(known: EventKey) -> str:
     """Return for how long a key is remembered."""
     return lasting(known.window, known.longest)
 

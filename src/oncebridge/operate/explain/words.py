@@ -7,13 +7,13 @@ known and no more: where two causes look the same from here, both are named.
 
 from typing import Final
 
+from oncebridge.base.formatting import iso_time
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import MEANINGS, Cause
 from oncebridge.engine.verdict import First, Verdict
+from oncebridge.operate.explain.expected_verdict import ENDED, ExpectedVerdict, RecordStatus
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation
-from oncebridge.operate.explain.judgement import ENDED, Judged, Standing
-from oncebridge.operate.operator_log import Act, Acts
-from oncebridge.operate.operator_log_file import instant
+from oncebridge.operate.operator_log import OperatorAction, OperatorActions
 from oncebridge.stores.api import Fate
 
 _PASSED: Final = {
@@ -34,7 +34,7 @@ _HERE: Final = {
 }
 
 
-def passed(fate: Fate, *, route: str = "") -> str:
+def outcome(fate: Fate, *, route: str = "") -> str:
     """Return what became of an event: `was delivered by route crm`."""
     by, on = (f" {word} route {route}" if route else "" for word in ("by", "on"))
     return _PASSED[fate].format(by=by, on=on)
@@ -42,7 +42,7 @@ def passed(fate: Fate, *, route: str = "") -> str:
 
 def moment(at_ms: int) -> str:
     """Write a time for people: to the second, in UTC."""
-    return f"{instant(at_ms)[:19].replace('T', ' ')} UTC"
+    return f"{iso_time(at_ms)[:19].replace('T', ' ')} UTC"
 
 
 def cause(told: Explanation) -> str:
@@ -69,13 +69,13 @@ def summary(told: Explanation) -> str:
         where = "goes to the dead letters" if told.action == "dead" else "is dropped"
         by = f" by rule {told.rule}" if told.rule else ""
         return f"No route is for this event: it {where}{by}."
-    sentences = [_watched(told), _verdict(told), _repeat(told), _letter(told.letter)]
+    sentences = [_shadow_mode(told), _verdict(told), _duplicate_cause(told), _letter(told.letter)]
     whom = "" if told.keys else ", to events without a key on this route"
-    sentences += [_by_hand(told.acts, whom), _paused(told)]
+    sentences += [_last_action(told.acts, whom), _paused(told)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _watched(told: Explanation) -> str:
+def _shadow_mode(told: Explanation) -> str:
     """Say what shadow mode makes of it, where that is something else."""
     judged = told.judged
     if judged is None or not judged.is_watched:
@@ -111,7 +111,7 @@ def _verdict(told: Explanation) -> str:
     match judged.verdict:
         case Verdict.DUPLICATE:
             assert judged.fate is not None  # noqa: S101 - a duplicate is of something done
-            ended = passed(judged.fate, route=told.route or "")
+            ended = outcome(judged.fate, route=told.route or "")
             return f"This event {ended}. {_arrived(judged.first)}".rstrip()
         case Verdict.BUSY:
             return _busy(told, judged)
@@ -180,7 +180,7 @@ def _arrived(first: First | None) -> str:
     return f"Its first copy arrived on {moment(first.arrived_ms)}{who}."
 
 
-def _busy(told: Explanation, judged: Judged) -> str:
+def _busy(told: Explanation, judged: ExpectedVerdict) -> str:
     standing = told.standing_of(judged.key)
     if standing is None:
         return f"This event is not free: {judged.why}."
@@ -203,17 +203,17 @@ def _busy(told: Explanation, judged: Judged) -> str:
     ).rstrip()
 
 
-def _failed(standing: Standing, what: str) -> str:
+def _failed(standing: RecordStatus, what: str) -> str:
     if not standing.attempts:  # nothing was sent, so nothing was counted
         return f"{what[0].upper()}{what[1:]} could not be sent yet{_error(standing)}"
     return f"Attempt {standing.attempts} at {what} failed{_error(standing)}"
 
 
-def _error(standing: Standing) -> str:
+def _error(standing: RecordStatus) -> str:
     return f" ({standing.memo.error})" if standing.memo.error else ""
 
 
-def _not_yet(standing: Standing | None, then: str) -> str:
+def _not_yet(standing: RecordStatus | None, then: str) -> str:
     if standing is None or standing.record is None:
         return f"The store does not know this event: {then}."
     if standing.is_over:
@@ -225,7 +225,7 @@ def _not_yet(standing: Standing | None, then: str) -> str:
     return f"This event was not delivered after {tried}{_error(standing)}; {then} now."
 
 
-def _repeat(told: Explanation) -> str:
+def _duplicate_cause(told: Explanation) -> str:
     """Say why this copy came, where there was one before it."""
     judged = told.judged
     is_new = judged is not None and judged.verdict is Verdict.DELIVERED
@@ -261,14 +261,14 @@ def _paused(told: Explanation) -> str:
     return f"The route is paused{by}: until `oncebridge resume` nothing passes."
 
 
-def _by_hand(acts: Acts, whom: str = "") -> str:
+def _last_action(acts: OperatorActions, whom: str = "") -> str:
     """Name the latest act; the others are among the details."""
     if not acts.acts:
         return ""
     return f"By hand{whom}: {acts.acts[-1].verb}, {_act(acts.acts[-1])}."
 
 
-def _act(act: Act) -> str:
+def _act(act: OperatorAction) -> str:
     why = f" ({act.reason})" if act.reason else ""
     return f"by {act.who} on {moment(act.at_ms)}{why}"
 
@@ -278,7 +278,7 @@ def _act(act: Act) -> str:
 
 def summary_of_key(told: KeyExplanation) -> str:
     """Tell in a few sentences what the store knows under a key."""
-    sentences = [_standing(told), _letter(told.letter), _by_hand(told.acts)]
+    sentences = [_standing(told), _letter(told.letter), _last_action(told.acts)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -289,13 +289,13 @@ def _standing(told: KeyExplanation) -> str:
     record = standing.record
     if record is None:
         return f"The store does not know this key: {_AS_FAR}. {_OTHER_TIERS} {_HEADER}"
-    if told.is_trail:
+    if told.is_operator_log:
         return "This is what was done by hand to an event or a route, and no event itself."
     arrived = _arrived(told.first)
     match standing.state:
         case "done":
             assert record.fate is not None  # noqa: S101 - that is what done means
-            ended = passed(record.fate, route=told.route or "")
+            ended = outcome(record.fate, route=told.route or "")
             until = f"A repeat is dropped until {moment(record.until_ms)}."
             return f"The event of this key {ended}. {arrived} {until}".replace("  ", " ")
         case "claimed" if standing.is_held:
@@ -324,7 +324,7 @@ _HEADER: Final = (
 # --- one record ---------------------------------------------------------------------------
 
 
-def state(standing: Standing) -> str:
+def state(standing: RecordStatus) -> str:
     """Tell in a few words how a record stands, which is there."""
     record = standing.record
     assert record is not None  # noqa: S101 - the caller looked

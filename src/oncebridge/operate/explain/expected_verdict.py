@@ -15,16 +15,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.clock import ms
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.batch import Memo, Register, first_arrival, why_no_version
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.key import Part, conflict_key
 from oncebridge.events.rules import Plan
-from oncebridge.operate import operator_log as trail
-from oncebridge.operate.identity import Identity
-from oncebridge.operate.operator_log import Act, Acts
-from oncebridge.stores import transitions as table
+from oncebridge.operate import operator_log
+from oncebridge.operate.identity import RouteIdentity
+from oncebridge.operate.operator_log import OperatorAction, OperatorActions
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -58,13 +58,13 @@ _OUTDATED: Final = {
 }
 
 
-def contents(way: Identity) -> dict[bytes, bytes]:
+def contents(way: RouteIdentity) -> dict[bytes, bytes]:
     """List every key that may have a record of an event, with the content that it has there."""
     own = {part.key: part.hash for part in way.plan.parts}
     return own | {conflict_key(key, hashed): hashed for key, hashed in own.items() if hashed}
 
 
-def is_its(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
+def belongs_to_event(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
     """
     Return whether a record is of the event that has *own* contents: by key, with its content.
 
@@ -82,11 +82,11 @@ def touched(own: Mapping[bytes, bytes], found: Mapping[bytes, Record | None]) ->
     return {
         key: content
         for key, content in own.items()
-        if found.get(key) is None or is_its(found[key], own)
+        if found.get(key) is None or belongs_to_event(found[key], own)
     }
 
 
-class Judged(Struct, frozen=True):
+class ExpectedVerdict(Struct, frozen=True):
     """What a route would do with an event now."""
 
     verdict: Verdict
@@ -101,11 +101,11 @@ class Judged(Struct, frozen=True):
     """In shadow mode: it is forwarded, whatever the verdict."""
 
 
-class Standing(Struct, frozen=True):
+class RecordStatus(Struct, frozen=True):
     """How the record of one key stands."""
 
     key: bytes
-    state: table.State
+    state: transitions.State
     """`done` past its window counts as absent."""
     record: Record | None
     left_ms: int = 0
@@ -120,11 +120,13 @@ class Standing(Struct, frozen=True):
         record: Record | None,
         now_ms: int,
         own: Mapping[bytes, bytes] | None = None,
-    ) -> "Standing":
+    ) -> "RecordStatus":
         """Look at what stands under *key*; with *own* contents it is told whose that is."""
         left_ms = record.until_ms - now_ms if record else 0
-        is_others = own is not None and key in own and not (record is None or is_its(record, own))
-        return cls(key, table.state(record, now_ms), record, max(left_ms, 0), is_others)
+        is_others = (
+            own is not None and key in own and not (record is None or belongs_to_event(record, own))
+        )
+        return cls(key, transitions.state(record, now_ms), record, max(left_ms, 0), is_others)
 
     @property
     def is_held(self) -> bool:
@@ -145,25 +147,25 @@ class Standing(Struct, frozen=True):
         return self.record.attempts if self.record else 0
 
 
-class Look:
+class RecordView:
     """Look at the records of a store, and judge by them as the gateway would."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._found: dict[bytes, Record | None] = {}
-        self._trails: dict[bytes, Acts] = {}
+        self._actions: dict[bytes, OperatorActions] = {}
         self.now_ms = 0
 
-    async def prepare(self, ways: Sequence[Identity]) -> set[str]:
+    async def prepare(self, ways: Sequence[RouteIdentity]) -> set[str]:
         """Look at all records of a batch at once, and tell which routes are paused."""
         keys = [key for way in ways for key in (*way.all_keys(), way.plan.entity)]
         await self.look_at(keys)
         routes = sorted({way.route.name for way in ways})
-        states = await control.paused(self._store, routes) if routes else []
+        states = await pauses.paused(self._store, routes) if routes else []
         paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
         unkeyed = {way.route.name for way in ways if not way.keys}
-        names = [trail.of_route(name) for name in sorted(paused | unkeyed)]
-        self._trails |= await trail.read(self._store, names)
+        names = [operator_log.route_log_key(name) for name in sorted(paused | unkeyed)]
+        self._actions |= await operator_log.read(self._store, names)
         return paused
 
     async def look_at(self, keys: Sequence[bytes]) -> None:
@@ -171,27 +173,29 @@ class Look:
         self._found.clear()
         self.now_ms = await self._store.now_ms()
         await self._fetch(keys)
-        self._trails = await trail.read(self._store, [trail.of_event(key) for key in keys if key])
+        self._actions = await operator_log.read(
+            self._store, [operator_log.event_log_key(key) for key in keys if key]
+        )
 
     async def _fetch(self, keys: Iterable[bytes]) -> None:
         missing = [key for key in dict.fromkeys(keys) if key and key not in self._found]
         if missing:
             self._found.update(zip(missing, await self._store.peek(missing), strict=True))
 
-    def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> Standing:
+    def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> RecordStatus:
         """Return how a record stands that was looked at."""
-        return Standing.of(key, self._found.get(key), self.now_ms, own)
+        return RecordStatus.of(key, self._found.get(key), self.now_ms, own)
 
-    def touched(self, way: Identity) -> dict[bytes, bytes]:
+    def touched(self, way: RouteIdentity) -> dict[bytes, bytes]:
         """Return the contents that an event has and no other, of what was looked at."""
         return touched(contents(way), self._found)
 
-    def acts(self, keys: Sequence[bytes]) -> Acts:
+    def acts(self, keys: Sequence[bytes]) -> OperatorActions:
         """Return what was done by hand to what has *keys*."""
-        found = [self._trails.get(trail.of_event(key)) for key in keys if key]
-        return trail.merged([each for each in found if each is not None])
+        found = [self._actions.get(operator_log.event_log_key(key)) for key in keys if key]
+        return operator_log.merged([each for each in found if each is not None])
 
-    def acts_on(self, way: Identity) -> Acts:
+    def acts_on(self, way: RouteIdentity) -> OperatorActions:
         """
         Return what was done by hand to an event.
 
@@ -199,37 +203,41 @@ class Look:
         What has no key at all is among what was done on its route.
         """
         if not way.keys:
-            on_route = self._trails.get(trail.of_route(way.route.name), Acts())
-            return Acts(tuple(act for act in on_route.acts if act.verb not in _ON_ROUTES))
+            on_route = self._actions.get(
+                operator_log.route_log_key(way.route.name), OperatorActions()
+            )
+            return OperatorActions(
+                tuple(act for act in on_route.acts if act.verb not in _ON_ROUTES)
+            )
         own = contents(way)
-        found: list[Acts] = []
+        found: list[OperatorActions] = []
         for key, content in own.items():
-            acts = self._trails.get(trail.of_event(key), Acts())
+            acts = self._actions.get(operator_log.event_log_key(key), OperatorActions())
             is_others = self.standing(key, own).is_others
             its = tuple(act for act in acts.acts if act.is_of(content, surely=is_others))
-            found.append(Acts(its, 0 if is_others else acts.before))
-        return trail.merged(found)
+            found.append(OperatorActions(its, 0 if is_others else acts.before))
+        return operator_log.merged(found)
 
-    def paused_by(self, route: str) -> Act | None:
+    def paused_by(self, route: str) -> OperatorAction | None:
         """Return who has paused *route*, where that is known."""
-        acts = self._trails.get(trail.of_route(route), Acts()).acts
+        acts = self._actions.get(operator_log.route_log_key(route), OperatorActions()).acts
         return next((act for act in reversed(acts) if act.verb == "pause"), None)
 
-    async def judge(self, plan: Plan, settings: Settings) -> Judged:
+    async def judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
         """Return what would become of an event with *plan*."""
         judged = await self._judge(plan, settings)
         # Who is not let in stays out, in shadow mode too.
         is_watched = settings.mode == "shadow" and not plan.refused
         return replace(judged, is_watched=True) if is_watched else judged
 
-    async def _judge(self, plan: Plan, settings: Settings) -> Judged:
+    async def _judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
         match plan.action:
             case "discard":
-                return Judged(Verdict.DISCARDED)
+                return ExpectedVerdict(Verdict.DISCARDED)
             case "bypass":
-                return Judged(Verdict.BYPASSED)
+                return ExpectedVerdict(Verdict.BYPASSED)
             case "dead" if not plan.parts:
-                return Judged(Verdict.DEAD, plan.message)
+                return ExpectedVerdict(Verdict.DEAD, plan.message)
         clash: Mismatch | None = None
         while True:
             await self._fetch(part.key for part in plan.parts)
@@ -239,7 +247,7 @@ class Look:
                     clash = clash or answer
                     plan = plan.in_conflict(answer.key)
                 case Duplicate():
-                    return Judged(
+                    return ExpectedVerdict(
                         Verdict.DUPLICATE,
                         ENDED[answer.fate],
                         first_arrival(answer.memo),
@@ -249,9 +257,9 @@ class Look:
                 case Busy():
                     standing = self.standing(answer.key)
                     first = first_arrival(standing.record.memo) if standing.record else None
-                    return Judged(Verdict.BUSY, held(standing), first, key=answer.key)
+                    return ExpectedVerdict(Verdict.BUSY, held(standing), first, key=answer.key)
                 case _ if plan.action == "dead":
-                    return Judged(Verdict.DEAD, plan.message)
+                    return ExpectedVerdict(Verdict.DEAD, plan.message)
                 case _:
                     assert isinstance(answer, Claim)  # noqa: S101 - the table knows no other
                     return self._claimed(plan, settings, answer, clash)
@@ -266,44 +274,46 @@ class Look:
 
     def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
         want = Want(parts, _NOBODY, _NOBODY, ms(settings.lease), keep_ms)
-        return table.claim([self._found[part.key] for part in parts], want, self.now_ms)[0]
+        return transitions.claim([self._found[part.key] for part in parts], want, self.now_ms)[0]
 
     def _claimed(
         self, plan: Plan, settings: Settings, claim: Claim, clash: Mismatch | None
-    ) -> Judged:
+    ) -> ExpectedVerdict:
         tried = max(each.attempts for each in claim.held) - 1
         policy = plan.rule.on_conflict
         if settings.mode != "shadow":  # else it goes on to its entity, and is forwarded
             if tried >= settings.max_attempts:
                 why = f"it was tried {tried} times"
-                return _conflict(clash, "dead") if clash else Judged(Verdict.DEAD, why)
+                return _conflict(clash, "dead") if clash else ExpectedVerdict(Verdict.DEAD, why)
             if clash is not None and policy != "deliver":
                 return _conflict(clash, policy)
         if plan.entity:
             answer = self._ask((Part(plan.entity),), settings, plan.keep_ms)
             if isinstance(answer, Busy):
                 why = f"the entity is {held(self.standing(plan.entity))}"
-                return Judged(Verdict.BUSY, why, key=plan.entity)
+                return ExpectedVerdict(Verdict.BUSY, why, key=plan.entity)
             if isinstance(answer, Claim):
                 register = self._register(plan)
                 outdated = register.judge(plan, self.now_ms)
                 if outdated is Verdict.CONFLICT:
                     why = why_no_version(register, plan, self.now_ms)
                     sent = policy if policy == "deliver" else "dead"
-                    return Judged(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
+                    return ExpectedVerdict(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
                 if outdated is not None:
-                    return Judged(outdated, _OUTDATED[outdated])
+                    return ExpectedVerdict(outdated, _OUTDATED[outdated])
         if clash is not None:
             return _conflict(clash, policy)
-        return Judged(Verdict.DELIVERED, f"after {tried} that failed" if tried else "")
+        return ExpectedVerdict(Verdict.DELIVERED, f"after {tried} that failed" if tried else "")
 
 
-def _conflict(clash: Mismatch, policy: str) -> Judged:
+def _conflict(clash: Mismatch, policy: str) -> ExpectedVerdict:
     why = _CONFLICTS[policy]
-    return Judged(Verdict.CONFLICT, why, first_arrival(clash.memo), key=clash.key, policy=policy)
+    return ExpectedVerdict(
+        Verdict.CONFLICT, why, first_arrival(clash.memo), key=clash.key, policy=policy
+    )
 
 
-def held(standing: Standing) -> str:
+def held(standing: RecordStatus) -> str:
     """Return for how long a record is not to be had."""
     what = "held by a worker" if standing.is_held else "waiting for its next attempt"
     return f"{what}, for {standing.left_ms / 1000:.1f} s more"

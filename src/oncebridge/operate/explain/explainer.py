@@ -1,7 +1,7 @@
 """
 Why an event is treated as it is: rule, keys, verdict, who came first, and who did what.
 
-The verdict is the one the event would get now (`oncebridge.operate.explain.judgement`). An explanation claims
+The verdict is the one the event would get now (`oncebridge.operate.explain.expected_verdict`). An explanation claims
 nothing and changes nothing.
 """
 
@@ -19,15 +19,20 @@ from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.framing import Record as FileRecord
 from oncebridge.events.key import compile_field
 from oncebridge.events.rules import Plan, Rule
+from oncebridge.operate.explain.expected_verdict import (
+    ExpectedVerdict,
+    RecordStatus,
+    RecordView,
+    contents,
+)
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation
-from oncebridge.operate.explain.judgement import Judged, Look, Standing, contents
-from oncebridge.operate.identity import Identities, Identity, Known
-from oncebridge.operate.lookup import Letters, events_in
-from oncebridge.operate.operator_log import Acts, is_trail
+from oncebridge.operate.identity import EventKey, Identities, RouteIdentity
+from oncebridge.operate.lookup import DeadLetterIndex, events_in
+from oncebridge.operate.operator_log import OperatorActions, is_operator_log
 from oncebridge.service.config import Setup
 from oncebridge.stores.api import Fate, Record, Store
 
-Wanted = Callable[[Event, Sequence[Identity]], bool]
+Wanted = Callable[[Event, Sequence[RouteIdentity]], bool]
 """Tells whether an event, with what each route makes of it, is one that was asked for."""
 
 _BATCH = 200
@@ -39,7 +44,7 @@ async def explain(
     setup: Setup,
     store: Store | None,
     *,
-    letters: Letters | None = None,
+    letters: DeadLetterIndex | None = None,
     values: bool = False,
     recording: Iterable[FileRecord] = (),
     recording_name: str = "",
@@ -67,17 +72,17 @@ class _Arrived(Struct, frozen=True):
 
     line: int
     event: Event | Unreadable
-    ways: list[Identity]
+    ways: list[RouteIdentity]
 
 
 class _Explainer:
     def __init__(
-        self, setup: Setup, store: Store | None, letters: Letters | None, *, values: bool
+        self, setup: Setup, store: Store | None, letters: DeadLetterIndex | None, *, values: bool
     ) -> None:
         self._setup = setup
         self._settings = setup.config.settings()
         self._identities = Identities(setup)
-        self._look = Look(store) if store is not None else None
+        self._look = RecordView(store) if store is not None else None
         self._letters = letters
         self._values = values
         self._earlier = _Earlier()
@@ -122,7 +127,7 @@ class _Explainer:
         return explained
 
     async def _explain(
-        self, line: int, event: Event, way: Identity, earlier: "_Seen | None"
+        self, line: int, event: Event, way: RouteIdentity, earlier: "_Seen | None"
     ) -> Explanation:
         plan, look = way.plan, self._look
         judged = await look.judge(plan, way.route.settings) if look else None
@@ -149,8 +154,8 @@ class _Explainer:
                 tuple(look.standing(key, own) for key in _names(way, judged)) if look else ()
             ),
             letter=await self._letter(way, judged),
-            acts=look.acts_on(way) if look else Acts(),
-            entity_acts=look.acts([plan.entity]) if look else Acts(),
+            acts=look.acts_on(way) if look else OperatorActions(),
+            entity_acts=look.acts([plan.entity]) if look else OperatorActions(),
         )
         if earlier is None or not isinstance(then, Event):
             return _with_cause(told, event, None)
@@ -167,7 +172,9 @@ class _Explainer:
             return replace(told, cause=Cause.ID_REUSED if earlier.kind == "id" else None)
         return _with_cause(told, event, None if earlier.clashes else then)
 
-    async def _letter(self, way: Identity, judged: Judged | None) -> DeadLetter | None:
+    async def _letter(
+        self, way: RouteIdentity, judged: ExpectedVerdict | None
+    ) -> DeadLetter | None:
         if self._letters is None or judged is None or judged.fate is not Fate.DEAD:
             return None
         its = self._look.touched(way) if self._look is not None else []
@@ -188,7 +195,7 @@ class _Explainer:
             event=event,
             rule=plan.rule.name if plan is not None else None,
             why=f"no route is for it{said}",
-            judged=Judged(Verdict.DEAD if is_kept else Verdict.DISCARDED),
+            judged=ExpectedVerdict(Verdict.DEAD if is_kept else Verdict.DISCARDED),
         )
 
 
@@ -196,7 +203,7 @@ def _is_wanted(arrived: _Arrived, wanted: Wanted) -> bool:
     return isinstance(arrived.event, Event) and wanted(arrived.event, arrived.ways)
 
 
-def _names(way: Identity, judged: Judged | None) -> list[bytes]:
+def _names(way: RouteIdentity, judged: ExpectedVerdict | None) -> list[bytes]:
     """Name the records that are worth telling about."""
     names = [known.key for known in way.keys]
     if judged is not None and judged.key and judged.key not in names:
@@ -210,11 +217,11 @@ def _unreadable(line: int, event: Unreadable) -> Explanation:
         action="dead",
         reason=event.reason,
         why=event.message,
-        judged=Judged(Verdict.DEAD),
+        judged=ExpectedVerdict(Verdict.DEAD),
     )
 
 
-def _why(plan: Plan, event: Event, keys: Sequence[Known]) -> str:
+def _why(plan: Plan, event: Event, keys: Sequence[EventKey]) -> str:
     """Say what is unusual about a plan; nothing where all is as the rule asks."""
     rule = plan.rule
     if plan.action == "dead":
@@ -294,7 +301,7 @@ class _Earlier:
         self._first: dict[bytes, _Seen] = {}
         self._room = _MOST_REMEMBERED
 
-    def look(self, line: int, event: Event, way: Identity, name: str = "") -> _Seen | None:
+    def look(self, line: int, event: Event, way: RouteIdentity, name: str = "") -> _Seen | None:
         """Find who has one of the keys already, and remember this one under the others."""
         found: _Seen | None = None
         for known in reversed(way.keys):
@@ -314,7 +321,7 @@ class _Earlier:
 async def explain_key(
     key: bytes,
     store: Store | None,
-    letters: Letters | None,
+    letters: DeadLetterIndex | None,
     *,
     record: Record | None = None,
 ) -> KeyExplanation:
@@ -322,11 +329,13 @@ async def explain_key(
     letter = await letters.with_key([key]) if letters is not None else None
     if store is None:
         return KeyExplanation(key=key, letter=letter)
-    look = Look(store)
+    look = RecordView(store)
     await look.look_at([key])
     standing = look.standing(key)
     if standing.record is None and record is not None:
-        standing = Standing.of(key, record, look.now_ms)
+        standing = RecordStatus.of(key, record, look.now_ms)
     there = standing.record
-    acts = Acts.read(there.memo) if there and is_trail(there) else look.acts([key])
+    acts = (
+        OperatorActions.read(there.memo) if there and is_operator_log(there) else look.acts([key])
+    )
     return KeyExplanation(key=key, standing=standing, letter=letter, acts=acts)

@@ -22,7 +22,7 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NEVER_A_NAME: Final = {"host", "cookie", "authorization", "origin", "connection", "content-length"}
 
 
-def mistakes(config: "Config") -> Iterator[ConfigError]:
+def dashboard_errors(config: "Config") -> Iterator[ConfigError]:
     """Find what is wrong with the settings of the dashboard, each by itself and together."""
     address = None
     if config.dashboard:
@@ -36,11 +36,11 @@ def mistakes(config: "Config") -> Iterator[ConfigError]:
         why = weakness(config.dashboard_token.reveal(), in_header=True)
         if why is not None:
             yield ConfigError("dashboard_token", why)
-    yield from _of_the_proxy(config)
+    yield from _proxy_errors(config)
     yield from host_mistakes(config.dashboard_hosts, "dashboard_hosts")
 
 
-def exposure(config: "Config") -> ConfigError | None:
+def exposure_error(config: "Config") -> ConfigError | None:
     """Find out whether anybody who reaches the dashboard would be let in."""
     if not config.dashboard or config.dashboard_token or config.dashboard_user_header:
         return None
@@ -48,10 +48,10 @@ def exposure(config: "Config") -> ConfigError | None:
         address = Listening.read(config.dashboard, "dashboard")
     except ConfigError:
         return None
-    return None if address.is_here else too_open(config.dashboard)
+    return None if address.is_here else not_local_error(config.dashboard)
 
 
-def too_open(address: str) -> ConfigError:
+def not_local_error(address: str) -> ConfigError:
     """Say that *address* is reached from elsewhere, and what to do about it."""
     return ConfigError(
         "dashboard",
@@ -61,7 +61,7 @@ def too_open(address: str) -> ConfigError:
     )
 
 
-def _of_the_proxy(config: "Config") -> Iterator[ConfigError]:
+def _proxy_errors(config: "Config") -> Iterator[ConfigError]:
     header = config.dashboard_user_header
     if header is not None and not _HEADER.fullmatch(header):
         yield ConfigError("dashboard_user_header", f"{header!r}: is no name of a header")
