@@ -1,5 +1,5 @@
 """
-Every EventBridge event, passed on once.
+Every EventBridge event, delivered once.
 
 The names below are what people import. Stores, sinks and dead letters are imported by
 path (`from oncebridge.stores.sqlite import SQLiteStore`), so that nobody pays for a driver

@@ -131,7 +131,7 @@ async def test_what_was_delivered_since_is_not_sent_again(tmp_path):
     world.sink.answer = Yes()
     assert await world.arrive(event(1)) == [Verdict.DELIVERED]
     (done,) = await world.replay()
-    assert (done.gone, done.reason) == (True, "it was delivered since")
+    assert (done.gone, done.reason) == (True, "it was delivered in the meantime")
     assert len(world.sink.taken) == 1
     assert await world.letters() == []
 
@@ -481,7 +481,7 @@ def test_letters_are_listed_without_what_they_hold(run, call, three):
     limited = call("dead", "list", "--json", "--limit", "1", *C)
     assert len(limited.objects()) == 1
     assert "there are more" in limited.err
-    assert "there are none" in call("dead", "list", "--route", "other", *C).err
+    assert "no dead letters" in call("dead", "list", "--route", "other", *C).err
 
 
 def test_a_line_that_is_no_event_is_one_letter_with_a_count(run, call, three):
@@ -527,7 +527,7 @@ def test_one_letter_is_shown_with_its_event(run, call, three):
     assert "secret" in shown
     assert "\x1b" not in shown
     assert "\x1b" not in call("dead", "show", number_of(call, "not "), *C).out
-    assert "there is no letter 99" in call("dead", "show", "99", *C, code=1).err
+    assert "there is no dead letter 99" in call("dead", "show", "99", *C, code=1).err
 
 
 def test_bytes_that_are_no_text_are_shown_as_such(call, write, tmp_path):
@@ -554,7 +554,7 @@ def test_letters_are_replayed_and_it_is_written_down_before(run, call, three, tm
     assert lines[0]["numbers"] == [int(number)]
     assert len(lines[1]["numbers"]) == 3
     assert "secret" not in (tmp_path / "audit.ndjson").read_text()
-    assert "there is no letter 77" in call("dead", "replay", "77", *C, code=1).err
+    assert "there is no dead letter 77" in call("dead", "replay", "77", *C, code=1).err
     assert call("dead", "replay", "--all", "--reason", "other", *C).out == ""
 
 
@@ -597,7 +597,7 @@ def test_events_on_standard_output_stay_alone_there(run, write, three, tmp_path)
 
 def test_letters_are_dropped_for_good_when_that_is_meant(call, three, tmp_path):
     assert "--yes" in call("dead", "drop", "--all", *C, code=2).err
-    assert "by number, or say --all" in call("dead", "drop", "--yes", *C, code=2).err
+    assert "by number, or use --all" in call("dead", "drop", "--yes", *C, code=2).err
     number = number_of(call, "o-1")
     dropped = call("dead", "drop", number, "99", "--yes", "--json", *C, code=1)
     assert dropped.objects() == [{"dropped": 1, "numbers": [int(number)]}]
@@ -614,7 +614,7 @@ def test_letters_in_a_plain_file_are_handled_the_same(call, write, three, tmp_pa
     (tmp_path / "closed").unlink()
     call("dead", "replay", "--all", "--reason", "rejected", *C)
     assert call("dead", "drop", "--all", "--yes", *C).out == "dropped 1\n"
-    assert "there are none" in call("dead", "list", *C).err
+    assert "no dead letters" in call("dead", "list", *C).err
 
 
 def test_nothing_is_made_to_be_looked_at_and_memory_is_out_of_reach(call, tmp_path):

@@ -68,7 +68,7 @@ def test_a_held_event_is_released_and_passes_at_once(call, config, tmp_path):
     ((key,), _) = keys_of(config, event(1))
     hold(tmp_path, key)
     told = call("release", "events.ndjson", "--yes", "--reason", "host is gone", *C)
-    assert "line 1: released; the next copy is taken at once" in told.out
+    assert "line 1: released; the next copy is accepted at once" in told.out
     assert key.hex() in told.out
     counts = call("run", *C, "--source", "file:events.ndjson", "--json").objects()[-1]
     assert counts["delivered"] == 1
@@ -86,7 +86,7 @@ def test_a_key_is_enough(call, config, tmp_path):
         {"key": key.hex(), "was": "claimed", "held": True, "released": True, "entity": False}
     ]
     (told,) = call("release", key.hex(), "--yes", "--json", *C, code=1).objects()
-    assert told["result"] == "not held: nobody holds it, and the next copy is taken at once"
+    assert told["result"] == "not held: no worker holds it, and the next copy is accepted at once"
 
 
 def test_the_entity_of_an_event_is_released_with_it(call, config, write, tmp_path):
@@ -107,17 +107,17 @@ def test_the_entity_of_an_event_is_released_with_it(call, config, write, tmp_pat
 
 
 def test_what_nobody_holds_is_refused_with_what_to_do_instead(call, config, write, tmp_path):
-    assert "not there yet" in call("release", "events.ndjson", "--yes", *C, code=1).err
+    assert "does not exist yet" in call("release", "events.ndjson", "--yes", *C, code=1).err
     assert not (tmp_path / "seen.db").exists()
     ((key,), _) = keys_of(config, event(1))
     hold(tmp_path, b"somebody else's")
-    assert "not known" in call("release", "events.ndjson", "--yes", *C, code=1).out
+    assert "not found" in call("release", "events.ndjson", "--yes", *C, code=1).out
     hold(tmp_path, key)
     wait = [Release(key, TOKEN, HOUR, HOUR)]
     in_store(tmp_path, lambda store: store.release(wait))
     waits = call("release", "events.ndjson", "--yes", *C, code=1).out
     assert "waits for its next attempt until 20" in waits
-    assert "nobody holds it" in waits
+    assert "it waits for its next attempt until" in waits
     in_store(tmp_path, lambda store: store.commit([Commit(key, GENERATION, Fate.DEAD, HOUR)]))
     done = call("release", "events.ndjson", "--yes", *C, code=1).out
     assert "it went to the dead letters; use `oncebridge forget` or `oncebridge resend`" in done
@@ -250,7 +250,7 @@ def test_what_a_worker_holds_of_another_event_is_let_be(call, config, write, tmp
     want = Want((way.keys[0].part,), TOKEN, GENERATION, HOUR, HOUR)
     in_store(tmp_path, lambda store: store.claim([want]))
     told = call("release", "other.json", "--yes", *C, code=1).out
-    assert "what is held is another event, with the same key and other content" in told
+    assert "the claim is of another event, with the same key and different content" in told
     (said,) = call("explain", "other.json", "--json", *C).objects()
     assert "holds another event with the same key" in said["summary"]
     assert said["keys"][0]["of_another"]
@@ -259,7 +259,7 @@ def test_what_a_worker_holds_of_another_event_is_let_be(call, config, write, tmp
     call("release", "events.ndjson", "--yes", *C)
     (said,) = call("explain", "other.json", "--json", *C).objects()
     assert (said["verdict"], said["trail"]) == ("delivered", [])
-    assert "The store does not know this event" in said["summary"]
+    assert "The store has no record of this event" in said["summary"]
 
 
 def test_a_route_is_chosen_with_the_event_only(call, write, tmp_path):
@@ -283,7 +283,7 @@ sink = "file:bill.ndjson"
     in_store(tmp_path, lambda store: store.claim(wants))
     for name in ("a1", crm.hex()):
         told = call("release", name, "--route", "crm", "--yes", *C, code=1).out
-        assert "does not tell its route; with --route give the event itself" in told
+        assert "does not keep the route; with --route, name a file with the event" in told
     call("release", "a1", "--route", "crm", "--in", "events.ndjson", "--yes", *C)
     one, two = in_store(tmp_path, lambda store: store.peek([crm, bill]))
     assert (one.token, two.token) == (b"", TOKEN)

@@ -251,7 +251,7 @@ def test_one_letter_is_shown_with_what_the_store_knows(service):
         route_of(live),
     ):
         assert word in words
-    assert "The event of this key died" in words
+    assert "The event with this key went to the dead letters" in words
     key = live.buried()[0].key.hex()
     assert f'href="/events/{key}"' in page.text
     assert "Nothing, as far as the store tells." in words
@@ -695,7 +695,7 @@ def test_letters_in_another_process_are_out_of_reach(serve):
     visitor: Visitor = serve(dead="memory:", dashboard_write="true")
     page = visitor.get("/dead")
     assert page.status == 503
-    assert "lives inside the process that runs" in told(page)
+    assert "is inside the memory of the running service" in told(page)
 
 
 def test_letters_in_memory_are_shown_by_the_process_that_has_them(service):

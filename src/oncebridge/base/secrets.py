@@ -85,7 +85,7 @@ def weakness(text: str, *, in_header: bool) -> str | None:
     *in_header* says that it is sent in a header as it is.
     """
     if len(text.strip()) < SHORTEST:
-        return f"has to have at least {SHORTEST} characters; make one with: openssl rand -hex 24"
+        return f"must have at least {SHORTEST} characters; make one with: openssl rand -hex 24"
     if in_header and not _HEADER_VALUE.fullmatch(text):
         return "must be one line without blanks around it"
     return None
@@ -149,7 +149,7 @@ def asked_once() -> Iterator[None]:
 def _variable(name: str, text: str, where: str) -> str:
     found = os.environ.get(name)
     if not found:
-        raise ConfigError(where, f"the environment has no {name}, which {text!r} asks for")
+        raise ConfigError(where, f"{text!r}: the environment variable {name} is not set")
     return found
 
 

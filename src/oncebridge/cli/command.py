@@ -1,8 +1,8 @@
 """
-How every command behaves: examples in its help, mistakes in plain words, output that is safe.
+Shared by all commands: flags for settings, help with examples, errors, and safe output.
 
-A configuration file is read when it is named, and never because it happens to lie there: what
-runs must not depend on the directory somebody stands in. Where one lies unused, that is said.
+A configuration file is used only if it is named, so that the result does not depend on the
+current directory. If the directory has one that is not used, a note says so.
 """
 
 import functools
@@ -19,6 +19,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
 
+from oncebridge.base.formatting import many
 from oncebridge.base.options import Setting, form, settings_of, written
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
 from oncebridge.operate.operator_log import AuditFile
@@ -29,20 +30,22 @@ EXIT_NEEDS_ATTENTION, EXIT_BAD_CONFIG, EXIT_CANNOT_OPEN, EXIT_INTERRUPTED = 1, 2
 _C = TypeVar("_C", bound="Closing")
 
 _BASIC = ("source", "store", "sink", "dead", "preset", "window", "mode")
-"""Settings that have a flag on every command; some have more, and `run` has all."""
+"""Settings with a flag on every command; some commands have more, and `run` has all."""
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+as_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per line."
+)
 
 
 def examples(*lines: str) -> str:
-    """Lay examples out for the end of a command's help, each on its own line."""
+    """Return examples for the end of a command's help, each on its own line."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def command(
     *lines: str, name: str | None = None, every: bool = False, more: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command that is configured; *lines* are its examples, *more* further flags."""
+    """Make a command that gets a `Setup`; *lines* are its examples, *more* further flags."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         body = _hint_at_unused_config(
@@ -54,27 +57,27 @@ def command(
 
 
 def _hint_at_unused_config(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Point out a configuration file that lies here and is not read."""
+    """Print a note if this directory has a configuration file that is not used."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, config: str | None, **rest: Any) -> Any:
         is_named = config or os.environ.get(f"{PREFIX}CONFIG")
         if not is_named and Path(DEFAULT_FILE).is_file():
-            note(f"{DEFAULT_FILE} lies here and is not read; to use it: -c {DEFAULT_FILE}")
+            note(f"{DEFAULT_FILE} found, but not used; to use it: -c {DEFAULT_FILE}")
         return function(*args, config=config, **rest)
 
     return wrapped
 
 
 def _end_quietly_on_broken_pipe(function: Callable[..., Any]) -> Callable[..., Any]:
-    """End without a word when nobody reads the output any more, as in `… | head`."""
+    """Exit silently if the reader of the output is gone, as in `… | head`."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **rest: Any) -> Any:
         try:
             return function(*args, **rest)
         except BrokenPipeError:
-            # Python would complain when it flushes what is left.
+            # Python would print an error when it flushes the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_NEEDS_ATTENTION)
 
@@ -82,18 +85,18 @@ def _end_quietly_on_broken_pipe(function: Callable[..., Any]) -> Callable[..., A
 
 
 def note(text: str) -> None:
-    """Tell something beside the output."""
+    """Print a note to standard error."""
     click.echo(f"oncebridge: {text}", err=True)
 
 
 def open_audit_file(setup: Setup) -> AuditFile:
-    """Get ready to write down what an operator does, in the log as well."""
+    """Return the audit file for operator actions, which are logged too."""
     logs.set_up(setup.config.log_level, setup.config.log_format)
     return AuditFile(setup.config.audit)
 
 
 def chosen_routes(setup: Setup, names: Sequence[str], flag: str = "--route") -> list[str]:
-    """Return the names of the routes that *flag* gave, or of all; raise if there is no such route."""
+    """Return the routes that *flag* named, or all; raise `ConfigErrors` for unknown names."""
     known = [route.name for route in setup.routes]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -125,7 +128,7 @@ def open_file(name: str) -> Iterator[BinaryIO]:
 
 
 class Closing(Protocol):
-    """What is opened and closed."""
+    """An object with `open` and `aclose`."""
 
     async def open(self) -> None: ...
 
@@ -134,7 +137,7 @@ class Closing(Protocol):
 
 @asynccontextmanager
 async def opened(what: _C) -> AsyncIterator[_C]:
-    """Open *what*, and close it in any case."""
+    """Open *what*, and close it at the end, whatever happens."""
     try:
         await what.open()
         yield what
@@ -143,7 +146,7 @@ async def opened(what: _C) -> AsyncIterator[_C]:
 
 
 def is_to_stdout(setup: Setup) -> bool:
-    """Return whether events go to standard output, so that nothing else may."""
+    """Return whether events go to standard output, where nothing else may be printed then."""
     return any(route.sink.url == "-" for route in setup.routes)
 
 
@@ -153,7 +156,7 @@ def is_to_stdout(setup: Setup) -> bool:
 def configured(
     *, every: bool = False, more: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a command the flags of the settings, and hand it the `Setup` they make."""
+    """Add the flags of the settings to a command, which gets the resulting `Setup`."""
     names = {*_BASIC, *more}
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,11 +169,11 @@ def configured(
             flags = {name: text for name, text in flags.items() if text is not None}
             for pair in set_:
                 name, equals, text = pair.partition("=")
-                if not equals:  # and not quoted: it may be a secret without its name
+                if not equals:  # not quoted here: it may be a secret without its name
                     raise click.UsageError("--set: write NAME=VALUE, such as sink.concurrency=3")
                 flags[name.strip()] = text
             setup = load(config, flags=flags)
-            # For what a store or queue has to say; a command that runs on says more.
+            # For warnings of stores and queues; a command that keeps running logs more.
             logs.set_up("warning", setup.config.log_format)
             return command(setup, **rest)
 
@@ -182,7 +185,11 @@ def configured(
                 help=_help(setting),
             )(wrapped)
         wrapped = click.option(
-            "--set", "set_", multiple=True, metavar="NAME=VALUE", help="Any other setting."
+            "--set",
+            "set_",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Set any other setting (repeatable).",
         )(wrapped)
         return click.option(
             "-c",
@@ -212,15 +219,15 @@ def _help(setting: Setting) -> str:
 
 
 def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell mistakes in plain words, without a traceback, and end with the right code."""
+    """Print errors without a traceback, and exit with the matching code."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
         except ConfigErrors as errors:
-            where = f" in {errors.file}" if errors.file else ""
-            click.echo(f"oncebridge: {len(errors.problems)} to put right{where}", err=True)
+            where = errors.file or "the configuration"
+            click.echo(f"oncebridge: {many(len(errors.problems), 'error')} in {where}", err=True)
             for problem in errors.problems:
                 click.echo(f"  {problem}", err=True)
             sys.exit(EXIT_BAD_CONFIG)
@@ -231,8 +238,8 @@ def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             click.echo(f"oncebridge: {error}", err=True)
             sys.exit(EXIT_CANNOT_OPEN)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click tells these, and nobody reads the other end of a broken pipe
-        except Exception as error:  # noqa: BLE001 - a mistake of ours, told without what it quotes
+            raise  # click prints these, and a broken pipe has no reader
+        except Exception as error:  # noqa: BLE001 - a bug; its text may quote an event
             click.echo(_unexpected_error_text(error), err=True)
             sys.exit(EXIT_NEEDS_ATTENTION)
 
@@ -240,28 +247,28 @@ def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unexpected_error_text(error: BaseException) -> str:
-    """Return where an error came from, without its text: that may quote an event or a secret."""
+    """Return where an error came from, without its text: it may quote an event or a secret."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-    what = f"oncebridge: {type(error).__name__}, which nobody foresaw; please report these lines:"
+    what = f"oncebridge: unexpected {type(error).__name__}; please report these lines:"
     return "\n".join([what, *lines])
 
 
-# --- what people see ----------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------
 
 
 def printable(text: object) -> str:
-    """Spell out what a terminal would obey: ids and messages come from strangers."""
+    """Return *text* with control characters escaped: ids and messages come from outside."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def screen() -> Console:
-    """Get a console that colours on a terminal only, and never breaks or crops a line."""
+    """Return a console that uses colours on a terminal only and never wraps or crops a line."""
     return Console(highlight=False, soft_wrap=True)
 
 
 def columns(rows: Iterable[Sequence[str]], *, width: int | None = None) -> list[str]:
-    """Align *rows*; the last column is cropped to *width*, if there is one."""
+    """Return *rows* as aligned lines, cropped to *width* if given."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
@@ -272,7 +279,7 @@ def columns(rows: Iterable[Sequence[str]], *, width: int | None = None) -> list[
 
 
 def field(name: str, value: object, style: str = "", *, wide: int = 9) -> Text:
-    """Set one named value on a line of its own, indented."""
+    """Return one named value as an indented line."""
     line = Text()
     line.append(f"  {name:<{wide}}", style="dim")
     first, *others = printable_lines(value)
@@ -283,5 +290,5 @@ def field(name: str, value: object, style: str = "", *, wide: int = 9) -> Text:
 
 
 def printable_lines(value: object) -> list[str]:
-    """Spell out each line of a text."""
+    """Return the lines of a text, each printable."""
     return [printable(line) for line in str(value).split("\n")]

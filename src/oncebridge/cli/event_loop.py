@@ -16,14 +16,14 @@ _T = TypeVar("_T")
 
 
 def run_loop(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run *work* on the fastest loop there is."""
+    """Run *work* on uvloop if it is installed, else on the loop of asyncio."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
         factory = None
     else:
         factory = uvloop.new_event_loop
-    # What is there now stays; what an event leaves behind is mostly not cyclic.
+    # Objects made so far live on, and events leave few reference cycles: collect less often.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -36,7 +36,7 @@ def on_signals(stop: Callable[[str], None]) -> None:
     """
     Call *stop* with the name of each signal that asks this process to end.
 
-    SIGHUP stays ignored where the process was started so, as `nohup` does.
+    SIGHUP stays ignored if the process was started with it ignored, as `nohup` does.
     """
 
     def hang_up() -> None:
@@ -51,7 +51,7 @@ def on_signals(stop: Callable[[str], None]) -> None:
 
 
 def _leave_closed_terminal() -> None:
-    """Write to nowhere from now on, if the terminal was closed: every write would fail."""
+    """Discard all output if the terminal was closed: every write would fail."""
     for fd in (1, 2):
         try:
             termios.tcgetattr(fd)
@@ -68,7 +68,7 @@ def remove_signal_handlers() -> None:
 
 
 def _log_unhandled(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that nobody waits for, by its type: the loop would print its text."""
+    """Log an unhandled error by its type: the loop would print its text."""
     error = context.get("exception")
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
     at = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

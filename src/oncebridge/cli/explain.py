@@ -1,4 +1,4 @@
-"""`oncebridge explain`: why an event is treated as it is."""
+"""`oncebridge explain`: show what happened to an event, and why."""
 
 import json
 import re
@@ -56,7 +56,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 
 
 class _ExplainOptions(Struct, frozen=True):
-    """How it is to be told."""
+    """The options of the command line."""
 
     as_json: bool
     canonical: bool
@@ -73,8 +73,12 @@ class _ExplainOptions(Struct, frozen=True):
 @click.argument("what", metavar="FILE|KEY|ID")
 @in_option
 @scan_option
-@click.option("--values", is_flag=True, help="Show values of details too: personal data.")
-@click.option("--canonical", is_flag=True, help="Show what was hashed too: part of the event.")
+@click.option(
+    "--values", is_flag=True, help="Show values of details too; they may be personal data."
+)
+@click.option(
+    "--canonical", is_flag=True, help="Show the text that was hashed too; it is part of the event."
+)
 @as_json_option
 def explain(
     setup: Setup,
@@ -87,17 +91,17 @@ def explain(
     as_json: bool,
 ) -> None:
     """
-    Tell what became of an event and why, and who did what to it.
+    Show what happened to an event and why, with all operator actions.
 
-    FILE holds one event, an array or one per line, gzip too, also as a queue, topic or
-    function wraps them; - is standard input. KEY is a key in hex. ID is the envelope id of a
-    first copy (id:ID where it looks like a file): it is looked for with --in, in the dead
-    letters, and then in the store, all of which has to be read for that.
+    FILE holds one event, an array or one per line, also compressed with gzip, or wrapped by a
+    queue, topic or function; - is standard input. KEY is a key in hex. ID is the envelope id of
+    a first copy (id:ID if it looks like a file name): it is searched for with --in, in the dead
+    letters, and then in the store, where all records have to be read.
 
     Nothing is claimed and nothing is changed. The verdict needs the store of the service, so
-    give the same configuration; without it, rule and keys are told all the same.
+    use the same configuration; without the store, the rule and the keys are still shown.
 
-    Exit code 1: something in it could not be read as an event, or nothing was found.
+    Exit code 1: something could not be read as an event, or nothing was found.
     """
     asked = _ExplainOptions(as_json, canonical, values, recording)
     sys.exit(run_loop(_explain(setup, what, asked, scan=scan)))
@@ -107,14 +111,14 @@ async def _explain(setup: Setup, what: str, asked: _ExplainOptions, *, scan: boo
     async with event_finder(setup, recording=asked.recording, scan=scan) as finder:
         named = finder.named(what)
         async with store_for_reading(setup, "no verdicts") as store:
-            teller = _ExplanationPrinter(setup, finder, store, asked)
+            printer = _ExplanationPrinter(setup, finder, store, asked)
             if named.kind == "file":
-                return await teller.file(named.text)
-            return await teller.named(named)
+                return await printer.file(named.text)
+            return await printer.named(named)
 
 
 class _ExplanationPrinter:
-    """Finds out and tells, one explanation after the other."""
+    """Prints explanations, one after the other."""
 
     def __init__(
         self, setup: Setup, finder: EventFinder, store: Store | None, asked: _ExplainOptions
@@ -127,15 +131,15 @@ class _ExplanationPrinter:
         self._told = 0
 
     async def file(self, name: str) -> int:
-        """Explain the events of a file, each beside the earlier ones."""
+        """Explain the events of a file, each compared with the earlier ones."""
         with open_file(name) as file:
             unreadable = await self._records(Records(file))
         if not self._told:
-            note("there is no event in it")
+            note("it has no event")
         return EXIT_NEEDS_ATTENTION if unreadable or not self._told else 0
 
     async def named(self, named: EventReference) -> int:
-        """Explain what has a key or an id, as well as it can be found."""
+        """Explain the event with a key or an id, as far as it can be found."""
         if self._asked.recording is not None:
             with open_file(self._asked.recording) as file:
                 await self._records(
@@ -178,7 +182,7 @@ class _ExplanationPrinter:
         letter: DeadLetter | None = None,
         in_recording: bool = False,
     ) -> int:
-        """Explain records, and tell how many are no events."""
+        """Explain records; return how many are not events."""
         unreadable = 0
         asked = self._asked
         with _recording(None if in_recording or letter else asked.recording) as recording:
@@ -210,7 +214,7 @@ class _ExplanationPrinter:
         if self._told > 1:
             click.echo()
         several = len(self._setup.routes) > 1
-        title = f"letter {letter.number}" if letter else f"line {told.line}"
+        title = f"dead letter {letter.number}" if letter else f"line {told.line}"
         _print_event(self._console, title, told, several=several, canonical=self._asked.canonical)
 
     def _print_key(self, told: KeyExplanation) -> None:
@@ -233,7 +237,7 @@ def _recording(name: str | None) -> Iterator[Iterable[Record]]:
 
 
 def _counted(records: Iterable[Record]) -> Iterator[Record]:
-    """Show how far a large file was read."""
+    """Yield *records*, and show progress."""
     with progress_counter("read") as tell:
         for number, record in enumerate(records, 1):
             if not number % 1000:
@@ -241,7 +245,7 @@ def _counted(records: Iterable[Record]) -> Iterator[Record]:
             yield record
 
 
-# --- for people ---------------------------------------------------------------------------
+# --- as text ------------------------------------------------------------------------------
 
 
 def _print_event(
@@ -285,7 +289,7 @@ def _print_keys(console: Console, told: Explanation, *, canonical: bool) -> None
         if canonical:
             console.print(field("", known.canonical, "dim"))
     if told.keys and told.sent_as != told.keys[-1].key:
-        console.print(field("header", "Idempotency-Key, made of the key and the content"))
+        console.print(field("header", "Idempotency-Key, made of key and content"))
         console.print(field("", told.sent_as.hex()))
 
 
@@ -294,9 +298,9 @@ def _print_verdict(console: Console, told: Explanation) -> None:
     if judged is not None:
         text = f"{judged.verdict.value}: {judged.why}" if judged.why else judged.verdict.value
         if judged.is_watched:
-            text += " (and forwarded all the same: shadow mode)"
+            text += " (forwarded anyway: shadow mode)"
         if told.paused:
-            text += " (once the route is resumed: it is paused)"
+            text += " (after the route is resumed: it is paused)"
         _field(console, "verdict", text, STYLES.get(judged.verdict, ""))
         if judged.first is not None:
             who = f" as {judged.first.id}" if judged.first.id else ""
@@ -309,7 +313,7 @@ def _print_verdict(console: Console, told: Explanation) -> None:
 
 
 def _print_changes(console: Console, told: Explanation) -> None:
-    assert told.changes is not None  # noqa: S101 - the caller looked
+    assert told.changes is not None  # noqa: S101 - the caller checked
     where = f"line {told.same_as}" + (f" of {told.same_in}" if told.same_in else "")
     if not told.changes:
         console.print(field("differs", f"in nothing from {where}"))
@@ -330,7 +334,7 @@ def _change(change: Change) -> str:
 
 def _value(value: Any) -> str:
     if value is UNSET:
-        return "(not there)"
+        return "(missing)"
     if isinstance(value, str):
         text = value
     elif isinstance(value, float):
@@ -344,14 +348,14 @@ def _print_letter(console: Console, letter: DeadLetter | None) -> None:
     if letter is None:
         return
     died = moment(letter.buried_ms)
-    text = f"letter {letter.number}, died {died}, {letter.reason}"
+    text = f"dead letter {letter.number}, died {died}, {letter.reason}"
     _field(console, "dead", f"{text}: {letter.message}" if letter.message else text, "red")
 
 
 def _print_acts(console: Console, acts: OperatorActions, what: str = "") -> None:
-    label = "by hand"
+    label = "operator"
     if acts.before:
-        _field(console, label, f"{acts.before} acts before these are not kept any more")
+        _field(console, label, f"{acts.before} earlier actions are not kept any more")
         label = ""
     for act in acts.acts:
         on = f" on {act.route}" if act.route else ""
@@ -387,7 +391,7 @@ def _field(console: Console, name: str, text: str, style: str = "") -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Break lines between words, and never inside a time."""
+    """Wrap between words, and never inside a time."""
     glued = _TIME.sub(lambda found: found[0].replace(" ", _GLUE), text)
     lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(_GLUE, " ") for line in lines] or [""]

@@ -1,4 +1,4 @@
-"""`oncebridge forget`: let an event pass again."""
+"""`oncebridge forget`: remove the records of an event, so that its next copy is delivered."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ from oncebridge.service.config import Setup
 from oncebridge.stores.api import Store
 
 _LEFT = " (of another event)"
-_BUT = "; another event has its key, with other content, and stays"
+_BUT = "; another event has the same key with different content, and is kept"
 
 
 @command(
@@ -64,18 +64,19 @@ def forget(
     as_json: bool,
 ) -> None:
     """
-    Let events pass again: remove what the store knows of them.
+    Remove events from the store, so that the next copy is delivered.
 
     Name files of events (- is standard input), keys in hex, or the envelope id of a first
-    copy (id:ID where it looks like a file). An event is forgotten on every route that it
-    takes, with all its keys; with --route, which needs the event itself, on that one. It is
-    refused while a worker holds the event. What a rule with latest knows of the entity stays:
-    an older state is still stale. To send it again at once, use `oncebridge resend`.
+    copy (id:ID if it looks like a file name). An event is forgotten on every route that it
+    takes, with all its keys; with --route, which needs the event itself, on that route only.
+    It is refused while a worker holds the event. The newest state of an entity (rules with
+    latest) is kept: an older state is still stale. To send an event again at once, use
+    `oncebridge resend`.
 
     Exit code 1: nothing was found, something could not be read, or it was refused.
     """
     refuse_memory(setup.config.store, "store")
-    chosen_routes(setup, routes)  # which refuses what is none
+    chosen_routes(setup, routes)  # raises for unknown names
     work = _forget(
         setup, what, routes, recording=recording, scan=scan, reason=reason, as_json=as_json
     )
@@ -158,17 +159,17 @@ def _verdict(each: SelectedEvent, done: Sequence[Forgotten]) -> str:
     if each.problem:
         return each.problem
     if any(one.is_operator_log for one in done):
-        return "refused: it is the trail of what was done by hand, and no event"
+        return "refused: this is the operator log of an event or a route, not an event"
     asked = [one for one in done if not one.is_left]
     held = max(asked, key=lambda one: one.left_ms, default=None)
     if held is not None and held.left_ms:
         left = f"for {held.left_ms / 1000:.1f} s more"
         if held.is_held:
-            return f"refused: a worker holds it, {left}; if that died, `oncebridge release` it"
-        return f"refused: it waits for its next attempt, {left}"
+            return f"refused: a worker holds it {left}; if it is gone, use `oncebridge release`"
+        return f"refused: it waits for its next attempt {left}"
     if not each.own:
-        return "has no key here"
+        return "has no key on this route"
     if not any(one.gone for one in done):
-        return f"not known{_BUT if len(asked) < len(done) else ''}"
+        return f"not found{_BUT if len(asked) < len(done) else ''}"
     fate = next((one.fate for one in reversed(done) if one.fate and one.gone), None)
     return f"forgotten; {ENDED[fate]}" if fate else "forgotten"

@@ -1,4 +1,4 @@
-"""`oncebridge migrate`: make what the store and the sinks need."""
+"""`oncebridge migrate`: create the tables that the store and the sinks need."""
 
 import json
 import sys
@@ -18,16 +18,16 @@ from oncebridge.service.config import Setup
     "oncebridge migrate --store postgresql://db.example.com/events",
     "oncebridge migrate -c oncebridge.toml --sql > migration.sql",
 )
-@click.option("--sql", is_flag=True, help="Print the SQL, to be run by others; do nothing.")
+@click.option("--sql", is_flag=True, help="Print the SQL instead of running it.")
 @as_json_option
 def migrate(setup: Setup, *, sql: bool, as_json: bool) -> None:
     """
-    Make the tables that the store and the sinks need.
+    Create the tables, indexes and expiry rules that the store and the sinks need.
 
-    Or whatever else they are to find: an index, a rule by which things expire. Run it before the first start and after each upgrade. It makes what is missing and leaves
-    what is there as it is, so it may be run at any time, also while workers run.
+    Run it before the first start and after each upgrade. It creates what is missing and changes
+    nothing that exists, so it is safe to run at any time, also while workers run.
 
-    Exit code 1: with --sql, nothing here is made by SQL.
+    Exit code 1: with --sql, there is nothing that SQL can create.
     """
     logs.set_up(setup.config.log_level, setup.config.log_format)
     if sql:
@@ -68,14 +68,14 @@ def _print_sql(setup: Setup, *, as_json: bool) -> int:
         backend = place.opened
         if not isinstance(backend, MigratesBySQL):
             if isinstance(backend, Migrates):
-                note(f"{kind} {place} is not made by SQL; `oncebridge migrate` makes it")
+                note(f"{kind} {place} cannot be created with SQL; `oncebridge migrate` creates it")
             continue
         text = backend.migration_sql().strip()
         if as_json:
             click.echo(json.dumps({"kind": kind, "address": str(place), "sql": text}))
-        elif text not in told:  # several routes may lead to one table
+        elif text not in told:  # several routes may use one table
             click.echo(f"-- {kind} {printable(place)}\n{text}\n")
         told.add(text)
     if not told:
-        note("nothing here is made by SQL")
+        note("there is nothing that SQL can create")
     return 0 if told else EXIT_NEEDS_ATTENTION

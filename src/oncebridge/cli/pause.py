@@ -1,4 +1,4 @@
-"""`oncebridge pause` and `oncebridge resume`: for all workers at once."""
+"""`oncebridge pause` and `oncebridge resume`: stop and start delivery on all workers."""
 
 import json
 import sys
@@ -15,8 +15,8 @@ from oncebridge.operate.operator_log import OperatorLog
 from oncebridge.service.addresses import is_missing, refuse_memory
 from oncebridge.service.config import Setup
 
-_route = click.option("--route", "routes", multiple=True, help="This route; may be repeated.")
-_json = click.option("--json", "as_json", is_flag=True, help="The routes as one JSON object.")
+_route = click.option("--route", "routes", multiple=True, help="Only this route (repeatable).")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the routes as one JSON object.")
 
 
 @command(
@@ -28,15 +28,15 @@ _json = click.option("--json", "as_json", is_flag=True, help="The routes as one 
 @_json
 def pause(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
     """
-    Tell every worker to pass nothing on, on all routes or on some.
+    Pause delivery on all workers, on all routes or on some.
 
-    It takes a second until all have heard of it. What is under way ends; what arrives is
-    handed back to its source and comes again. It lasts over restarts, until `resume`.
+    Workers notice within a second. Deliveries in progress are finished; events that arrive are
+    returned to their source, to be retried. It lasts across restarts, until `oncebridge resume`.
     """
     refuse_memory(setup.config.store, "store")
     names = chosen_routes(setup, routes)
     if is_missing(setup.config.store):
-        note(f"the store {setup.config.store} is new: nothing has run with it yet")
+        note(f"the store {setup.config.store} does not exist yet: no worker has used it")
     sys.exit(run_loop(_pause(setup, names, reason, as_json=as_json)))
 
 
@@ -55,7 +55,7 @@ async def _pause(setup: Setup, routes: Sequence[str], reason: str, *, as_json: b
 @reason_option
 @_json
 def resume(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
-    """Let paused routes go on, all or some."""
+    """Resume paused routes, all or some."""
     refuse_memory(setup.config.store, "store")
     sys.exit(run_loop(_resume(setup, chosen_routes(setup, routes), reason, as_json=as_json)))
 
@@ -64,7 +64,7 @@ async def _resume(setup: Setup, routes: Sequence[str], reason: str, *, as_json: 
     audit = open_audit_file(setup)
     before = [False] * len(routes)
     if is_missing(setup.config.store):
-        note(f"the store {setup.config.store} is not there yet, so nothing is paused")
+        note(f"the store {setup.config.store} does not exist yet, so nothing is paused")
     else:
         async with opened(setup.config.store.opened) as store:
             await OperatorLog(audit, store, reason=reason).write_on_routes("resume", routes)
@@ -84,5 +84,5 @@ def _print_result(
         click.echo(json.dumps({"routes": told}))
         return
     for route, was in zip(routes, before, strict=True):
-        state = "paused" if paused else "goes on" if was else "was not paused"
-        click.echo(f"{route}: {'was paused already' if paused and was else state}")
+        state = "paused" if paused else "resumed" if was else "was not paused"
+        click.echo(f"{route}: {'already paused' if paused and was else state}")

@@ -1,4 +1,4 @@
-"""`oncebridge release`: let go of what a dead worker holds."""
+"""`oncebridge release`: release the claims of a worker that is gone."""
 
 import json
 import sys
@@ -40,8 +40,8 @@ from oncebridge.service.config import Setup
 from oncebridge.stores.api import Store
 
 _WARNING = (
-    "if the worker still lives, the event may be sent twice: another takes it at once, and what "
-    "was sent already cannot be called back."
+    "if the worker still runs, the event may be sent twice: another worker claims it at once, and "
+    "a send that has begun cannot be undone."
 )
 _ENTITY = "an older state of the entity may then arrive after a newer one."
 
@@ -69,20 +69,20 @@ def release(
     as_json: bool,
 ) -> None:
     """
-    Let go of events that a worker holds which is gone.
+    Release events that are held by a worker that is gone.
 
-    A worker that dies holds its events until their lease ends. This gives them back in its
-    name, so that the next copy is taken at once: with a file of events, the keys and the
-    entity of each; with a key or the id of a first copy (id:ID where it looks like a file),
-    what is held there, on whichever route. What has changed by then is left alone.
+    A worker that dies holds its events until their lease ends. This releases its claims, so
+    that the next copy is accepted at once: with a file of events, the keys and the entity of
+    each; with a key or the id of a first copy (id:ID if it looks like a file name), the records
+    that are held there, on any route. A record that has changed in the meantime is left alone.
 
-    If the worker still lives, an event may be sent twice. What it has delivered still counts.
+    If the worker still runs, an event may be sent twice. Its deliveries still count.
 
-    Exit code 1: something was not held, not found, could not be read, or you said no.
+    Exit code 1: something was not held, not found or not readable, or you answered no.
     """
     refuse_memory(setup.config.store, "store")
-    chosen_routes(setup, routes)  # which refuses what is none
-    require_confirmation("an event may be sent twice if its worker lives", yes=yes)
+    chosen_routes(setup, routes)  # raises for unknown names
+    require_confirmation("an event may be sent twice if its worker still runs", yes=yes)
     work = _release(
         setup, what, routes, recording=recording, scan=scan, reason=reason, yes=yes, as_json=as_json
     )
@@ -90,7 +90,7 @@ def release(
 
 
 class _CheckedEvent:
-    """What was asked for, as it stood."""
+    """A selected event, and the status of its records."""
 
     def __init__(self, each: SelectedEvent, standings: Sequence[RecordStatus]) -> None:
         self.each = each
@@ -199,16 +199,16 @@ def _result(each: SelectedEvent, done: Sequence[Released]) -> str:
         return each.problem
     if any(one.has_changed for one in done):
         some = "some of it was released, the rest" if any(one.gone for one in done) else "it"
-        return f"{some} has changed meanwhile, and was left as it is; look again"
+        return f"{some} has changed in the meantime and was left as it is; run `oncebridge explain` to see it"
     if any(one.gone for one in done):
-        return "released; the next copy is taken at once"
+        return "released; the next copy is accepted at once"
     if not done:
-        return "has no key here"
+        return "has no key on this route"
     return _not_held([one.standing for one in done if one.standing.key != each.entity])
 
 
 def _not_held(standings: Sequence[RecordStatus]) -> str:
-    """Say why there is nothing to release."""
+    """Return why there is nothing to release."""
     for standing in reversed(standings):
         record = standing.record
         if record is None or standing.is_others:
@@ -218,9 +218,9 @@ def _not_held(standings: Sequence[RecordStatus]) -> str:
             return f"not held: {ended}; use `oncebridge forget` or `oncebridge resend`"
         if standing.state == "claimed":
             until = moment(record.until_ms)
-            return f"not held: it waits for its next attempt until {until}, and nobody holds it"
+            return f"not held: it waits for its next attempt until {until}"
         if standing.state == "free":
-            return "not held: nobody holds it, and the next copy is taken at once"
+            return "not held: no worker holds it, and the next copy is accepted at once"
     if any(standing.is_others and standing.is_held for standing in standings):
-        return "not held: what is held is another event, with the same key and other content"
-    return "not known"
+        return "not held: the claim is of another event, with the same key and different content"
+    return "not found"

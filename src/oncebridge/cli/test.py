@@ -1,4 +1,4 @@
-"""`oncebridge test`: users' rules against their own sample events."""
+"""`oncebridge test`: test rules with sample events."""
 
 import json
 import sys
@@ -27,10 +27,10 @@ from oncebridge.service.config import Setup
 @as_json_option
 def test(setup: Setup, *, files: tuple[str, ...], as_json: bool) -> None:
     """
-    Test the rules of a configuration against sample events.
+    Test the rules of a configuration with sample events.
 
-    CASES.toml says which samples are the same event, which are not, and what becomes of
-    them. No store, sink or source is opened.
+    CASES.toml says which samples are the same event, which are not, and which verdicts they
+    get. No store, sink or source is opened.
 
     \b
       [[test]]

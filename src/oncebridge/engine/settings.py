@@ -17,7 +17,7 @@ and may change: the name is part of every key."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The defaults are meant to be kept."""
+    """The settings of a gateway; the defaults fit most uses."""
 
     window: Annotated[
         timedelta,
@@ -33,30 +33,30 @@ class Settings(Struct, frozen=True, kw_only=True):
     sink_timeout: Annotated[
         timedelta,
         Doc(
-            "How long one send may take; after that nobody knows whether it arrived.",
+            "How long one delivery may take; after that its result counts as unknown.",
             example="10s",
         ),
     ] = timedelta(seconds=10)
     commit_budget: Annotated[
         timedelta,
-        Doc("How long a commit is tried before the event is acknowledged without it.", "5s"),
+        Doc("How long a commit is retried before the event is acknowledged without it.", "5s"),
     ] = timedelta(seconds=5)
-    margin: Annotated[timedelta, Doc("What a claim must outlast a send by.", "1s")] = timedelta(
-        seconds=1
-    )
+    margin: Annotated[
+        timedelta, Doc("How much longer than a delivery a claim must last.", "1s")
+    ] = timedelta(seconds=1)
     max_hold: Annotated[
         timedelta,
-        Doc("How long an event may wait here for its turn, heartbeat or not.", example="15m"),
+        Doc("How long an event may wait for its turn in this worker.", example="15m"),
     ] = timedelta(minutes=15)
     patience: Annotated[
         timedelta,
-        Doc("How long to wait in place for an entity that another worker holds.", example="10s"),
+        Doc("How long to wait for an entity that another worker holds.", example="10s"),
     ] = timedelta(seconds=10)
     max_attempts: Annotated[
         int,
         Doc(
-            "Attempts that failed through the event's own fault before it goes to the dead "
-            "letters: no clear answer, or refused while other events passed.",
+            "Failed attempts that are due to the event before it goes to the dead letters: its result "
+            "is unknown, or it is refused while other events are delivered.",
             example="8",
             at_least=1,
         ),
@@ -73,18 +73,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     backoff: Annotated[
         timedelta,
         Doc(
-            "The pause after a first failure is drawn from none to this; it doubles each time.",
+            "The pause after the first failure is random, up to this; it doubles each time.",
             example="1s",
         ),
     ] = timedelta(seconds=1)
     max_backoff: Annotated[
-        timedelta, Doc("The longest pause, also where a sink asks for a longer one.", "5m")
+        timedelta, Doc("The longest pause, even if a sink asks for a longer one.", "5m")
     ] = timedelta(minutes=5)
     breaker: Annotated[
         int,
         Doc(
-            "Failures in a row after which a sink or store counts as down, and nothing is "
-            "claimed until a single try goes through.",
+            "Failures in a row after which a sink or store counts as down; nothing is claimed until a "
+            "single attempt succeeds.",
             example="5",
             at_least=1,
         ),
@@ -92,8 +92,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     rate: Annotated[
         Rate | None,
         Doc(
-            "How many events the sink of a route is sent at most, by all workers together: they "
-            "share the rate through the store. Without it, a sink that throttles sets the rate.",
+            "The most events that the sink of a route is sent, by all workers together: they share "
+            "the rate through the store. By default, a sink that throttles sets the rate.",
             example="100/s",
         ),
     ] = None
@@ -103,14 +103,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "none"
     mode: Annotated[
         Literal["enforce", "shadow"],
-        Doc('"shadow" forwards everything and only counts what it would have dropped.'),
+        Doc('"shadow" forwards everything and only counts the events it would have dropped.'),
     ] = "enforce"
     on_store_outage: Annotated[
         Literal["hold", "deliver"],
-        Doc('"deliver" sends unprotected while the store is down; duplicates may pass.'),
+        Doc(
+            '"deliver" sends without a claim while the store is down, so duplicates may be delivered.'
+        ),
     ] = "hold"
     explain: Annotated[
-        bool, Doc("Remember the first arrival's id and time with each key, about 60 bytes.")
+        bool, Doc("Keep the id and the time of the first arrival with each key, about 60 bytes.")
     ] = True
     limits: Annotated[Limits, Doc("How large and how deep an event may be.")] = Limits()
     bare: Annotated[
@@ -123,7 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         if self.lease < needed:
             raise ConfigError(
                 "lease",
-                f"{format_duration(self.lease)} is too short: a send "
+                f"{format_duration(self.lease)} is too short: a delivery "
                 f"({format_duration(self.sink_timeout)}), its commit "
                 f"({format_duration(self.commit_budget)}) and a margin "
                 f"({format_duration(self.margin)}) have to fit in it",

@@ -24,7 +24,7 @@ class AllowOptions(Struct, frozen=True, kw_only=True):
     sources: Annotated[
         tuple[str, ...],
         Doc(
-            "Allowed sources; a star at the end allows all that begin like this.",
+            "Allowed sources; a star at the end allows every source with this prefix.",
             example='["aws.partner/genesys.com/*"]',
         ),
     ] = ()
@@ -36,7 +36,7 @@ class AllowOptions(Struct, frozen=True, kw_only=True):
     ] = ()
     otherwise: Annotated[
         Literal["dead", "discard"],
-        Doc("What becomes of an event from elsewhere: kept in the dead letters, or dropped."),
+        Doc("What to do with an event of another sender: keep it in the dead letters, or drop it."),
     ] = "dead"
 
     @property
@@ -98,14 +98,14 @@ def _check(options: AllowOptions) -> None:
     problems = Problems()
     for at, source in enumerate(options.sources):
         if not source or "*" in source[:-1]:
-            message = "must be a source, or the beginning of some and a star"
+            message = "must be a source, or a prefix and a star"
             problems.add(f"allow.sources[{at}]", f"{source!r}: {message}")
     for at, account in enumerate(options.accounts):
         if _NO_ACCOUNT.fullmatch(account):
-            message = "is no AWS account; it has 12 digits"
+            message = "is not an AWS account; it has 12 digits"
             problems.add(f"allow.accounts[{at}]", f"{account!r}: {message}")
     for at, region in enumerate(options.regions):
         if _NO_REGION.fullmatch(region):
-            message = "is no AWS Region; write it like eu-central-1"
+            message = "is not an AWS Region such as eu-central-1"
             problems.add(f"allow.regions[{at}]", f"{region!r}: {message}")
     problems.check()

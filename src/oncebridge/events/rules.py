@@ -577,24 +577,24 @@ class TierOptions(Struct, frozen=True, kw_only=True):
     ignore: Annotated[
         list[str],
         Doc(
-            "Paths that do not count in the content: where it is the key, where it is compared "
-            "(check), and where it stands in for a key of which a field is missing.",
+            "Paths that are ignored in the content: if it is the key, if it is compared (check), and "
+            "if it replaces a key of which a field is missing.",
             example='["detail.sentAt"]',
         ),
     ] = []
     window: Annotated[
         timedelta | None,
-        Doc("How long an event is remembered; otherwise the window of the file.", example="6d"),
+        Doc("How long an event is remembered; by default the window of the file.", example="6d"),
     ] = None
-    sliding: Annotated[bool, Doc("Every repeat prolongs the window, up to max_window.")] = False
+    sliding: Annotated[bool, Doc("Every duplicate extends the window, up to max_window.")] = False
     max_window: Annotated[
         timedelta | None,
-        Doc("The end of a sliding window that no repeat can push further.", example="30d"),
+        Doc("The longest a sliding window may become.", example="30d"),
     ] = None
     check: Annotated[
         bool | None,
         Doc(
-            "Compare the content too: the same key with other content is a conflict. "
+            "Compare the content too: the same key with different content is a conflict. "
             'On for key = "id", otherwise off.'
         ),
     ] = None
@@ -640,7 +640,9 @@ class LatestOptions(Struct, frozen=True, kw_only=True):
 
     entity: Annotated[
         str | None,
-        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+        Doc(
+            "What the event is about; by default the entity of the rule.", example="detail.orderId"
+        ),
     ] = None
     version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
     ahead: Annotated[
@@ -658,27 +660,29 @@ class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
 
     entity: Annotated[
         str | None,
-        Doc("What the event is about; otherwise the rule's entity.", example="detail.orderId"),
+        Doc(
+            "What the event is about; by default the entity of the rule.", example="detail.orderId"
+        ),
     ] = None
     state: Annotated[str, Doc("Its state.", example="detail.status")]
-    time: Annotated[timedelta, Doc("How long the same state is noise.", example="500ms")]
+    time: Annotated[timedelta, Doc("How long the same state counts as noise.", example="500ms")]
 
 
 class RuleOptions(TierOptions, frozen=True, kw_only=True):
     """One rule, as the configuration writes it."""
 
-    name: Annotated[str, Doc("What the rule is called in verdicts and counts.", example="orders")]
+    name: Annotated[str, Doc("The name of the rule in verdicts and counts.", example="orders")]
     match: Annotated[
         dict[str, Any] | None,
         Doc(
-            "Which events it is for, in EventBridge's own pattern language; without it, all.",
+            "Which events it is for, as an EventBridge event pattern; all by default.",
             example='{ source = ["com.example.orders"] }',
         ),
     ] = None
     tiers: Annotated[
         list[TierOptions] | None,
         Doc(
-            "Several ways to recognise an event, the identifying one last.",
+            "Several keys for an event, the identifying one last.",
             example='[{ key = "id", window = "5m" }, { key = "content" }]',
         ),
     ] = None
@@ -689,7 +693,7 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
     latest: Annotated[
         LatestOptions | None,
         Doc(
-            "Drop what is older than what was delivered of the same entity.",
+            "Drop events that are older than the latest delivered one of the same entity.",
             example='{ entity = "detail.orderId", version = "detail.timestamp" }',
         ),
     ] = None
@@ -704,14 +708,18 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
         OnMissing, Doc("What to do when a field of the key is missing or null.")
     ] = "content"
     on_conflict: Annotated[
-        OnConflict, Doc("What to do with the same identity and other content.")
+        OnConflict, Doc("What to do with an event that has the same key and different content.")
     ] = "deliver"
-    on_replay: Annotated[OnReplay, Doc("What to do with events out of an archive.")] = "deduplicate"
+    on_replay: Annotated[
+        OnReplay, Doc("What to do with events that are replayed from an archive.")
+    ] = "deduplicate"
     scope: Annotated[
         Scope,
-        Doc('"organisation" takes all Genesys integrations of one organisation for one source.'),
+        Doc('"organisation" treats all Genesys integrations of one organisation as one source.'),
     ] = "source"
-    discard: Annotated[bool, Doc("Drop what matches: acknowledged, and not forwarded.")] = False
+    discard: Annotated[bool, Doc("Drop events that match: acknowledged, and not delivered.")] = (
+        False
+    )
 
     def build(self, where: str, window: timedelta, problems: Problems) -> dict[str, Any]:
         """Return the arguments of a `Rule`; raise every mistake there is."""

@@ -1,9 +1,9 @@
 """
-Find an event by what people have of it: a file, a key, or the id of an envelope.
+Finds an event by a file, a key, or the id of its envelope.
 
-A key leads straight to its record. An id does not: the store remembers the first copy's with
-each record, so all records have to be looked at. Before that, the dead letters are, which are
-few and have the whole event.
+A key leads straight to its record. An id does not: the store keeps the id of the first copy in
+each record, so all records have to be read. The dead letters are searched first: they are few
+and have the whole event.
 """
 
 import re
@@ -41,12 +41,12 @@ Kind = Literal["file", "key", "id"]
 
 
 class EventReference(Struct, frozen=True):
-    """What somebody has named, and what it was taken for."""
+    """A reference to events: a file, a key or an id."""
 
     text: str
     kind: Kind
     beside: Kind | None = None
-    """What else it might have been."""
+    """What else it could be."""
 
     @property
     def key(self) -> bytes:
@@ -54,10 +54,10 @@ class EventReference(Struct, frozen=True):
 
     @property
     def hint(self) -> str:
-        """Say what it may have been meant for, where nothing was found under it."""
+        """A hint for an id that was not found and resembles a key."""
         if self.kind != "id" or not _NEARLY_A_KEY.fullmatch(self.text.lower()):
             return ""
-        return f"; if it is to be a key: a key has 66 hex digits, and this has {len(self.text)}"
+        return f"; a key has 66 hex digits, this text has {len(self.text)}"
 
     def __str__(self) -> str:
         return f"key {self.text[:10]}…" if self.kind == "key" else f"{self.kind} {self.text}"
@@ -65,10 +65,10 @@ class EventReference(Struct, frozen=True):
 
 def parse_reference(text: str) -> EventReference:
     """
-    Return whether *text* names a file, a key or an id; a file that is there comes first.
+    Return whether *text* names a file, a key or an id; an existing file comes first.
 
-    What begins with `id:` is an id, whatever it looks like. Raises `ConfigError` for what can be
-    none of them: a file that is not there, a key that was cut short.
+    Text that begins with `id:` is an id. Raise `ConfigError` for text that can be none of them: a
+    file that does not exist, or a shortened key.
     """
     is_key = _KEY.fullmatch(text.lower()) is not None
     if text == "-" or _exists(text):
@@ -78,21 +78,21 @@ def parse_reference(text: str) -> EventReference:
     if text.startswith(_SAYS_ID) and text != _SAYS_ID:
         return EventReference(text.removeprefix(_SAYS_ID), "id")
     if _CUT_KEY.fullmatch(text.lower()):
-        raise ConfigError("", f"{text}: a key has 66 hex digits, and this was cut short")
+        raise ConfigError("", f"{text}: this key is shortened; use all 66 hex digits")
     if not text.strip() or "/" in text or _FILE.fullmatch(text):
-        raise ConfigError("", f"{text}: No such file or directory; an id like that is id:{text}")
+        raise ConfigError("", f"{text}: No such file or directory; if it is an id, write id:{text}")
     return EventReference(text, "id")
 
 
 def key_in(text: str) -> bytes | None:
-    """Read a whole key in hex; None where *text* is none."""
+    """Return the key that *text* has in hex; None if it is not a key."""
     return bytes.fromhex(text) if _KEY.fullmatch(text.lower()) else None
 
 
 def _exists(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # too long for a name, or with a character that no name has
+    except (OSError, ValueError):  # too long for a name, or with an invalid character
         return False
 
 
@@ -114,10 +114,10 @@ def events_in(record: FileRecord | bytes, settings: Settings) -> tuple[Event | U
 
 class DeadLetterIndex:
     """
-    The dead letters, to find events in.
+    An index of the dead letters by key and id.
 
-    *opened* opens them when they are first asked for, or answers None where there are none to
-    be had. They are read once, as reading them is slow where they are in a queue.
+    *opened* opens them when they are first needed, or returns None if they cannot be opened.
+    They are read once, as reading is slow if they are in a queue.
     """
 
     def __init__(
@@ -129,18 +129,18 @@ class DeadLetterIndex:
         self._by_id: dict[str, list[int]] = {}
 
     async def with_key(self, keys: Sequence[bytes]) -> DeadLetter | None:
-        """Find the latest letter under any of *keys*, without what it holds."""
+        """Return the latest dead letter under any of *keys*, without its payload."""
         by_key = await self._read()
         found = [by_key[key] for key in keys if key in by_key]
         return max(found, key=lambda letter: letter.number, default=None)
 
     async def with_id(self, id_: str) -> list[DeadLetter]:
-        """Find the letters whose event has the id *id_*, whole."""
+        """Return the dead letters whose event has the id *id_*, with payload."""
         await self._read()
         return await self._whole(self._by_id.get(id_, []))
 
     async def whole(self, letter: DeadLetter) -> DeadLetter | None:
-        """Return *letter* with what it holds, if it is still there."""
+        """Return *letter* with its payload, if it still exists."""
         found = await self._whole([letter.number])
         return found[0] if found else None
 
@@ -172,16 +172,16 @@ class DeadLetterIndex:
 
 def lacks_our_tables(place: BackendAddress) -> bool:
     """
-    Return whether *place* is a SQLite file without our tables, which opening it would make.
+    Return whether *place* is a SQLite file without our tables, which opening it would create.
 
-    What cannot be read is left to whoever opens it, to say so.
+    A file that cannot be read fails later, when it is opened.
     """
     if scheme_of(place.url) != "sqlite":
         return False
     path = Path(place.url.partition(":")[2])
     helpers = [path.with_name(f"{path.name}{end}").exists() for end in ("-wal", "-shm")]
     if helpers == [True, False]:
-        return False  # what stands in its log can be read by nobody who may not write
+        return False  # its log cannot be read without write access
     table = "oncebridge_records" if isinstance(place, StorePlace) else "oncebridge_dead"
     try:
         with looking_at(path) as db:
@@ -191,7 +191,7 @@ def lacks_our_tables(place: BackendAddress) -> bool:
 
 
 async def open_for_reading(place: StorePlace) -> Store:
-    """Open the store of *place*, and make nothing that is not there; raises as `open` does."""
+    """Open the store of *place* without creating anything; raise as `open` does."""
     store: Store = place.opened
     if getattr(place.options, "auto_migrate", False):
         options = replace(place.options, auto_migrate=False)
@@ -205,7 +205,7 @@ async def open_for_reading(place: StorePlace) -> Store:
 
 
 def scan_costs(place: StorePlace) -> str:
-    """Say what looking at all records of *place* costs; nothing where it costs time only."""
+    """Return what AWS charges for reading all records of *place*; empty if it is free."""
     match scheme_of(place.url):
         case "dynamodb":
             return "DynamoDB charges for reading every record"
@@ -219,10 +219,10 @@ async def records_with_id(
     store: Portable, id_: str, progress: Callable[[int], None]
 ) -> AsyncIterator[Record]:
     """
-    Find the records whose first copy had the id *id_*; each may be seen more than once.
+    Yield the records whose first copy had the id *id_*; a record may come more than once.
 
-    *progress* is told how many records were looked at. A copy that came later under another
-    id is not found: its id was not written down.
+    *progress* is called with the number of records read. A later copy with another id is not
+    found: its id was not stored.
     """
     place, seen = b"", 0
     while True:

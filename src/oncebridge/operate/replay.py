@@ -1,18 +1,17 @@
 """
-Dead letters, tried again.
+Replays and drops dead letters.
 
-A letter is replayed in an order in which nothing is lost, wherever the process dies:
+The order of the steps loses no event, wherever the process dies:
 
-    look      was the event delivered since? then the letter can go
-    forget    what the store knows of its death, or it would be a duplicate
-    process   on the route where it died, or the one named instead, as if it had just arrived
-    drop      the letter, once the event is acknowledged
+    check     if the event was delivered in the meantime, drop the dead letter
+    forget    remove the record of its death, or it would be a duplicate
+    process   on its route, or the one named instead, as if it had just arrived
+    drop      the dead letter, once the event is acknowledged
 
-Between the steps the letter is still there, and the next replay goes on from what it finds.
-An event that dies again is put into the dead letters anew before the old letter goes.
+Between the steps the dead letter still exists, and the next replay continues from there. An
+event that dies again becomes a new dead letter before the old one is dropped.
 
-A letter that is dropped is gone with its event. Either act is written into the trail before it
-begins, whoever does it: `oncebridge dead` and the dashboard both come here.
+Both actions are written to the operator log first, from `oncebridge dead` and the dashboard.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -37,14 +36,14 @@ _PAGE = 100
 
 
 class DeadLetterFilter(Struct, frozen=True):
-    """Which letters are meant: by number, or all that have the same reason and route."""
+    """Selects dead letters: by number, or all with the same reason and route."""
 
     numbers: tuple[int, ...] = ()
-    """None: all."""
+    """Empty for all."""
     reason: str = ""
     route: str | None = None
     up_to: int | None = None
-    """No letter with a higher number: what dies again while all are replayed waits."""
+    """The highest number: events that die again during a replay are not replayed."""
 
     def takes(self, letter: DeadLetter) -> bool:
         return (
@@ -55,7 +54,7 @@ class DeadLetterFilter(Struct, frozen=True):
 
 
 async def select(dead: DeadLetters, choice: DeadLetterFilter) -> AsyncIterator[DeadLetter]:
-    """Read the letters that are meant, oldest first; they may be dropped meanwhile."""
+    """Yield the selected dead letters, oldest first; they may be dropped in the meantime."""
     if choice.numbers:
         for number in sorted(set(choice.numbers)):
             for letter in await dead.list(after=number - 1, limit=1):
@@ -71,23 +70,23 @@ async def select(dead: DeadLetters, choice: DeadLetterFilter) -> AsyncIterator[D
 
 
 class Replayed(Struct, frozen=True):
-    """What became of one letter."""
+    """The result for one dead letter."""
 
     number: int
     gone: bool
-    """The letter was dropped: the event is where it belongs."""
+    """The dead letter was dropped."""
     verdict: Verdict | None
-    """None where it was not brought to the gateway."""
+    """None if it was not processed."""
     reason: str = ""
 
     @property
     def is_resolved(self) -> bool:
-        """Return whether nobody has to look at it again."""
+        """Return whether it needs no more attention."""
         return self.gone and self.verdict is not Verdict.DEAD
 
     @property
     def result(self) -> str:
-        """Tell it in a word or two."""
+        """The result in a word or two."""
         if self.gone and self.verdict is Verdict.DEAD:
             return "dead again"
         return "kept" if not self.gone else self.verdict.value if self.verdict else "gone"
@@ -95,11 +94,11 @@ class Replayed(Struct, frozen=True):
 
 class Replayer:
     """
-    Replay dead letters through *router*, which is open.
+    Replays dead letters through *router*, which is open.
 
-    *before* is called with the letters that are about to be acted upon. All go to the route *to*,
-    if it is given: the claim and the key are those of that route then, and what the store knows
-    of the letters' own routes is left alone.
+    *before* is called with the dead letters that are about to be replayed. All go to the route
+    *to*, if given: then claim and key are those of that route, and the records of their own
+    routes are left alone.
     """
 
     def __init__(
@@ -125,9 +124,9 @@ class Replayer:
         self, letters: Sequence[DeadLetter], *, within: timedelta | None = None
     ) -> list[Replayed]:
         """
-        Take each letter through all steps, and tell what became of it, in order.
+        Replay each dead letter, and return the results in order.
 
-        *within* is the time there is: what cannot be sent by then keeps its letter.
+        *within* limits the time: an event that cannot be sent by then stays a dead letter.
         """
         done: dict[int, Replayed] = {}
         if self._to is not None:
@@ -145,7 +144,7 @@ class Replayer:
         return [done[letter.number] for letter in letters]
 
     def _moved(self, letter: DeadLetter, route: str) -> DeadLetter:
-        """Return *letter* as if it had died on *route*, with the rule and the key of that route."""
+        """Return *letter* as of *route*, with the rule and the key of that route."""
         if letter.route == route:
             return letter
         (gateway,) = self._ways[route].gateways
@@ -154,13 +153,13 @@ class Replayer:
         return replace(letter, route=route, rule=plan.rule.name, key=plan.key)
 
     def _route_of(self, letter: DeadLetter) -> str | None:
-        """Return the route that a letter goes to; None if it goes to all that its event matches."""
+        """Return the route of a dead letter; None if it goes to all that its event matches."""
         return self._to or (letter.route if letter.rule else None)
 
     async def _without_paused_routes(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
-        """Keep back what has no route any more, or one that is paused."""
+        """Return those whose route exists and is not paused."""
         routes = list(self._ways)
         states = await pauses.paused(self._store, routes)
         paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
@@ -170,7 +169,7 @@ class Replayer:
             if route is not None and route not in self._ways:
                 why = (
                     f"there is no route {route!r} in this configuration; "
-                    "`oncebridge dead replay --to ROUTE` sends it to another"
+                    "`oncebridge dead replay --to ROUTE` uses another"
                 )
                 _keep(letter, why, done)
             elif route in paused or (route is None and paused):
@@ -182,7 +181,7 @@ class Replayer:
     async def _not_delivered_since(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
-        """Let letters go whose event was delivered in the meantime."""
+        """Drop those whose event was delivered in the meantime; return the others."""
         records = await self._look([letter.key for letter in letters if letter.key])
         now_ms = await self._store.now_ms()
         ready, delivered = [], []
@@ -191,7 +190,7 @@ class Replayer:
             if record is not None and self._is_delivered(letter, record, now_ms):
                 delivered.append(letter.number)
                 done[letter.number] = Replayed(
-                    letter.number, True, Verdict.DUPLICATE, "it was delivered since"
+                    letter.number, True, Verdict.DUPLICATE, "it was delivered in the meantime"
                 )
             else:
                 ready.append(letter)
@@ -199,7 +198,7 @@ class Replayer:
         return ready
 
     def _is_delivered(self, letter: DeadLetter, record: Record, now_ms: int) -> bool:
-        """Return whether *record* proves that this event, and no other, was delivered."""
+        """Return whether *record* shows that this very event was delivered."""
         if record.fate is not Fate.DELIVERED or transitions.state(record, now_ms) != "done":
             return False
         return belongs_to_event(record, self._contents_of(letter))
@@ -207,7 +206,7 @@ class Replayer:
     async def _forgotten(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
-        """Forget that these events died; keep back what a worker holds."""
+        """Remove the records of these deaths; return those that no worker holds."""
         own = {letter.number: self._contents_of(letter) for letter in letters}
         records = await self._look([key for each in own.values() for key in each])
         now_ms = await self._store.now_ms()
@@ -239,7 +238,7 @@ class Replayer:
         return contents_of(letter, self._identities)
 
     def _by_router(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
-        """Bring each letter back to where it died; what had no route takes all that it matches."""
+        """Group by route; a dead letter without one goes to all routes that its event matches."""
         batches: dict[str | None, list[DeadLetter]] = {}
         for letter in letters:
             batches.setdefault(self._route_of(letter), []).append(letter)
@@ -250,13 +249,13 @@ class Replayer:
 
 
 class LetterToDrop(Struct, frozen=True):
-    """What has to be known of a letter to drop it, without what it holds."""
+    """A dead letter to drop, without its payload."""
 
     number: int
     route: str
     key: bytes
     own: dict[bytes, bytes]
-    """Every key of its event, with the content that it has there."""
+    """Every key of its event, with its content."""
 
     @classmethod
     def of(cls, letter: DeadLetter, identities: Identities) -> "LetterToDrop":
@@ -270,9 +269,9 @@ async def drop(
     operator_log: OperatorLog,
 ) -> int:
     """
-    Drop letters for good, once that is written down, and tell how many were there.
+    Drop dead letters for good, after writing to the operator log; return how many there were.
 
-    *store* is asked whose the keys are by now; without one, they are taken for the letters'.
+    *store* tells which keys belong to other events by now; without it, all are logged.
     """
     owns = [each.own for each in doomed]
     if store is not None:
@@ -283,13 +282,13 @@ async def drop(
     return await dead.drop([each.number for each in doomed])
 
 
-# --- the trail ----------------------------------------------------------------------------
+# --- operator log -------------------------------------------------------------------------
 
 
 async def write_replay(
     setup: Setup, operator_log: OperatorLog, letters: Sequence[DeadLetter]
 ) -> None:
-    """Write down that *letters* are about to be replayed."""
+    """Log that *letters* are about to be replayed."""
     identities = Identities(setup)
     owns = [contents_of(letter, identities) for letter in letters]
     await _write(operator_log, "replay", letters, await keys_of(owns, setup.config.store.opened))
@@ -310,7 +309,7 @@ async def _write(
 
 
 def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes]:
-    """List the keys of a letter's event, by the rules of then and of now, with its content."""
+    """Return the keys of an event, by the rules of then and of now, with its content."""
     own = {letter.key: b""} if letter.key else {}
     event = identities.read(letter.raw)
     if not letter.rule or not isinstance(event, Event):
@@ -320,7 +319,7 @@ def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes
 
 
 async def keys_of(owns: Sequence[Mapping[bytes, bytes]], store: Store) -> dict[bytes, bytes]:
-    """Put the contents of events together, without what other events have under their keys."""
+    """Return the contents of all events, without keys that belong to other events."""
     found = await _peek(store, [key for own in owns for key in own])
     return {key: one for own in owns for key, one in touched(own, found).items()}
 
@@ -338,7 +337,7 @@ def _keep(
 
 
 def _replayed(letter: DeadLetter, answer: Answer) -> Replayed:
-    # A conflict that its rule does not deliver is buried anew, or dropped.
+    # A conflict that its rule does not deliver became a new dead letter, or was dropped.
     is_kept_back = answer.verdict is Verdict.CONFLICT and not any(
         outcome.forwarded for _, outcome in answer.outcomes
     )

@@ -1,10 +1,10 @@
 """
-A gateway that runs by itself: sources, routes, a store, and somebody who looks after them.
+The service: sources, routes and a store, with periodic tasks.
 
-`open` gets everything ready or says what is wrong. `run` lasts until every source has come
-to its end, or until `stop`. `close` finishes what is under way within the grace there is: a
-stop costs no duplicate. In between it purges what is past keeping, looks whether an operator
-has paused a route, and writes a line about each second in which there was work.
+`open` prepares everything or raises. `run` returns when every source has ended, or after `stop`.
+`close` finishes the work in progress within the grace period, so that a stop causes no
+duplicates. Periodic tasks purge expired records, check whether an operator has paused a route,
+and log the counts of each second with work.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def make_router(
 
 
 class Dashboard(Protocol):
-    """The pages beside a service, from the entry point `oncebridge.dashboards`."""
+    """The dashboard of a service, from the entry point `oncebridge.dashboards`."""
 
     @property
     def url(self) -> str: ...
@@ -107,7 +107,7 @@ class Dashboard(Protocol):
 
 
 class Service:
-    """Run what *setup* describes."""
+    """Runs the sources and routes of *setup*."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Service:
         self._intake = Intake(self.router, batch=config.batch, is_open=lambda: self._is_open)
         inbox: Inbox = self.spool or self._intake
         self._is_open = False
-        """Store, sinks and dead letters are there, and have checked themselves."""
+        """Store, sinks and dead letters are open."""
         self._host = Host(
             self.router,
             inbox,
@@ -161,13 +161,13 @@ class Service:
         self._dashboard = self._make_dashboard() if config.dashboard else None
         self.sources: list[Source] = [place.opened for place in config.source]
         self.is_watched = False
-        """Somebody looks at the counts already, on a status line."""
+        """A status line shows the counts, so they are not logged."""
         self.gave_up = ""
-        """Why it stopped by itself before its time."""
+        """Why the service stopped by itself; empty if it did not."""
         self._stopping = asyncio.Event()
         self._closing = asyncio.Event()
         self._found_wrong = 0
-        """How often a store that came late was found to be unfit."""
+        """How often a store that was opened late was refused."""
         self._counted: dict[str, Counter[str]] = {}
         self._down: dict[str, list[str]] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -185,7 +185,7 @@ class Service:
         return made
 
     def _state(self, monitor: Monitor) -> State:
-        """Return how this worker is right now."""
+        """Return the current state of this worker."""
         return State(
             name=monitor.name,
             host=platform.node(),
@@ -217,9 +217,9 @@ class Service:
         )
 
     def _not_ready(self) -> list[str]:
-        """Return what keeps events from being taken right now, as the HTTP source does."""
+        """Return why events cannot be accepted right now; empty if they can."""
         stopping = ["shutting down"] if self._stopping.is_set() else []
-        # Without the routes' names: anybody may ask.
+        # Without the names of routes: no authentication is needed here.
         spool, intake = self.spool, self._intake
         found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
         sources = [why for one in self.sources for why in getattr(one, "not_ready", list)()]
@@ -227,12 +227,12 @@ class Service:
 
     @property
     def health_port(self) -> int | None:
-        """Where it is asked whether events can pass, once it is open."""
+        """The port of `health`, once it is open."""
         return self._listeners[0].port if self._setup.config.health else None
 
     @property
     def dashboard_url(self) -> str | None:
-        """Where people look, once it is open."""
+        """The address of the dashboard, once it is open."""
         return self._dashboard.url if self._dashboard else None
 
     @property
@@ -240,7 +240,7 @@ class Service:
         return [*([self.spool] if self.spool else []), *self.sources]
 
     def books(self) -> dict[str, Books]:
-        """Return the books of each route, and of what no route was for."""
+        """Return the counters of each route, and of unrouted events."""
         books = {gateway.route: gateway.books for gateway in self.router.gateways}
         if any(way.match is not None for way in self.router.ways):
             books[UNROUTED] = self.router.unrouted
@@ -254,7 +254,7 @@ class Service:
         return dict(total)
 
     async def open(self) -> None:
-        """Open routes, then sources; a store that is only away for now may come later."""
+        """Open routes, then sources; a store that is unavailable is opened later."""
         try:
             await self.router.open()
         except StoreUnavailable as error:
@@ -289,7 +289,7 @@ class Service:
     async def run(self) -> None:
         """Run until all sources are at their end, or until `stop`."""
         stopping = asyncio.create_task(self._stopping.wait())
-        # A spool has no end of its own: it ends when nothing more can come into it.
+        # A spool ends when no source can add to it.
         runs = {asyncio.create_task(source.run()) for source in self.sources}
         behind = {asyncio.create_task(self.spool.run())} if self.spool else set()
         try:
@@ -309,15 +309,15 @@ class Service:
             self._runs = {*runs, *behind}
 
     def stop(self) -> None:
-        """Take nothing more; `run` returns, and `close` finishes what is under way."""
+        """Accept no more events; `run` returns, and `close` finishes the work in progress."""
         self._stopping.set()
 
     async def close(self, grace: timedelta | None = None) -> bool:
-        """Finish what is under way, close everything, and tell whether all was finished."""
+        """Finish the work in progress, close everything, and return whether all was finished."""
         for source in self._all_sources:
             source.stop()
         drained = await self.router.drain(grace or self._setup.config.grace)
-        # What no route is for is on its way to the dead letters, and no gateway knows of it.
+        # Unrouted events on their way to the dead letters are in no gateway.
         await self._intake.aclose(_LEAVE_S if drained else 0)
         runs = self._runs
         if runs:
@@ -334,7 +334,7 @@ class Service:
         if self._dashboard is not None:
             await self._dashboard.aclose()
         await self.router.aclose()
-        self._tell_now()  # what was still looked up in shadow mode
+        self._tell_now()  # for look-ups that ended late, in shadow mode
         for listener in self._listeners:
             await listener.aclose()
         for failure in failures:
@@ -343,7 +343,7 @@ class Service:
         return drained
 
     async def _end_keepers(self, within_s: float) -> None:
-        """Let each keeper end its round, or others would wait for what it holds in the store."""
+        """Let each periodic task finish, or other workers would wait for its claims."""
         self._closing.set()
         if self._keepers:
             await asyncio.wait(self._keepers, timeout=within_s)
@@ -353,23 +353,23 @@ class Service:
 
     async def _close_monitor(self) -> None:
         try:
-            # What never came to run has nothing to tell, and may have no store to tell it to.
+            # A service that has not run has no counts, and maybe no store.
             has_run = self._is_open and bool(self._keepers)
             async with asyncio.timeout(_LEAVE_S):
                 await self.monitor.aclose(has_run=has_run)
-        except Exception as error:  # noqa: BLE001 - the rest has to be closed all the same
-            # What it counted since it last told is only in the log now.
+        except Exception as error:  # noqa: BLE001 - the rest still has to be closed
+            # The latest counts are only in the log now.
             _log.warning("oncebridge.not_told", extra={"error": type(error).__name__})
 
-    # --- looking after it --------------------------------------------------------------
+    # --- periodic tasks ----------------------------------------------------------------
 
     async def _keep(self, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do *work* again and again; a failure is told, and no reason to stop."""
+        """Run *work* periodically; a failure is logged, and does not stop it."""
         while True:
             try:
                 await work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next time may be better
-                # Our own errors quote no payload; of others only the type is told.
+            except Exception as error:  # noqa: BLE001 - the next run may succeed
+                # Our own errors quote no payload; of others only the type is logged.
                 is_ours = isinstance(error, OncebridgeError)
                 told = str(error) if is_ours else type(error).__name__
                 fields = {"what": work.__name__.strip("_"), "error": told}
@@ -380,7 +380,7 @@ class Service:
                 return
 
     async def _open_late(self) -> None:
-        """Open a store that was away at the start; what is wrong with it ends the service."""
+        """Open a store that was unavailable at the start; stop if it is unusable."""
         if self._is_open or self.gave_up:
             return
         try:
@@ -388,7 +388,7 @@ class Service:
         except StoreUnavailable:
             return
         except ConfigError as error:
-            # In the middle of a failover a replica may answer, and soon be the primary.
+            # During a failover a replica may answer that is about to become the primary.
             self._found_wrong += 1
             _log.warning("oncebridge.store_is_away", extra={"error": str(error)})
             if self._found_wrong * _LOOK_S >= _PUT_UP_S:
@@ -415,7 +415,7 @@ class Service:
             await self.monitor.share()
 
     async def _look_at_epoch(self) -> None:
-        """Notice that the store has lost its records, and count what is sent from then on."""
+        """Notice that the store has lost its records, and count deliveries from then on."""
         if not self._is_open:
             return
         before_ms = self._epoch.lost_ms
@@ -432,7 +432,7 @@ class Service:
             _log.warning("oncebridge.store_lost_its_records", extra=extra)
 
     def _records_lost_ms(self) -> int:
-        """Return when the store lost its records, if a window that began before still lasts."""
+        """Return when the store lost its records, if a window from before is still open."""
         lost_ms = self._epoch.lost_ms
         longest_ms = max(gateway.rules.longest_ms for gateway in self.router.gateways)
         return lost_ms if self._clock() - lost_ms < longest_ms else 0
@@ -455,10 +455,10 @@ class Service:
                 _log.warning("oncebridge.resumed", extra={"route": gateway.route})
 
     async def _look_for_gone(self) -> None:
-        """Stop where there is no sink any more, and never will be."""
+        """Stop if a sink is gone for good."""
         for route in self._setup.routes:
             if getattr(route.sink.opened, "is_gone", False) and not self.gave_up:
-                self._give_up(f"{route.name}: nobody takes events there any more")
+                self._give_up(f"{route.name}: the sink is closed and accepts no more events")
 
     def _give_up(self, why: str) -> None:
         self.gave_up = why
@@ -478,7 +478,7 @@ class Service:
                     _log.warning(line, extra=fields)
 
     def _tell_now(self) -> None:
-        """Write a line for each route in which something has changed, and for look-ups."""
+        """Log a line for each route whose counts have changed, and for look-ups."""
         for route, books in self.books().items():
             now = Counter({name: n for name, n in books.counts().items() if name != "in_flight"})
             changed = self._changed(route, now)
@@ -490,7 +490,7 @@ class Service:
                 _log.info("oncebridge.verified", extra=changed)
 
     def _changed(self, whose: str, now: Counter[str]) -> dict[str, int]:
-        """Return what has been counted since this was last asked."""
+        """Return what has been counted since the last call."""
         before = self._counted.get(whose, Counter())
         self._counted[whose] = now
         return {name: n - before[name] for name, n in now.items() if n != before[name]}

@@ -1,5 +1,5 @@
 #: lambda
-# oncebridge: EventBridge rule, queue, Lambda function and table; each event passed on once.
+# oncebridge: EventBridge rule, queue, Lambda function and table; each event delivered once.
 #: worker
 # oncebridge: EventBridge rule, queue and table, and the rights of the workers that read it.
 #: both
@@ -544,7 +544,7 @@ resource "aws_sqs_queue_policy" "by_tls" {
 
 resource "aws_lambda_function" "oncebridge" {
   function_name                  = var.name
-  description                    = "oncebridge: each event passed on once."
+  description                    = "oncebridge: each event delivered once."
   handler                        = "oncebridge.aws.function.handler"
   runtime                        = "python3.12"
   architectures                  = [var.architecture]

@@ -1,11 +1,11 @@
 """
-What a route would do with an event now.
+Predicts what a route would do with an event now.
 
-It is found with the table that stores decide by (`oncebridge.stores.transitions`), on records that were
-only looked at: nothing is claimed, and a judgement changes nothing.
+It applies the transitions of the stores (`oncebridge.stores.transitions`) to records that were
+only read: nothing is claimed and nothing changes.
 
-Here it is also told which records are an event's own. Another event may stand under the same
-key with other content, and nothing that is done to the one may touch the other.
+It also decides which records belong to an event. Another event may have the same key with
+different content, and an action on the one must not touch the other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,9 +46,9 @@ ENDED: Final = {
     Fate.DROPPED: "it was dropped as a conflict",
 }
 _CONFLICTS: Final = {
-    "deliver": "the same key was done with other content; it is delivered as an event of its own",
-    "dead": "the same key was done with other content; it goes to the dead letters",
-    "duplicate": "the same key was done with other content; it is dropped",
+    "deliver": "another event has the same key with different content; both are delivered",
+    "dead": "another event has the same key with different content; it goes to the dead letters",
+    "duplicate": "another event has the same key with different content; it is dropped",
 }
 _SENT: Final = {"deliver": "it is delivered", "dead": "it goes to the dead letters"}
 _ON_ROUTES: Final = ("pause", "resume")
@@ -59,16 +59,16 @@ _OUTDATED: Final = {
 
 
 def contents(way: RouteIdentity) -> dict[bytes, bytes]:
-    """List every key that may have a record of an event, with the content that it has there."""
+    """Return every key that may have a record of an event, with the hash of its content."""
     own = {part.key: part.hash for part in way.plan.parts}
     return own | {conflict_key(key, hashed): hashed for key, hashed in own.items() if hashed}
 
 
 def belongs_to_event(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
     """
-    Return whether a record is of the event that has *own* contents: by key, with its content.
+    Return whether a record belongs to the event with *own* contents: same key, same content.
 
-    The same key with other content is another event's. Where one of the two contents is not
+    The same key with different content is another event. If one of the two contents is not
     known (empty), the key decides.
     """
     if record is None or record.key not in own:
@@ -78,7 +78,7 @@ def belongs_to_event(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
 
 
 def touched(own: Mapping[bytes, bytes], found: Mapping[bytes, Record | None]) -> dict[bytes, bytes]:
-    """Of *own* contents, give those of what the event has left or may leave: not another's."""
+    """Return those of *own* contents whose records do not belong to another event."""
     return {
         key: content
         for key, content in own.items()
@@ -87,22 +87,22 @@ def touched(own: Mapping[bytes, bytes], found: Mapping[bytes, Record | None]) ->
 
 
 class ExpectedVerdict(Struct, frozen=True):
-    """What a route would do with an event now."""
+    """The verdict that a route would reach now, and why."""
 
     verdict: Verdict
     why: str = ""
     first: First | None = None
     fate: Fate | None = None
     key: bytes = b""
-    """The key by which the store knows it, where that is why."""
+    """The key whose record is the reason, if any."""
     policy: str = ""
-    """What the rule does with a conflict, where it is one."""
+    """What the rule does with a conflict, if it is one."""
     is_watched: bool = False
     """In shadow mode: it is forwarded, whatever the verdict."""
 
 
 class RecordStatus(Struct, frozen=True):
-    """How the record of one key stands."""
+    """The state of the record of one key."""
 
     key: bytes
     state: transitions.State
@@ -111,7 +111,7 @@ class RecordStatus(Struct, frozen=True):
     left_ms: int = 0
     """How long that lasts: a lease or a wait for the next attempt, or a window."""
     is_others: bool = False
-    """It is of another event, that has the same key with other content."""
+    """It belongs to another event, with the same key and different content."""
 
     @classmethod
     def of(
@@ -121,7 +121,7 @@ class RecordStatus(Struct, frozen=True):
         now_ms: int,
         own: Mapping[bytes, bytes] | None = None,
     ) -> "RecordStatus":
-        """Look at what stands under *key*; with *own* contents it is told whose that is."""
+        """Return the status of *record*; with *own* contents, also whether it is another event's."""
         left_ms = record.until_ms - now_ms if record else 0
         is_others = (
             own is not None and key in own and not (record is None or belongs_to_event(record, own))
@@ -130,7 +130,7 @@ class RecordStatus(Struct, frozen=True):
 
     @property
     def is_held(self) -> bool:
-        """Return whether a worker has it in hand; else it waits for its next attempt, if at all."""
+        """Return whether a worker holds it; else it waits for its next attempt, if at all."""
         return self.state == "claimed" and bool(self.record and self.record.token)
 
     @property
@@ -148,7 +148,7 @@ class RecordStatus(Struct, frozen=True):
 
 
 class RecordView:
-    """Look at the records of a store, and judge by them as the gateway would."""
+    """Reads the records of a store, and predicts what the gateway would decide."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -157,7 +157,7 @@ class RecordView:
         self.now_ms = 0
 
     async def prepare(self, ways: Sequence[RouteIdentity]) -> set[str]:
-        """Look at all records of a batch at once, and tell which routes are paused."""
+        """Read all records of a batch at once; return the routes that are paused."""
         keys = [key for way in ways for key in (*way.all_keys(), way.plan.entity)]
         await self.look_at(keys)
         routes = sorted({way.route.name for way in ways})
@@ -169,7 +169,7 @@ class RecordView:
         return paused
 
     async def look_at(self, keys: Sequence[bytes]) -> None:
-        """Look at the records of *keys* and at their trails, and at no others any more."""
+        """Read the records of *keys* and their operator actions; forget all others."""
         self._found.clear()
         self.now_ms = await self._store.now_ms()
         await self._fetch(keys)
@@ -183,24 +183,24 @@ class RecordView:
             self._found.update(zip(missing, await self._store.peek(missing), strict=True))
 
     def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> RecordStatus:
-        """Return how a record stands that was looked at."""
+        """Return the status of a record that was read."""
         return RecordStatus.of(key, self._found.get(key), self.now_ms, own)
 
     def touched(self, way: RouteIdentity) -> dict[bytes, bytes]:
-        """Return the contents that an event has and no other, of what was looked at."""
+        """Return the contents of an event whose records belong to no other event."""
         return touched(contents(way), self._found)
 
     def acts(self, keys: Sequence[bytes]) -> OperatorActions:
-        """Return what was done by hand to what has *keys*."""
+        """Return the operator actions on *keys*."""
         found = [self._actions.get(operator_log.event_log_key(key)) for key in keys if key]
         return operator_log.merged([each for each in found if each is not None])
 
     def acts_on(self, way: RouteIdentity) -> OperatorActions:
         """
-        Return what was done by hand to an event.
+        Return the operator actions on an event.
 
-        Of what stands under a key that is another event's by now, only what is surely its own.
-        What has no key at all is among what was done on its route.
+        Under a key that belongs to another event by now, only those that are certainly its own.
+        Actions on events without a key are among those on their route.
         """
         if not way.keys:
             on_route = self._actions.get(
@@ -219,14 +219,14 @@ class RecordView:
         return operator_log.merged(found)
 
     def paused_by(self, route: str) -> OperatorAction | None:
-        """Return who has paused *route*, where that is known."""
+        """Return the action that paused *route*, if it is known."""
         acts = self._actions.get(operator_log.route_log_key(route), OperatorActions()).acts
         return next((act for act in reversed(acts) if act.verb == "pause"), None)
 
     async def judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
-        """Return what would become of an event with *plan*."""
+        """Return the verdict for an event with *plan*."""
         judged = await self._judge(plan, settings)
-        # Who is not let in stays out, in shadow mode too.
+        # Senders that are not allowed stay out in shadow mode, too.
         is_watched = settings.mode == "shadow" and not plan.refused
         return replace(judged, is_watched=True) if is_watched else judged
 
@@ -261,11 +261,11 @@ class RecordView:
                 case _ if plan.action == "dead":
                     return ExpectedVerdict(Verdict.DEAD, plan.message)
                 case _:
-                    assert isinstance(answer, Claim)  # noqa: S101 - the table knows no other
+                    assert isinstance(answer, Claim)  # noqa: S101 - there is no other answer
                     return self._claimed(plan, settings, answer, clash)
 
     def outdated(self, plan: Plan) -> Verdict | None:
-        """Return why the entity's register stands against *plan*, whatever its keys say."""
+        """Return the verdict that the state of the entity forces on *plan*, if any."""
         return self._register(plan).judge(plan, self.now_ms) if plan.entity and plan.parts else None
 
     def _register(self, plan: Plan) -> Register:
@@ -281,7 +281,7 @@ class RecordView:
     ) -> ExpectedVerdict:
         tried = max(each.attempts for each in claim.held) - 1
         policy = plan.rule.on_conflict
-        if settings.mode != "shadow":  # else it goes on to its entity, and is forwarded
+        if settings.mode != "shadow":  # in shadow mode it is forwarded
             if tried >= settings.max_attempts:
                 why = f"it was tried {tried} times"
                 return _conflict(clash, "dead") if clash else ExpectedVerdict(Verdict.DEAD, why)
@@ -303,7 +303,7 @@ class RecordView:
                     return ExpectedVerdict(outdated, _OUTDATED[outdated])
         if clash is not None:
             return _conflict(clash, policy)
-        return ExpectedVerdict(Verdict.DELIVERED, f"after {tried} that failed" if tried else "")
+        return ExpectedVerdict(Verdict.DELIVERED, f"after {tried} failed attempts" if tried else "")
 
 
 def _conflict(clash: Mismatch, policy: str) -> ExpectedVerdict:
@@ -314,6 +314,6 @@ def _conflict(clash: Mismatch, policy: str) -> ExpectedVerdict:
 
 
 def held(standing: RecordStatus) -> str:
-    """Return for how long a record is not to be had."""
+    """Return how long a record stays claimed."""
     what = "held by a worker" if standing.is_held else "waiting for its next attempt"
-    return f"{what}, for {standing.left_ms / 1000:.1f} s more"
+    return f"{what} for {standing.left_ms / 1000:.1f} s more"

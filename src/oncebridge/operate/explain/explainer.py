@@ -1,8 +1,8 @@
 """
-Why an event is treated as it is: rule, keys, verdict, who came first, and who did what.
+Explains events: rule, keys, verdict, the first copy, and operator actions.
 
-The verdict is the one the event would get now (`oncebridge.operate.explain.expected_verdict`). An explanation claims
-nothing and changes nothing.
+The verdict is the one that the event would get now (see `expected_verdict`). An explanation
+claims nothing and changes nothing.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ from oncebridge.service.config import Setup
 from oncebridge.stores.api import Fate, Record, Store
 
 Wanted = Callable[[Event, Sequence[RouteIdentity]], bool]
-"""Tells whether an event, with what each route makes of it, is one that was asked for."""
+"""Whether an event, with its identity on each route, is to be explained."""
 
 _BATCH = 200
 _MOST_REMEMBERED = 64 * 1024 * 1024
@@ -53,10 +53,9 @@ async def explain(
     """
     Explain each record of a file, in order; one explanation for each route that it takes.
 
-    Without *store*, nothing is said about verdicts. Only `peek` and `now_ms` are called. With
-    *values*, it is told how details differ, and not only where, and which entity and version an
-    event has, and not only by which expressions. Events are also compared with those of a
-    *recording*. With *wanted*, the others are read, and not explained.
+    Without *store*, there are no verdicts. Only `peek` and `now_ms` are called. With *values*, the
+    explanation has the values of details that differ, and of entity and version. Events are
+    also compared with those of a *recording*. With *wanted*, other events are not explained.
     """
     explainer = _Explainer(setup, store, letters, values=values)
     for record in recording:
@@ -68,7 +67,7 @@ async def explain(
 
 
 class _Arrived(Struct, frozen=True):
-    """One event of a file, with what each route makes of it."""
+    """One event of a file, with its identity on each route."""
 
     line: int
     event: Event | Unreadable
@@ -194,7 +193,7 @@ class _Explainer:
             action="dead" if is_kept else "discard",
             event=event,
             rule=plan.rule.name if plan is not None else None,
-            why=f"no route is for it{said}",
+            why=f"no route matches it{said}",
             judged=ExpectedVerdict(Verdict.DEAD if is_kept else Verdict.DISCARDED),
         )
 
@@ -204,7 +203,7 @@ def _is_wanted(arrived: _Arrived, wanted: Wanted) -> bool:
 
 
 def _names(way: RouteIdentity, judged: ExpectedVerdict | None) -> list[bytes]:
-    """Name the records that are worth telling about."""
+    """Return the keys of the records to report."""
     names = [known.key for known in way.keys]
     if judged is not None and judged.key and judged.key not in names:
         names.append(judged.key)
@@ -222,7 +221,7 @@ def _unreadable(line: int, event: Unreadable) -> Explanation:
 
 
 def _why(plan: Plan, event: Event, keys: Sequence[EventKey]) -> str:
-    """Say what is unusual about a plan; nothing where all is as the rule asks."""
+    """Return what is unusual about a plan; empty if nothing is."""
     rule = plan.rule
     if plan.action == "dead":
         return plan.message
@@ -231,21 +230,21 @@ def _why(plan: Plan, event: Event, keys: Sequence[EventKey]) -> str:
     if plan.action == "bypass":
         return why_bypassed(rule, is_replay=event.replay_name is not None)
     if any(known.instead for known in keys):
-        return f"a field that the key needs is missing or null, so its {keys[-1].kind} counts"
+        return f"a field of the key is missing or null, so its {keys[-1].kind} is used instead"
     return ""
 
 
 def why_bypassed(rule: Rule, *, is_replay: bool) -> str:
-    """Say why *rule* does not deduplicate an event that it has let pass."""
+    """Return why *rule* delivers an event without deduplication."""
     if not rule.tiers:
         return 'the rule says key = "none"'
     if is_replay and rule.on_replay == "deliver":
         return 'it is a replay, and the rule says on_replay = "deliver"'
-    return 'a field that the key needs is missing or null, and on_missing = "deliver"'
+    return 'a field of the key is missing or null, and on_missing = "deliver"'
 
 
 def _expressions(plan: Plan) -> tuple[str, str]:
-    """Tell by which expressions an event's entity and version are found, where it has them."""
+    """Return the expressions for the entity and the version of an event, if it has them."""
     rule = plan.rule
     if not plan.entity:
         return "", ""
@@ -257,7 +256,7 @@ def _expressions(plan: Plan) -> tuple[str, str]:
 
 
 def _with_cause(told: Explanation, event: Event, then: Event | None) -> Explanation:
-    """Name the likely cause; *then* is an earlier copy out of a file, where there is one."""
+    """Return *told* with its likely cause; *then* is an earlier copy from a file, if any."""
     judged = told.judged
     match judged.verdict if judged else None:
         case Verdict.DUPLICATE:
@@ -280,11 +279,11 @@ def _with_cause(told: Explanation, event: Event, then: Event | None) -> Explanat
     return replace(told, cause=cause, is_guess=is_guess)
 
 
-# --- what the file says -------------------------------------------------------------------
+# --- earlier events -----------------------------------------------------------------------
 
 
 class _Seen(Struct, frozen=True):
-    """An event further up in the file, and whether it has a key with other content."""
+    """An earlier event of the file, and whether it has a key with different content."""
 
     line: int
     raw: bytes
@@ -295,14 +294,14 @@ class _Seen(Struct, frozen=True):
 
 
 class _Earlier:
-    """The first event of a file under each key, as far as there is room to remember them."""
+    """The first event of a file under each key, as far as memory allows."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, _Seen] = {}
         self._room = _MOST_REMEMBERED
 
     def look(self, line: int, event: Event, way: RouteIdentity, name: str = "") -> _Seen | None:
-        """Find who has one of the keys already, and remember this one under the others."""
+        """Return the earlier event with one of the keys; remember this one under the others."""
         found: _Seen | None = None
         for known in reversed(way.keys):
             part = known.part
@@ -325,7 +324,7 @@ async def explain_key(
     *,
     record: Record | None = None,
 ) -> KeyExplanation:
-    """Return what is known under *key*; *record* is for what a scan has just found there."""
+    """Return what is known under *key*; *record* is the one that a scan has just found."""
     letter = await letters.with_key([key]) if letters is not None else None
     if store is None:
         return KeyExplanation(key=key, letter=letter)

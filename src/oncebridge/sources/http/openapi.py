@@ -171,7 +171,7 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         "info": {
             "title": "oncebridge",
             "version": version,
-            "description": "Every EventBridge event, passed on once.",
+            "description": "Every EventBridge event, delivered once.",
         },
         "paths": paths,
         "components": {
