@@ -38,7 +38,7 @@ from oncebridge import Gateway
 from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.observe.report import State
 from oncebridge.service import config
-from oncebridge.service.monitor import Watch
+from oncebridge.service.monitor import Monitor
 from oncebridge.stores.memory import MemoryStore
 
 HERE = Path(__file__)
@@ -97,9 +97,9 @@ async def _decide(way: str, events: Sequence[bytes]) -> float:
     return took
 
 
-def _watch(store: MemoryStore, history: str) -> Watch:
+def _watch(store: MemoryStore, history: str) -> Monitor:
     setup = config.load(None, environment={}, flags={"store": "memory:", "history": history})
-    return Watch(
+    return Monitor(
         setup.config,
         store,
         look=lambda _: State("bench", "bench", 1, "0", 0, 0),

@@ -207,8 +207,8 @@ def test_every_mistake_is_told_at_once_and_without_values(kept, tmp_path):
     done = run(kept, tmp_path, "run", "-c", f"ssm:{config}")
     assert done.returncode == 2
     told = done.stderr.splitlines()
-    assert told[0] == f"oncebridge: 4 to put right in ssm:{config}"
-    assert f"store: 'ssm:{odd}' names no address" in done.stderr
+    assert told[0] == f"oncebridge: 4 errors in ssm:{config}"
+    assert f"store: 'ssm:{odd}' does not hold an address" in done.stderr
     assert "dead: 'ssm:/no/such' cannot be read: there is no such parameter" in done.stderr
     assert f"source.api_keys[0]: 'secretsmanager:{name}#b'" in done.stderr
     assert SECRET not in done.stderr

@@ -21,7 +21,7 @@ from oncebridge import ConfigError, DeadLetterError, Gateway, StoreError
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqs import SqsDeadLetters, SqsDeadLettersOptions
 from oncebridge.errors import DeadLetterRefused, StoreUnavailable
-from oncebridge.operate.replay import Choice, select
+from oncebridge.operate.replay import DeadLetterFilter, select
 from oncebridge.sinks.api import Never
 from oncebridge.stores.memory import MemoryStore
 
@@ -90,13 +90,13 @@ class TestSqs(DeadLettersContract):
     async def test_by_number_as_the_operator_does(self):
         async with opened(self.queue) as dead:
             await dead.put([letter(n) for n in range(30)])
-            letters = [one async for one in select(dead, Choice())]
+            letters = [one async for one in select(dead, DeadLetterFilter())]
             assert len(letters) == 30
             chosen = tuple(one.number for one in letters[3:5])
-            found = [one async for one in select(dead, Choice(chosen))]
+            found = [one async for one in select(dead, DeadLetterFilter(chosen))]
             assert found == letters[3:5]
             assert await dead.drop(chosen) == 2
-            left = [one.number async for one in select(dead, Choice())]
+            left = [one.number async for one in select(dead, DeadLetterFilter())]
             assert left == [one.number for one in letters[:3] + letters[5:]]
 
 

@@ -231,7 +231,7 @@ def _play(service, clock, seed, begins_ms, minutes):
             now_ms = time.time_ns() // 1_000_000
             clock.ago_ms = max(now_ms - (begins_ms + at_ms), 0)
             service.do(lambda batch=waiting: service.service.router.process(batch))
-            service.do(service.service.watch.record)
+            service.do(service.service.monitor.record)
             waiting, at_ms = [], at_ms + step_ms
             if at_ms > ends_ms:
                 return

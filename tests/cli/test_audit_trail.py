@@ -9,19 +9,19 @@ import sys
 import pytest
 from tests.cli.worlds import event
 
+from oncebridge.base.formatting import iso_time
 from oncebridge.errors import ConfigError
-from oncebridge.operate import operator_log as trail
-from oncebridge.operate.operator_log import Acts
-from oncebridge.operate.operator_log_file import AuditTrail, instant, who
+from oncebridge.operate import operator_log
+from oncebridge.operate.operator_log import AuditFile, OperatorActions, who
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 
 def test_each_act_is_one_line_with_who_when_and_what(tmp_path, caplog):
     path = tmp_path / "audit.ndjson"
-    trail = AuditTrail(str(path), clock=lambda: 1_700_000_000_123)
+    audit_file = AuditFile(str(path), clock=lambda: 1_700_000_000_123)
     with caplog.at_level(logging.INFO, "oncebridge"):
-        trail.write("forget", keys=["01ab"])
-        trail.write("pause", routes=["crm"])
+        audit_file.write("forget", keys=["01ab"])
+        audit_file.write("pause", routes=["crm"])
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["verb"] for line in lines] == ["forget", "pause"]
     assert lines[0]["time"] == "2023-11-14T22:13:20.123Z"
@@ -33,7 +33,7 @@ def test_each_act_is_one_line_with_who_when_and_what(tmp_path, caplog):
 
 def test_without_a_file_the_log_alone_has_it(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "oncebridge"):
-        AuditTrail(None).write("pause", routes=["crm"])
+        AuditFile(None).write("pause", routes=["crm"])
     assert [record.getMessage() for record in caplog.records] == ["oncebridge.audit"]
     assert not list(tmp_path.iterdir())
 
@@ -41,21 +41,21 @@ def test_without_a_file_the_log_alone_has_it(tmp_path, caplog):
 def test_a_line_that_was_cut_short_spoils_no_other(tmp_path):
     path = tmp_path / "audit.ndjson"
     path.write_text('{"verb": "forg')
-    AuditTrail(str(path)).write("pause")
+    AuditFile(str(path)).write("pause")
     assert json.loads(path.read_text().splitlines()[1])["verb"] == "pause"
 
 
 def test_a_file_that_cannot_be_written_is_an_error_before_the_act(tmp_path):
     with pytest.raises(ConfigError, match="nothing was done"):
-        AuditTrail(str(tmp_path)).write("pause")
+        AuditFile(str(tmp_path)).write("pause")
     with pytest.raises(ConfigError, match="No such file"):
-        AuditTrail(str(tmp_path / "no" / "audit")).write("pause")
+        AuditFile(str(tmp_path / "no" / "audit")).write("pause")
 
 
 MANY = """
-from oncebridge.operate.operator_log_file import AuditTrail
+from oncebridge.operate.operator_log import AuditFile
 for _ in range(50):
-    AuditTrail("audit.ndjson").write("pause", routes=["x" * 5000])
+    AuditFile("audit.ndjson").write("pause", routes=["x" * 5000])
 """
 
 
@@ -70,7 +70,7 @@ def test_lines_of_several_processes_do_not_mix(tmp_path):
 
 
 def test_an_instant_is_written_in_utc():
-    assert instant(0) == "1970-01-01T00:00:00.000Z"
+    assert iso_time(0) == "1970-01-01T00:00:00.000Z"
 
 
 # --- every verb leaves word in the store ------------------------------------------------------
@@ -131,10 +131,10 @@ def test_pausing_and_resuming_is_found_by_the_route(call, dead, tmp_path):
     assert (by["verb"], by["reason"], by["who"]) == ("pause", "the CRM migrates", who())
     call("resume", "--because", "it is done", *C)
 
-    async def read() -> Acts:
+    async def read() -> OperatorActions:
         async with SQLiteStore(tmp_path / "seen.db") as store:
-            name = trail.of_route("crm")
-            return (await trail.read(store, [name]))[name]
+            name = operator_log.route_log_key("crm")
+            return (await operator_log.read(store, [name]))[name]
 
     acts = asyncio.run(read()).acts
     assert [(act.verb, act.reason) for act in acts] == [

@@ -138,12 +138,12 @@ def test_an_address_may_stand_in_the_environment(call, remembered):
 @pytest.mark.parametrize(
     ("from_", "to", "told"),
     [
-        ("memory:", NEW, "--from: memory: lives inside the process that runs"),
-        (OLD, "memory:", "--to: memory: lives inside the process that runs"),
+        ("memory:", NEW, "--from: memory: is inside the memory of the running service"),
+        (OLD, "memory:", "--to: memory: is inside the memory of the running service"),
         (OLD, OLD, "--to: sqlite:old.db is the same store as --from"),
-        ("sqlite:none.db", NEW, "--from: sqlite:none.db is not there"),
-        (OLD, "sqlit:new.db", "--to: 'sqlit' is no kind of address here; did you mean 'sqlite'?"),
-        ("old.db", NEW, "--from: 'old.db' is no kind of address here; allowed: "),
+        ("sqlite:none.db", NEW, "--from: sqlite:none.db does not exist"),
+        (OLD, "sqlit:new.db", "--to: 'sqlit' is not supported here; did you mean 'sqlite'?"),
+        ("old.db", NEW, "--from: 'old.db' is not supported here; allowed: "),
         (OLD, "fixed:x", "--to: fixed:x cannot be copied"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_store_that_goes_away_is_told_with_what_was_done(call, remembered, mon
         patched.setattr(Copying, "step", failing)
         told = call("copy", "--from", OLD, "--to", NEW, code=3)
     assert told.out.split() == ["copied", "2,000"]
-    assert "copy again" in told.err
+    assert "run it again" in told.err
     assert "new.db: is away" in told.err
     assert copied(call)["known"] == 2000
 

@@ -128,16 +128,16 @@ def test_it_changes_nothing_in_the_store(seen):
 
 def test_a_store_in_memory_has_nothing_to_show(call):
     ran = call("dashboard", "--store", "memory:", code=2)
-    assert "store: memory: lives inside the process that runs" in ran.err
+    assert "store: memory: is inside the memory of the running service" in ran.err
 
 
 def test_a_store_that_nobody_has_written_to_is_not_made(call, tmp_path):
     ran = call("dashboard", "--store", "sqlite:new.db", code=3)
-    assert "no worker has written there yet" in ran.err
+    assert "no worker has used this store yet" in ran.err
     with closing(sqlite3.connect(tmp_path / "other.db")) as db, db:
         db.execute("CREATE TABLE theirs (x)")
     ran = call("dashboard", "--store", "sqlite:other.db", code=3)
-    assert "no worker has written there yet" in ran.err
+    assert "no worker has used this store yet" in ran.err
     assert [path.name for path in tmp_path.iterdir()] == ["other.db"]
 
 
@@ -153,8 +153,8 @@ def test_what_workers_do_not_tell_is_said(seen):
         assert end(process) == 0
         lines += [said.get() for _ in range(said.qsize())]
     text = "".join(lines)
-    assert 'history = "sample" does' in text
-    assert "share_counts = true does" in text
+    assert 'set history = "sample"' in text
+    assert "set share_counts = true" in text
 
 
 def test_a_port_that_is_taken_is_told(seen, call):
@@ -189,7 +189,7 @@ def test_the_demo_says_first_where_to_look_and_stays_if_it_is_told_to(tmp_path):
         first = said.get(timeout=40)
         assert first.startswith("dashboard: http://127.0.0.1:")
         address = URL.search(first)[1]
-        assert address_in(said, "the dashboard stays at ") == address
+        assert address_in(said, "the dashboard keeps running at ") == address
         for path in ("/", "/decisions", "/dead", "/rules"):
             assert get(address, path)[0] == 200
         assert "not-json" in get(address, "/dead")[1]
@@ -208,6 +208,6 @@ def test_the_demo_finds_another_port_where_the_usual_one_is_taken(tmp_path):
             pass  # somebody else has it, which does as well
         with started(tmp_path, "demo", "--fast") as (process, said):
             first = said.get(timeout=40)
-            assert "another program is at port 8081" in first
+            assert "port 8081 is taken" in first
             assert "127.0.0.1:8081" not in first
             assert process.wait(60) == 0

@@ -18,10 +18,10 @@ from oncebridge.cli.command import opened
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.key import Part
-from oncebridge.operate.replay import Choice, Redrive, Replayed, select
+from oncebridge.operate.replay import DeadLetterFilter, Replayed, Replayer, select
 from oncebridge.service.config import Setup
 from oncebridge.service.service import make_router
 from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Unknown, Yes
@@ -89,7 +89,7 @@ class World:
         return [answer.verdict for answer in answers]
 
     async def letters(self) -> list[DeadLetter]:
-        return [letter async for letter in select(self.dead, Choice())]
+        return [letter async for letter in select(self.dead, DeadLetterFilter())]
 
     async def replay(
         self, letters: Sequence[DeadLetter] | None = None, *, to: str | None = None
@@ -99,7 +99,7 @@ class World:
         async def before(letters: Sequence[DeadLetter]) -> None:
             self.before.append([letter.number for letter in letters])
 
-        redrive = Redrive(self.setup, router, before=before, to=to)
+        redrive = Replayer(self.setup, router, before=before, to=to)
         try:
             return await redrive.replay(await self.letters() if letters is None else letters)
         finally:
@@ -131,7 +131,7 @@ async def test_what_was_delivered_since_is_not_sent_again(tmp_path):
     world.sink.answer = Yes()
     assert await world.arrive(event(1)) == [Verdict.DELIVERED]
     (done,) = await world.replay()
-    assert (done.gone, done.reason) == (True, "it was delivered since")
+    assert (done.gone, done.reason) == (True, "it was delivered in the meantime")
     assert len(world.sink.taken) == 1
     assert await world.letters() == []
 
@@ -192,7 +192,7 @@ async def test_what_dies_again_has_a_new_letter_and_only_that(tmp_path):
     world.sink.answer = Never("no")
     await world.arrive(event(1), b"not json")
     done = await world.replay()
-    assert [(one.verdict, one.gone, one.is_well) for one in done] == [
+    assert [(one.verdict, one.gone, one.is_resolved) for one in done] == [
         (Verdict.DEAD, True, False),
         (Verdict.DEAD, True, False),
     ]
@@ -235,9 +235,9 @@ async def test_a_paused_route_and_one_that_is_gone_keep_their_letters(tmp_path):
     world.sink.answer = Never("no")
     await world.arrive(event(1), b"not json")
     refused = next(letter for letter in await world.letters() if letter.rule)
-    await control.pause(world.store, world.routes, SystemDice())
+    await pauses.pause(world.store, world.routes, SystemDice())
     assert [one.gone for one in await world.replay()] == [False, False]
-    await control.resume(world.store, world.routes)
+    await pauses.resume(world.store, world.routes)
     await world.dead.put([replace(refused, route="of old")])
     gone = [letter for letter in await world.letters() if letter.route == "of old"]
     (done,) = await world.replay(gone)
@@ -313,7 +313,7 @@ async def test_what_dies_on_the_other_route_has_a_letter_there(tmp_path):
     done = await world.replay(to="lake")
     assert {one.verdict for one in done} == {Verdict.DEAD}
     assert {letter.route for letter in await world.letters()} == {"lake"}
-    await control.pause(world.store, ["lake"], SystemDice())
+    await pauses.pause(world.store, ["lake"], SystemDice())
     assert {one.reason for one in await world.replay(to="lake")} == {"the route is paused"}
 
 
@@ -424,14 +424,14 @@ async def test_letters_are_selected_by_number_reason_and_route():
     kinds = [("rejected", "crm"), ("attempts", "crm"), ("rejected", "lake")]
     await dead.put([replace(blank, reason=why, route=route) for why, route in kinds * 60])
 
-    async def numbers(choice: Choice) -> list[int]:
+    async def numbers(choice: DeadLetterFilter) -> list[int]:
         return [letter.number async for letter in select(dead, choice)]
 
-    assert await numbers(Choice()) == list(range(1, 181))
-    assert await numbers(Choice((5, 3, 5, 999))) == [3, 5]
-    assert (await numbers(Choice(reason="attempts")))[:2] == [2, 5]
-    assert len(await numbers(Choice(reason="rejected", route="lake"))) == 60
-    assert await numbers(Choice(up_to=2)) == [1, 2]
+    assert await numbers(DeadLetterFilter()) == list(range(1, 181))
+    assert await numbers(DeadLetterFilter((5, 3, 5, 999))) == [3, 5]
+    assert (await numbers(DeadLetterFilter(reason="attempts")))[:2] == [2, 5]
+    assert len(await numbers(DeadLetterFilter(reason="rejected", route="lake"))) == 60
+    assert await numbers(DeadLetterFilter(up_to=2)) == [1, 2]
 
 
 # --- the command line ---------------------------------------------------------------------
@@ -481,7 +481,7 @@ def test_letters_are_listed_without_what_they_hold(run, call, three):
     limited = call("dead", "list", "--json", "--limit", "1", *C)
     assert len(limited.objects()) == 1
     assert "there are more" in limited.err
-    assert "there are none" in call("dead", "list", "--route", "other", *C).err
+    assert "no dead letters" in call("dead", "list", "--route", "other", *C).err
 
 
 def test_a_line_that_is_no_event_is_one_letter_with_a_count(run, call, three):
@@ -527,7 +527,7 @@ def test_one_letter_is_shown_with_its_event(run, call, three):
     assert "secret" in shown
     assert "\x1b" not in shown
     assert "\x1b" not in call("dead", "show", number_of(call, "not "), *C).out
-    assert "there is no letter 99" in call("dead", "show", "99", *C, code=1).err
+    assert "there is no dead letter 99" in call("dead", "show", "99", *C, code=1).err
 
 
 def test_bytes_that_are_no_text_are_shown_as_such(call, write, tmp_path):
@@ -554,7 +554,7 @@ def test_letters_are_replayed_and_it_is_written_down_before(run, call, three, tm
     assert lines[0]["numbers"] == [int(number)]
     assert len(lines[1]["numbers"]) == 3
     assert "secret" not in (tmp_path / "audit.ndjson").read_text()
-    assert "there is no letter 77" in call("dead", "replay", "77", *C, code=1).err
+    assert "there is no dead letter 77" in call("dead", "replay", "77", *C, code=1).err
     assert call("dead", "replay", "--all", "--reason", "other", *C).out == ""
 
 
@@ -597,7 +597,7 @@ def test_events_on_standard_output_stay_alone_there(run, write, three, tmp_path)
 
 def test_letters_are_dropped_for_good_when_that_is_meant(call, three, tmp_path):
     assert "--yes" in call("dead", "drop", "--all", *C, code=2).err
-    assert "by number, or say --all" in call("dead", "drop", "--yes", *C, code=2).err
+    assert "by number, or use --all" in call("dead", "drop", "--yes", *C, code=2).err
     number = number_of(call, "o-1")
     dropped = call("dead", "drop", number, "99", "--yes", "--json", *C, code=1)
     assert dropped.objects() == [{"dropped": 1, "numbers": [int(number)]}]
@@ -614,7 +614,7 @@ def test_letters_in_a_plain_file_are_handled_the_same(call, write, three, tmp_pa
     (tmp_path / "closed").unlink()
     call("dead", "replay", "--all", "--reason", "rejected", *C)
     assert call("dead", "drop", "--all", "--yes", *C).out == "dropped 1\n"
-    assert "there are none" in call("dead", "list", *C).err
+    assert "no dead letters" in call("dead", "list", *C).err
 
 
 def test_nothing_is_made_to_be_looked_at_and_memory_is_out_of_reach(call, tmp_path):

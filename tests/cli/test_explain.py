@@ -21,8 +21,8 @@ from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import SinkRejected
 from oncebridge.events.framing import RawRecord
 from oncebridge.events.key import Part
+from oncebridge.operate.explain.explainer import explain, explain_key
 from oncebridge.operate.explain.explanation import Explanation
-from oncebridge.operate.explain.finding import explain, explain_key
 from oncebridge.operate.explain.words import summary, summary_of_key
 from oncebridge.operate.lookup import scan_costs
 from oncebridge.service.addresses import StorePlace
@@ -292,7 +292,7 @@ async def test_a_key_that_takes_the_place_of_another_says_so(tmp_path):
     setup = setup_of(tmp_path, RULES)
     (said,) = await explained(setup, event(source="com.example.calls"))
     assert [known.kind for known in said.keys] == ["content"]
-    assert "content counts" in said.why
+    assert "content is used instead" in said.why
     (said,) = await explained(setup, event(source="com.example.strict"))
     assert (said.action, said.keys) == ("dead", ())
     assert "missing or null" in said.why
@@ -405,7 +405,7 @@ def test_what_cannot_be_read_is_told_among_the_rest_and_ends_with_1(call, write)
     assert [told["line"] for told in ran.objects()] == [1, 2, 3, 4]
     people = call("explain", "-", code=1, given=b"not json")
     assert "not-json" in people.out
-    assert "no event in it" in call("explain", "-", code=1).err
+    assert "it has no event" in call("explain", "-", code=1).err
     assert "No such file" in call("explain", "nowhere.json", code=2).err
 
 
@@ -483,7 +483,7 @@ STARTED = "2023-11-14 22:13:20 UTC"
             [],
             event(1),
             {},
-            ["The store does not know this event: it would be delivered by route crm"],
+            ["The store has no record of this event: it would be delivered by route crm"],
         ),
         (
             [event(1)],
@@ -491,35 +491,45 @@ STARTED = "2023-11-14 22:13:20 UTC"
             {},
             [
                 f"was delivered by route crm. Its first copy arrived on {STARTED}, as a1.",
-                "This copy is a repeat and would be dropped: its producer published it again, or an",
+                "This copy is a duplicate and would be dropped: its producer published it again, or an",
             ],
         ),
-        ([event(1)], event(1), {}, ["This copy has the first one's id: it is that very one, or a"]),
+        (
+            [event(1)],
+            event(1),
+            {},
+            ["This copy has the id of the first one: it is the same copy, or a"],
+        ),
         ([event(1)], event(1, **{"replay-name": "r"}), {}, ["it comes out of an archive"]),
         (
             [event(1, id=None)],
             event(1),
             {},
-            ["is a repeat and would be dropped: why it came is not known"],
+            ["is a duplicate and would be dropped: the cause is not known"],
         ),
-        ([event(1)], event(1, id="x"), {"advance_ms": A_WEEK}, ["that is over, so it would be"]),
+        (
+            [event(1)],
+            event(1, id="x"),
+            {"advance_ms": A_WEEK},
+            ["its window is over, so it would be"],
+        ),
         (
             [event(1)],
             event(1),
             {"verdicts": [Never("no")]},
-            ["died on route crm: it went to the dead letters"],
+            ["went to the dead letters on route crm"],
         ),
         (
             [event(1)],
             event(1),
             {"verdicts": [Unknown("timed out")]},
-            ["Attempt 1 at this event failed (timed out); it waits for its next attempt, for"],
+            ["Attempt 1 for this event failed (timed out); it waits for its next attempt for"],
         ),
         (
             [event(1)],
             event(1),
             {"verdicts": [No("refused")]},
-            ["This event could not be sent yet (refused); it waits for its next attempt, for"],
+            ["This event could not be sent yet (refused); it waits for its next attempt for"],
         ),
         (
             [event(1)],
@@ -537,7 +547,7 @@ STARTED = "2023-11-14 22:13:20 UTC"
             [call("ringing", 5)],
             call("ended", 4),
             {},
-            ["so this event is stale", "The likely cause: a newer state of the same entity was"],
+            ["so this event is stale", "Likely cause: a newer state of the same entity was"],
         ),
         ([call("ended", 5)], call("ended", 6), {}, ["noise: it would be dropped", "too soon"]),
         (
@@ -545,7 +555,7 @@ STARTED = "2023-11-14 22:13:20 UTC"
             event(2, source="com.example.dead"),
             {},
             [
-                "Another event has the same key on route crm, with other content.",
+                "Another event has the same key on route crm, with different content.",
                 "This one goes to the dead letters.",
                 "the envelope id of another event",
             ],
@@ -556,18 +566,18 @@ STARTED = "2023-11-14 22:13:20 UTC"
             {},
             ["This one is dropped."],
         ),
-        ([event(1)], event(2), {}, ["This one is an event of its own."]),
+        ([event(1)], event(2), {}, ["This one is delivered as a separate event."]),
         (
             [],
             event(1, source="com.example.clock"),
             {},
-            ["passed on each time it comes by route crm"],
+            ["delivered each time it arrives by route crm"],
         ),
         (
             [],
             event(1, source="com.example.noise"),
             {},
-            ["is dropped each time it comes on route crm"],
+            ["is dropped each time it arrives on route crm"],
         ),
         (
             [],
@@ -575,7 +585,7 @@ STARTED = "2023-11-14 22:13:20 UTC"
             {},
             ["would go to the dead letters on route crm"],
         ),
-        ([], b"{", {}, ["This is no event, and goes to the dead letters:"]),
+        ([], b"{", {}, ["This is not an event, and goes to the dead letters:"]),
     ],
 )
 async def test_what_became_of_an_event_is_said_in_plain_words(
@@ -591,25 +601,29 @@ async def test_what_became_of_an_event_is_said_in_plain_words(
 @pytest.mark.parametrize(
     ("before", "again", "expected"),
     [
-        ([event(1)], event(1, id="x"), "enforced, it would be dropped as a duplicate."),
-        ([call("ringing", 5)], call("ended", 4), "enforced, it would be dropped as stale."),
+        ([event(1)], event(1, id="x"), "in enforce mode it would be dropped as a duplicate."),
+        ([call("ringing", 5)], call("ended", 4), "in enforce mode it would be dropped as stale."),
         (
             [event(1, source="com.example.dropped")],
             event(2, source="com.example.dropped"),
-            "enforced, it would be dropped as a conflict.",
+            "in enforce mode it would be dropped as a conflict.",
         ),
-        ([], event(1, source="com.example.noise"), "enforced, it would be dropped."),
-        ([], event(1, source="com.example.strict"), "enforced, it would go to the dead letters."),
+        ([], event(1, source="com.example.noise"), "in enforce mode it would be dropped."),
+        (
+            [],
+            event(1, source="com.example.strict"),
+            "in enforce mode it would go to the dead letters.",
+        ),
     ],
 )
 async def test_in_shadow_mode_it_is_said_that_all_is_forwarded(tmp_path, before, again, expected):
     text = 'route = "crm"\nmode = "shadow"\n' + RULES
     said = await words(tmp_path, text, again, *before)
-    assert said.startswith("Forwarded all the same: route crm is in shadow mode; ")
+    assert said.startswith("Forwarded anyway: route crm is in shadow mode; ")
     assert expected in said
     assert said.count("dropped") == expected.count("dropped")
     new = await words(tmp_path, text, event(9))
-    assert new == "The store does not know this event: it would be delivered by route crm."
+    assert new == "The store has no record of this event: it would be delivered by route crm."
 
 
 def test_shadow_mode_is_told_to_programs_and_people(call, write):
@@ -620,7 +634,7 @@ def test_shadow_mode_is_told_to_programs_and_people(call, write):
     for said in call("explain", "events.ndjson", "--json", *flags).objects():
         assert (said["verdict"], said["mode"], said["forwarded"]) == ("duplicate", "shadow", True)
     people = " ".join(call("explain", "events.ndjson", *flags).out.split())
-    assert "(and forwarded all the same: shadow mode)" in people
+    assert "(forwarded anyway: shadow mode)" in people
 
 
 @pytest.mark.parametrize("policy", ["deliver", "dead", "duplicate"])
@@ -632,11 +646,11 @@ async def test_an_id_with_other_content_further_up_is_no_repeat(tmp_path, policy
     _, clash = await explained(setup, event(1), event(2), store=store)
     said = summary(clash)
     ends = {"deliver": "both are delivered", "dead": "dead letters", "duplicate": "is dropped"}
-    assert "has the key of the one on line 1, with other content: it is no repeat" in said
+    assert "has the key of the one on line 1, with different content: it is not a duplicate" in said
     assert ends[policy] in said
     assert "is a repeat" not in said
     assert clash.cause == "id-reused"
-    assert "The likely cause: " in said
+    assert "Likely cause: " in said
 
 
 async def test_of_two_copies_that_the_store_does_not_know_the_first_to_come_is_delivered(tmp_path):
@@ -644,8 +658,8 @@ async def test_of_two_copies_that_the_store_does_not_know_the_first_to_come_is_d
     _, again = await explained(setup, event(1), event(1, id="a2"), store=MemoryStore())
     assert again.judged.verdict is Verdict.DELIVERED
     said = summary(again)
-    assert "It repeats the one on line 1: " in said
-    assert said.endswith("; whichever comes first is delivered.")
+    assert "It is a duplicate of the one on line 1: " in said
+    assert said.endswith("; the one that arrives first is delivered.")
 
 
 async def test_a_long_id_is_known_by_its_beginning(tmp_path):
@@ -664,12 +678,12 @@ async def test_a_worker_that_holds_an_event_or_its_entity_is_told_with_how_long(
     (said,) = await explained(setup, call("ringing", 1))
     await store.claim([Want((Part(said.entity_key),), b"t" * 16, b"g" * 16, 30_000, 60_000)])
     (said,) = await explained(setup, call("ringing", 1), store=LookedAt(store))
-    assert "is busy with the same entity, for 30.0 s more" in summary(said)
+    assert "holds the same entity for 30.0 s more" in summary(said)
     key = said.keys[0].key
     memo = Memo("a1", 1_700_000_000_000).write()
     await store.claim([Want((Part(key),), b"t" * 16, b"g" * 16, 20_000, 60_000, memo)])
     (said,) = await explained(setup, call("ringing", 1), store=LookedAt(store))
-    assert "A worker of route crm holds this event, for 20.0 s more unless it pro" in summary(said)
+    assert "A worker of route crm holds this event for 20.0 s more, unless it ext" in summary(said)
     (told,) = said.as_json()["keys"]
     assert (told["state"], told["held"], told["left_ms"], told["attempts"]) == (
         "claimed",
@@ -691,7 +705,7 @@ def test_a_second_integration_may_look_like_a_re_emission(call, write):
     call("run", "--source", "file:first.ndjson", *flags)
     (said,) = call("explain", "second.json", "--json", *flags).objects()
     assert (said["cause"], said["cause_is_sure"]) == ("re-emission", False)
-    assert "or a second integration or bus carries it too" in said["summary"]
+    assert "or a second integration or bus delivers it too" in said["summary"]
     people = call("explain", "second.json", *flags).out
     assert "re-emission (likely)" in people
     (said,) = call("explain", "second.json", "--in", "first.ndjson", "--json", *flags).objects()
@@ -720,21 +734,21 @@ def test_a_key_is_explained_by_what_the_store_has(call, ran):
     (known,) = said["keys"]
     assert (known["key"], known["state"], known["kind"]) == (key, "done", None)
     people = call("explain", key, *FLAGS).out
-    assert "The event of this key was delivered." in " ".join(people.split())
-    assert "A repeat is dropped until 20" in " ".join(people.split())
+    assert "The event with this key was delivered." in " ".join(people.split())
+    assert "Duplicates are dropped until 20" in " ".join(people.split())
     assert max(map(len, people.splitlines())) <= 80
     unknown = call("explain", "01" + "0" * 64, *FLAGS, code=1)
-    assert "The store does not know this key" in unknown.out
+    assert "The store has no record of this key" in unknown.out
 
 
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ("held", "A worker holds the event of this key, for 3"),
-        ("waits", "Attempt 1 at the event of this key failed (timed out); it waits"),
+        ("held", "A worker holds the event with this key for 3"),
+        ("waits", "Attempt 1 for the event with this key failed (timed out); it waits"),
         ("free", "was not delivered after 1 attempt (timed out)"),
-        ("over", "that is over, so as far as this key goes, an event that has it would be deliv"),
-        ("register", "This is what is known of an entity, and no event"),
+        ("over", "its window is over, so by this key alone, an event that has it would be deliv"),
+        ("register", "This is the state of an entity, not an event"),
     ],
 )
 async def test_a_key_is_explained_in_whatever_state_it_is(state, expected):
@@ -766,11 +780,11 @@ def test_a_key_that_is_free_promises_nothing(call, write):
     (said,) = call("explain", "events.ndjson", "--json", *flags).objects()
     key = said["keys"][0]["key"]
     forgotten = call("forget", key, *flags)
-    assert "as far as this key goes: a rule with tiers may know the event" in forgotten.err
+    assert "only this key was checked: a rule with tiers may know the event" in forgotten.err
     (by_key,) = call("explain", key, "--json", *flags).objects()
     assert by_key["verdict"] is None
-    assert "as far as this key goes" in by_key["summary"]
-    assert "A rule with tiers may know the event by another." in by_key["summary"]
+    assert "by this key alone" in by_key["summary"]
+    assert "A rule with tiers may know the event by another key." in by_key["summary"]
     (said,) = call("explain", "events.ndjson", "--json", *flags).objects()
     assert said["verdict"] == "duplicate"
 
@@ -784,9 +798,9 @@ def test_a_file_that_is_not_ours_stays_as_it_is(call, write, tmp_path):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     flags = ("--store", "sqlite:theirs.db", "--dead", "sqlite:dead.db", "--sink", "file:out.ndjson")
     told = call("explain", "events.ndjson", *flags)
-    assert "no verdicts: the store sqlite:theirs.db is not there yet" in told.err
+    assert "no verdicts: the store sqlite:theirs.db does not exist yet" in told.err
     call("explain", "a1", *flags, code=1)
-    assert "not there yet, so there is nothing" in call("forget", "a1", *flags, code=1).err
+    assert "does not exist yet, so there is nothing" in call("forget", "a1", *flags, code=1).err
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -854,7 +868,7 @@ def test_an_id_is_found_in_a_recording_in_the_dead_letters_or_in_the_store(call,
     (said,) = call("explain", "b1", "--json", *FLAGS).objects()
     assert (said["verdict"], said["first"]["id"]) == ("duplicate", "b1")
     missing = call("explain", "a2", *FLAGS, code=1)
-    assert "only the id of the first copy is remembered" in missing.err
+    assert "the store keeps only the id of the first copy" in missing.err
     (said,) = call("explain", "a2", "--in", "events.ndjson", "--json", *FLAGS).objects()
     assert (said["line"], said["same_as"], said["cause"]) == (2, 1, "re-emission")
     assert said["changes"] == [{"path": "id", "was": "a1", "is": "a2"}]
@@ -883,15 +897,15 @@ def test_a_dead_event_is_told_with_its_letter(run, write, tmp_path):
     (said,) = run("explain", "events.ndjson", "--json", *flags, **path).objects()
     assert (said["verdict"], said["fate"]) == ("duplicate", "dead")
     assert (said["dead"]["number"], said["dead"]["reason"]) == (1, "rejected")
-    assert "Letter 1 of the dead letters has it (rejected)." in said["summary"]
+    assert "It is dead letter 1 (rejected)." in said["summary"]
     (by_id,) = run("explain", "a1", "--json", *flags, **path).objects()
     assert (by_id["letter"], by_id["rule"]) == (1, "default")
     (by_key,) = run("explain", said["keys"][0]["key"], "--json", *flags, **path).objects()
     assert by_key["dead"] == said["dead"]
     assert by_key["rule"] == "default"
     people = run("explain", "a1", *flags, **path).out
-    assert people.startswith("letter 1  a1")
-    assert "  dead     letter 1, died 20" in people
+    assert people.startswith("dead letter 1  a1")
+    assert "  dead     dead letter 1, died 20" in people
 
 
 def test_a_file_comes_first_and_what_can_be_nothing_is_refused(call, write, ran):
@@ -899,10 +913,10 @@ def test_a_file_comes_first_and_what_can_be_nothing_is_refused(call, write, ran)
     write(key, event(1))
     said = call("explain", key, "--json", *FLAGS)
     assert said.objects()[0]["id"] == "a1"
-    assert "is a key as well; the file of that name is meant" in said.err
+    assert "is also a key; the file of that name is used" in said.err
     nearly = call("explain", key[:60], *FLAGS, code=1).err
-    assert "if it is to be a key: a key has 66 hex digits, and this has 60" in nearly
-    cut = "and this was cut short"
+    assert "a key has 66 hex digits, this text has 60" in nearly
+    cut = "this key is shortened"
     assert cut in call("explain", key[:10] + "…", code=2).err
     assert "No such file" in call("explain", "some/where", code=2).err
     assert "No such file" in call("explain", "", code=2).err
@@ -955,10 +969,10 @@ def test_values_of_details_are_shown_only_when_asked_for(call, write):
     assert "Ada" not in people
     assert "Bob" not in people
     assert "id: a1 → a2" in people
-    assert "time: 2026-03-02T09:00:00Z → (not there)" in people
+    assert "time: 2026-03-02T09:00:00Z → (missing)" in people
     shown = call("explain", "events.ndjson", "--values", "-c", "rules.toml").out
     assert "detail.name: Ada → Eve\\x1b" in shown
-    assert "detail.n[1]: (not there) → 2" in shown
+    assert "detail.n[1]: (missing) → 2" in shown
     assert "\x1b" not in shown
 
 
@@ -977,9 +991,9 @@ def test_who_did_what_is_told_to_people_too(call, ran):
     call("pause", "--reason", "the CRM migrates", *FLAGS)
     told = call("explain", "events.ndjson", *FLAGS).out
     words = " ".join(told.split())
-    assert "By hand: forget, by" in words
+    assert "Operator action: forget, by" in words
     assert "wrong \\x1bcustomer" in words
     assert "The route is paused, by" in words
-    assert "(the CRM migrates): until `oncebridge resume` nothing passes." in words
-    assert re.search(r"by hand +20\d\d-\d\d-\d\d [\d:]+ UTC forget on crm, by \S+@", told)
+    assert "(the CRM migrates): nothing is delivered until `oncebridge resume`." in words
+    assert re.search(r"operator +20\d\d-\d\d-\d\d [\d:]+ UTC forget on crm, by \S+@", told)
     assert "\x1b" not in told

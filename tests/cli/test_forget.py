@@ -7,10 +7,10 @@ from tests.cli.worlds import event, raw, setup_of
 
 from oncebridge.events.event import parse
 from oncebridge.events.key import Part
-from oncebridge.operate import operator_log as trail
+from oncebridge.operate import operator_log
 from oncebridge.operate.forget import forget
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.operator_log_file import who
+from oncebridge.operate.operator_log import who
 from oncebridge.stores.api import Fate, Memory, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -37,7 +37,7 @@ def test_a_forgotten_event_passes_again(run, call, write, tmp_path):
     assert "order" not in line
     assert ran(call)["delivered"] == 1
     assert (tmp_path / "out.ndjson").read_text().count("\n") == 2
-    assert "not known" in call("forget", "-", *FLAGS, code=1, given=raw(event(9))).out
+    assert "not found" in call("forget", "-", *FLAGS, code=1, given=raw(event(9))).out
 
 
 def test_keys_are_forgotten_by_their_hex(call, write):
@@ -49,8 +49,8 @@ def test_keys_are_forgotten_by_their_hex(call, write):
     assert gone["result"] == "forgotten; it was delivered"
     assert gone["keys"] == [{"key": key, "was": "done", "fate": "delivered", "forgotten": True}]
     (gone,) = call("forget", key.upper(), "--json", *FLAGS, code=1).objects()
-    assert gone["result"] == "not known"
-    assert "66 hex digits, and this has 65" in call("forget", key[:-1], *FLAGS, code=1).out
+    assert gone["result"] == "not found"
+    assert "66 hex digits, this text has 65" in call("forget", key[:-1], *FLAGS, code=1).out
     assert "No such file" in call("forget", "nowhere.json", *FLAGS, code=2).err
 
 
@@ -68,7 +68,7 @@ async def test_an_event_that_a_worker_holds_is_refused(run, write, tmp_path):
 
 def test_nothing_is_made_or_changed_where_nothing_can_be_forgotten(call, write, tmp_path):
     write("events.ndjson", event(1))
-    assert "not there yet" in call("forget", "events.ndjson", *FLAGS, code=1).err
+    assert "does not exist yet" in call("forget", "events.ndjson", *FLAGS, code=1).err
     assert [path.name for path in tmp_path.iterdir()] == ["events.ndjson"]
     assert "memory:" in call("forget", "events.ndjson", "--store", "memory:", code=2).err
     assert (
@@ -153,7 +153,7 @@ def test_an_event_is_forgotten_by_the_id_of_its_first_copy(call, write):
     ran(call)
     assert "id a1: forgotten; it was delivered" in call("forget", "a1", *FLAGS).out
     (told,) = call("forget", "a2", "--json", *FLAGS, code=1).objects()
-    assert told["result"].startswith("not found; only the id of the first copy is remembered")
+    assert told["result"].startswith("not found; the store keeps only the id of the first copy")
     found = call("forget", "b1", "--in", "events.ndjson", *FLAGS).out
     assert "events.ndjson, line 3: forgotten; it was delivered" in found
     assert ran(call)["delivered"] == 2
@@ -171,14 +171,14 @@ def test_what_cannot_be_written_down_in_the_store_is_not_done(call, write, tmp_p
     write("events.ndjson", event(1))
     ran(call)
     (told,) = call("explain", "events.ndjson", "--json", *FLAGS).objects()
-    name = trail.of_event(bytes.fromhex(told["keys"][0]["key"]))
+    name = operator_log.event_log_key(bytes.fromhex(told["keys"][0]["key"]))
 
     async def hold() -> None:
         async with SQLiteStore(tmp_path / "seen.db") as store:
             await store.claim([Want((Part(name),), b"t" * 16, b"g" * 16, 600_000, 600_000)])
 
     asyncio.run(hold())
-    monkeypatch.setattr(trail, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(operator_log, "_PATIENCE_S", 0.1)
     refused = call("forget", "events.ndjson", *FLAGS, code=3)
     assert "cannot be written, so nothing was done" in refused.err
     assert ran(call)["duplicate"] == 1
@@ -210,7 +210,9 @@ def test_another_event_with_the_same_key_is_not_forgotten(call, write):
     write("c.json", event(3))
     counted(call, "a.json")
     unknown = call("forget", "b.json", *C, code=1).out
-    assert "not known; another event has its key, with other content, and stays" in unknown
+    assert (
+        "not found; another event has the same key with different content, and is kept" in unknown
+    )
     assert "(of another event)" in unknown
     assert counted(call, "b.json")["conflict"] == 1
     (told,) = call("forget", "b.json", "--json", *C).objects()
@@ -245,7 +247,10 @@ def test_a_route_is_chosen_with_the_event_only(call, write, tmp_path):
     crm, bill = [o["keys"][0]["key"] for o in call("explain", "a1", "--json", *C).objects()]
     for name in ("a1", crm):
         refused = call("forget", name, "--route", "crm", *C, code=1).out
-        assert "does not tell its route; with --route give the event itself, or --in" in refused
+        assert (
+            "does not keep the route; with --route, name a file with the event, or use --in"
+            in refused
+        )
     assert counted(call, "events.ndjson")["duplicate"] == 2
     chosen = ("--in", "events.ndjson", "--route", "crm", "--json")
     told = call("forget", "a1", *chosen, *C).objects()
@@ -259,7 +264,7 @@ def test_a_route_is_chosen_with_the_event_only(call, write, tmp_path):
     }
     assert [one["result"] for one in by_key.values()] == [
         "forgotten; it was delivered",
-        "not its key on route crm",
+        "this is not its key on route crm",
     ]
 
 
@@ -273,13 +278,13 @@ def test_what_was_done_by_hand_is_not_forgotten(call, write):
     (told,) = call("explain", "events.ndjson", "--json", *FLAGS).objects()
     key = told["keys"][0]["key"]
     forgotten = call("forget", key, *FLAGS)
-    assert "as far as this key goes: a rule with tiers may know the event" in forgotten.err
-    name = trail.of_event(bytes.fromhex(key)).hex()
+    assert "only this key was checked: a rule with tiers may know the event" in forgotten.err
+    name = operator_log.event_log_key(bytes.fromhex(key)).hex()
     (said,) = call("explain", name, "--json", *FLAGS).objects()
     assert said["verdict"] is None
     assert [act["verb"] for act in said["trail"]] == ["forget"]
-    assert "This is what was done by hand to an event or a route" in said["summary"]
-    assert "the trail of what was done by hand" in call("forget", name, *FLAGS, code=1).out
+    assert "This is the operator log of an event or a route" in said["summary"]
+    assert "the operator log of an event or a route" in call("forget", name, *FLAGS, code=1).out
     (said,) = call("explain", key, "--json", *FLAGS).objects()
     assert [act["verb"] for act in said["trail"]] == ["forget"]
 
@@ -289,7 +294,7 @@ def test_an_id_may_look_like_anything(call, write):
     ids = ["orders/7", "7.json", hexadecimal, "01" + "b" * 64, "x" * 200]
     write("events.ndjson", *[event(n, id=one) for n, one in enumerate(ids)])
     ran(call)
-    assert "id like that is id:orders/7" in call("forget", "orders/7", *FLAGS, code=2).err
+    assert "if it is an id, write id:orders/7" in call("forget", "orders/7", *FLAGS, code=2).err
     for one in ids:
         name = one if one in (hexadecimal, ids[-1]) else f"id:{one}"
         assert f"id {one}: forgotten" in call("forget", name, *FLAGS).out

@@ -69,7 +69,7 @@ def test_a_shell_is_told_what_can_follow(tmp_path):
 def test_a_mistake_in_the_configuration_is_told_in_plain_words(run, write):
     write("pipe.toml", 'windw = "2d"\nlease = 7')
     ran = run("explain", "x.json", "-c", "pipe.toml", code=2)
-    assert "2 to put right in pipe.toml" in ran.err
+    assert "2 errors in pipe.toml" in ran.err
     assert "did you mean 'window'?" in ran.err
 
 
@@ -82,5 +82,5 @@ def test_output_that_nobody_reads_ends_quietly(tmp_path, write):
         )
         assert done.stdout.count("\n") == 1
         assert done.stderr.splitlines() == [
-            "oncebridge: no verdicts: the store sqlite:oncebridge.db is not there yet"
+            "oncebridge: no verdicts: the store sqlite:oncebridge.db does not exist yet"
         ]

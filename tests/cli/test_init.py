@@ -79,4 +79,4 @@ def test_a_file_that_lies_unused_is_pointed_out_and_not_read(call, write):
     assert "is not TOML" in call("explain", "event.json", "-c", "oncebridge.toml", code=2).err
     named = call("explain", "event.json", code=2, ONCEBRIDGE_CONFIG="oncebridge.toml")
     assert "is not TOML" in named.err
-    assert "lies here" not in named.err
+    assert "found, but not used" not in named.err

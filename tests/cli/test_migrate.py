@@ -59,7 +59,7 @@ def test_the_sql_is_printed_and_nothing_is_made(call, config):
     assert told.out == (
         "-- store tabled://***@db/one\ncreate table events (id int);\n\n"  # for both, as it is one
     )
-    assert "dead ruled://host/dead is not made by SQL" in told.err
+    assert "dead ruled://host/dead cannot be created with SQL" in told.err
     assert not strangers.TABLES
     one, two = call("migrate", *config, "--sql", "--json").objects()
     assert one == {
@@ -73,7 +73,7 @@ def test_the_sql_is_printed_and_nothing_is_made(call, config):
 
 def test_where_nothing_is_made_by_sql_that_is_said(call):
     told = call("migrate", "--store", "sqlite:seen.db", "--sql", code=1)
-    assert (told.out, told.err) == ("", "oncebridge: nothing here is made by SQL\n")
+    assert (told.out, told.err) == ("", "oncebridge: there is nothing that SQL can create\n")
 
 
 def test_files_need_nothing_and_are_not_made(run, tmp_path):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 CONFIG = """
@@ -29,7 +29,7 @@ def config(write):
 def paused(tmp_path) -> list[bool]:
     async def look() -> list[bool]:
         async with SQLiteStore(tmp_path / "seen.db") as store:
-            return await control.paused(store, ["crm", "lake"])
+            return await pauses.paused(store, ["crm", "lake"])
 
     return asyncio.run(look())
 
@@ -37,7 +37,7 @@ def paused(tmp_path) -> list[bool]:
 def test_routes_are_paused_and_resumed_one_by_one_or_all(run, call, config, tmp_path):
     first = run("pause", *config, "--route", "crm")
     assert first.out == "crm: paused\n"
-    assert "is new" in first.err
+    assert "does not exist yet" in first.err
     assert paused(tmp_path) == [True, False]
     (told,) = call("pause", *config, "--json").objects()
     assert told["routes"] == [
@@ -45,9 +45,9 @@ def test_routes_are_paused_and_resumed_one_by_one_or_all(run, call, config, tmp_
         {"route": "lake", "paused": True, "was_paused": False},
     ]
     assert paused(tmp_path) == [True, True]
-    assert call("resume", *config, "--route", "lake").out == "lake: goes on\n"
+    assert call("resume", *config, "--route", "lake").out == "lake: resumed\n"
     assert paused(tmp_path) == [True, False]
-    assert run("resume", *config).out == "crm: goes on\nlake: was not paused\n"
+    assert run("resume", *config).out == "crm: resumed\nlake: was not paused\n"
     assert paused(tmp_path) == [False, False]
     lines = [json.loads(line) for line in (tmp_path / "audit.ndjson").read_text().splitlines()]
     assert [(line["verb"], line["routes"]) for line in lines] == [
@@ -61,7 +61,7 @@ def test_routes_are_paused_and_resumed_one_by_one_or_all(run, call, config, tmp_
 def test_what_another_process_cannot_see_is_refused(call, tmp_path):
     for verb in ("pause", "resume"):
         ran = call(verb, "--store", "memory:", code=2)
-        assert "lives inside the process that runs" in ran.err
+        assert "is inside the memory of the running service" in ran.err
     assert "nothing is paused" in call("resume", "--store", "sqlite:seen.db").err
     assert not list(tmp_path.iterdir())
 

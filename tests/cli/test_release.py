@@ -15,9 +15,9 @@ from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import parse
 from oncebridge.events.key import Part
-from oncebridge.operate import operator_log as trail
+from oncebridge.operate import operator_log
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.release import look, release
+from oncebridge.operate.release import read_statuses, release
 from oncebridge.stores.api import Commit, Extension, Fate, Memory, Release, Reply, Want
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -68,7 +68,7 @@ def test_a_held_event_is_released_and_passes_at_once(call, config, tmp_path):
     ((key,), _) = keys_of(config, event(1))
     hold(tmp_path, key)
     told = call("release", "events.ndjson", "--yes", "--reason", "host is gone", *C)
-    assert "line 1: released; the next copy is taken at once" in told.out
+    assert "line 1: released; the next copy is accepted at once" in told.out
     assert key.hex() in told.out
     counts = call("run", *C, "--source", "file:events.ndjson", "--json").objects()[-1]
     assert counts["delivered"] == 1
@@ -86,7 +86,7 @@ def test_a_key_is_enough(call, config, tmp_path):
         {"key": key.hex(), "was": "claimed", "held": True, "released": True, "entity": False}
     ]
     (told,) = call("release", key.hex(), "--yes", "--json", *C, code=1).objects()
-    assert told["result"] == "not held: nobody holds it, and the next copy is taken at once"
+    assert told["result"] == "not held: no worker holds it, and the next copy is accepted at once"
 
 
 def test_the_entity_of_an_event_is_released_with_it(call, config, write, tmp_path):
@@ -107,17 +107,17 @@ def test_the_entity_of_an_event_is_released_with_it(call, config, write, tmp_pat
 
 
 def test_what_nobody_holds_is_refused_with_what_to_do_instead(call, config, write, tmp_path):
-    assert "not there yet" in call("release", "events.ndjson", "--yes", *C, code=1).err
+    assert "does not exist yet" in call("release", "events.ndjson", "--yes", *C, code=1).err
     assert not (tmp_path / "seen.db").exists()
     ((key,), _) = keys_of(config, event(1))
     hold(tmp_path, b"somebody else's")
-    assert "not known" in call("release", "events.ndjson", "--yes", *C, code=1).out
+    assert "not found" in call("release", "events.ndjson", "--yes", *C, code=1).out
     hold(tmp_path, key)
     wait = [Release(key, TOKEN, HOUR, HOUR)]
     in_store(tmp_path, lambda store: store.release(wait))
     waits = call("release", "events.ndjson", "--yes", *C, code=1).out
     assert "waits for its next attempt until 20" in waits
-    assert "nobody holds it" in waits
+    assert "it waits for its next attempt until" in waits
     in_store(tmp_path, lambda store: store.commit([Commit(key, GENERATION, Fate.DEAD, HOUR)]))
     done = call("release", "events.ndjson", "--yes", *C, code=1).out
     assert "it went to the dead letters; use `oncebridge forget` or `oncebridge resend`" in done
@@ -166,7 +166,7 @@ async def test_what_changed_since_it_was_seen_is_left_alone():
     store = MemoryStore()
     keys = [b"one", b"two"]
     await store.claim([Want((Part(key),), TOKEN, GENERATION, HOUR, HOUR) for key in keys])
-    seen = await look(store, dict.fromkeys(keys, b""))
+    seen = await read_statuses(store, dict.fromkeys(keys, b""))
     await store.commit([Commit(b"one", GENERATION, Fate.DELIVERED, HOUR)])
     one, two = await release(store, seen, before=nothing)
     assert (one.gone, one.has_changed) == (False, True)
@@ -199,7 +199,9 @@ async def test_a_living_worker_loses_its_hold_and_its_delivery_still_counts(tmp_
         (outcome,) = await quick.process([raw(event(1))])
         assert outcome.verdict is Verdict.BUSY
         keys, _ = keys_of(setup, event(1))
-        (gone,) = await release(store, await look(store, dict.fromkeys(keys, b"")), before=nothing)
+        (gone,) = await release(
+            store, await read_statuses(store, dict.fromkeys(keys, b"")), before=nothing
+        )
         assert gone.gone
         assert await store.extend([Extension(keys[0], b"x" * 16, 1)]) == [Reply.FENCED]
         (outcome,) = await quick.process([raw(event(1))])
@@ -216,7 +218,7 @@ async def test_an_attempt_that_left_no_word_is_counted_after_a_release(tmp_path)
     """The one who takes it next knows that it may have arrived."""
     store = MemoryStore(clock=ManualClock())
     await store.claim([Want((Part(b"k"),), TOKEN, GENERATION, HOUR, HOUR, b'["a1",7]')])
-    await release(store, await look(store, dict.fromkeys([b"k"], b"")), before=nothing)
+    await release(store, await read_statuses(store, dict.fromkeys([b"k"], b"")), before=nothing)
     (claim,) = await store.claim([Want((Part(b"k"),), b"n" * 16, b"m" * 16, HOUR, HOUR)])
     (held,) = claim.held
     assert (held.attempts, held.generation, held.memo) == (2, GENERATION, b'["a1",7]')
@@ -229,9 +231,11 @@ async def test_nothing_is_written_down_where_there_is_nothing_to_release():
     async def never(keys: list[bytes]) -> None:
         raise AssertionError(keys)
 
-    (one,) = await release(store, await look(store, dict.fromkeys([b"k"], b"")), before=never)
+    (one,) = await release(
+        store, await read_statuses(store, dict.fromkeys([b"k"], b"")), before=never
+    )
     assert not one.gone
-    assert await trail.read(store, [trail.of_event(b"k")]) == {}
+    assert await operator_log.read(store, [operator_log.event_log_key(b"k")]) == {}
 
 
 # --- what belongs to others ------------------------------------------------------------------
@@ -246,7 +250,7 @@ def test_what_a_worker_holds_of_another_event_is_let_be(call, config, write, tmp
     want = Want((way.keys[0].part,), TOKEN, GENERATION, HOUR, HOUR)
     in_store(tmp_path, lambda store: store.claim([want]))
     told = call("release", "other.json", "--yes", *C, code=1).out
-    assert "what is held is another event, with the same key and other content" in told
+    assert "the claim is of another event, with the same key and different content" in told
     (said,) = call("explain", "other.json", "--json", *C).objects()
     assert "holds another event with the same key" in said["summary"]
     assert said["keys"][0]["of_another"]
@@ -255,7 +259,7 @@ def test_what_a_worker_holds_of_another_event_is_let_be(call, config, write, tmp
     call("release", "events.ndjson", "--yes", *C)
     (said,) = call("explain", "other.json", "--json", *C).objects()
     assert (said["verdict"], said["trail"]) == ("delivered", [])
-    assert "The store does not know this event" in said["summary"]
+    assert "The store has no record of this event" in said["summary"]
 
 
 def test_a_route_is_chosen_with_the_event_only(call, write, tmp_path):
@@ -279,7 +283,7 @@ sink = "file:bill.ndjson"
     in_store(tmp_path, lambda store: store.claim(wants))
     for name in ("a1", crm.hex()):
         told = call("release", name, "--route", "crm", "--yes", *C, code=1).out
-        assert "does not tell its route; with --route give the event itself" in told
+        assert "does not keep the route; with --route, name a file with the event" in told
     call("release", "a1", "--route", "crm", "--in", "events.ndjson", "--yes", *C)
     one, two = in_store(tmp_path, lambda store: store.peek([crm, bill]))
     assert (one.token, two.token) == (b"", TOKEN)

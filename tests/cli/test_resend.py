@@ -16,15 +16,15 @@ from tests.cli.test_dead import Killed, Seams, World, _wrapped
 from tests.cli.worlds import event, raw
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import parse
 from oncebridge.events.key import Part
-from oncebridge.operate import operator_log as trail
-from oncebridge.operate.explain.judgement import Look
-from oncebridge.operate.identity import Identities, Identity
-from oncebridge.operate.operator_log import StoreTrail
-from oncebridge.operate.resend import Intent, Resend, Resent, intend
+from oncebridge.operate import operator_log
+from oncebridge.operate.explain.expected_verdict import RecordView
+from oncebridge.operate.identity import Identities, RouteIdentity
+from oncebridge.operate.operator_log import StoreOperatorLog
+from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
 from oncebridge.service.config import load
 from oncebridge.service.service import gateways
 from oncebridge.sinks.api import Never, Unknown, Yes
@@ -36,7 +36,7 @@ HOUR = 3_600_000
 # --- step by step -------------------------------------------------------------------------
 
 
-def ways(world: World, one: dict) -> list[Identity]:
+def ways(world: World, one: dict) -> list[RouteIdentity]:
     return Identities(world.setup).of(parse(raw(one)))
 
 
@@ -45,12 +45,12 @@ async def again(world: World, one: dict, route: str = "") -> Resent:
     way = next(way for way in ways(world, one) if route in ("", way.route.name))
     made = {g.route: g for g in gateways(world.setup, clock=world.clock)}
 
-    async def before(intent: Intent) -> None:
-        names = [trail.of_event(key) for key in intent.keys]
-        await StoreTrail(world.setup.config.store.opened).write("resend", names)
+    async def before(intent: ResendPlan) -> None:
+        names = [operator_log.event_log_key(key) for key in intent.keys]
+        await StoreOperatorLog(world.setup.config.store.opened).write("resend", names)
 
     try:
-        return await Resend(world.setup.config.store.opened, made, before=before).send(
+        return await Resender(world.setup.config.store.opened, made, before=before).send(
             parse(raw(one)), way
         )
     finally:
@@ -72,7 +72,7 @@ async def test_a_delivered_event_is_delivered_once_more_and_then_known_again(tmp
 async def test_an_event_that_is_not_known_is_simply_delivered(tmp_path):
     world = World(tmp_path)
     done = await again(world, event(1))
-    assert (done.is_sent, done.intent.before) == (True, "the store does not know it")
+    assert (done.is_sent, done.intent.before) == (True, "the store has no record of it")
 
 
 async def test_the_key_is_the_same_and_the_generation_new(tmp_path):
@@ -110,12 +110,15 @@ async def refusal(world: World, one: dict) -> str:
     way = ways(world, one)[0]
     keys = [*way.all_keys(), *([way.plan.entity] if way.plan.entity else [])]
     before = await world.store.peek(keys)
-    (intent,) = await intend(world.store, [(parse(raw(one)), way)])
+    (intent,) = await plan_resends(world.store, [(parse(raw(one)), way)])
     done = await again(world, one)
     assert done.outcome is None
     assert done.why_not == intent.why_not
     assert await world.store.peek(keys) == before
-    assert await trail.read(world.store, [trail.of_event(key) for key in keys]) == {}
+    assert (
+        await operator_log.read(world.store, [operator_log.event_log_key(key) for key in keys])
+        == {}
+    )
     return done.why_not
 
 
@@ -124,17 +127,17 @@ async def test_it_is_refused_while_a_worker_holds_it_or_it_waits(tmp_path):
     (way,) = ways(world, event(1))
     want = Want((Part(way.keys[0].key),), b"t" * 16, b"g" * 16, 30_000, HOUR)
     await world.store.claim([want])
-    assert await refusal(world, event(1)) == "it is held by a worker, for 30.0 s more"
+    assert await refusal(world, event(1)) == "it is held by a worker for 30.0 s more"
     world.clock.advance(40_000)
     world.sink.answer = Unknown("who knows")
     await world.arrive(event(1))
-    assert re.match(r"it is waiting for its next attempt, for", await refusal(world, event(1)))
+    assert re.match(r"it is waiting for its next attempt for", await refusal(world, event(1)))
 
 
 async def test_it_is_refused_on_a_paused_route(tmp_path):
     world = World(tmp_path)
     await world.arrive(event(1))
-    await control.pause(world.store, world.routes, SystemDice())
+    await pauses.pause(world.store, world.routes, SystemDice())
     assert await refusal(world, event(1)) == "the route is paused"
 
 
@@ -154,7 +157,7 @@ async def test_an_older_state_stays_stale_and_the_newest_goes_once_it_is_no_nois
     world = World(tmp_path, LATEST)
     older, newer = call_event(1, "rings"), call_event(2, "ended")
     assert await world.arrive(older, newer) == [Verdict.DELIVERED] * 2
-    assert "an older one stays stale" in await refusal(world, older)
+    assert "this one is stale" in await refusal(world, older)
     assert "within the quiet time" in await refusal(world, newer)
     world.clock.advance(11_000)
     assert (await again(world, newer)).is_sent
@@ -210,7 +213,7 @@ async def test_a_kill_at_any_point_leaves_the_event_delivered_or_simply_new(tmp_
         world.setup = whole
         (way,) = ways(world, event(1))
         (record,) = await world.store.peek([way.keys[0].key])
-        trails = await trail.read(world.store, [trail.of_event(way.keys[0].key)])
+        trails = await operator_log.read(world.store, [operator_log.event_log_key(way.keys[0].key)])
         if record is None:
             new += 1
             assert trails, f"forgotten without a trail after {steps} steps"
@@ -338,7 +341,7 @@ def test_a_dry_run_sends_and_changes_nothing(call, delivered, receiver, tmp_path
 
 
 def test_by_id_it_needs_a_body_and_a_recording_has_it(call, delivered, receiver):
-    assert "the store has no bodies" in call("resend", "b1", "--yes", *C, code=1).out
+    assert "the store has no payloads" in call("resend", "b1", "--yes", *C, code=1).out
     told = call("resend", "b1", "--in", "events.ndjson", "--route", "crm", "--yes", *C)
     assert "events.ndjson, line 3 on crm" in told.out
     assert json.loads(receiver.got[-1][1])["id"] == "b1"
@@ -401,7 +404,7 @@ def test_it_asks_on_a_terminal_and_is_refused_where_nobody_can_be_asked(
         os.close(screen)
         os.close(terminal)
         assert done.returncode == code, shown
-        assert b"Send 2 events again, by crm?" in shown
+        assert b"Send 2 events again, on crm?" in shown
         assert b"same Idempotency-Key" in shown
         assert len(receiver.got) == got
 
@@ -413,10 +416,10 @@ def test_what_is_no_event_or_for_no_route_is_said_and_the_rest_is_sent(
     told = call("resend", "some.ndjson", "--route", "lake", "--yes", *C, code=1).out
     assert "not sent: not an event: not-json" in told
     assert "line 2 on lake\n  delivered" in told
-    assert "not sent: no route is for it" in told
+    assert "not sent: no route matches it" in told
     assert "No such file" in call("resend", "nowhere.json", "--yes", *C, code=2).err
     write("empty.ndjson", "")
-    assert "no event in it" in call("resend", "empty.ndjson", "--yes", *C, code=1).out
+    assert "it has no event" in call("resend", "empty.ndjson", "--yes", *C, code=1).out
 
 
 def test_a_sink_that_is_down_leaves_the_event_to_be_sent_again(
@@ -424,7 +427,7 @@ def test_a_sink_that_is_down_leaves_the_event_to_be_sent_again(
 ):
     write("pipe.toml", CONFIG.format(url="http://127.0.0.1:9/hook"))
     told = call("resend", "events.ndjson", "--route", "crm", "--yes", *C, code=1).out
-    assert told.count("; it is forgotten: run this again in ") == 2
+    assert told.count("; its records are removed: run it again in ") == 2
 
     async def wait() -> None:
         (way,) = [w for w in _ways(tmp_path) if w.route.name == "crm"]
@@ -442,7 +445,7 @@ def test_a_sink_that_is_down_leaves_the_event_to_be_sent_again(
     assert len(receiver.got) == 3
 
 
-def _ways(tmp_path) -> list[Identity]:
+def _ways(tmp_path) -> list[RouteIdentity]:
     return Identities(load(tmp_path / "pipe.toml", environment={})).of(parse(raw(event(1))))
 
 
@@ -463,7 +466,7 @@ async def test_a_conflict_that_its_rule_does_not_send_is_refused(tmp_path, polic
     rule = f'[[rules]]\nname = "by id"\nkey = "id"\non_conflict = "{policy}"'
     world = World(tmp_path, rule)
     await world.arrive(event(1))
-    assert "another event has its key with other content" in await refusal(world, event(2))
+    assert "another event has the same key with different content" in await refusal(world, event(2))
     assert world.sink.taken == [raw(event(1))]
     watching = World(tmp_path, f'mode = "shadow"\n{rule}')
     await watching.arrive(event(1))
@@ -475,7 +478,7 @@ async def test_it_is_not_told_of_another_event_with_the_same_key(tmp_path):
     await world.arrive(event(1), event(2))
     await again(world, event(2))
     for one, verbs in ((event(1), []), (event(2), ["resend"]), (event(3), [])):
-        look = Look(world.store)
+        look = RecordView(world.store)
         (way,) = ways(world, one)
         await look.prepare([way])
         assert [act.verb for act in look.acts_on(way).acts] == verbs
@@ -507,7 +510,7 @@ def test_a_letter_is_replayed_only_where_that_was_asked_for(write, tmp_path):
     taken = "def crm(event):\n    open('crm', 'a').write(event.id)\ndef bill(event):\n    1 / 0\n"
     write("sink.py", taken)
     told = run_in(tmp_path, "resend", "a1", "--route", "bill", "--yes", *C, code=1, **path).stdout
-    assert "it died on route crm; `oncebridge dead show 1 --raw` gives the event itself" in told
+    assert "it died on route crm; `oncebridge dead show 1 --raw` prints the event" in told
     assert not (tmp_path / "crm").exists()
     run_in(tmp_path, "resend", "a1", "--route", "crm", "--yes", *C, **path)
     assert (tmp_path / "crm").read_text() == "a1"
@@ -524,7 +527,7 @@ def test_an_event_without_a_key_leaves_its_trail_on_the_route(call, write, tmp_p
     call("resend", "events.ndjson", "--yes", "--reason", "lost", *C)
     for said in call("explain", "events.ndjson", "--json", *C).objects():
         assert [(act["verb"], act["reason"]) for act in said["trail"]] == [("resend", "lost")]
-        assert "By hand, to events without a key on this route: resend" in said["summary"]
+        assert "Operator action, to events without a key on this route: resend" in said["summary"]
 
 
 def test_a_large_file_is_sent_in_parts_and_each_event_once(call, write, tmp_path, monkeypatch):
@@ -533,7 +536,7 @@ def test_a_large_file_is_sent_in_parts_and_each_event_once(call, write, tmp_path
     write("pipe.toml", places)
     write("events.ndjson", *[event(n, id=f"i{n}") for n in (1, 2, 3, 4, 5, 1)])
     told = call("resend", "events.ndjson", "--yes", *C).out
-    assert told.count("the store does not know it") == 5
+    assert told.count("the store has no record of it") == 5
     assert told.count("the same event as one above") == 1
     assert [line["id"] for line in lines(tmp_path, "out.ndjson")] == ["i1", "i2", "i3", "i4", "i5"]
     asked = call("resend", "events.ndjson", "--dry-run", *C).out

@@ -81,9 +81,9 @@ def test_no_driver_of_aws_is_needed():
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (("--store", "sqlite:x.db"), "--store: a store of the kind sqlite needs nothing made"),
-        (("--store", "memory:"), "--store: a store of the kind memory needs nothing made"),
-        (("--store", f"rediss+cluster://:{CANARY}@x"), "kind rediss+cluster needs nothing made"),
+        (("--store", "sqlite:x.db"), "--store: a sqlite store needs no table"),
+        (("--store", "memory:"), "--store: a memory store needs no table"),
+        (("--store", f"rediss+cluster://:{CANARY}@x"), "a rediss+cluster store needs no table"),
         (("--store", "dynamo"), "did you mean 'dynamodb'?"),
         (("--store", f"{CANARY}://x"), "allowed: dynamodb, s3, postgres"),
         (("--format", "sql"), "--format: 'sql' is not for dynamodb; allowed: cloudformation, terr"),
@@ -93,7 +93,7 @@ def test_no_driver_of_aws_is_needed():
         (("--store", "s3://[bucket"), "'[bucket' is not a valid bucket name"),
         (
             ("--store", f"s3://key:{CANARY}@bucket"),
-            "--store: s3://***@bucket: such an address has no cred",
+            "--store: s3://***@bucket: such an address cannot have cred",
         ),
         (("--window", "6 weeks"), "--window: '6 weeks' is not a duration"),
     ],
@@ -285,7 +285,7 @@ def test_the_environment_wins_over_the_file_and_flags_win_over_both(call, tmp_pa
 def test_a_configuration_that_is_kept_at_aws_has_to_be_read(call):
     told = call(*IAM, "-c", "ssm:/oncebridge/config")
     assert statements(told.out)["SecretSsm"][1] == ["arn:aws:ssm:*:*:parameter/oncebridge/config"]
-    assert "what ssm:/oncebridge/config holds is not looked at" in told.err
+    assert "the content of ssm:/oncebridge/config is not read" in told.err
 
 
 def test_a_policy_for_a_stack_takes_its_region_and_account(call):
@@ -314,7 +314,7 @@ def test_a_policy_for_a_stack_takes_its_region_and_account(call):
         (("--source", "sqs:arn:aws:sns:eu-west-1:111122223333:in"), "is not an ARN of sqs"),
         (("--sink", "events:"), "sink: '' is not a name in events"),
         (("--store", "dynamodb://dedup?region=${x}"), "store: '${x}' is not a Region"),
-        (("--store", "s3://Bucket"), "store: 'Bucket' is not a valid bucket name"),
+        (("--store", "s3://Bucket"), "store: 'Bucket' is not the name of a bucket"),
         (("--sink", "env:NOWHERE"), "the environment variable NOWHERE is not set"),
         (("--source", "sqs://in", "--region", "x y"), "--region: 'x y' is not a Region"),
         (("--source", "sqs://in", "--account", "1"), "--account: '1': an account has 12 digits"),

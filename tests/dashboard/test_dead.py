@@ -21,9 +21,9 @@ from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.file import FileDeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.errors import StoreUnavailable
-from oncebridge.operate.replay import Choice
+from oncebridge.operate.replay import DeadLetterFilter
 from oncebridge.sinks.api import Never, No, Yes
 
 NO = Never("no such customer")
@@ -196,7 +196,7 @@ async def test_the_newest_of_many_cost_little(tmp_path):
     await dead.put([letter(n) for n in range(20_000)])
     await dead.drop(list(range(100, 19_000)))
     counting = Counting(dead)
-    page = await letters.page_of(counting, Choice(), None, 50)
+    page = await letters.page_of(counting, DeadLetterFilter(), None, 50)
     assert [one.number for one in page.letters] == list(range(20_000, 19_950, -1))
     assert counting.asked < 60
     assert counting.given < 400
@@ -211,14 +211,14 @@ async def test_what_fits_rarely_is_looked_for_within_bounds(monkeypatch):
     await dead.put([letter(n, reason="rare" if n == 0 else "usual") for n in range(1000)])
     page, before, looked = None, None, 0
     while page is None or not page.letters:
-        page = await letters.page_of(dead, Choice(reason="rare"), before, 50)
+        page = await letters.page_of(dead, DeadLetterFilter(reason="rare"), before, 50)
         before, looked = page.older, looked + 1
     assert [one.number for one in page.letters] == [1]
     assert looked in (3, 4)
     tally = await letters.count(dead)
     assert tally.more
     assert 300 <= tally.count < 600
-    found, more = await letters.oldest(dead, Choice(reason="usual"), 100, whole=2)
+    found, more = await letters.oldest(dead, DeadLetterFilter(reason="usual"), 100, whole=2)
     assert (len(found), more) == (100, True)
     assert [bool(one.raw) for one in found[:4]] == [True, True, False, False]
 
@@ -251,7 +251,7 @@ def test_one_letter_is_shown_with_what_the_store_knows(service):
         route_of(live),
     ):
         assert word in words
-    assert "The event of this key died" in words
+    assert "The event with this key went to the dead letters" in words
     key = live.buried()[0].key.hex()
     assert f'href="/events/{key}"' in page.text
     assert "Nothing, as far as the store tells." in words
@@ -386,7 +386,7 @@ def test_a_route_that_is_paused_or_gone_keeps_its_letters_and_says_so(service):
     live, visitor = service(dashboard_write="true")
     (number,) = bury(live, event(1))
     put(live, replace(live.buried()[0], route="of old"))
-    live.do(lambda: control.pause(live.store, [route_of(live)], SystemDice()))
+    live.do(lambda: pauses.pause(live.store, [route_of(live)], SystemDice()))
     numbers = [number, number + 1]
     asked = asked_for(visitor, "replay", number=numbers)
     assert "it is paused, so these stay" in told(asked)
@@ -695,7 +695,7 @@ def test_letters_in_another_process_are_out_of_reach(serve):
     visitor: Visitor = serve(dead="memory:", dashboard_write="true")
     page = visitor.get("/dead")
     assert page.status == 503
-    assert "lives inside the process that runs" in told(page)
+    assert "is inside the memory of the running service" in told(page)
 
 
 def test_letters_in_memory_are_shown_by_the_process_that_has_them(service):

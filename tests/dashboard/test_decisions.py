@@ -286,7 +286,7 @@ def test_a_key_that_the_history_does_not_have_is_looked_up_in_the_store(run):
 
     page = live.page(f"/decisions?q={key.upper()}")
 
-    assert "The event of this key was delivered." in page.section("beyond").text
+    assert "The event with this key was delivered." in page.section("beyond").text
     assert page.links["All that is known of it"] == f"/events/{key}"
     assert "It was delivered" in live.page(f"/events/{key}").text.replace("it was", "It was")
 
@@ -295,7 +295,7 @@ def test_an_id_that_the_history_does_not_have_is_looked_up_in_the_store(run):
     live = run(history="off")
     live.send(event(7), event(8))
     page = live.page("/decisions?q=6f1c2a10-0000-4000-8000-000000000007")
-    assert "The event of this key was delivered." in page.section("beyond").text
+    assert "The event with this key was delivered." in page.section("beyond").text
     assert not page.attributes("form", action="/decisions/scan")
 
 
@@ -314,7 +314,7 @@ def test_what_nobody_knows_is_not_found(run):
     assert "None of the store's " in text
     assert "a key has 66 hex digits, and this has 48" in text
     unknown = live.page(f"/decisions?q=01{'0' * 64}").text
-    assert "The store does not know this key, nor do the dead letters." in unknown
+    assert "The store has no record of this key, nor do the dead letters." in unknown
 
 
 def test_reading_the_whole_store_takes_a_button(run, monkeypatch):
@@ -333,7 +333,7 @@ def test_reading_the_whole_store_takes_a_button(run, monkeypatch):
     assert refused.status == 403
     done = live.visitor.post("/decisions/scan", {"q": id_, "token": token})
     assert done.status == 200
-    assert "The event of this key was delivered." in done.text
+    assert "The event with this key was delivered." in done.text
     assert live.visitor.get("/decisions/scan").status == 404
 
 

@@ -26,7 +26,7 @@ from oncebridge.dashboard.views import overview
 from oncebridge.dashboard.views.overview import values_of
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.counters import Books
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreUnavailable
@@ -736,7 +736,7 @@ def test_what_is_spooled_while_the_route_is_paused_is_on_the_page(
 ) -> None:
     live, visitor = service(route="crm", spool=str(tmp_path / "spool.db"))
     (name,) = [gateway.route for gateway in live.service.router.gateways]
-    live.do(lambda: control.pause(live.store, [name], SystemDice()))
+    live.do(lambda: pauses.pause(live.store, [name], SystemDice()))
     until(lambda: "is paused" in shown(visitor))
     assert live.post(EVENT).status == 202
     until(lambda: "1 arrival waits on disk" in shown(visitor))

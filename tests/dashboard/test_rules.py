@@ -231,7 +231,7 @@ def test_an_event_is_tried_and_nothing_comes_of_it(start):
     told = result(tried(visitor, order(1).decode()))
     assert "Route crm" in told
     assert "Verdict now delivered" in told
-    assert "The store does not know this event" in told
+    assert "The store has no record of this event" in told
     assert "detail.order = 1" in told
     assert 'detail.state = "placed"' in told
     assert "detail.version = 1" in told
@@ -303,7 +303,7 @@ def test_the_same_id_with_other_content_is_a_conflict(start):
 def test_what_no_route_is_for_is_said(start):
     _, visitor = start(SHOP)
     told = result(tried(visitor, event(1, source="elsewhere").decode()))
-    assert "No route is for this event: it goes to the dead letters." in told
+    assert "No route matches this event: it goes to the dead letters." in told
 
 
 @pytest.mark.parametrize("preset", ["none", "genesys"])

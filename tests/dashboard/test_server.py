@@ -160,7 +160,7 @@ def test_while_the_store_is_away_it_is_told_what_is_known_without_it(service):
     away = views(Route("GET", "/", raises(StoreUnavailable("quoted"))))
 
     async def beside():
-        desk = Desk(live.setup, live.store, live.service.router, live.service.watch)
+        desk = Desk(live.setup, live.store, live.service.router, live.service.monitor)
         dashboard = Dashboard(live.setup, desk, views=away)
         await dashboard.open()
         return dashboard

@@ -18,7 +18,7 @@ from oncebridge.events.key import FieldsKey
 from oncebridge.events.rules import Rule, Tier
 from oncebridge.observe.history import Row, Seen
 from oncebridge.observe.history_reader import Archive
-from oncebridge.operate.operator_log import StoreTrail, of_event
+from oncebridge.operate.operator_log import StoreOperatorLog, event_log_key
 from oncebridge.sinks.api import Never, No, Unknown
 from oncebridge.stores.api import Fate
 
@@ -259,7 +259,7 @@ def test_a_cause_is_sure_where_the_first_arrival_is_known():
     sure, guess = likely_cause(again, first, None), likely_cause(again, None, None)
     assert (sure.cause, sure.is_sure) == ("re-emission", True)
     assert (guess.cause, guess.is_sure) == ("re-emission", False)
-    assert "or a second integration or bus carries it too" in guess.text
+    assert "or a second integration or bus delivers it too" in guess.text
 
 
 def test_the_id_of_a_copy_is_told_as_that_of_the_copy():
@@ -494,7 +494,7 @@ def test_what_another_worker_holds_is_busy(run):
     live.send(event())
     page = live.why()
     assert page.lead.startswith("It could not be taken: another worker held it")
-    assert "A worker holds the event of this key" in page.section("now").text
+    assert "A worker holds the event with this key" in page.section("now").text
     live.sink.let_go()
     first.result(20)
     # The one that held it came first, so the history has it before the one that was busy.
@@ -579,8 +579,10 @@ def test_acts_of_operators_are_told(run):
     (outcome,) = live.send(event())
 
     async def forget() -> None:
-        trail = StoreTrail(live.store, by="ada <b>")
-        await trail.write("forget", [of_event(outcome.key)], route="crm", reason="asked & told")
+        trail = StoreOperatorLog(live.store, by="ada <b>")
+        await trail.write(
+            "forget", [event_log_key(outcome.key)], route="crm", reason="asked & told"
+        )
         await live.store.forget([outcome.key])
 
     live.do(forget)
@@ -607,7 +609,7 @@ def test_another_workers_arrivals_are_part_of_the_story(run, tmp_path):
     listed = live.page()
     second, first = listed.rows
     assert first["Worker"] != second["Worker"]
-    name = live.service.watch.name
+    name = live.service.monitor.name
     assert second["Worker"] == name.rpartition("-")[2]
     assert listed.attributes("span", title=name), "the whole of it is told to whoever points at it"
     assert live.page(second["why"]).lead.startswith("This is the second arrival of an event that")
@@ -634,7 +636,7 @@ def test_an_event_by_its_key(run):
     (outcome,) = live.send(event())
     live.send(event())
     page = live.page(f"/events/{outcome.key.hex()}")
-    assert "The event of this key was delivered." in page.section("now").text
+    assert "The event with this key was delivered." in page.section("now").text
     assert "Its arrivals (2)" in page.section("line").text
     assert len(page.section("line").attributes("li")) == 2
     assert "this one" not in page.section("line").text
@@ -644,7 +646,7 @@ def test_an_event_that_only_the_store_knows(run):
     live = run(history="off")
     (outcome,) = live.send(event())
     page = live.page(f"/events/{outcome.key.hex()}")
-    assert "The event of this key was delivered." in page.text
+    assert "The event with this key was delivered." in page.text
     assert "The history has none of its arrivals" in page.text
 
 
@@ -751,7 +753,7 @@ def test_nothing_of_an_event_becomes_markup(run, text):
     live.send(
         event(**{**fields, "id": f"{text}2"}, detail={**detail, "conversationId": f"{text}2"})
     )
-    live.do(live.service.watch.record)
+    live.do(live.service.monitor.record)
 
     for html in [*all_pages(live), live.page("/decisions?q=nobody").html]:
         page = Page(html)
@@ -800,5 +802,5 @@ def test_the_first_ones_id_is_nowhere_where_ids_are_masked(run):
     assert "First arrival" in why.text
     # Whoever has the id may look for it, and is told no more than they know.
     by_id = live.visitor.get("/decisions?q=canary-id").text
-    assert "The event of this key was delivered." in by_id
+    assert "The event with this key was delivered." in by_id
     assert ", as canary" not in by_id

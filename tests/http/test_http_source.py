@@ -17,7 +17,7 @@ from tests.http.live import PATH, Answer, Desk, event, live, prepare, read_answe
 from tests.http.targets import TLS
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import ConfigError, DeadLetterError, StoreUnavailable
@@ -570,12 +570,12 @@ def test_a_moment_without_the_sink_costs_no_more_than_moments(tmp_path, desk, re
 
 
 def test_while_it_is_paused_it_is_not_ready_and_everything_has_to_come_again(door, desk):
-    door.do(lambda: control.pause(door.store, ["desk"], SystemDice()))
+    door.do(lambda: pauses.pause(door.store, ["desk"], SystemDice()))
     door.until(lambda: door.get("/readyz").status == 503)
     assert door.get("/readyz").json["reasons"] == ["desk: paused"]
     assert is_later(door.post(event(1)))
     assert desk.begun == 0
-    door.do(lambda: control.resume(door.store, ["desk"]))
+    door.do(lambda: pauses.resume(door.store, ["desk"]))
     door.until(lambda: door.get("/readyz").status == 200)
     assert door.passes(1)
 

@@ -11,7 +11,7 @@ from tests.http.live import Desk, event, live
 from tests.servers.small_disk import KINDS, small_disk
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.sinks.api import No, Yes
 from oncebridge.stores.sqlite.database import wal_limit
 
@@ -189,7 +189,7 @@ def test_one_event_that_is_larger_than_the_limit_passes_when_the_spool_is_empty(
 def test_a_route_that_takes_nothing_keeps_nobody_from_spooling(tmp_path):
     flags = {"spool": f"{tmp_path}/spool.db"} | dict.fromkeys(["health", "metrics"], NOWHERE)
     with live(tmp_path, **flags) as running:
-        running.do(lambda: control.pause(running.store, ["desk"], SystemDice()))
+        running.do(lambda: pauses.pause(running.store, ["desk"], SystemDice()))
         running.until(lambda: running.service.router.gateways[0].is_paused, WAIT_S)
         assert readiness(running) == READY
         assert running.post(event(1)).status == 202

@@ -13,10 +13,10 @@ from tests.servers.s3 import S3Server
 
 from oncebridge.engine.batch import Memo
 from oncebridge.events.key import Part
-from oncebridge.operate import operator_log as trail
+from oncebridge.operate import operator_log
 from oncebridge.operate.lookup import records_with_id
-from oncebridge.operate.operator_log import MOST_BYTES, Acts, StoreTrail
-from oncebridge.operate.release import look, release
+from oncebridge.operate.operator_log import MOST_BYTES, OperatorActions, StoreOperatorLog
+from oncebridge.operate.release import read_statuses, release
 from oncebridge.service.addresses import StorePlace
 from oncebridge.stores.api import Claim, Commit, Fate, Memory, Reply, Want
 from oncebridge.stores.memory import MemoryStore
@@ -77,13 +77,20 @@ def opened(request: pytest.FixtureRequest) -> Opened:
 
 
 async def test_acts_of_many_writers_are_all_there_and_seen_by_another_process(opened: Opened):
-    event, route = trail.of_event(fresh()), trail.of_route(f"crm {next(_numbers)}")
+    event, route = (
+        operator_log.event_log_key(fresh()),
+        operator_log.route_log_key(f"crm {next(_numbers)}"),
+    )
     async with opened() as one, opened() as other:
-        writers = [StoreTrail(store, by=f"u{n}@box") for n, store in enumerate([one, other] * 3)]
+        writers = [
+            StoreOperatorLog(store, by=f"u{n}@box") for n, store in enumerate([one, other] * 3)
+        ]
         acts = [writer.write("forget", [event], route="crm") for writer in writers]
-        acts.append(StoreTrail(one).write("pause", [route], reason="caf\N{LATIN SMALL LETTER E}"))
+        acts.append(
+            StoreOperatorLog(one).write("pause", [route], reason="caf\N{LATIN SMALL LETTER E}")
+        )
         await asyncio.gather(*acts)
-        found = await trail.read(other, [event, route])
+        found = await operator_log.read(other, [event, route])
         now_ms = await one.now_ms()
     assert {act.who for act in found[event].acts} == {f"u{n}@box" for n in range(6)}
     assert all(abs(act.at_ms - now_ms) < 60_000 for act in found[event].acts)
@@ -91,20 +98,20 @@ async def test_acts_of_many_writers_are_all_there_and_seen_by_another_process(op
 
 
 async def test_a_trail_as_large_as_it_gets_comes_back_whole(opened: Opened):
-    name = trail.of_event(fresh())
+    name = operator_log.event_log_key(fresh())
     async with opened() as store:
         for number in range(12):
-            await StoreTrail(store, by="u" * 90).write(
+            await StoreOperatorLog(store, by="u" * 90).write(
                 "resend", [name], reason=f"{number:02}" + "\N{SNOWMAN}" * 198
             )
         (record,) = await store.peek([name])
         assert MOST_BYTES - 1000 < len(record.memo) <= MOST_BYTES
-        acts = Acts.read(record.memo)
+        acts = OperatorActions.read(record.memo)
         assert acts.acts[-1].reason == "11" + "\N{SNOWMAN}" * 198
         assert acts.before + len(acts.acts) == 12
-        assert await store.now_ms() + trail.KEPT_MS - record.keep_until_ms < 60_000
+        assert await store.now_ms() + operator_log.KEPT_MS - record.keep_until_ms < 60_000
         assert await store.purge() == 0
-        assert (await trail.read(store, [name]))[name] == acts
+        assert (await operator_log.read(store, [name]))[name] == acts
 
 
 async def test_what_is_held_is_released_by_what_was_seen_there(opened: Opened):
@@ -115,7 +122,7 @@ async def test_what_is_held_is_released_by_what_was_seen_there(opened: Opened):
         wants = [Want((Part(key),), key[:16], key[-16:], HOUR, 5 * HOUR, memo) for key in keys[:2]]
         assert all(isinstance(answer, Claim) for answer in await worker.claim(wants))
         await operator.remember([Memory(done, b"g" * 16, Fate.DELIVERED, HOUR)])
-        seen = await look(operator, dict.fromkeys(keys, b""))
+        seen = await read_statuses(operator, dict.fromkeys(keys, b""))
         assert [one.is_held for one in seen] == [True, True, False, False]
         told: list[bytes] = []
 
@@ -146,7 +153,9 @@ async def test_a_first_copy_is_found_by_its_id_among_all_records(opened: Opened)
             for n, key in enumerate(keys)
         ]
         await store.claim(wants)
-        await StoreTrail(store).write("forget", [trail.of_event(key) for key in keys])
+        await StoreOperatorLog(store).write(
+            "forget", [operator_log.event_log_key(key) for key in keys]
+        )
         counts: list[int] = []
         found = {r.key async for r in records_with_id(store, "id-3", counts.append)}
         assert found == {keys[3]}
@@ -156,6 +165,6 @@ async def test_a_first_copy_is_found_by_its_id_among_all_records(opened: Opened)
 
 async def test_the_memory_store_has_it_all_but_the_scan():
     store = MemoryStore()
-    name = trail.of_event(fresh())
-    await asyncio.gather(*[StoreTrail(store).write("forget", [name]) for _ in range(5)])
-    assert len((await trail.read(store, [name]))[name].acts) == 5
+    name = operator_log.event_log_key(fresh())
+    await asyncio.gather(*[StoreOperatorLog(store).write("forget", [name]) for _ in range(5)])
+    assert len((await operator_log.read(store, [name]))[name].acts) == 5

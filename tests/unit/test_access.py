@@ -15,7 +15,7 @@ from oncebridge.events.event import from_object, parse
 from oncebridge.events.framing import RawRecord
 from oncebridge.events.rules import RuleSet
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.operate.explain.finding import explain
+from oncebridge.operate.explain.explainer import explain
 from oncebridge.operate.identity import Identities
 from oncebridge.service.config import load
 from oncebridge.service.service import make_router

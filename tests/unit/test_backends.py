@@ -161,13 +161,13 @@ STORES = ", ".join(sorted(point.name for point in entry_points(group="oncebridge
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("memroy:", "store: 'memroy' is no kind of address here; did you mean 'memory'?"),
-        ("etcd://t", f"store: 'etcd' is no kind of address here; allowed: {STORES}"),
-        ("sqlite", "store: 'sqlite': the address of a SQLite store is sqlite:PATH"),
-        ("", f"store: is no address; it starts with one of {STORES}"),
-        ("crm.example.com/x", f"store: is no address; it starts with one of {STORES}"),
-        ("mem\0ry:", "store: an address cannot hold the character NUL"),
-        ("sqlite:a\0b", "store: an address cannot hold the character NUL"),
+        ("memroy:", "store: 'memroy' is not supported here; did you mean 'memory'?"),
+        ("etcd://t", f"store: 'etcd' is not supported here; allowed: {STORES}"),
+        ("sqlite", "store: 'sqlite': a SQLite store is sqlite:PATH"),
+        ("", f"store: is not an address; an address starts with one of {STORES}"),
+        ("crm.example.com/x", f"store: is not an address; an address starts with one of {STORES}"),
+        ("mem\0ry:", "store: an address cannot have the character NUL"),
+        ("sqlite:a\0b", "store: an address cannot have the character NUL"),
     ],
 )
 def test_an_address_of_an_unknown_kind_says_which_there_are(url, expected):
@@ -201,7 +201,7 @@ def test_a_mistake_names_where_the_text_came_from(third_party):
     assert mistake(StorePlace, mars) == "store.region: 'mars': must be on this planet"
     assert mistake(StorePlace, mars, "") == "region: 'mars': must be on this planet"
     assert mistake(StorePlace, {"url": "plain:", "a": 1}) == (
-        "store.a: no such setting; nothing can be set here"
+        "store.a: no such setting; there are no settings here"
     )
 
 

@@ -26,7 +26,7 @@ from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.events.event import Limits, parse
 from oncebridge.genesys.preset import genesys_rules
-from oncebridge.service.addresses import Place, SinkPlace, StorePlace
+from oncebridge.service.addresses import BackendAddress, SinkPlace, StorePlace
 from oncebridge.service.config import Config, Setup, load, with_sink
 from oncebridge.service.reference import json_schema
 from oncebridge.sinks.http import HttpSink
@@ -321,9 +321,7 @@ def test_what_kubernetes_says_about_a_service_of_our_name_is_no_setting():
 
 
 def test_a_file_that_is_not_there_says_how_to_get_one():
-    with pytest.raises(
-        ConfigErrors, match=r"^missing\.toml: there is no such file; `oncebridge init`"
-    ):
+    with pytest.raises(ConfigErrors, match=r"^missing\.toml: no such file; `oncebridge init`"):
         load("missing.toml", environment={})
 
 
@@ -451,8 +449,8 @@ def test_ten_mistakes_are_ten_lines_and_nothing_is_made():
         "ONCEBRIDGE_LAESE: no such setting; did you mean 'ONCEBRIDGE_LEASE'?",
         "--max-attempts: 'none': must be a whole number",
         "--set log.level: no such setting; allowed: ",
-        "--set routes.name: there is nothing to set below 'routes'",
-        "store: 'memroy' is no kind of address here; did you mean 'memory'?",
+        "--set routes.name: 'routes' has no options",
+        "store: 'memroy' is not supported here; did you mean 'memory'?",
         "batch: 0: must be at least 1",
         "mode: 'shaddow': must be one of enforce, shadow; did you mean 'shadow'?",
         "windw: no such setting; did you mean 'window'?",
@@ -468,7 +466,7 @@ def test_ten_mistakes_are_ten_lines_and_nothing_is_made():
         "routes[0].name: is missing",
         "routes[1].sink.concurency: no such setting; did you mean 'concurrency'?",
         "routes[2].name: two routes are named 'crm'",
-        "sink: stands beside routes, which name a sink each; leave it out",
+        "sink: cannot be used with routes, which have a sink each; remove it",
     ]
     unexpected = list(found)
     for line in expected:
@@ -516,12 +514,12 @@ def test_a_check_that_would_need_what_is_wrong_is_left_for_later():
     [
         (
             'lease = "15s"',
-            "lease: 15s is too short: a send (10s), its commit (5s) and a margin (1s)",
+            "lease: 15s is too short: a delivery (10s), its commit (5s) and a margin (1s)",
         ),
         ("max_attempts = 0", "max_attempts: "),
         ("breaker = 0", "breaker: "),
-        ('order = "entity"', 'order: "entity" needs a rule that says what the entity is'),
-        ('route = "a"\n[[routes]]\nname = "b"\nsink = "-"', "route: stands beside routes"),
+        ('order = "entity"', 'order: "entity" needs a rule with an entity'),
+        ('route = "a"\n[[routes]]\nname = "b"\nsink = "-"', "route: cannot be used with routes"),
         ('[[routes]]\nname = "b"\nsink = "-"\nmax_attempts = 0', "routes[0].max_attempts: "),
         ('[[routes]]\nname = "b"\nsink = "-"\norder = "entity"', "routes[0].order: "),
         ('[[routes]]\nname = "b"\nsink = "-"\nmatch = { a = 5 }', "routes[0].match.a: "),
@@ -537,7 +535,7 @@ def test_a_check_that_would_need_what_is_wrong_is_left_for_later():
         ('preset = "genesys"\n[[rules]]\nname = "genesys"', "rules[0].name: two rules are named"),
         ("sink = 5", "sink: must be an address, or a table with url and options"),
         ("sink = { concurrency = 5 }", "sink: must be an address, or a table with url and options"),
-        ('source = ["-", "bogus:"]', "source[1]: 'bogus' is no kind of address here; allowed: "),
+        ('source = ["-", "bogus:"]', "source[1]: 'bogus' is not supported here; allowed: "),
         ('source = "http://0.0.0.0:80/"', "source: others can reach 0.0.0.0, and nothing says who"),
         ('source = "http://127.0.0.1/"', "source: 'http://127.0.0.1/': say which port"),
         ('sink = "http://crm.example.com/"', "sink: http:// sends events unencrypted"),
@@ -571,12 +569,12 @@ def test_a_mistake_of_the_environment_or_a_flag_is_named_by_it():
     assert mistakes(None, lease="1s")[0].startswith("--lease: 1s is too short")
     assert mistakes(None, order="entity")[0].startswith('--order: "entity" needs a rule')
     assert mistakes(None, {"ONCEBRIDGE_SINK": "x:y"})[0].startswith("ONCEBRIDGE_SINK: 'x' is no")
-    assert mistakes(FILE, sink="x:y")[0].startswith("--sink: 'x' is no kind of address")
+    assert mistakes(FILE, sink="x:y")[0].startswith("--sink: 'x' is not supported here")
     assert mistakes(FILE, sink="http://x.example.com")[0].startswith("--sink: http:// sends")
     assert mistakes(FILE, sink__concurrency="x")[0].startswith("--set sink.concurrency: 'x'")
     assert mistakes(FILE, sink__headers__A="a\nb")[0].startswith("sink.headers.A: ")
     routes = '[[routes]]\nname = "a"\nsink = "-"'
-    assert mistakes(routes, sink="-")[0].startswith("--sink: stands beside routes")
+    assert mistakes(routes, sink="-")[0].startswith("--sink: cannot be used with routes")
 
 
 @pytest.mark.parametrize(
@@ -588,8 +586,8 @@ def test_a_mistake_of_the_environment_or_a_flag_is_named_by_it():
         ("ONCEBRIDGE_SNIK__RATE", "ONCEBRIDGE_SNIK__RATE: no such setting; "),
         ("ONCEBRIDGE_SINK__", "ONCEBRIDGE_SINK__: no such setting; "),
         ("ONCEBRIDGE_SINK__A__B", "sink.a: no such setting; "),
-        ("ONCEBRIDGE_LEASE__X", "ONCEBRIDGE_LEASE__X: there is nothing to set below 'lease'"),
-        ("ONCEBRIDGE_RULES__0__NAME", "ONCEBRIDGE_RULES__0__NAME: there is nothing to set below"),
+        ("ONCEBRIDGE_LEASE__X", "ONCEBRIDGE_LEASE__X: 'lease' has no options"),
+        ("ONCEBRIDGE_RULES__0__NAME", "ONCEBRIDGE_RULES__0__NAME: 'rules' has no options"),
         ("ONCEBRIDGE_RULES", "ONCEBRIDGE_RULES: must be a table with name, match, "),
         ("ONCEBRIDGE_LIMITS", "ONCEBRIDGE_LIMITS: must be a table with max_bytes, max_"),
         ("ONCEBRIDGE_LIMITS__MAX_DEPHT", "ONCEBRIDGE_LIMITS__MAX_DEPHT: no such setting; did you"),
@@ -613,7 +611,7 @@ def test_a_variable_below_what_is_not_there_is_named():
 def test_one_of_several_sources_cannot_be_changed_from_outside():
     toml = 'source = ["file:a", "file:b"]'
     assert mistakes(toml, {"ONCEBRIDGE_SOURCE__RESUME": "false"}) == [
-        "ONCEBRIDGE_SOURCE__RESUME: 'source' is a list in the file; say it there"
+        "ONCEBRIDGE_SOURCE__RESUME: 'source' is a list in the file; set it there"
     ]
     assert len(loading(toml, source="file:c").config.source) == 1
 
@@ -821,7 +819,7 @@ def good(kind, doc):
         return st.lists(good(get_args(kind)[0], doc), max_size=2)
     if outer is dict:
         return st.dictionaries(st.sampled_from(["a", "b"]), st.just(["x"]), max_size=0)
-    if issubclass(kind, Place):
+    if issubclass(kind, BackendAddress):
         return st.sampled_from(ADDRESSES[kind.group])
     if issubclass(kind, Struct):
         return record(kind)

@@ -33,7 +33,13 @@ from oncebridge.base.secrets import Address, Secret
 from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.events.event import Limits
 from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
-from oncebridge.service.addresses import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
+from oncebridge.service.addresses import (
+    BackendAddress,
+    DeadPlace,
+    SinkPlace,
+    SourcePlace,
+    StorePlace,
+)
 from oncebridge.service.config import Config, RouteOptions
 
 CANARY = "c4n4ry-5hh"
@@ -164,10 +170,10 @@ def test_every_kind_is_read_from_text():
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ({"text": 5}, "text: 5: must be a text that is not empty"),
-        ({"text": ""}, "text: '': must be a text that is not empty"),
-        ({"text": "a\0b"}, r"text: 'a\x00b': must be a text that is not empty"),
-        ({"text": {"a": 1}}, "text: a table: must be a text that is not empty"),
+        ({"text": 5}, "text: 5: must be text, and not empty"),
+        ({"text": ""}, "text: '': must be text, and not empty"),
+        ({"text": "a\0b"}, r"text: 'a\x00b': must be text, and not empty"),
+        ({"text": {"a": 1}}, "text: a table: must be text, and not empty"),
         ({"flag": 1}, "flag: 1: must be true or false"),
         ({"flag": "true"}, "flag: 'true': must be true or false"),
         ({"whole": True}, "whole: True: must be a whole number"),
@@ -175,8 +181,8 @@ def test_every_kind_is_read_from_text():
         ({"whole": 7.0}, "whole: 7.0: must be a whole number"),
         ({"whole": 0}, "whole: 0: must be at least 1"),
         ({"whole": 10_000_001}, "whole: 10000001: must be at most 10000000"),
-        ({"whole": 2**64}, "whole: is too large; a whole number has at most 64 bits"),
-        ({"whole": 16**5000}, "whole: is too large; a whole number has at most 64 bits"),
+        ({"whole": 2**64}, "whole: is too large; a whole number may have at most 64 bits"),
+        ({"whole": 16**5000}, "whole: is too large; a whole number may have at most 64 bits"),
         ({"number": "1"}, "number: '1': must be a number"),
         ({"number": math.nan}, "number: must be a finite number"),
         ({"number": math.inf}, "number: must be a finite number"),
@@ -190,9 +196,9 @@ def test_every_kind_is_read_from_text():
         ({"choice": "gren"}, "choice: 'gren': must be one of red, green; did you mean 'green'?"),
         ({"choice": 5}, "choice: 5: must be one of red, green"),
         ({"names": "a"}, "names: 'a': must be a list of text"),
-        ({"names": ["a", 5]}, "names[1]: 5: must be a text that is not empty"),
+        ({"names": ["a", 5]}, "names[1]: 5: must be text, and not empty"),
         ({"one_or_more": 5}, "one_or_more: 5: must be a list of text"),
-        ({"one_or_more": ["a", 5]}, "one_or_more[1]: 5: must be a text that is not empty"),
+        ({"one_or_more": ["a", 5]}, "one_or_more[1]: 5: must be text, and not empty"),
         ({"either": 5}, """either: 5: must be "all", "none" or list of text, such as ["a"]"""),
         (
             {"either": "nome"},
@@ -202,11 +208,11 @@ def test_every_kind_is_read_from_text():
             {"either": None},
             """either: None: must be "all", "none" or list of text, such as ["a"]""",
         ),
-        ({"either": ["a", 5]}, "either[1]: 5: must be a text that is not empty"),
+        ({"either": ["a", 5]}, "either[1]: 5: must be text, and not empty"),
         ({"inner": 5}, "inner: must be a table with depth, of"),
         ({"inner": {}}, "inner.of: is missing"),
         ({"inner": {"of": "a", "depht": 1}}, "inner.depht: no such setting; did you mean 'depth'?"),
-        ({"inners": [{"of": "a"}, {"of": 5}]}, "inners[1].of: 5: must be a text that is not empty"),
+        ({"inners": [{"of": "a"}, {"of": 5}]}, "inners[1].of: 5: must be text, and not empty"),
         ({"inners": [5]}, "inners[0]: must be a table with depth, of"),
         ({"anything": 5}, "anything: 5: must be a table"),
         ({"txet": "a"}, "txet: no such setting; did you mean 'text'?"),
@@ -226,8 +232,8 @@ def test_where_nothing_can_be_set_that_is_said():
         pass
 
     _, problems = reading({"a": 1}, Nothing)
-    assert problems == {"a": "no such setting; nothing can be set here"}
-    assert did_you_mean("a", []) == "nothing can be set here"
+    assert problems == {"a": "no such setting; there are no settings here"}
+    assert did_you_mean("a", []) == "there are no settings here"
 
 
 def test_what_is_found_is_quoted_in_short():
@@ -456,7 +462,7 @@ def test_every_default_is_one_that_could_be_written(kind):
         assert not problems.found
         if "Place" in str(setting.kind):  # a default that is read like any other value
             place = again[0] if isinstance(again, list) else again
-            assert (place.url, isinstance(place, Place)) == (setting.default, True)
+            assert (place.url, isinstance(place, BackendAddress)) == (setting.default, True)
         else:
             assert again == setting.default, setting.name
 

@@ -15,7 +15,7 @@ from oncebridge.base.private_files import create_private, open_private
 from oncebridge.dead_letters.file import FileDeadLetters
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.errors import ConfigError, StoreError
-from oncebridge.operate.operator_log_file import AuditTrail
+from oncebridge.operate.operator_log import AuditFile
 from oncebridge.sinks.file import FileSink
 from oncebridge.sources.spool import Spool
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -130,7 +130,7 @@ async def test_no_file_of_lines_is_created_through_a_link(tmp_path, kind):
 def test_no_audit_file_is_created_through_a_link(tmp_path):
     link, target = dangling(tmp_path, "audit")
     with pytest.raises(ConfigError, match="a symbolic link to a file that does not exist"):
-        AuditTrail(str(link)).write("pause")
+        AuditFile(str(link)).write("pause")
     assert not target.exists()
 
 

@@ -299,7 +299,7 @@ def test_an_address_is_found_and_masked(aws):
     assert place.url == aws.answer["Parameter"]["Value"]
     assert CANARY not in f"{place}{place!r}"
     aws.gives(f"{CANARY}://x")
-    with pytest.raises(ConfigError, match="'ssm:/crm/url' names no address") as caught:
+    with pytest.raises(ConfigError, match="'ssm:/crm/url' does not hold an address") as caught:
         SinkPlace.of("ssm:/crm/url")
     assert CANARY not in str(caught.value)
 

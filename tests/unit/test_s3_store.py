@@ -19,7 +19,7 @@ from tests.servers.s3_meddler import Asked, Meddler, Told, error
 
 from oncebridge.aws.templates.s3 import table
 from oncebridge.base.clock import SystemDice
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.errors import ConfigError, StoreUnavailable
 from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
@@ -902,8 +902,8 @@ async def test_what_must_stay_longer_than_the_rule_is_too_large_for_it(
     store = made(bucket, s3_server)
     await store.migrate()
     async with store:
-        await control.pause(store, ["orders"], SystemDice())
-        assert await control.paused(store, ["orders"]) == [True]
+        await pauses.pause(store, ["orders"], SystemDice())
+        assert await pauses.paused(store, ["orders"]) == [True]
         await store.remember([Memory(b"short", b"g" * 16, Fate.DELIVERED, 6 * _DAY_MS)])
         (paused,) = [r for r in (await store.scan())[0] if r.key != b"short"]
         sizes = {
@@ -913,8 +913,8 @@ async def test_what_must_stay_longer_than_the_rule_is_too_large_for_it(
         assert sizes[b"short"] < 100
         assert sizes[paused.key] == 64 * 1024
         assert await store.peek([paused.key]) == [paused]
-        assert await control.resume(store, ["orders"]) == [True]
-        assert await control.paused(store, ["orders"]) == [False]
+        assert await pauses.resume(store, ["orders"]) == [True]
+        assert await pauses.paused(store, ["orders"]) == [False]
 
 
 async def test_a_window_that_is_longer_than_the_rule_is_told_once(

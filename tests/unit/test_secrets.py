@@ -165,8 +165,7 @@ def test_an_address_is_looked_up_everywhere_but_in_a_file(tmp_path, monkeypatch)
     for address in (f"file:{tmp_path / 'out.ndjson'}", "https://h/", "-", ""):
         assert resolve_address(address, "sink") == address
     with pytest.raises(
-        ConfigError,
-        match="the environment variable NO_SUCH_URL is not set",
+        ConfigError, match=r"sink: .*the environment variable NO_SUCH_URL is not set"
     ):
         resolve_address("env:NO_SUCH_URL", "sink")
 

@@ -24,7 +24,7 @@ from tests.faults.doubles import (
 from oncebridge import No, StoreError, StoreUnavailable, Verdict, Yes
 from oncebridge.base.clock import SystemDice
 from oncebridge.base.secrets import Address
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.gateway import Gateway
 from oncebridge.errors import ConfigError
 from oncebridge.events.pattern import Pattern
@@ -465,7 +465,7 @@ async def test_what_cannot_be_told_at_the_end_keeps_nothing_open(error, caplog):
         async def fail(**_):
             raise error("quoting an event")
 
-        parts.service.watch.aclose = fail
+        parts.service.monitor.aclose = fail
     (told,) = [record for record in caplog.records if record.message == "oncebridge.not_told"]
     assert told.error == error.__name__
 
@@ -485,9 +485,9 @@ async def test_nobody_uses_a_store_before_it_could_be_opened():
     async with running(Caller(), store=store) as parts:
         await asyncio.sleep(10)
         assert (store.calls["peek"], store.calls["purge"]) == (0, 0)
-        assert not parts.service.watch.report().state.store.answers
+        assert not parts.service.monitor.report().state.store.answers
         await eventually(lambda: store.calls["peek"] and store.calls["purge"], 600)
-        await eventually(lambda: parts.service.watch.report().state.store.answers, 600)
+        await eventually(lambda: parts.service.monitor.report().state.store.answers, 600)
         assert not parts.service.gave_up
 
 
@@ -575,14 +575,14 @@ async def test_a_pause_is_noticed_within_a_second_and_so_is_its_end():
         Stream(*batches), sinks={"crm": ScriptedSink(otherwise=After(1, Yes()))}
     ) as (parts):
         await asyncio.sleep(5)
-        await control.pause(parts.store, ["crm"], SystemDice())
+        await pauses.pause(parts.store, ["crm"], SystemDice())
         await asyncio.sleep(3)
         taken = len(parts.numbers)
         (gateway,) = parts.service.router.gateways
         assert gateway.is_paused
         await asyncio.sleep(60)
         assert len(parts.numbers) == taken
-        await control.resume(parts.store, ["crm"])
+        await pauses.resume(parts.store, ["crm"])
         await asyncio.sleep(10)
         assert not gateway.is_paused
         assert len(parts.numbers) > taken
@@ -593,14 +593,14 @@ async def test_only_the_named_route_is_paused():
     sinks = {"crm": ScriptedSink(), "lake": ScriptedSink()}
     caller = Caller()
     async with running(caller, sinks=sinks) as parts:
-        await control.pause(parts.store, ["lake"], SystemDice())
+        await pauses.pause(parts.store, ["lake"], SystemDice())
         await asyncio.sleep(3)
         caller.put(*events(3))
         await eventually(lambda: len(caller.answers) == 3)
         assert not any(answer.acknowledge for answer in caller.answers)
         assert len(sinks["crm"].taken) == 3
         assert sinks["lake"].seen == []
-        await control.resume(parts.store, ["lake"])
+        await pauses.resume(parts.store, ["lake"])
         await asyncio.sleep(3)
         caller.put(*events(3))
         await eventually(lambda: len(caller.answers) == 6)
@@ -610,12 +610,12 @@ async def test_only_the_named_route_is_paused():
 @virtual
 async def test_a_route_that_was_paused_before_the_start_gets_nothing_from_the_start():
     store = Store()
-    await control.pause(store, ["crm"], SystemDice())
+    await pauses.pause(store, ["crm"], SystemDice())
     store.peek_takes_s = 0.5
     async with running(Stream(events(10), ends=False), store=store) as parts:
         await asyncio.sleep(20)
         assert parts.sink.seen == []
-        await control.resume(store, ["crm"])
+        await pauses.resume(store, ["crm"])
         await eventually(lambda: len(parts.numbers) == 10)
 
 
@@ -627,13 +627,13 @@ async def test_while_nobody_can_look_a_pause_stays_what_it_was():
         await asyncio.sleep(30)
         assert not gateway.is_paused
         parts.store.broken = None
-        await control.pause(parts.store, ["crm"], SystemDice())
+        await pauses.pause(parts.store, ["crm"], SystemDice())
         await asyncio.sleep(3)
         parts.store.broken = StoreError("damaged")
         await asyncio.sleep(30)
         assert gateway.is_paused
         parts.store.broken = None
-        await control.resume(parts.store, ["crm"])
+        await pauses.resume(parts.store, ["crm"])
         await asyncio.sleep(3)
         assert not gateway.is_paused
 
@@ -648,13 +648,13 @@ async def test_a_pause_comes_from_another_process_and_lasts_over_a_restart(tmp_p
         (gateway,) = parts.service.router.gateways
         if number == 0:
             assert not gateway.is_paused
-            await control.pause(operator, ["crm"], SystemDice())
+            await pauses.pause(operator, ["crm"], SystemDice())
         await eventually(lambda gateway=gateway: gateway.is_paused)
         caller.put(*events(3))
         await eventually(lambda caller=caller: len(caller.answers) == 3)
         assert not any(answer.acknowledge for answer in caller.answers)
         if number == 1:
-            await control.resume(operator, ["crm"])
+            await pauses.resume(operator, ["crm"])
             await eventually(lambda gateway=gateway: not gateway.is_paused)
             caller.put(*events(3))
             await eventually(lambda caller=caller: len(caller.answers) == 6)
@@ -802,7 +802,7 @@ async def test_a_worker_that_is_killed_has_told_all_but_its_last_second():
 async def test_where_writes_cost_money_counts_are_told_every_ten_seconds():
     stream = Stream(*[events(1, n) for n in range(5)], ends=False)
     async with running(stream) as parts:
-        parts.service.watch.is_charged = True
+        parts.service.monitor.is_charged = True
         await asyncio.sleep(1)
         writes = parts.store.calls["release"]
         for _ in range(30):
@@ -819,13 +819,13 @@ async def test_a_store_that_lost_its_records_is_told_and_counted(caplog):
         caller.put(*events(2))
         await eventually(lambda: len(parts.numbers) == 2)
         await asyncio.sleep(2)
-        assert parts.service.watch.report().state.store.records_lost_ms == 0
+        assert parts.service.monitor.report().state.store.records_lost_ms == 0
         parts.store.inner = MemoryStore(clock=now_ms)
         await asyncio.sleep(3)
         caller.put(*events(2))
         await eventually(lambda: len(parts.numbers) == 4)
         assert parts.service.counts()["unprotected"] == 2
-        assert parts.service.watch.report().state.store.records_lost_ms
+        assert parts.service.monitor.report().state.store.records_lost_ms
     said = [one for one in caplog.records if one.message == "oncebridge.store_lost_its_records"]
     assert len(said) == 1
     assert "delivered once more" in said[0].what

@@ -8,7 +8,7 @@ from tests.cli.worlds import event, raw, setup_of
 from oncebridge import Verdict
 from oncebridge.check import cases
 from oncebridge.events.framing import RawRecord
-from oncebridge.operate.explain.finding import explain
+from oncebridge.operate.explain.explainer import explain
 from oncebridge.operate.explain.words import summary
 from oncebridge.service.service import make_router
 from oncebridge.stores.memory import MemoryStore
@@ -101,9 +101,9 @@ async def test_an_explanation_says_the_same(tmp_path):
     found = [(one.judged.verdict, one.rule or "") for one in told]
     assert found == list(EXPECTED.values())
     assert [one.route for one in told] == [None] * 4
-    assert told[0].why == "no route is for it, and the rule says to discard it"
-    assert summary(told[0]) == "No route is for this event: it is dropped by rule noise."
-    assert summary(told[1]) == "No route is for this event: it goes to the dead letters."
+    assert told[0].why == "no route matches it, and the rule says to discard it"
+    assert summary(told[0]) == "No route matches this event: it is dropped by rule noise."
+    assert summary(told[1]) == "No route matches this event: it goes to the dead letters."
 
 
 @pytest.mark.parametrize("route", ["crm", "lake"])

@@ -56,8 +56,8 @@ async def told(tmp_path):
         "spool": str(tmp_path / "spool.db"),
     }
     service = Service(load(environment={}, flags=flags))
-    service.watch.vitals = Vitals(records=1, bytes=1, evicted=1, clock_offset_ms=1)
-    text = exposition(service.watch.report()).decode()
+    service.monitor.vitals = Vitals(records=1, bytes=1, evicted=1, clock_offset_ms=1)
+    text = exposition(service.monitor.report()).decode()
     return {
         sample.name: sample.labels.keys()
         for family in text_string_to_metric_families(text)
@@ -188,10 +188,10 @@ def test_every_verdict_has_a_colour():
 async def test_the_page_about_metrics_names_each_of_them(tmp_path):
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:repr"}
     service = Service(load(environment={}, flags={**flags, "spool": str(tmp_path / "spool.db")}))
-    service.watch.vitals = Vitals(records=1, bytes=1, evicted=1, clock_offset_ms=1)
+    service.monitor.vitals = Vitals(records=1, bytes=1, evicted=1, clock_offset_ms=1)
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(oncebridge_\w+)`", page))
-    found = families(service.watch.report())
+    found = families(service.monitor.report())
     assert named == {
         f"{name_of(one)}_total" if one.kind == "counter" else name_of(one) for one in found
     }

@@ -412,7 +412,7 @@ async def test_no_secret_shows(tmp_path, monkeypatch):
     file = tmp_path / "canary.toml"
     file.write_text(CANARY)
     service = Service(load(file, environment={}))
-    assert SECRET.encode() not in exposition(service.watch.report())
+    assert SECRET.encode() not in exposition(service.monitor.report())
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ async def test_a_route_without_a_name_shows_no_secret_either(tmp_path, monkeypat
     monkeypatch.setenv("CANARY_SINK", f"http://127.0.0.1:1/{SECRET}-path")
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": sink}
     service = Service(load(environment={}, flags=flags))
-    text = exposition(service.watch.report())
+    text = exposition(service.monitor.report())
     assert b'oncebridge_in_flight{route="' in text
     assert SECRET.encode() not in text
 

@@ -106,7 +106,7 @@ async def work():
     await service.open()
     await service.run()
     assert await service.close()
-    assert service.watch.tracer is None
+    assert service.monitor.tracer is None
 
 asyncio.run(work())
 print(sorted(name for name in sys.modules if name.startswith(("opentelemetry", "prometheus", "requests"))))
@@ -234,7 +234,7 @@ async def test_a_collector_gets_the_whole_way_of_an_event(environment):
         async with running(url) as (service, send):
             assert (await send(event(1), traceparent=CLIENT))[1]["verdict"] == "delivered"
             assert (await send(event(1), traceparent=CLIENT))[1]["verdict"] == "duplicate"
-            name = service.watch.name
+            name = service.monitor.name
             await asyncio.to_thread(
                 collector.until, lambda: len(collector.named("oncebridge process")) == 2
             )
@@ -264,7 +264,7 @@ async def test_a_collector_gets_the_whole_way_of_an_event(environment):
 
 def check_metrics(collector, service):
     found = collector.latest()
-    assert set(found) == {f"oncebridge.{one.name}" for one in families(service.watch.report())}
+    assert set(found) == {f"oncebridge.{one.name}" for one in families(service.monitor.report())}
 
     def points(name, **labels):
         metric = found[f"oncebridge.{name}"]
@@ -273,7 +273,7 @@ def check_metrics(collector, service):
 
     (arrivals,) = points("arrivals", route="crm")
     assert arrivals.as_int == 2
-    assert arrivals.start_time_unix_nano == service.watch.started_ms * 1_000_000
+    assert arrivals.start_time_unix_nano == service.monitor.started_ms * 1_000_000
     assert arrivals.time_unix_nano > arrivals.start_time_unix_nano
     (repeats,) = points("repeats", route="crm", cause="redelivery")
     assert repeats.as_int == 1
@@ -313,8 +313,8 @@ async def test_metrics_alone_trace_nothing(environment):
         environment.setenv("OTEL_TRACES_EXPORTER", "none")
         environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "nonsense")
         async with running(url) as (service, send):
-            assert service.watch.tracer is None
-            assert service.watch.context is None
+            assert service.monitor.tracer is None
+            assert service.monitor.context is None
             await send(event(1), traceparent=CLIENT)
         assert not collector.traces
         assert len(collector.metrics) == 1, "the last one, at the end"

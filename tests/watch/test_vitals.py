@@ -475,7 +475,7 @@ async def scraped(service, *, answers=1):
     """Scrape until it says so; the service itself measures now and then, too."""
     async with asyncio.timeout(30):
         while True:
-            await service.watch.measure(is_open=True)
+            await service.monitor.measure(is_open=True)
             found = await asyncio.to_thread(scrape, service._listeners[-1].port)
             if found["oncebridge_store_answers"] == answers:
                 return found
@@ -507,7 +507,7 @@ async def test_metrics_show_how_a_store_elsewhere_is_and_when_it_is_down(tmp_pat
         place = place_at(proxy.port)
         async with serving(tmp_path, place | {"timeout": "20s"}) as service:
             found = await scraped(service)
-            kind = service.watch.vitals.kind
+            kind = service.monitor.vitals.kind
             assert {f"oncebridge_store_{name}" for name in TELLS[kind]} <= found.keys()
 
             proxy.strike(Fault.REFUSE)

@@ -86,3 +86,9 @@ def format_list(items: Sequence[str], *, most: int = 5) -> str:
     """Return the first *most* items, and the number of the others."""
     shown = ", ".join(items[:most])
     return f"{shown} and {len(items) - most:,} more" if len(items) > most else shown
+
+
+def iso_time(at_ms: int) -> str:
+    """Return a time in ISO 8601, in UTC, to the millisecond."""
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -165,7 +165,7 @@ def did_you_mean(name: str, allowed: Sequence[str]) -> str:
     close = get_close_matches(name, allowed, 1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"allowed: {', '.join(allowed)}" if allowed else "nothing can be set here"
+    return f"allowed: {', '.join(allowed)}" if allowed else "there are no settings here"
 
 
 # --- reading ----------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def _members(value: Any, inner: Any, doc: Doc, where: str, problems: Problems) -
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ConfigError(where, f"{_shown(value)}: must be a text that is not empty")
+        raise ConfigError(where, f"{_shown(value)}: must be text, and not empty")
     return str(value)
 
 
@@ -319,7 +319,7 @@ def _whole(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(where, f"{_shown(value)}: must be a whole number")
     if not -(2**63) <= value < 2**63:
-        raise ConfigError(where, "is too large; a whole number has at most 64 bits")
+        raise ConfigError(where, "is too large; a whole number may have at most 64 bits")
     return value
 
 

@@ -85,7 +85,7 @@ def find_weakness(text: str, *, in_header: bool) -> str | None:
     *in_header* is True if clients send it unchanged in a header.
     """
     if len(text.strip()) < SHORTEST:
-        return f"must have at least {SHORTEST} characters; create one with: openssl rand -hex 24"
+        return f"must have at least {SHORTEST} characters; make one with: openssl rand -hex 24"
     if in_header and not _HEADER_VALUE.fullmatch(text):
         return "must be one line without spaces at its start or end"
     return None

@@ -35,7 +35,7 @@ from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.framing import BadGzip, RecordReader
 from oncebridge.events.key import scoped_source
 from oncebridge.events.rules import RuleSet
-from oncebridge.operate.identity import Identities, Identity, Known
+from oncebridge.operate.identity import EventKey, Identities, RouteIdentity
 from oncebridge.service.config import Route, Setup
 from oncebridge.stores.memory import MemoryStore
 
@@ -321,13 +321,13 @@ async def _run(case: Case, identities: Identities) -> AsyncIterator[str]:
             yield line
 
 
-def _identity(route: Route, event: Event, identities: Identities) -> Identity | None:
+def _identity(route: Route, event: Event, identities: Identities) -> RouteIdentity | None:
     """Return the identity of *event* on *route*, or by a rule that discards unrouted events."""
     ways = identities.of(event)
     if ways:
         return next((way for way in ways if way.route.name == route.name), None)
     plan = identities.file_rules.discard_plan(event)
-    return Identity(route, plan, ()) if plan is not None else None
+    return RouteIdentity(route, plan, ()) if plan is not None else None
 
 
 class _IdentifiedSample(Struct, frozen=True, eq=False):
@@ -335,7 +335,7 @@ class _IdentifiedSample(Struct, frozen=True, eq=False):
 
     name: str
     event: Event
-    identity: Identity
+    identity: RouteIdentity
 
     @property
     def parts(self) -> set[tuple[bytes, bytes]]:
@@ -402,7 +402,7 @@ def _difference_between(one: _IdentifiedSample, other: _IdentifiedSample) -> str
 
 
 def _key_difference(
-    one: Known, other: Known, first: _IdentifiedSample, second: _IdentifiedSample
+    one: EventKey, other: EventKey, first: _IdentifiedSample, second: _IdentifiedSample
 ) -> str:
     if one.key == other.key:
         paths = differences(_counted(first, one.kind), _counted(second, one.kind), "detail")
@@ -429,7 +429,7 @@ def _counted(named: _IdentifiedSample, kind: str) -> Any:
     return decode_canonical(rule.content_of(tiers[0]).body(named.event))
 
 
-def _values(known: Known) -> Mapping[str, Any]:
+def _values(known: EventKey) -> Mapping[str, Any]:
     if known.kind == "content":
         return {"detail": decode_canonical(known.canonical)}
     return known.values

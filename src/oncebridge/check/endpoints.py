@@ -14,7 +14,7 @@ from oncebridge.aws.templates.needs import Resource, needed
 from oncebridge.base.line_files import file_path
 from oncebridge.check.finding import Checkup, Severity
 from oncebridge.check.settings import is_service
-from oncebridge.service.addresses import Place, scheme_of
+from oncebridge.service.addresses import BackendAddress, scheme_of
 from oncebridge.service.config import Route, Setup
 
 _HTTP: Final = ("http", "https")
@@ -70,7 +70,7 @@ def _check_http_sink(route: Route, checkup: Checkup) -> None:
 
 def _check_loops(setup: Setup, checkup: Checkup) -> None:
     config = setup.config
-    ends: list[tuple[str, Place]] = [("sink", route.sink) for route in setup.routes]
+    ends: list[tuple[str, BackendAddress]] = [("sink", route.sink) for route in setup.routes]
     ends.append(("dead letters", config.dead))
     found = False
     for source in config.source:
@@ -103,7 +103,7 @@ def _check_loops(setup: Setup, checkup: Checkup) -> None:
         checkup.report_passed("addresses", "no loop: no sink is a source")
 
 
-def _is_same(one: Place, other: Place) -> bool:
+def _is_same(one: BackendAddress, other: BackendAddress) -> bool:
     scheme, second = scheme_of(one.url), scheme_of(other.url)
     if scheme in _HTTP and second in _HTTP:
         return _is_same_url(one.url, other.url)
@@ -131,7 +131,7 @@ def _is_same_url(source: str, sink: str) -> bool:
 _PORTS: Final = {"http": 80, "https": 443}
 
 
-def _is_same_on_aws(one: Place, other: Place) -> bool:
+def _is_same_on_aws(one: BackendAddress, other: BackendAddress) -> bool:
     """Return whether two queues or streams may be one; an omitted account or Region may be equal."""
     first, second = _resource(one), _resource(other)
     if first.name != second.name or not _may_be_same(_region(one, first), _region(other, second)):
@@ -147,13 +147,13 @@ def _may_be_same(mine: str | None, theirs: str | None) -> bool:
     return not (mine and theirs) or mine == theirs
 
 
-def _resource(place: Place) -> Resource:
+def _resource(place: BackendAddress) -> Resource:
     """Return the resource of an address, given by name, URL or ARN."""
     (grant,) = needed({"sink": {"url": str(place.url)}})
     return grant.resource
 
 
-def _region(place: Place, resource: Resource) -> str:
+def _region(place: BackendAddress, resource: Resource) -> str:
     """Return the Region as the SDK would find it, or an empty string."""
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415 - for those who have one
     from botocore.session import Session  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -224,7 +224,7 @@ def _check_spool(setup: Setup, checkup: Checkup) -> None:
 
 def other_files(setup: Setup) -> Iterator[tuple[str, Path]]:
     """List the files of store, dead letters and sinks."""
-    places: Sequence[tuple[str, Place]] = [
+    places: Sequence[tuple[str, BackendAddress]] = [
         ("store", setup.config.store),
         ("dead letters", setup.config.dead),
         *[("sink", route.sink) for route in setup.routes],

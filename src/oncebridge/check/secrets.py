@@ -18,7 +18,7 @@ from oncebridge.base.options import settings_of
 from oncebridge.base.secrets import Secret, has_credentials, is_at_aws, resolve_address
 from oncebridge.check.finding import Checkup, Severity, shell_path
 from oncebridge.errors import ConfigError
-from oncebridge.service.addresses import Place, as_table, backend
+from oncebridge.service.addresses import BackendAddress, as_table, backend
 from oncebridge.service.config import Config, Setup
 
 _REFERENCE: Final = re.compile(r"(env|file|ssm|secretsmanager):.")
@@ -83,7 +83,7 @@ def _in_value(kind: Any, value: Any, where: str) -> Iterator[str]:
             yield from _in_value(one, value, where)
     elif outer is not None:
         yield from _in_items(kind, value, where)
-    elif isinstance(kind, type) and issubclass(kind, Place):
+    elif isinstance(kind, type) and issubclass(kind, BackendAddress):
         yield from _in_place(kind, as_table(value), where)
     elif isinstance(kind, type) and issubclass(kind, Struct):
         yield from _in_record(kind, value, where)
@@ -102,7 +102,7 @@ def _in_items(kind: Any, value: Any, where: str) -> Iterator[str]:
             yield from _in_value(get_args(kind)[0], item, place)
 
 
-def _in_place(kind: type[Place], table: Any, where: str) -> Iterator[str]:
+def _in_place(kind: type[BackendAddress], table: Any, where: str) -> Iterator[str]:
     if not isinstance(table, Mapping) or not isinstance(table.get("url"), str):
         return
     url = table["url"]

@@ -15,9 +15,14 @@ from oncebridge.check.finding import Checkup, Severity
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.observe import fleet
 from oncebridge.observe.agreement import differences, lost_routes
-from oncebridge.operate.lookup import is_not_ours, opened_to_look
-from oncebridge.operate.reachability import is_missing, is_out_of_reach
-from oncebridge.service.addresses import Place, StorePlace, scheme_of
+from oncebridge.operate.lookup import lacks_our_tables, open_for_reading
+from oncebridge.service.addresses import (
+    BackendAddress,
+    StorePlace,
+    is_missing,
+    is_out_of_reach,
+    scheme_of,
+)
 from oncebridge.service.config import Setup
 
 UNREACHABLE = "store-unreachable"
@@ -50,7 +55,7 @@ async def check_sinks(setup: Setup, checkup: Checkup, *, clock: Clock) -> None:
             await _check_postgres(route.sink, f"sink {route.sink}", checkup, clock)
 
 
-async def _check_redis(place: Place, subject: str, checkup: Checkup, clock: Clock) -> None:
+async def _check_redis(place: BackendAddress, subject: str, checkup: Checkup, clock: Clock) -> None:
     from oncebridge.check.redis import check_redis  # noqa: PLC0415 - needs its driver
 
     try:
@@ -59,7 +64,9 @@ async def _check_redis(place: Place, subject: str, checkup: Checkup, clock: Cloc
         _unreachable(subject, error, checkup)
 
 
-async def _check_postgres(place: Place, subject: str, checkup: Checkup, clock: Clock) -> None:
+async def _check_postgres(
+    place: BackendAddress, subject: str, checkup: Checkup, clock: Clock
+) -> None:
     import asyncpg  # noqa: PLC0415 - only for those who have one
 
     from oncebridge.check.postgres import check_postgres  # noqa: PLC0415 - needs its driver
@@ -103,10 +110,15 @@ def _unreachable(subject: str, error: OncebridgeError, checkup: Checkup) -> None
 async def _check_workers(setup: Setup, checkup: Checkup) -> None:
     """Check the workers' reports, if the store can be opened without creating anything."""
     place = setup.config.store
-    if is_out_of_reach(place) or is_missing(place) or is_not_ours(place) or _would_change(place):
+    if (
+        is_out_of_reach(place)
+        or is_missing(place)
+        or lacks_our_tables(place)
+        or _would_change(place)
+    ):
         return
     try:
-        store = await opened_to_look(place)
+        store = await open_for_reading(place)
     except (StoreError, ConfigError):
         return  # the check of the store reports it
     try:

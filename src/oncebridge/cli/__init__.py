@@ -1,13 +1,13 @@
 """
-The command `oncebridge`.
+The command `oncebridge`: reads the configuration, calls the library and prints.
 
-Thin: it reads the configuration, calls the library and prints. Exit codes:
+Exit codes:
 
-    0    done
-    1    something needs you: events were left, a test failed, nothing was found
-    2    wrong usage or configuration; nothing was started
+    0    success
+    1    needs attention: events are left, a test failed, or nothing was found
+    2    invalid usage or configuration; nothing was started
     3    the store, a sink or a source could not be opened
-    130  left at once by a second Ctrl-C
+    130  stopped at once by a second Ctrl-C
 """
 
 import os
@@ -15,32 +15,32 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what is missing for it."""
+    """Run the command line, or print which package is missing."""
     try:
-        from oncebridge.cli.app import app  # noqa: PLC0415 - its packages are an extra
+        from oncebridge.cli.app import app  # noqa: PLC0415 - needs the service extra
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] == "oncebridge":
             raise
-        print(  # noqa: T201 - click is what is missing
+        print(  # noqa: T201 - click itself is missing
             f"oncebridge: the command line needs {error.name}: pip install 'oncebridge[service]'",
             file=sys.stderr,
         )
         sys.exit(2)
     _hold_standard_files()
     if any(name.lower().endswith("_proxy") for name in os.environ):
-        from oncebridge.http.proxy import keep_metadata_direct  # noqa: PLC0415 - it takes a while
+        from oncebridge.http.proxy import keep_metadata_direct  # noqa: PLC0415 - slow to import
 
         keep_metadata_direct()
     app()
 
 
 def _hold_standard_files() -> None:
-    """Take the numbers of standard files that are closed, before a file or socket gets them."""
+    """Reserve the descriptors of closed standard files, so that no other file or socket gets them."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
         pass
     os.close(number)
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for as long as we are there
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for as long as the process runs
 
 
 _LAST_STANDARD = 2

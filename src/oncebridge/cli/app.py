@@ -1,4 +1,4 @@
-"""The commands, together."""
+"""The command group `oncebridge`, with all its commands."""
 
 import click
 
@@ -25,11 +25,11 @@ from oncebridge.cli.test import test
 
 _EPILOG = """\b
 Exit codes:
-  0    done
-  1    something needs you: events were left, a test failed, nothing was found
-  2    wrong usage or configuration; nothing was started
+  0    success
+  1    needs attention: events are left, a test failed, or nothing was found
+  2    invalid usage or configuration; nothing was started
   3    the store, a sink or a source could not be opened
-  130  left at once by a second Ctrl-C
+  130  stopped at once by a second Ctrl-C
 
 \b
 Examples:
@@ -43,7 +43,7 @@ Examples:
 )
 @click.version_option(__version__, "-V", "--version", prog_name="oncebridge")
 def app() -> None:
-    """Every EventBridge event, passed on once."""
+    """Every EventBridge event, delivered once."""
 
 
 app.add_command(run)

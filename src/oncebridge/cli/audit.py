@@ -1,4 +1,4 @@
-"""`oncebridge audit`: what a recording has more than once, and why."""
+"""`oncebridge audit`: find the duplicates in a recording, and their causes."""
 
 import functools
 import os
@@ -29,18 +29,17 @@ from oncebridge.audit.suggest import Suggestion, suggest
 from oncebridge.base.durations import format_duration, parse_duration
 from oncebridge.base.formatting import format_list
 from oncebridge.base.options import Text, did_you_mean
-from oncebridge.cli.command import command, note
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, run_loop
+from oncebridge.cli.command import EXIT_INTERRUPTED, EXIT_NEEDS_ATTENTION, command, note
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.errors import ConfigError
-from oncebridge.operate.reachability import refuse_memory
-from oncebridge.service.addresses import StorePlace
+from oncebridge.service.addresses import StorePlace, refuse_memory
 from oncebridge.service.config import PREFIX, Route, Setup, load
 
 QUIET = "500ms"
 
 
-def _genesys_unless_told(made: click.Command) -> click.Command:
-    """Take the preset where nobody says what the rules are: most who come have Genesys."""
+def _default_to_genesys(made: click.Command) -> click.Command:
+    """Use the preset genesys if no configuration and no preset is named."""
     body = made.callback
     assert body is not None  # noqa: S101 - every command has one
 
@@ -54,7 +53,7 @@ def _genesys_unless_told(made: click.Command) -> click.Command:
     return made
 
 
-@_genesys_unless_told
+@_default_to_genesys
 @command(
     "oncebridge audit events.ndjson",
     "oncebridge audit recordings/ --html report.html --suggest suggested.toml",
@@ -62,19 +61,27 @@ def _genesys_unless_told(made: click.Command) -> click.Command:
     "oncebridge audit events.ndjson -c oncebridge.toml --warm sqlite:seen.db",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE|DIRECTORY...")
-@click.option("--route", metavar="NAME", help="Whose rules, where there are several routes.")
-@click.option("--html", metavar="FILE", help="Write the report as a page, too.")
-@click.option("--json", "as_json", is_flag=True, help="The whole report as one JSON object.")
-@click.option("--suggest", "suggested", metavar="FILE", help="Save the suggested configuration.")
-@click.option("--rules", metavar="FILE", help="Rules to try: what would be different.")
-@click.option("--differences", metavar="FILE", help="With --rules: all of it, one per line.")
+@click.option(
+    "--route", metavar="NAME", help="The route whose rules are used, if there are several."
+)
+@click.option("--html", metavar="FILE", help="Write the report as an HTML page, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole report as one JSON object.")
+@click.option(
+    "--suggest", "suggested", metavar="FILE", help="Write the suggested configuration to this file."
+)
+@click.option("--rules", metavar="FILE", help="Other rules to compare with.")
+@click.option(
+    "--differences",
+    metavar="FILE",
+    help="With --rules: write all differences, one JSON object per line.",
+)
 @click.option(
     "--quiet",
     metavar="DURATION",
     default=QUIET,
-    help=f"How soon the same state again looks like noise. [{QUIET}]",
+    help=f"Within this time the same state again counts as noise. [{QUIET}]",
 )
-@click.option("--warm", metavar="STORE", help="Only make a store know these events.")
+@click.option("--warm", metavar="STORE", help="Write no report; record the events in this store.")
 def audit(
     setup: Setup,
     *,
@@ -89,26 +96,27 @@ def audit(
     warm: str | None,
 ) -> None:
     """
-    Tell which recorded events came more than once, and why.
+    Find the duplicates in recorded events, and their causes.
 
-    Each FILE holds events: one per line, an array, or one after another; gzip too, and as SQS,
-    SNS, Kinesis and CloudWatch Logs wrap them. A DIRECTORY is read with all below it, and - is
-    standard input. Without a configuration the rules are those of the preset genesys. Nothing
-    is sent and nothing is changed; the report holds ids and numbers, no payloads.
+    Each FILE holds events: one per line, an array, or one after another; also compressed with
+    gzip, and wrapped by SQS, SNS, Kinesis or CloudWatch Logs. A DIRECTORY is read with all its
+    subdirectories, and - is standard input. Without a configuration, the rules of the preset
+    genesys are used. Nothing is sent and nothing is changed; the report has ids and numbers, but
+    no payloads.
 
-    --rules FILE tries other rules (a configuration with rules, preset and window) and shows
-    event by event what they would do otherwise.
+    --rules FILE compares with other rules (a configuration with rules, preset and window) and
+    shows for each event what they would decide differently.
 
-    --warm STORE takes the events into a store, as a service with this configuration would,
-    and sends nothing: what the service meets again is a duplicate then. STORE is an address,
-    env:NAME, or a configuration file (.toml) whose store is meant, with its options.
+    --warm STORE records the events in a store, as a service with this configuration would, and
+    sends nothing: if they arrive again, they are duplicates. STORE is an address, env:NAME, or a
+    configuration file (.toml) whose store is used, with its options.
 
-    Exit code 1: something could not be read, or there is no event in it.
+    Exit code 1: something could not be read, or there are no events.
     """
     try:
-        with _heeding_signals():
+        with _signals_raise():
             if warm is not None:
-                _refuse_beside_warm(
+                _refuse_with_warm(
                     html=html, suggest=suggested, rules=rules, differences=differences
                 )
                 sys.exit(_warm(setup, files, route, warm, as_json=as_json))
@@ -116,40 +124,40 @@ def audit(
             soon = parse_duration(quiet, "--quiet")
             found = _audit(setup, files, route, rules=rules, differences=differences, quiet=soon)
     except KeyboardInterrupt as left:
-        _leave(left, "left before the end; there is no report")
+        _exit_interrupted(left, "interrupted; there is no report")
     suggestion = suggest(found, quiet=soon)
-    _tell(found, suggestion, as_json=as_json)
+    _print_report(found, suggestion, as_json=as_json)
     _save(found, suggestion, html, suggested)
-    sys.exit(NEEDS_YOU if found.unreadable or not found.events else 0)
+    sys.exit(EXIT_NEEDS_ATTENTION if found.unreadable or not found.events else 0)
 
 
 # --- signals ------------------------------------------------------------------------------
 
 
-class _Told(KeyboardInterrupt):
-    """A signal asked for the end."""
+class _Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.code = 128 + number
 
 
-class _Ending:
+class _SignalHandler:
     """
-    A signal handler that raises `_Told`.
+    A signal handler that raises `_Interrupted`.
 
-    While that is on its way up, further signals are ignored: they would interrupt the removal of
-    temporary files. Where it was dropped (Python drops what is raised in a `__del__`, for one),
-    the next signal raises again.
+    While that exception propagates, further signals are ignored: they would interrupt the removal
+    of temporary files. If it was dropped (as Python does in a `__del__`), the next signal raises
+    again.
     """
 
     def __init__(self) -> None:
-        self._raised: Callable[[], _Told | None] = lambda: None
+        self._raised: Callable[[], _Interrupted | None] = lambda: None
 
     def __call__(self, number: int, _frame: object) -> None:
         if self._raised() is not None:
             return
-        told = _Told(number)
+        told = _Interrupted(number)
         self._raised = ref(told)
         try:
             raise told
@@ -158,16 +166,16 @@ class _Ending:
 
 
 @contextmanager
-def _heeding_signals() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP end it in order, so that no temporary files are left."""
+def _signals_raise() -> Iterator[None]:
+    """Let SIGINT, SIGTERM and SIGHUP raise, so that temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not ours to take
+        yield  # only the main thread may handle signals
         return
     ends = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     before = {number: signal.getsignal(number) for number in ends}
-    ending = _Ending()
+    ending = _SignalHandler()
     for number, how in before.items():
-        # And not where `nohup` has it ignored.
+        # Not if it is ignored, as `nohup` does.
         if how in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, ending)
     try:
@@ -177,53 +185,53 @@ def _heeding_signals() -> Iterator[None]:
             signal.signal(number, how)
 
 
-def _leave(left: KeyboardInterrupt, why: str) -> NoReturn:
-    with suppress(OSError):  # the terminal may be what is gone
+def _exit_interrupted(left: KeyboardInterrupt, why: str) -> NoReturn:
+    with suppress(OSError):  # the terminal may be gone
         note(why)
-    sys.exit(left.code if isinstance(left, _Told) else LEFT)
+    sys.exit(left.code if isinstance(left, _Interrupted) else EXIT_INTERRUPTED)
 
 
-# --- what is asked ------------------------------------------------------------------------
+# --- options ------------------------------------------------------------------------------
 
 
 def _route(setup: Setup, name: str | None) -> Route:
-    """Find the route whose rules are meant; which one is no question where all have the same."""
+    """Return the route whose rules are used; any, if all routes have the same rules."""
     known = [route.name for route in setup.routes]
     if name is not None:
         for route in setup.routes:
             if route.name == name:
                 return route
-        raise ConfigError("--route", f"{name!r} is no route; {did_you_mean(name, known)}")
+        raise ConfigError("--route", f"{name!r} is not a route; {did_you_mean(name, known)}")
     first, *others = setup.routes
     if any(other.rules != first.rules for other in others):
         raise ConfigError("--route", f"there are several; name one of {', '.join(known)}")
     return first
 
 
-def _refuse_beside_warm(**given: str | None) -> None:
+def _refuse_with_warm(**given: str | None) -> None:
     for name, value in given.items():
         if value is not None:
-            raise ConfigError(f"--{name}", "goes with a report, and --warm makes none")
+            raise ConfigError(f"--{name}", "cannot be used with --warm, which writes no report")
 
 
 def _check_targets(
     html: str | None, suggested: str | None, differences: str | None, rules: str | None
 ) -> None:
-    """Find out before the work whether its results can be saved."""
+    """Raise `ConfigError` before the work begins if its results cannot be saved."""
     if differences is not None and rules is None:
-        raise ConfigError("--differences", "goes with --rules")
+        raise ConfigError("--differences", "needs --rules")
     for flag, name in (("--suggest", suggested), ("--differences", differences)):
         if name is not None and Path(name).exists():
-            raise ConfigError(flag, f"{name} is there already, and is not overwritten")
+            raise ConfigError(flag, f"{name} already exists and is not overwritten")
     if html is not None and Path(html).exists() and not _is_page(Path(html)):
-        raise ConfigError("--html", f"{html} is there already, and is no report of ours")
+        raise ConfigError("--html", f"{html} already exists and is not a report of oncebridge")
     for flag, name in (("--html", html), ("--suggest", suggested), ("--differences", differences)):
         if name is not None and not Path(name).parent.is_dir():
             raise ConfigError(flag, f"there is no directory {Path(name).parent}")
 
 
 def _is_page(path: Path) -> bool:
-    from oncebridge.audit.html import MARK  # noqa: PLC0415 - for those who want a page
+    from oncebridge.audit.html import MARK  # noqa: PLC0415 - only for pages
 
     try:
         with path.open("rb") as file:
@@ -268,7 +276,7 @@ def _audit(
 
 
 def _note_skipped(names: Sequence[str]) -> None:
-    note(f"{format_list(names)}: there already by another name, or twice; read once")
+    note(f"{format_list(names)}: named more than once; read once")
 
 
 @contextmanager
@@ -287,7 +295,7 @@ def _lines(name: str | None) -> Iterator[Callable[[Difference], None] | None]:
         yield write
 
 
-def _tell(report: AuditReport, suggestion: Suggestion, *, as_json: bool) -> None:
+def _print_report(report: AuditReport, suggestion: Suggestion, *, as_json: bool) -> None:
     with _printing():
         if as_json:
             told = msgspec.to_builtins(report) | {"suggestion": msgspec.to_builtins(suggestion)}
@@ -300,16 +308,16 @@ def _tell(report: AuditReport, suggestion: Suggestion, *, as_json: bool) -> None
 
 @contextmanager
 def _printing() -> Iterator[None]:
-    """Say why standard output takes no more; a disk may be full behind it."""
+    """Print why standard output cannot be written to; its disk may be full."""
     try:
         yield
     except BrokenPipeError:
-        raise  # every command ends with its reader
+        raise  # handled for all commands
     except OSError as error:
-        # Python would complain when it flushes what is left.
+        # Python would print an error when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        note(f"standard output: {_why(error)}")
-        sys.exit(NEEDS_YOU)
+        note(f"standard output: {_error_text(error)}")
+        sys.exit(EXIT_NEEDS_ATTENTION)
 
 
 def _save(
@@ -330,7 +338,7 @@ def _save(
 
 @contextmanager
 def _created(name: str, flag: str) -> Iterator[BinaryIO]:
-    """Make a new file, which is gone again if what should stand in it could not be finished."""
+    """Create a file, and remove it again if it could not be finished."""
     path = Path(name)
     with _saving(name, flag):
         file = path.open("xb")
@@ -350,16 +358,16 @@ def _saving(name: str, flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(flag, f"{name}: {_why(error)}") from None
+        raise ConfigError(flag, f"{name}: {_error_text(error)}") from None
 
 
-def _why(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else type(error).__name__
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[int, int], None]]:
-    """Show how far it is and how fast, on a terminal only."""
+    """Show progress and speed, on a terminal only."""
     console = Console(stderr=True)
     bar = Progress(
         BarColumn(bar_width=30),
@@ -375,7 +383,7 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
         row = bar.add_task("", total=None)
 
         def told(done: int, total: int) -> None:
-            # What comes through a pipe has no size.
+            # The size of a pipe is not known.
             bar.update(row, completed=done, total=max(total, done) if total else None)
 
         yield told
@@ -394,25 +402,25 @@ def _warm(
     place = _place(setup, store)
     if not setup.file:
         names = ", ".join(repr(route.name) for route in routes)
-        note(f"the keys are of the route {names}; the service needs the same name: route = …")
+        note(f"keys are made for the route {names}; the service must use this name: route = …")
     found = find_files([Path(name) for name in files], _note_skipped)
     warming = StoreWarmer(setup, place, routes, found)
     try:
         with _bar() as told:
             run_loop(warming.run(told))
     except KeyboardInterrupt as left:
-        _tell_counts(warming.counts(), as_json=as_json)
-        _leave(left, "left before the end; warm it again: what is known stays as it is")
-    _tell_counts(warming.counts(), as_json=as_json)
+        _print_counts(warming.counts(), as_json=as_json)
+        _exit_interrupted(left, "interrupted; run it again to record the rest")
+    _print_counts(warming.counts(), as_json=as_json)
     window = format_duration(routes[0].settings.window)
-    note(f"windows begin now: what is new is remembered for {window} from here, not from its time")
+    note(f"windows begin now: new events are remembered for {window} from now on")
     if warming.left:
-        note("some are held by a worker, or the store did not take them: warm it again")
-    return NEEDS_YOU if warming.left or warming.unreadable or not warming.events else 0
+        note("some events are held by a worker, or the store refused them: run it again")
+    return EXIT_NEEDS_ATTENTION if warming.left or warming.unreadable or not warming.events else 0
 
 
 def _place(setup: Setup, text: str) -> StorePlace:
-    """Find the store: by its address, or as a configuration names it, with its options."""
+    """Return the store: by its address, or the one of a configuration, with its options."""
     if text.endswith(".toml") and ":" not in text:
         place = load(text, environment={}, with_source=False).config.store
     elif setup.file and text in (setup.config.store.url, setup.config.store.reference):
@@ -423,7 +431,7 @@ def _place(setup: Setup, text: str) -> StorePlace:
     return place
 
 
-def _tell_counts(counts: dict[str, int], *, as_json: bool) -> None:
+def _print_counts(counts: dict[str, int], *, as_json: bool) -> None:
     with _printing():
         if as_json:
             told = {name.replace(" ", "_"): count for name, count in counts.items()}

@@ -1,4 +1,4 @@
-"""`oncebridge check`: everything that will bite, before it bites."""
+"""`oncebridge check`: check the configuration and its environment for problems."""
 
 import json
 import shutil
@@ -14,11 +14,20 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from oncebridge.base.formatting import format_count
 from oncebridge.check import aws, run
 from oncebridge.check.finding import CODES, Checkup, Finding, NotChecked, Severity
 from oncebridge.check.stores import UNREACHABLE
-from oncebridge.cli.command import as_json_option, command, printable, printable_lines, screen
-from oncebridge.cli.setup import CANNOT_OPEN, NEEDS_YOU, run_loop
+from oncebridge.cli.command import (
+    EXIT_CANNOT_OPEN,
+    EXIT_NEEDS_ATTENTION,
+    as_json_option,
+    command,
+    printable,
+    printable_lines,
+    screen,
+)
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.errors import ConfigError
 from oncebridge.service.config import Setup
 
@@ -33,25 +42,33 @@ _NAMES = 7
     "oncebridge check -c oncebridge.toml --json | jq -r .code",
 )
 @as_json_option
-@click.option("--strict", is_flag=True, help="Fail for notes, and for what could not be seen, too.")
-@click.option("--only", multiple=True, metavar="CODE", help="Tell of this only (repeatable).")
-@click.option("--ignore", multiple=True, metavar="CODE", help="Do not tell of this (repeatable).")
+@click.option(
+    "--strict", is_flag=True, help="Fail on notes too, and if something could not be checked."
+)
+@click.option(
+    "--only", multiple=True, metavar="CODE", help="Report only this finding (repeatable)."
+)
+@click.option(
+    "--ignore", multiple=True, metavar="CODE", help="Do not report this finding (repeatable)."
+)
 @click.option(
     "--function",
     "functions",
     multiple=True,
     metavar="NAME",
-    help="A Lambda function that runs with this configuration (repeatable).",
+    help="A Lambda function that uses this configuration (repeatable).",
 )
 @click.option(
     "--destination",
     "destinations",
     multiple=True,
     metavar="NAME",
-    help="An API destination that leads to the HTTP source here (repeatable).",
+    help="An API destination that sends to this HTTP source (repeatable).",
 )
-@click.option("--role", metavar="ARN", help="The role it runs as, if not the one who asks now.")
-@click.option("-v", "--verbose", is_flag=True, help="List what is in order, too.")
+@click.option(
+    "--role", metavar="ARN", help="The role the service runs as, if not your current one."
+)
+@click.option("-v", "--verbose", is_flag=True, help="List the checks that passed, too.")
 def check(
     setup: Setup,
     *,
@@ -63,17 +80,18 @@ def check(
     **aims: Any,
 ) -> None:
     """
-    Find what will bite, before it bites.
+    Check the configuration and its environment for problems.
 
-    Looks at settings, rules, secrets, files, clocks, the store and what is on AWS, and changes
-    nothing: no file, table or key is made. Each finding says what was seen, why it bites and how
-    to put it right; docs/check.md has all of them. What could not be looked at is said too.
+    Checks settings, rules, secrets, files, clocks, the store and the resources on AWS, and
+    changes nothing: no file, table or key is created. Each finding says what was seen, why it is
+    a problem and how to fix it; docs/check.md lists them all. What could not be checked is
+    listed too.
 
     Exit code 1: there are warnings or errors. 3: the store could not be reached.
     """
     _check_codes("--only", only)
     _check_codes("--ignore", ignore)
-    with _patience():
+    with _progress():
         found = run_loop(run.check(setup, run.AwsScope(**aims)))
     found.findings = [
         one for one in found.findings if one.code not in ignore and (not only or one.code in only)
@@ -85,10 +103,10 @@ def check(
     sys.exit(_exit_code(found, strict=strict))
 
 
-def _patience() -> AbstractContextManager[object]:
-    """Show on a terminal that it goes on: some servers take their time."""
+def _progress() -> AbstractContextManager[object]:
+    """Show on a terminal that checks are running: some servers are slow."""
     console = Console(stderr=True)
-    return console.status("looking …") if console.is_terminal else nullcontext()
+    return console.status("checking …") if console.is_terminal else nullcontext()
 
 
 def _check_codes(option: str, codes: Sequence[str]) -> None:
@@ -97,17 +115,17 @@ def _check_codes(option: str, codes: Sequence[str]) -> None:
         if code not in known:
             close = get_close_matches(code, sorted(known), 1)
             hint = f"did you mean {close[0]!r}?" if close else "docs/check.md lists them"
-            raise ConfigError(option, f"{code!r} is no code of a finding; {hint}")
+            raise ConfigError(option, f"{code!r} is not a code of a finding; {hint}")
 
 
 def _exit_code(found: Checkup, *, strict: bool) -> int:
     if any(one.code == UNREACHABLE for one in found.findings):
-        return CANNOT_OPEN
+        return EXIT_CANNOT_OPEN
     bad = [one for one in found.findings if strict or one.severity is not Severity.NOTE]
-    return NEEDS_YOU if bad or (strict and found.not_checked) else 0
+    return EXIT_NEEDS_ATTENTION if bad or (strict and found.not_checked) else 0
 
 
-# --- for programs -------------------------------------------------------------------------------
+# --- as JSON -------------------------------------------------------------------------------------
 
 
 def _print_json(found: Checkup, *, verbose: bool) -> None:
@@ -130,16 +148,16 @@ def _counts(found: Checkup) -> dict[str, int]:
     return {**counts, "could_not_look": len(found.not_checked), "in_order": len(found.passed)}
 
 
-# --- for people ---------------------------------------------------------------------------------
+# --- as text ------------------------------------------------------------------------------------
 
 
 def _print(console: Console, found: Checkup, *, verbose: bool) -> None:
     columns = shutil.get_terminal_size().columns
     width = max(min(columns, _WIDEST), _NARROWEST)
     for finding in found.worst_first():
-        console.print(_told(finding, width), end="\n\n")
+        console.print(_finding_text(finding, width), end="\n\n")
     if found.not_checked:
-        console.print(Text("could not look", style="bold"))
+        console.print(Text("could not be checked", style="bold"))
         for needs, blinds in _by_needs(found.not_checked).items():
             console.print(_wrapped("  ", f"needs {needs}", width))
             for blind in blinds:
@@ -148,14 +166,14 @@ def _print(console: Console, found: Checkup, *, verbose: bool) -> None:
                 )
         console.print()
     if verbose and found.passed:
-        console.print(Text("in order", style="bold"))
+        console.print(Text("passed", style="bold"))
         for passed in found.passed:
             console.print(_wrapped("  ", f"{passed.subject}: {passed.what}", width))
         console.print()
     console.print(_summary(found, width))
 
 
-def _told(finding: Finding, width: int) -> Text:
+def _finding_text(finding: Finding, width: int) -> Text:
     text = Text()
     text.append(f"{finding.severity.upper()}", style=_STYLES[finding.severity])
     text.append(f"  {finding.code}", style="bold")
@@ -167,7 +185,7 @@ def _told(finding: Finding, width: int) -> Text:
         text.append("\n")
         text.append(_field(name, value, width))
     for line in snippet:
-        # As it is, whatever the width: it is there to be copied.
+        # Not wrapped: it is there to be copied.
         text.append(f"\n  {'':<{_NAMES}}  ")
         text.append(printable(line), style="green")
     text.append("\n")
@@ -189,7 +207,7 @@ def _field(name: str, value: str, width: int, style: str = "") -> Text:
 
 
 def _by_needs(blinds: Sequence[NotChecked]) -> dict[str, list[NotChecked]]:
-    """Gather what one and the same right or server would show."""
+    """Group the checks that could not be made by what they need."""
     found: dict[str, list[NotChecked]] = {}
     for blind in blinds:
         found.setdefault(blind.needs, []).append(blind)
@@ -201,7 +219,7 @@ def _wrapped(indent: str, value: str, width: int) -> Text:
 
 
 def _lines(text: str, width: int, first: str = "", others: str = "") -> list[str]:
-    """Wrap at spaces alone: names and addresses are there to be copied."""
+    """Wrap at spaces only, so that names and addresses can be copied."""
     return textwrap.wrap(
         text,
         width,
@@ -219,10 +237,10 @@ def _summary(found: Checkup, width: int) -> Text:
         for name, number in ((f"{one}s", counts[f"{one}s"]) for one in Severity)
         if number
     ]
-    verdict = ", ".join(told) or "nothing found"
-    rest = f"; {counts['in_order']} looked at and in order"
+    verdict = ", ".join(told) or "no problems found"
+    rest = f"; {format_count(counts['in_order'], 'check')} passed"
     if found.not_checked:
-        rest += f", {counts['could_not_look']} could not be looked at"
+        rest += f", {counts['could_not_look']} could not be made"
     text = Text("\n".join(_lines(verdict + rest, width)))
     text.stylize("bold" if told else "bold green", 0, len(verdict))
     return text

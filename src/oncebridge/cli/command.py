@@ -1,91 +1,102 @@
 """
-How every command behaves: examples in its help, mistakes in plain words, output that is safe.
+Shared by all commands: flags for settings, help with examples, errors, and safe output.
 
-A configuration file is read when it is named, and never because it happens to lie there: what
-runs must not depend on the directory somebody stands in. Where one lies unused, that is said.
+A configuration file is used only if it is named, so that the result does not depend on the
+current directory. If the directory has one that is not used, a note says so.
 """
 
 import functools
 import os
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 import click
+from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge.cli.setup import NEEDS_YOU, configured
-from oncebridge.errors import ConfigError, ConfigErrors
-from oncebridge.operate.operator_log_file import AuditTrail
+from oncebridge.base.formatting import format_count
+from oncebridge.base.options import Setting, describe_type, format_setting, settings_of
+from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
+from oncebridge.operate.operator_log import AuditFile
 from oncebridge.service import logs
-from oncebridge.service.config import DEFAULT_FILE, PREFIX, Setup
+from oncebridge.service.config import DEFAULT_FILE, PREFIX, Config, Setup, load
 
+EXIT_NEEDS_ATTENTION, EXIT_BAD_CONFIG, EXIT_CANNOT_OPEN, EXIT_INTERRUPTED = 1, 2, 3, 130
 _C = TypeVar("_C", bound="Closing")
 
-as_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+_BASIC = ("source", "store", "sink", "dead", "preset", "window", "mode")
+"""Settings with a flag on every command; some commands have more, and `run` has all."""
+
+as_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per line."
+)
 
 
 def examples(*lines: str) -> str:
-    """Lay examples out for the end of a command's help, each on its own line."""
+    """Return examples for the end of a command's help, each on its own line."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def command(
     *lines: str, name: str | None = None, every: bool = False, more: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command that is configured; *lines* are its examples, *more* further flags."""
+    """Make a command that gets a `Setup`; *lines* are its examples, *more* further flags."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        body = _hinting(configured(every=every, more=more)(_ending_with_its_reader(function)))
+        body = _hint_at_unused_config(
+            configured(every=every, more=more)(_end_quietly_on_broken_pipe(function))
+        )
         return click.command(name, epilog=examples(*lines))(body)
 
     return decorate
 
 
-def _hinting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Point out a configuration file that lies here and is not read."""
+def _hint_at_unused_config(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Print a note if this directory has a configuration file that is not used."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, config: str | None, **rest: Any) -> Any:
         is_named = config or os.environ.get(f"{PREFIX}CONFIG")
         if not is_named and Path(DEFAULT_FILE).is_file():
-            note(f"{DEFAULT_FILE} lies here and is not read; to use it: -c {DEFAULT_FILE}")
+            note(f"{DEFAULT_FILE} found, but not used; to use it: -c {DEFAULT_FILE}")
         return function(*args, config=config, **rest)
 
     return wrapped
 
 
-def _ending_with_its_reader(function: Callable[..., Any]) -> Callable[..., Any]:
-    """End without a word when nobody reads the output any more, as in `… | head`."""
+def _end_quietly_on_broken_pipe(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Exit silently if the reader of the output is gone, as in `… | head`."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **rest: Any) -> Any:
         try:
             return function(*args, **rest)
         except BrokenPipeError:
-            # Python would complain when it flushes what is left.
+            # Python would print an error when it flushes the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(NEEDS_YOU)
+            sys.exit(EXIT_NEEDS_ATTENTION)
 
     return wrapped
 
 
 def note(text: str) -> None:
-    """Tell something beside the output."""
+    """Print a note to standard error."""
     click.echo(f"oncebridge: {text}", err=True)
 
 
-def audited(setup: Setup) -> AuditTrail:
-    """Get ready to write down what an operator does, in the log as well."""
+def open_audit_file(setup: Setup) -> AuditFile:
+    """Return the audit file for operator actions, which are logged too."""
     logs.set_up(setup.config.log_level, setup.config.log_format)
-    return AuditTrail(setup.config.audit)
+    return AuditFile(setup.config.audit)
 
 
 def chosen_routes(setup: Setup, names: Sequence[str], flag: str = "--route") -> list[str]:
-    """Return the names of the routes that *flag* gave, or of all; raise if there is no such route."""
+    """Return the routes that *flag* named, or all; raise `ConfigErrors` for unknown names."""
     known = [route.name for route in setup.routes]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -117,7 +128,7 @@ def open_file(name: str) -> Iterator[BinaryIO]:
 
 
 class Closing(Protocol):
-    """What is opened and closed."""
+    """An object with `open` and `aclose`."""
 
     async def open(self) -> None: ...
 
@@ -126,7 +137,7 @@ class Closing(Protocol):
 
 @asynccontextmanager
 async def opened(what: _C) -> AsyncIterator[_C]:
-    """Open *what*, and close it in any case."""
+    """Open *what*, and close it at the end, whatever happens."""
     try:
         await what.open()
         yield what
@@ -134,21 +145,138 @@ async def opened(what: _C) -> AsyncIterator[_C]:
         await what.aclose()
 
 
-# --- what people see ----------------------------------------------------------------------
+def is_to_stdout(setup: Setup) -> bool:
+    """Return whether events go to standard output, where nothing else may be printed then."""
+    return any(route.sink.url == "-" for route in setup.routes)
+
+
+# --- settings as flags, and errors --------------------------------------------------------
+
+
+def configured(
+    *, every: bool = False, more: Collection[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the flags of the settings to a command, which gets the resulting `Setup`."""
+    names = {*_BASIC, *more}
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        chosen = [s for s in settings_of(Config) if _is_flag(s) and (every or s.name in names)]
+
+        @report_errors
+        @functools.wraps(command)
+        def wrapped(config: str | None, set_: tuple[str, ...], **rest: Any) -> Any:
+            flags = {s.name: rest.pop(s.name) for s in chosen}
+            flags = {name: text for name, text in flags.items() if text is not None}
+            for pair in set_:
+                name, equals, text = pair.partition("=")
+                if not equals:  # not quoted here: it may be a secret without its name
+                    raise click.UsageError("--set: write NAME=VALUE, such as sink.concurrency=3")
+                flags[name.strip()] = text
+            setup = load(config, flags=flags)
+            # For warnings of stores and queues; a command that keeps running logs more.
+            logs.set_up("warning", setup.config.log_format)
+            return command(setup, **rest)
+
+        for setting in reversed(chosen):
+            wrapped = click.option(
+                f"--{setting.name.replace('_', '-')}",
+                setting.name,
+                metavar=_metavar(setting),
+                help=_help(setting),
+            )(wrapped)
+        wrapped = click.option(
+            "--set",
+            "set_",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Set any other setting (repeatable).",
+        )(wrapped)
+        return click.option(
+            "-c",
+            "--config",
+            metavar="FILE",
+            help=f"The configuration file, usually {DEFAULT_FILE}.",
+        )(wrapped)
+
+    return decorate
+
+
+def _is_flag(setting: Setting) -> bool:
+    kind = setting.kind
+    is_table = isinstance(kind, type) and issubclass(kind, Struct) and "Place" not in kind.__name__
+    return not is_table and setting.name not in ("rules", "routes")
+
+
+def _metavar(setting: Setting) -> str:
+    if "address" in describe_type(setting.kind):
+        return "ADDRESS"
+    return (
+        describe_type(setting.kind)
+        .replace('"', "")
+        .replace(", ", "|")
+        .upper()
+        .replace(" ", "-")[:24]
+    )
+
+
+def _help(setting: Setting) -> str:
+    shown = format_setting(setting.default)
+    return f"{setting.doc.text} [{shown}]" if shown else setting.doc.text
+
+
+def report_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print errors without a traceback, and exit with the matching code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except ConfigErrors as errors:
+            where = errors.file or "the configuration"
+            click.echo(
+                f"oncebridge: {format_count(len(errors.problems), 'error')} in {where}", err=True
+            )
+            for problem in errors.problems:
+                click.echo(f"  {problem}", err=True)
+            sys.exit(EXIT_BAD_CONFIG)
+        except ConfigError as error:
+            click.echo(f"oncebridge: {error}", err=True)
+            sys.exit(EXIT_BAD_CONFIG)
+        except OncebridgeError as error:
+            click.echo(f"oncebridge: {error}", err=True)
+            sys.exit(EXIT_CANNOT_OPEN)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click prints these, and a broken pipe has no reader
+        except Exception as error:  # noqa: BLE001 - a bug; its text may quote an event
+            click.echo(_unexpected_error_text(error), err=True)
+            sys.exit(EXIT_NEEDS_ATTENTION)
+
+    return wrapped
+
+
+def _unexpected_error_text(error: BaseException) -> str:
+    """Return where an error came from, without its text: it may quote an event or a secret."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    what = f"oncebridge: unexpected {type(error).__name__}; please report these lines:"
+    return "\n".join([what, *lines])
+
+
+# --- output -------------------------------------------------------------------------------
 
 
 def printable(text: object) -> str:
-    """Spell out what a terminal would obey: ids and messages come from strangers."""
+    """Return *text* with control characters escaped: ids and messages come from outside."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def screen() -> Console:
-    """Get a console that colours on a terminal only, and never breaks or crops a line."""
+    """Return a console that uses colours on a terminal only and never wraps or crops a line."""
     return Console(highlight=False, soft_wrap=True)
 
 
 def columns(rows: Iterable[Sequence[str]], *, width: int | None = None) -> list[str]:
-    """Align *rows*; the last column is cropped to *width*, if there is one."""
+    """Return *rows* as aligned lines, cropped to *width* if given."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
@@ -159,7 +287,7 @@ def columns(rows: Iterable[Sequence[str]], *, width: int | None = None) -> list[
 
 
 def field(name: str, value: object, style: str = "", *, wide: int = 9) -> Text:
-    """Set one named value on a line of its own, indented."""
+    """Return one named value as an indented line."""
     line = Text()
     line.append(f"  {name:<{wide}}", style="dim")
     first, *others = printable_lines(value)
@@ -170,5 +298,5 @@ def field(name: str, value: object, style: str = "", *, wide: int = 9) -> Text:
 
 
 def printable_lines(value: object) -> list[str]:
-    """Spell out each line of a text."""
+    """Return the lines of a text, each printable."""
     return [printable(line) for line in str(value).split("\n")]

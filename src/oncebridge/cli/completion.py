@@ -1,4 +1,4 @@
-"""`oncebridge completion`: what a shell needs to complete commands and options."""
+"""`oncebridge completion`: the shell completion script."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -18,8 +18,8 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, *, shell: str) -> None:
-    """Print what your shell needs to complete this command."""
+    """Print the completion script for your shell."""
     kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - one of those that click knows
+    assert kind is not None  # noqa: S101 - click knows all of them
     root = context.find_root()
     click.echo(kind(root.command, {}, "oncebridge", "_ONCEBRIDGE_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`oncebridge copy`: from one store to another."""
+"""`oncebridge copy`: copy the records of one store to another."""
 
 import asyncio
 import json
@@ -11,12 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oncebridge.base.options import Text
-from oncebridge.cli.command import examples, field, note, opened, screen
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, on_signals, remove_signal_handlers, run_loop, told
+from oncebridge.cli.command import (
+    EXIT_INTERRUPTED,
+    EXIT_NEEDS_ATTENTION,
+    examples,
+    field,
+    note,
+    opened,
+    report_errors,
+    screen,
+)
+from oncebridge.cli.event_loop import on_signals, remove_signal_handlers, run_loop
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.operate.reachability import is_missing, refuse_memory
 from oncebridge.service import logs
-from oncebridge.service.addresses import StorePlace
+from oncebridge.service.addresses import StorePlace, is_missing, refuse_memory
 from oncebridge.service.config import load
 from oncebridge.stores.api import Portable
 from oncebridge.stores.copying import Copying, is_portable
@@ -29,62 +37,62 @@ from oncebridge.stores.copying import Copying, is_portable
         "oncebridge copy --from env:OLD_STORE --to env:NEW_STORE --json",
     )
 )
-@click.option("--from", "from_", required=True, metavar="STORE", help="What to read.")
-@click.option("--to", required=True, metavar="STORE", help="Where to put it.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; tell what would be done.")
-@click.option("--json", "as_json", is_flag=True, help="The counts as one JSON object.")
-@told
+@click.option("--from", "from_", required=True, metavar="STORE", help="The store to read.")
+@click.option("--to", required=True, metavar="STORE", help="The store to write to.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as one JSON object.")
+@report_errors
 def copy(*, from_: str, to: str, dry_run: bool, as_json: bool) -> None:
     """
-    Copy what one store remembers to another.
+    Copy the records of one store to another.
 
-    STORE is an address, env:NAME, or a configuration file (.toml) whose store is meant, with
-    its options. Windows end when they would have ended, attempts and the newest states of
-    entities go along, and nothing is taken away from the first store.
+    STORE is an address, env:NAME, or a configuration file (.toml) whose store is used, with its
+    options. Windows keep their end; attempts and the newest states of entities are copied, and
+    nothing is removed from the first store.
 
-    Stop the workers of both first: what one of them holds is left and named. Copying again
-    is safe, adds what is missing and brings up to date what has gone on since. With --dry-run
-    it tells what that would be. Dead letters and spools are not in the store.
+    Stop the workers of both stores first: records that a worker holds are listed and not copied.
+    It is safe to copy again: it adds what is missing and updates what has changed. With
+    --dry-run it shows what that would be. Dead letters and spools are not in the store.
 
-    Exit code 1: something was left, as a worker holds it, or you pressed Ctrl-C.
+    Exit code 1: some records were not copied, as a worker holds them, or you pressed Ctrl-C.
     """
     logs.set_up("warning", "auto")
     source, target = _place(from_, "--from"), _place(to, "--to")
     if source.url == target.url:
         raise ConfigError("--to", f"{target} is the same store as --from")
     if is_missing(source):
-        raise ConfigError("--from", f"{source} is not there, so there is nothing to copy")
+        raise ConfigError("--from", f"{source} does not exist, so there is nothing to copy")
     sys.exit(run_loop(_copy(source, target, dry_run=dry_run, as_json=as_json)))
 
 
 def _place(text: str, flag: str) -> StorePlace:
-    """Find a store, by its address or as a configuration file names it."""
+    """Return a store by its address, or the one of a configuration file."""
     if text.endswith(".toml") and ":" not in text:
-        # The environment names one store, and two are meant.
+        # The environment names one store, but there are two here.
         place = load(text, environment={}).config.store
     else:
         place = StorePlace.of(Text.of(text, flag))
     refuse_memory(place, flag)
     if not is_portable(place.opened):
-        raise ConfigError(flag, f"{place} cannot be copied: its records cannot be read and put")
+        raise ConfigError(flag, f"{place} cannot be copied: this kind of store does not support it")
     return place
 
 
 async def _copy(source: StorePlace, target: StorePlace, *, dry_run: bool, as_json: bool) -> int:
-    # A file is not made only to be looked at.
+    # A dry run does not create a file.
     is_new = dry_run and is_missing(target)
     async with opened(source.opened) as from_, _opened(target, is_new=is_new) as to:
         copying = Copying(from_, to, dry_run=dry_run)
         try:
             await _run(copying)
         except asyncio.CancelledError:
-            _tell(copying, dry_run=dry_run, as_json=as_json)
-            return LEFT
+            _print_result(copying, dry_run=dry_run, as_json=as_json)
+            return EXIT_INTERRUPTED
         except OncebridgeError:
-            _tell(copying, dry_run=dry_run, as_json=as_json)
+            _print_result(copying, dry_run=dry_run, as_json=as_json)
             raise
-    _tell(copying, dry_run=dry_run, as_json=as_json)
-    return 0 if copying.is_complete and not copying.live else NEEDS_YOU
+    _print_result(copying, dry_run=dry_run, as_json=as_json)
+    return 0 if copying.is_complete and not copying.live else EXIT_NEEDS_ATTENTION
 
 
 @asynccontextmanager
@@ -97,7 +105,7 @@ async def _opened(place: StorePlace, *, is_new: bool) -> AsyncIterator[Portable 
 
 
 async def _run(copying: Copying) -> None:
-    """Copy to the end, or to the first Ctrl-C; at the second, drop the batch under way."""
+    """Copy to the end, or to the first Ctrl-C; the second one cancels the batch in progress."""
     stopping = asyncio.Event()
     task = asyncio.current_task()
     assert task is not None  # noqa: S101 - we run in one
@@ -119,7 +127,7 @@ async def _run(copying: Copying) -> None:
     )
     try:
         with bar:
-            row = bar.add_task("", total=None)  # nobody knows how many there are
+            row = bar.add_task("", total=None)  # the total is not known
             while await copying.step() and not stopping.is_set():
                 shown = f"{copying.seen:,} read, {copying.copied:,} copied"
                 bar.update(row, description=shown)
@@ -127,7 +135,7 @@ async def _run(copying: Copying) -> None:
         remove_signal_handlers()
 
 
-def _tell(copying: Copying, *, dry_run: bool, as_json: bool) -> None:
+def _print_result(copying: Copying, *, dry_run: bool, as_json: bool) -> None:
     counts = copying.counts()
     if as_json:
         more = {
@@ -149,8 +157,8 @@ def _tell(copying: Copying, *, dry_run: bool, as_json: bool) -> None:
         note("nothing was changed")
     if copying.live:
         note(
-            "what is live was left, as a worker has it in hand: stop the workers, and copy again "
+            "live records were not copied, as a worker holds them: stop the workers, and copy again "
             f"after {copying.held_ms / 1000:.0f} s"
         )
     if not copying.is_complete:
-        note("it was not finished; copy again: what is there is not put twice")
+        note("the copy is not complete; run it again: no record is copied twice")

@@ -1,4 +1,4 @@
-"""`oncebridge dashboard`: the dashboard by itself, beside workers that run elsewhere."""
+"""`oncebridge dashboard`: the dashboard in a process of its own."""
 
 import asyncio
 import logging
@@ -7,11 +7,11 @@ import click
 from msgspec.structs import replace
 
 from oncebridge.cli.command import command, note
-from oncebridge.cli.setup import on_signals, run_loop
+from oncebridge.cli.event_loop import on_signals, run_loop
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.operate.lookup import is_not_ours, opened_to_look
-from oncebridge.operate.reachability import is_missing, refuse_memory
+from oncebridge.operate.lookup import lacks_our_tables, open_for_reading
 from oncebridge.service import logs
+from oncebridge.service.addresses import is_missing, refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.service.monitor import mode_of
 
@@ -27,22 +27,22 @@ _FLAGS = ("dashboard", "dashboard_write", "dashboard_payloads")
 )
 def dashboard(setup: Setup) -> None:
     """
-    Show the dashboard, beside workers that run elsewhere.
+    Run the dashboard for workers that run elsewhere.
 
-    It reads what they tell in the store that they share, so it takes the configuration that
-    they have. Nothing is made there, and nothing written but who has logged out, unless
-    dashboard_write lets people act on dead letters. Without an address it is at
-    http://127.0.0.1:8081/. Ctrl-C ends it.
+    It reads the counts and the history of the workers from their store, so it needs their
+    configuration. It creates nothing there, and writes only who has logged out, unless
+    dashboard_write allows actions on dead letters. The default address is
+    http://127.0.0.1:8081/. Ctrl-C stops it.
     """
     refuse_memory(setup.config.store, "store")
-    if is_missing(setup.config.store) or is_not_ours(setup.config.store):
+    if is_missing(setup.config.store) or lacks_our_tables(setup.config.store):
         raise OncebridgeError(
-            f"{setup.config.store}: no worker has written there yet; start one first"
+            f"{setup.config.store}: no worker has used this store yet; start one first"
         )
     if mode_of(setup.config) == "off":
-        note('these workers keep no history, so no decisions are shown; history = "sample" does')
+        note('history is off, so no decisions are shown; set history = "sample" to keep some')
     if not setup.config.share_counts:
-        note("these workers share no counts, so none are shown; share_counts = true does")
+        note("share_counts is off, so no counts are shown; set share_counts = true")
     if not setup.config.dashboard:
         setup = replace(setup, config=replace(setup.config, dashboard=DEFAULT))
     logs.set_up(setup.config.log_level, setup.config.log_format)
@@ -53,13 +53,13 @@ async def _serve(setup: Setup) -> None:
     from oncebridge.dashboard import Dashboard, Desk  # noqa: PLC0415 - other commands need no pages
 
     told = _told()
-    store = await opened_to_look(setup.config.store)
+    store = await open_for_reading(setup.config.store)
     try:
         served = Dashboard(setup, Desk(setup, store))
         try:
             await served.open()
         except ConfigError as error:
-            # The settings are in order; the port is taken, or no address of this machine.
+            # The settings are valid; the port is taken, or the address is not of this machine.
             raise OncebridgeError(f"{error} (--dashboard)") from error
         click.echo(f"dashboard: {served.url}")
         try:

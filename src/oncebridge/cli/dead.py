@@ -1,4 +1,4 @@
-"""`oncebridge dead`: look at dead letters, try them again, drop them."""
+"""`oncebridge dead`: list, show, replay and drop dead letters."""
 
 import base64
 import json
@@ -12,32 +12,41 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from oncebridge.base.formatting import iso_time
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
-    audited,
     chosen_routes,
     columns,
     command,
     examples,
     field,
+    is_to_stdout,
     note,
+    open_audit_file,
     opened,
     printable,
     screen,
 )
-from oncebridge.cli.event_selection import because_option, store_to_look
-from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
+from oncebridge.cli.event_loop import run_loop
+from oncebridge.cli.event_selection import because_option, store_for_reading
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.dead_letters.copies import Copies, copies_of
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.events.event import Event
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.operator_log_file import instant
-from oncebridge.operate.reachability import is_missing, is_out_of_reach, refuse_memory
-from oncebridge.operate.replay import Choice, Doomed, Redrive, Replayed, select, write_replay
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.operate.replay import (
+    DeadLetterFilter,
+    LetterToDrop,
+    Replayed,
+    Replayer,
+    select,
+    write_replay,
+)
 from oncebridge.operate.replay import drop as drop_letters
+from oncebridge.service.addresses import is_missing, is_out_of_reach, refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.service.service import make_router
 from oncebridge.stores.api import Store
@@ -45,9 +54,9 @@ from oncebridge.stores.api import Store
 _BATCH = 100
 
 _numbers = click.argument("numbers", nargs=-1, type=click.IntRange(min=1), metavar="[NUMBER]...")
-_all = click.option("--all", "every", is_flag=True, help="All of them.")
-_reason = click.option("--reason", default="", help="Only those with this reason.")
-_route = click.option("--route", default=None, help="Only those of this route.")
+_all = click.option("--all", "every", is_flag=True, help="All dead letters.")
+_reason = click.option("--reason", default="", help="Only dead letters with this reason.")
+_route = click.option("--route", default=None, help="Only dead letters of this route.")
 
 
 @click.group(
@@ -58,10 +67,10 @@ _route = click.option("--route", default=None, help="Only those of this route.")
     )
 )
 def dead() -> None:
-    """Look at dead letters, try them again, or drop them."""
+    """List, show, replay or drop dead letters."""
 
 
-# --- looking ------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------
 
 
 @command(
@@ -72,15 +81,15 @@ def dead() -> None:
 @_reason
 @_route
 @click.option(
-    "--limit", default=50, show_default=True, type=click.IntRange(min=1), help="How many at most."
+    "--limit", default=50, show_default=True, type=click.IntRange(min=1), help="The most to list."
 )
 @as_json_option
 def list_(setup: Setup, *, reason: str, route: str | None, limit: int, as_json: bool) -> None:
-    """List dead letters, the oldest first: why, when and where, without what they hold."""
-    run_loop(_list(setup, Choice(reason=reason, route=route), limit, as_json=as_json))
+    """List dead letters, the oldest first, without their payloads."""
+    run_loop(_list(setup, DeadLetterFilter(reason=reason, route=route), limit, as_json=as_json))
 
 
-async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> None:
+async def _list(setup: Setup, choice: DeadLetterFilter, limit: int, *, as_json: bool) -> None:
     letters: list[DeadLetter] = []
     async with _letters(setup) as dead:
         async for letter in select(dead, choice):
@@ -88,7 +97,7 @@ async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> N
             if len(letters) > limit:
                 break
     if len(letters) > limit:
-        note("there are more; --limit shows them")
+        note("there are more; use --limit to list them")
         letters = letters[:limit]
     counts = await _copies(setup, letters)
     if as_json:
@@ -97,14 +106,14 @@ async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> N
         return
     rows = [["number", "died", "reason", "route", "copies", "message"]]
     for letter, copies in zip(letters, counts, strict=True):
-        died = instant(letter.buried_ms)[:19].replace("T", " ")
+        died = iso_time(letter.buried_ms)[:19].replace("T", " ")
         again = f"{copies.count:,}" if copies.count else "-"
         route = letter.route or "-"
         rows.append([str(letter.number), died, letter.reason, route, again, letter.message])
     if not any(copies.count for copies in counts):
         rows = [[*row[:4], row[5]] for row in rows]
     if len(rows) == 1:
-        note("there are none")
+        note("no dead letters")
         return
     console = screen()
     heading, *lines = columns(rows, width=console.width if console.is_terminal else None)
@@ -114,21 +123,21 @@ async def _list(setup: Setup, choice: Choice, limit: int, *, as_json: bool) -> N
 
 
 async def _copies(setup: Setup, letters: Sequence[DeadLetter]) -> list[Copies]:
-    """Look up how often letters arrived again that were never sent; others have no count."""
+    """Return how often dead letters that were never sent arrived again; others have no count."""
     found = {letter.key: Copies() for letter in letters}
     counted = [letter.key for letter in letters if letter.key and not letter.is_keyed]
     if counted:
-        async with store_to_look(setup, "") as store:
+        async with store_for_reading(setup, "") as store:
             if store is not None:
                 found |= dict(zip(counted, await copies_of(store, counted), strict=True))
     return [found[letter.key] for letter in letters]
 
 
 def _as_json(letter: DeadLetter, copies: Copies) -> dict[str, Any]:
-    more = {"copies": copies.count, "last_copy": instant(copies.last_ms)} if copies.count else {}
+    more = {"copies": copies.count, "last_copy": iso_time(copies.last_ms)} if copies.count else {}
     return {
         "number": letter.number,
-        "died": instant(letter.buried_ms),
+        "died": iso_time(letter.buried_ms),
         "reason": letter.reason,
         "message": letter.message,
         "route": letter.route,
@@ -146,14 +155,14 @@ def _as_json(letter: DeadLetter, copies: Copies) -> dict[str, Any]:
     "oncebridge dead show 12 --raw -c oncebridge.toml > event.json",
 )
 @click.argument("number", type=click.IntRange(min=1))
-@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object.")
-@click.option("--raw", is_flag=True, help="Only the event, byte for byte as it was received.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@click.option("--raw", is_flag=True, help="Print only the event, byte for byte as it was received.")
 def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
-    """Show one dead letter with the event that it holds."""
+    """Show one dead letter with its event."""
     letter, copies = run_loop(_find(setup, number))
     if letter is None:
-        note(f"there is no letter {number}")
-        sys.exit(NEEDS_YOU)
+        note(f"there is no dead letter {number}")
+        sys.exit(EXIT_NEEDS_ATTENTION)
     if raw:
         sys.stdout.buffer.write(letter.raw)
         return
@@ -166,14 +175,14 @@ def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
 
 async def _find(setup: Setup, number: int) -> tuple[DeadLetter | None, Copies]:
     async with _letters(setup) as dead:
-        found = [letter async for letter in select(dead, Choice((number,)))]
+        found = [letter async for letter in select(dead, DeadLetterFilter((number,)))]
     if not found:
         return None, Copies()
     return found[0], (await _copies(setup, found))[0]
 
 
 def _header_as_json(setup: Setup, letter: DeadLetter) -> dict[str, str]:
-    """Return the header that the event was sent with, by the rules of now."""
+    """Return the Idempotency-Key of the event, by the current rules."""
     identities = Identities(setup)
     event = identities.read(letter.raw)
     way = identities.on(letter.route, event) if isinstance(event, Event) else None
@@ -190,7 +199,7 @@ def _body_as_json(raw: bytes) -> dict[str, str]:
 
 def _print(told: dict[str, Any], raw: bytes) -> None:
     console = screen()
-    console.print(f"letter {told.pop('number')}", style="bold")
+    console.print(f"dead letter {told.pop('number')}", style="bold")
     if told.pop("maybe_delivered"):
         told["maybe"] = "an earlier attempt may have arrived"
     for name, value in told.items():
@@ -202,7 +211,7 @@ def _print(told: dict[str, Any], raw: bytes) -> None:
 
 
 def _body(raw: bytes) -> str:
-    """Lay an event out to be read; --raw is there for what must not change."""
+    """Return an event indented for reading; --raw prints it unchanged."""
     try:
         return json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -221,21 +230,21 @@ def _body(raw: bytes) -> str:
 @_all
 @_reason
 @_route
-@click.option("--to", metavar="ROUTE", help="Replay them on this route instead of where they died.")
+@click.option("--to", metavar="ROUTE", help="Replay them on this route instead of their own.")
 @because_option
 @as_json_option
 def replay(setup: Setup, *, to: str | None, because: str, as_json: bool, **chosen: Any) -> None:
     """
-    Try dead letters again, each on the route where it died.
+    Replay dead letters, each on the route where it died.
 
-    A letter goes once its event is where it belongs. An event that was delivered in the
-    meantime is not sent again. One that dies again has a new letter; one that the sink could
-    not take now keeps its letter.
+    A dead letter is removed once its event is delivered. An event that was delivered in the
+    meantime is not sent again. One that fails for good again becomes a new dead letter; one that
+    the sink cannot accept now stays a dead letter.
 
-    With --to, they go to another route, such as one that took the place of the route where they
-    died. An event that this route has delivered before is not sent again.
+    With --to, they go to another route, such as the successor of a route that was removed. An
+    event that this route has delivered before is not sent again.
 
-    Exit code 1: a letter is still there, died again, or was not found.
+    Exit code 1: a dead letter is left, died again, or was not found.
     """
     choice = _choice(**chosen)
     refuse_memory(setup.config.store, "store")
@@ -244,9 +253,9 @@ def replay(setup: Setup, *, to: str | None, because: str, as_json: bool, **chose
 
 
 async def _replay(
-    setup: Setup, choice: Choice, to: str | None, because: str, *, as_json: bool
+    setup: Setup, choice: DeadLetterFilter, to: str | None, because: str, *, as_json: bool
 ) -> int:
-    trails = Trails(audited(setup), setup.config.store.opened, reason=because)
+    operator_log = OperatorLog(open_audit_file(setup), setup.config.store.opened, reason=because)
     if _is_empty(setup):
         return _missing(choice.numbers)
     router = make_router(setup)
@@ -255,35 +264,35 @@ async def _replay(
         dead: DeadLetters = setup.config.dead.opened
         numbers = [letter.number async for letter in select(dead, choice)]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
-        redrive = Redrive(
-            setup, router, before=lambda each: write_replay(setup, trails, each), to=to
+        redrive = Replayer(
+            setup, router, before=lambda each: write_replay(setup, operator_log, each), to=to
         )
         counts: dict[str, int] = {}
         with _bar(len(numbers)) as bar:
             task = bar.add_task("", total=len(numbers))
             async for done in _batches(redrive, dead, choice, numbers):
                 for one in done:
-                    name = _tell(one, setup, as_json=as_json)
+                    name = _print_result(one, setup, as_json=as_json)
                     counts[name] = counts.get(name, 0) + 1
-                    code = code if one.is_well else NEEDS_YOU
+                    code = code if one.is_resolved else EXIT_NEEDS_ATTENTION
                 bar.update(task, advance=len(done))
         await router.drain(setup.config.grace)
     finally:
         await router.aclose()
     if not as_json:
         summary = ", ".join(f"{count} {name}" for name, count in counts.items())
-        note(summary or "there are none")
+        note(summary or "no dead letters")
     return code
 
 
 async def _batches(
-    redrive: Redrive, dead: DeadLetters, choice: Choice, numbers: Sequence[int]
+    redrive: Replayer, dead: DeadLetters, choice: DeadLetterFilter, numbers: Sequence[int]
 ) -> AsyncIterator[list[Replayed]]:
     wanted = set(numbers)
     batch: list[DeadLetter] = []
     async for letter in select(dead, choice):
         if letter.number not in wanted:
-            continue  # it died just now
+            continue  # it died after the replay began
         batch.append(letter)
         if len(batch) == _BATCH:
             yield await redrive.replay(batch)
@@ -292,10 +301,10 @@ async def _batches(
         yield await redrive.replay(batch)
 
 
-def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
-    """Tell about one letter, and give the word under which it is counted."""
+def _print_result(one: Replayed, setup: Setup, *, as_json: bool) -> str:
+    """Print the result for one dead letter; return the word under which it is counted."""
     name = one.result
-    # Where events go to standard output, nothing else may.
+    # If events go to standard output, nothing else may.
     is_err = is_to_stdout(setup)
     if as_json:
         click.echo(json.dumps(replayed_as_json(one)), err=is_err)
@@ -309,7 +318,7 @@ def _tell(one: Replayed, setup: Setup, *, as_json: bool) -> str:
 
 
 def replayed_as_json(one: Replayed) -> dict[str, Any]:
-    """Tell programs what became of a letter."""
+    """Return the result for one dead letter as JSON."""
     return {
         "number": one.number,
         "result": one.result,
@@ -328,36 +337,42 @@ def replayed_as_json(one: Replayed) -> dict[str, Any]:
 @_reason
 @_route
 @because_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "as_json", is_flag=True, help="The numbers as one JSON object.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as one JSON object.")
 def drop(setup: Setup, *, because: str, yes: bool, as_json: bool, **chosen: Any) -> None:
     """
-    Drop dead letters for good, with the events in them.
+    Delete dead letters for good, with their events.
 
-    Exit code 1: a letter was not found, or you said no.
+    Exit code 1: a dead letter was not found, or you answered no.
     """
     choice = _choice(**chosen)
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError("dropping is for good; say --yes where nobody can be asked")
+        raise click.UsageError(
+            "dropped events cannot be restored; use --yes to confirm without a terminal"
+        )
     sys.exit(run_loop(_drop(setup, choice, because, yes=yes, as_json=as_json)))
 
 
-async def _drop(setup: Setup, choice: Choice, because: str, *, yes: bool, as_json: bool) -> int:
-    audit = audited(setup)
+async def _drop(
+    setup: Setup, choice: DeadLetterFilter, because: str, *, yes: bool, as_json: bool
+) -> int:
+    audit = open_audit_file(setup)
     async with _letters(setup) as dead:
         identities = Identities(setup)
-        doomed = [Doomed.of(letter, identities) async for letter in select(dead, choice)]
+        doomed = [LetterToDrop.of(letter, identities) async for letter in select(dead, choice)]
         numbers = [each.number for each in doomed]
         code = _missing(sorted(set(choice.numbers) - set(numbers))) if choice.numbers else 0
         if numbers and not yes:
-            what = f"letter {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} letters"
+            what = (
+                f"dead letter {numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} dead letters"
+            )
             if not click.confirm(f"Drop {what} for good?", err=True):
-                return NEEDS_YOU
+                return EXIT_NEEDS_ATTENTION
         dropped = 0
-        async with _store_for_trail(setup, doomed) as store:
-            trails = Trails(audit, store, reason=because)
+        async with _store_for_operator_log(setup, doomed) as store:
+            operator_log = OperatorLog(audit, store, reason=because)
             for at in range(0, len(doomed), _BATCH):
-                dropped += await drop_letters(doomed[at : at + _BATCH], dead, store, trails)
+                dropped += await drop_letters(doomed[at : at + _BATCH], dead, store, operator_log)
     if as_json:
         click.echo(json.dumps({"dropped": dropped, "numbers": numbers}))
     else:
@@ -370,7 +385,7 @@ async def _drop(setup: Setup, choice: Choice, because: str, *, yes: bool, as_jso
 
 @asynccontextmanager
 async def _letters(setup: Setup) -> AsyncIterator[DeadLetters]:
-    """Open the dead letters, where there are any; none are made to be looked at."""
+    """Open the dead letters; yield empty ones if they do not exist yet."""
     if _is_empty(setup):
         yield MemoryDeadLetters()
         return
@@ -379,8 +394,10 @@ async def _letters(setup: Setup) -> AsyncIterator[DeadLetters]:
 
 
 @asynccontextmanager
-async def _store_for_trail(setup: Setup, doomed: Sequence[Doomed]) -> AsyncIterator[Store | None]:
-    """Open the store for what is written down there; none is made, nor asked for nothing."""
+async def _store_for_operator_log(
+    setup: Setup, doomed: Sequence[LetterToDrop]
+) -> AsyncIterator[Store | None]:
+    """Open the store for the operator log; yield None if there is nothing to write to it."""
     place = setup.config.store
     has_keys = any(each.key for each in doomed)
     if not has_keys or is_missing(place) or is_out_of_reach(place):
@@ -395,22 +412,24 @@ def _is_empty(setup: Setup) -> bool:
     return is_missing(setup.config.dead)
 
 
-def _choice(*, numbers: Sequence[int], every: bool, reason: str, route: str | None) -> Choice:
+def _choice(
+    *, numbers: Sequence[int], every: bool, reason: str, route: str | None
+) -> DeadLetterFilter:
     if bool(numbers) == every:
-        raise click.UsageError("name the letters by number, or say --all")
-    return Choice(tuple(numbers), reason, route)
+        raise click.UsageError("name dead letters by number, or use --all")
+    return DeadLetterFilter(tuple(numbers), reason, route)
 
 
 def _missing(numbers: Sequence[int]) -> int:
     for number in numbers:
-        note(f"there is no letter {number}, or not such a one")
+        note(f"there is no dead letter {number}, or it does not match")
     if not numbers:
         return 0
-    return NEEDS_YOU
+    return EXIT_NEEDS_ATTENTION
 
 
 def _bar(count: int) -> Progress:
-    """Show how far it is, on a terminal, where it may take a while."""
+    """Return a progress bar, shown on a terminal if there is much to do."""
     console = Console(stderr=True)
     return Progress(
         BarColumn(bar_width=30),

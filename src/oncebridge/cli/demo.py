@@ -1,12 +1,12 @@
 """
-`oncebridge demo`: a simulated Genesys stream through a real service, to look at.
+`oncebridge demo`: a simulated Genesys stream through a real service.
 
     the stream ── HTTP ──▶ source ──▶ gateway, SQLite ──▶ sink ── HTTP ──▶ the CRM
 
-All of it is what `oncebridge run` is made of, dashboard and all; only the two ends are played
-here. The sender posts each arrival, waits for the answer, and sends again what it is told to send again. The
-CRM counts what reaches it, and is down for a moment. The stream knows its own truth, so the
-last lines say whether the service was right.
+The service is the one of `oncebridge run`, with its dashboard; only the sender and the CRM are
+simulated. The sender posts each event, waits for the response, and retries when it is asked to.
+The CRM counts the events that it gets, and is down for a moment. The simulation knows which
+events are duplicates, so the last lines say whether the service was right.
 """
 
 import asyncio
@@ -29,14 +29,9 @@ from msgspec import Struct
 from rich.console import Console
 from rich.text import Text
 
-from oncebridge.cli.setup import (
-    LEFT,
-    NEEDS_YOU,
-    on_signals,
-    remove_signal_handlers,
-    run_loop,
-    told,
-)
+from oncebridge.base.formatting import format_count
+from oncebridge.cli.command import EXIT_INTERRUPTED, EXIT_NEEDS_ATTENTION, report_errors
+from oncebridge.cli.event_loop import on_signals, remove_signal_handlers, run_loop
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
@@ -50,12 +45,12 @@ from oncebridge.service.service import Service
 from oncebridge.sources.http.source import HttpSource
 
 _A_SECOND = 9
-"""How many arrivals a person can follow."""
+"""Arrivals per second that a person can follow."""
 _FEWEST = 40
 _UNREADABLE = {0.2: b'{"version":"0","id":"cut off in the mid', 0.65: b'{"ping":true}'}
-"""Bodies that are no events, and how far into the stream they come."""
+"""Bodies that are not events, by their position in the stream."""
 _DOWN_AT, _DOWN_FOR = 0.4, 4
-"""How far into the stream the CRM goes down, and how many requests it then refuses."""
+"""When the CRM goes down, as a share of the stream, and how many requests it then refuses."""
 _MOST_TRIES = 30
 _PORT = 8081
 _WIDE = 100
@@ -86,48 +81,52 @@ _EXPECTED = (Verdict.DELIVERED, Verdict.DUPLICATE, Verdict.DEAD, Verdict.FAILED,
     type=click.FloatRange(0, 3600, min_open=True),
     default=25,
     show_default=True,
-    help="How long it takes; a longer one has more events.",
+    help="How long it runs; a longer one has more events.",
 )
-@click.option("--seed", default=1, show_default=True, help="Which stream.")
-@click.option("--fast", is_flag=True, help="Do not pause between arrivals.")
-@click.option("--stay", is_flag=True, help="Keep the dashboard open at the end, until Ctrl-C.")
+@click.option("--seed", default=1, show_default=True, help="The seed of the simulated stream.")
+@click.option("--fast", is_flag=True, help="Do not wait between arrivals.")
+@click.option("--stay", is_flag=True, help="Keep the dashboard running at the end, until Ctrl-C.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Only the summary, as one JSON object; implies --fast."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print only the summary, as one JSON object; implies --fast.",
 )
-@told
+@report_errors
 def demo(*, seconds: float, seed: int, fast: bool, stay: bool, as_json: bool) -> None:
     """
-    Show what oncebridge does: a simulated stream, through a real service.
+    Show what oncebridge does, with a simulated stream and a real service.
 
-    A Genesys Cloud stream with every kind of repeat, with look-alikes that are no repeats,
-    and with two bodies that are no events, is sent by HTTP into a service with a SQLite store
-    in a temporary directory, and on by HTTP to a CRM that is down for a moment. The dashboard
-    shows it all, at the address that is printed first: http://127.0.0.1:8081/ if that is free.
+    A simulated Genesys Cloud stream with every kind of duplicate, with look-alikes that are not
+    duplicates, and with two bodies that are not events, is sent by HTTP to a service with a
+    SQLite store in a temporary directory, which delivers by HTTP to a CRM that is down for a
+    moment. The dashboard is at the address that is printed first: http://127.0.0.1:8081/ if that
+    port is free.
 
-    Ends by itself, or with Ctrl-C, with a summary that is checked against what the simulation
-    knows to be true. The exit code is 0 only if all of it holds.
+    Ends by itself, or with Ctrl-C, and prints a summary that is checked against the simulation.
+    The exit code is 0 only if every check passes.
     """
     logs.set_up("error", "auto")
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
+        sys.stdout.reconfigure(errors="replace")  # for a terminal without UTF-8
     screen = _Screen(Console(highlight=False, markup=False, emoji=False, quiet=as_json))
 
-    def tell(found: _Found) -> None:
+    def tell(found: _DemoResult) -> None:
         if as_json:
             click.echo(json.dumps(found.as_json()))
         else:
             screen.summary(found)
 
     try:
-        wish = _Wish(seconds, seed, fast or as_json, stay)
-        found = run_loop(_play(wish, screen, tell))
+        wish = _DemoOptions(seconds, seed, fast or as_json, stay)
+        found = run_loop(_run_demo(wish, screen, tell))
     except asyncio.CancelledError:
-        sys.exit(LEFT)
-    sys.exit(0 if found.right else NEEDS_YOU)
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(0 if found.right else EXIT_NEEDS_ATTENTION)
 
 
-class _Wish(Struct, frozen=True):
-    """What is to be shown."""
+class _DemoOptions(Struct, frozen=True):
+    """The options of the command line."""
 
     seconds: float
     seed: int
@@ -135,8 +134,10 @@ class _Wish(Struct, frozen=True):
     stay: bool
 
 
-async def _play(wish: _Wish, screen: "_Screen", tell: "Callable[[_Found], None]") -> "_Found":
-    """Set the stage, send the stream, and tell what became of it."""
+async def _run_demo(
+    wish: _DemoOptions, screen: "_Screen", tell: "Callable[[_DemoResult], None]"
+) -> "_DemoResult":
+    """Start the service, send the stream, and return the result."""
     with TemporaryDirectory(prefix="oncebridge-demo-") as directory:
         crm = _Crm()
         await crm.open()
@@ -147,7 +148,7 @@ async def _play(wish: _Wish, screen: "_Screen", tell: "Callable[[_Found], None]"
             "dead": f"sqlite:{directory}/dead.db",
             "preset": "genesys",
             "route": "crm",
-            # All of it is invented, so all of it may be seen, and done.
+            # The data is invented, so it may all be shown and changed.
             "dashboard_write": "true",
             "dashboard_payloads": "true",
             "history": "all",
@@ -155,18 +156,18 @@ async def _play(wish: _Wish, screen: "_Screen", tell: "Callable[[_Found], None]"
         try:
             service = await _opened(flags)
             try:
-                screen.look_at(service.dashboard_url or "")
+                screen.show_dashboard_url(service.dashboard_url or "")
                 (source,) = service.sources
                 assert isinstance(source, HttpSource)  # noqa: S101 - by its address
-                sender = _Sender(source.url, crm, screen)
+                sender = _StreamSender(source.url, crm, screen)
                 async with _running(service, sender):
                     await sender.send(wish.seconds, wish.seed, fast=wish.fast)
                     letters = await _letters(directory)
-                    found = _find(wish.seed, service, sender, crm, letters)
+                    found = _collect_result(wish.seed, service, sender, crm, letters)
                     tell(found)
                     if wish.stay and not sender.ended_early:
                         screen.stay(service.dashboard_url or "")
-                        await sender.until_told()
+                        await sender.wait_for_signal()
                 return found
             finally:
                 await service.close()
@@ -175,7 +176,7 @@ async def _play(wish: _Wish, screen: "_Screen", tell: "Callable[[_Found], None]"
 
 
 async def _opened(flags: dict[str, str]) -> Service:
-    """Open the service with its dashboard at the usual port, or at any, if that is taken."""
+    """Open the service, with its dashboard at the usual port or, if that is taken, at any."""
     for port in (_PORT, 0):
         dashboard = {"dashboard": f"127.0.0.1:{port}"}
         service = Service(config.load(environment={}, flags=flags | dashboard))
@@ -190,7 +191,7 @@ async def _opened(flags: dict[str, str]) -> Service:
 
 
 @asynccontextmanager
-async def _running(service: Service, sender: "_Sender") -> AsyncIterator[None]:
+async def _running(service: Service, sender: "_StreamSender") -> AsyncIterator[None]:
     running = asyncio.create_task(service.run())
     try:
         yield
@@ -209,15 +210,15 @@ async def _letters(directory: str) -> list[DeadLetter]:
 
 
 class _Crm:
-    """The place events go to: counts what it takes, and can be down."""
+    """The simulated receiver: counts the events that it accepts, and can be down."""
 
     def __init__(self) -> None:
         self._server = Server(self._take, host="127.0.0.1", port=0)
         self._refusals = 0
         self.truths: dict[bytes, int] = {}
-        """Which logical event the bytes are that may arrive here."""
+        """The logical event of each body that may arrive here."""
         self.taken: Counter[int | None] = Counter()
-        """How often each logical event was taken; None stands for bytes nobody sent."""
+        """How often each logical event was accepted; None is for bodies that were never sent."""
 
     @property
     def url(self) -> str:
@@ -257,8 +258,8 @@ class _Arrival(Struct):
     tries: int = 0
 
 
-class _Told(Struct, frozen=True):
-    """What the service answered for one arrival, and what is known of it here."""
+class _DemoAnswer(Struct, frozen=True):
+    """The response of the service to one arrival."""
 
     verdict: Verdict
     key: str
@@ -268,8 +269,8 @@ class _Told(Struct, frozen=True):
     """For a duplicate: the short id of the arrival that was delivered, and its time."""
 
 
-class _Sender:
-    """Post the stream to *url*, one arrival after the other, and send again what has to be."""
+class _StreamSender:
+    """Post the stream to *url*, one arrival after the other, with retries."""
 
     def __init__(self, url: str, crm: _Crm, screen: "_Screen") -> None:
         self.url = url
@@ -294,7 +295,7 @@ class _Sender:
     async def send(self, seconds: float, seed: int, *, fast: bool) -> None:
         """Send the whole stream; a signal ends it early, a second one at once."""
         loop = asyncio.get_running_loop()
-        self._listen()
+        self._install_signal_handlers()
         arrivals = _arrivals(seed, max(int(seconds * _A_SECOND), _FEWEST))
         span_s = (arrivals[-1].at_ms + 1) / 1000
         self._pace = span_s / seconds
@@ -319,7 +320,7 @@ class _Sender:
                 self._screen.remark("the CRM goes down: it answers 503")
             await self._post(arrival)
 
-    async def until_told(self) -> None:
+    async def wait_for_signal(self) -> None:
         """Wait for a signal."""
         await self._stop.wait()
 
@@ -327,20 +328,20 @@ class _Sender:
         remove_signal_handlers()
         await self._client.aclose()
 
-    def _listen(self) -> None:
-        """Stop at the first signal; what is to be sent again still is. Leave at the second."""
+    def _install_signal_handlers(self) -> None:
+        """Stop at the first signal, after the retries that are due; exit at the second."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
 
         def stop(name: str) -> None:
-            if self._stop.is_set() or name == "SIGHUP":  # the terminal to show the rest is gone
+            if self._stop.is_set() or name == "SIGHUP":  # the terminal is gone
                 task.cancel()
             self._stop.set()
 
         on_signals(stop)
 
     def _next(self, now_s: float) -> _Arrival:
-        """Take what is due next; what is to be sent again goes first once its time has come."""
+        """Return the arrival that is due next; a retry that is due goes first."""
         if self._again and not (self._stream and self._again[0][0] > self._next_due(now_s)):
             return heappop(self._again)[2]
         return self._stream.popleft()
@@ -349,7 +350,7 @@ class _Sender:
         return max(self._stream[0].due_s, now_s)
 
     async def _wait_for(self, arrival: _Arrival) -> None:
-        """Wait until *arrival* is due; when it is to end, only for what was sent before."""
+        """Wait until *arrival* is due; while stopping, only for a retry."""
         loop = asyncio.get_running_loop()
         if not self._stop.is_set():
             with suppress(TimeoutError):
@@ -363,13 +364,13 @@ class _Sender:
     def _end_early(self, left: int) -> None:
         if not self.ended_early:
             self.ended_early = True
-            more = f"; {left} still to be sent again" if left else ""
+            more = f"; {format_count(left, 'retry', 'retries')} left" if left else ""
             self._screen.remark(f"ended early{more}")
-            self._crm.go_down(0)  # nobody wants to wait for it now
+            self._crm.go_down(0)  # so that the end does not wait for it
         self._stream.clear()
 
     async def _post(self, arrival: _Arrival) -> None:
-        """Send one arrival, book the answer and show it."""
+        """Send one arrival, count the response and show it."""
         event = arrival.event
         if event is not None:
             self._crm.truths[arrival.body] = event.truth
@@ -377,26 +378,26 @@ class _Sender:
             self.unreadable.append(arrival.body)
         was_down = self._crm.is_down
         arrival.tries += 1
-        told = self._understand(await self._client.post(arrival.body))
+        told = self._read_answer(await self._client.post(arrival.body))
         heading = _heading(arrival)
         if told.verdict is Verdict.DELIVERED:
             self._delivered[told.key] = (heading[2], arrival.at_ms)
         if event is not None:
-            self._book(event, told)
+            self._count(event, told)
         self._screen.line(arrival, told, heading)
         if was_down and not self._crm.is_down:
             self._screen.remark("the CRM is up again")
         if told.again_s:
             self._send_again(arrival, told.again_s)
 
-    def _understand(self, answer: ClientResponse) -> _Told:
+    def _read_answer(self, answer: ClientResponse) -> _DemoAnswer:
         if answer.status not in (200, 503):
             raise OncebridgeError(f"the demo's own source answered {answer.status}")
         said = msgspec.json.decode(answer.body)
-        # Without a verdict it is still under way: this machine is slow.
+        # Without a verdict it is still in progress: this machine is slow.
         verdict = Verdict(said.get("verdict", Verdict.BUSY))
         key = said.get("key", "")
-        return _Told(
+        return _DemoAnswer(
             verdict,
             key,
             said.get("reason", ""),
@@ -404,7 +405,7 @@ class _Sender:
             self._delivered.get(key) if verdict is Verdict.DUPLICATE else None,
         )
 
-    def _book(self, event: Simulated, told: _Told) -> None:
+    def _count(self, event: Simulated, told: _DemoAnswer) -> None:
         if event.label in LOOK_ALIKES and not told.again_s:
             self.look_alikes += 1
         if told.verdict is Verdict.DUPLICATE:
@@ -416,7 +417,7 @@ class _Sender:
 
     def _send_again(self, arrival: _Arrival, wait_s: int) -> None:
         if arrival.tries >= _MOST_TRIES:
-            raise OncebridgeError(f"an arrival was handed back {arrival.tries} times")
+            raise OncebridgeError(f"an arrival was refused {arrival.tries} times")
         self.retried += 1
         arrival.due_s = asyncio.get_running_loop().time() + wait_s
         arrival.at_ms += int(wait_s * 1000 * self._pace)
@@ -424,7 +425,7 @@ class _Sender:
 
 
 def _arrivals(seed: int, events: int) -> list[_Arrival]:
-    """Simulate the stream, and put the unreadable bodies in it."""
+    """Return the simulated stream, with the unreadable bodies in it."""
     mixed = [_Arrival(one.at_ms, 0.0, one.raw, one) for one in simulate(seed, events)]
     for share, body in _UNREADABLE.items():
         at = int(share * len(mixed))
@@ -433,20 +434,20 @@ def _arrivals(seed: int, events: int) -> list[_Arrival]:
 
 
 def _heading(arrival: _Arrival) -> tuple[str, str, str]:
-    """Name the topic, the conversation or user, and the event, in short."""
+    """Return topic, conversation or user, and event, each shortened."""
     if arrival.event is None:
-        return "(no event)", "", ""
+        return "(not an event)", "", ""
     event = msgspec.json.decode(arrival.body)
     topic = event["detail-type"].rpartition("{id}.")[2].replace("entityid.{id}", "audit")
     *_, entity = (part for part in event["detail"]["topicName"].split(".") if len(part) == 36)
     return topic, entity[:8], event["id"][:8]
 
 
-# --- what came of it -------------------------------------------------------------------------
+# --- the result ------------------------------------------------------------------------------
 
 
-class _Found(Struct, frozen=True):
-    """The end of it: numbers, and whether they are right."""
+class _DemoResult(Struct, frozen=True):
+    """The counts at the end, and whether they are right."""
 
     seed: int
     ended_early: bool
@@ -490,13 +491,13 @@ class _Found(Struct, frozen=True):
         }
 
 
-def _find(
-    seed: int, service: Service, sender: _Sender, crm: _Crm, letters: list[DeadLetter]
-) -> _Found:
+def _collect_result(
+    seed: int, service: Service, sender: _StreamSender, crm: _Crm, letters: list[DeadLetter]
+) -> _DemoResult:
     (books,) = service.books().values()
     truths = set(crm.truths.values())
     kept = Counter(letter.raw for letter in letters)
-    return _Found(
+    return _DemoResult(
         seed=seed,
         ended_early=sender.ended_early,
         arrived=books.arrived,
@@ -514,54 +515,54 @@ def _find(
     )
 
 
-# --- what is seen ----------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------
 
 
 class _Screen:
-    """Lines for people; on a terminal with colours, and as wide as it is."""
+    """Prints to the terminal, with colours and as wide as it is."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._width = console.width if console.is_terminal else _WIDE
         self._is_wide = self._width >= _WIDE
 
-    def look_at(self, url: str) -> None:
-        """Say first where there is more to be seen."""
+    def show_dashboard_url(self, url: str) -> None:
+        """Print the address of the dashboard."""
         is_usual = url.endswith(f":{_PORT}/")
-        taken = "" if is_usual else f"  (another program is at port {_PORT})"
-        self._say(Text("dashboard: ", "bold").append(url, "bold cyan").append(taken, "dim"))
+        taken = "" if is_usual else f"  (port {_PORT} is taken)"
+        self._print(Text("dashboard: ", "bold").append(url, "bold cyan").append(taken, "dim"))
 
     def stay(self, url: str) -> None:
-        """Say that it is not over yet."""
-        self._say(Text())
-        self.remark(f"the dashboard stays at {url} until Ctrl-C")
+        """Say that the dashboard keeps running."""
+        self._print(Text())
+        self.remark(f"the dashboard keeps running at {url} until Ctrl-C")
 
     def begin(self, what: str, *more: str) -> None:
-        self._say(Text().append("oncebridge demo", "bold").append(f" · {what}"))
+        self._print(Text().append("oncebridge demo", "bold").append(f" · {what}"))
         for line in more:
-            self._say(Text(line, "dim"))
-        self._say(Text())
+            self._print(Text(line, "dim"))
+        self._print(Text())
         time = f"{'time':<12}" if self._is_wide else f"{'time':<8}"
         heads = f"{time} {'topic':<14} {'entity':<8} {'event':<8} verdict"
-        self._say(Text(heads, "bold"))
+        self._print(Text(heads, "bold"))
 
-    def line(self, arrival: _Arrival, told: _Told, heading: tuple[str, str, str]) -> None:
-        """Tell one arrival: when, what, about whom, the verdict and the reason for it."""
+    def line(self, arrival: _Arrival, told: _DemoAnswer, heading: tuple[str, str, str]) -> None:
+        """Print one arrival: time, topic, entity, verdict and reason."""
         topic, entity, name = heading
         note, style = self._note(arrival, told)
         line = Text().append(_clock(START_MS + arrival.at_ms, with_ms=self._is_wide), "dim")
         line.append(f" {topic:<14} {entity:<8} {name:<8} ")
         line.append(f"{told.verdict.value:<9}", STYLES.get(told.verdict, ""))
         line.append("  " if self._is_wide else " ").append(note, style)
-        self._say(line)
+        self._print(line)
 
     def remark(self, text: str) -> None:
-        self._say(Text(f"── {text} ──", "bold magenta"))
+        self._print(Text(f"── {text} ──", "bold magenta"))
 
-    def summary(self, found: _Found) -> None:
-        """Print the table, and what the truth of the simulation says to it."""
-        self._say(Text())
-        self._say(Text("what came of it", "bold"))
+    def summary(self, found: _DemoResult) -> None:
+        """Print the counts and the checks."""
+        self._print(Text())
+        self._print(Text("Result", "bold"))
         causes = {
             **{label.value: about for label, about in _ABOUT.items()},
             "overtaken": _OVERTAKEN,
@@ -570,37 +571,37 @@ class _Screen:
             "delivered": f"{found.look_alikes} of them look-alikes",
             "duplicate": _listed({causes[cause]: n for cause, n in found.causes.items()}),
             "dead": _listed(found.reasons),
-            "failed": "the CRM was down; sent again",
-            "busy": "a copy was waiting to be sent again; sent again",
+            "failed": "the CRM was down; retried",
+            "busy": "another copy was waiting for its retry; retried",
         }
         self._row("arrived", found.arrived, f"{found.logical} logical events")
         for name, number in found.verdicts.items():
             if number:
-                self._row(name, number, notes.get(name, "not expected here"))
-        self._row("retried", found.retried, "sent again by the sender, when it was told to")
-        self._say(Text())
-        self._say(Text("checked against the truth of the simulation", "bold"))
+                self._row(name, number, notes.get(name, "unexpected"))
+        self._row("retried", found.retried, "by the sender, when the service asked for it")
+        self._print(Text())
+        self._print(Text("Checked against the simulation", "bold"))
         kept = f"{found.kept} of {found.unreadable}"
         checks = [
             ("every logical event delivered exactly once", _yes(found.once), found.once),
             ("look-alikes merged", str(found.merged), not found.merged),
             ("unreadable bodies kept whole", kept, found.kept == found.unreadable),
-            ("the books balance", _yes(found.balance), found.balance),
+            ("every arrival accounted for", _yes(found.balance), found.balance),
         ]
         for what, answer, is_right in checks:
             answered = Text(answer, "bold green" if is_right else "bold red")
-            self._say(Text(f"  {what}: ").append_text(answered))
+            self._print(Text(f"  {what}: ").append_text(answered))
 
     def _row(self, name: str, number: int, note: str) -> None:
         style = {verdict.value: style for verdict, style in STYLES.items()}.get(name, "")
         first, *more = wrap(note, max(min(self._width, _WIDE) - 22, 20)) or [""]
         line = Text("  ").append(f"{name:<11}", style).append(f"{number:>5}   ")
-        self._say(line.append(first.replace("\N{NO-BREAK SPACE}", " "), "dim"))
+        self._print(line.append(first.replace("\N{NO-BREAK SPACE}", " "), "dim"))
         for rest in more:
-            self._say(Text(" " * 21).append(rest.replace("\N{NO-BREAK SPACE}", " "), "dim"))
+            self._print(Text(" " * 21).append(rest.replace("\N{NO-BREAK SPACE}", " "), "dim"))
 
-    def _note(self, arrival: _Arrival, told: _Told) -> tuple[str, str]:
-        """Return the reason for a verdict in words, and how they look."""
+    def _note(self, arrival: _Arrival, told: _DemoAnswer) -> tuple[str, str]:
+        """Return the note on a verdict, and its style."""
         about = _ABOUT.get(arrival.event.label, "") if arrival.event else ""
         is_alike = arrival.event is not None and arrival.event.label in LOOK_ALIKES
         match told.verdict:
@@ -610,7 +611,7 @@ class _Screen:
                 note = _OVERTAKEN if is_alike or not about else note
                 return (f"of {name}, {note}" if self._is_wide else note), ""
             case Verdict.DUPLICATE:
-                return "delivered meanwhile", ""
+                return "delivered in the meantime", ""
             case Verdict.DELIVERED if arrival.tries > 1:
                 return f"→ CRM on try {arrival.tries}, key {told.key[:8]}", "green"
             case Verdict.DELIVERED if is_alike:
@@ -622,11 +623,11 @@ class _Screen:
                 kept = "kept in the dead letters" if self._is_wide else "kept"
                 return f"{kept}: {told.reason.partition(':')[0]}", ""
             case Verdict.BUSY:
-                return f"a copy waits; in {told.again_s} s", ""
+                return f"a copy waits; retry in {told.again_s} s", ""
             case _:
-                return f"{told.reason}: again in {told.again_s} s", ""
+                return f"{told.reason}: retry in {told.again_s} s", ""
 
-    def _say(self, text: Text) -> None:
+    def _print(self, text: Text) -> None:
         text.rstrip()
         is_terminal = self._console.is_terminal
         overflow: Literal["ellipsis", "ignore"] = "ellipsis" if is_terminal else "ignore"
@@ -634,7 +635,7 @@ class _Screen:
 
 
 def _listed(counts: dict[str, int]) -> str:
-    # a name and its number stay on one line
+    # keeps a name and its number on one line
     return ", ".join(f"{name} {n}".replace(" ", "\N{NO-BREAK SPACE}") for name, n in counts.items())
 
 

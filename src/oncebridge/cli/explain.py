@@ -1,4 +1,4 @@
-"""`oncebridge explain`: why an event is treated as it is."""
+"""`oncebridge explain`: show what happened to an event, and why."""
 
 import json
 import re
@@ -13,7 +13,9 @@ from msgspec import UNSET, Struct
 from rich.console import Console
 from rich.text import Text
 
+from oncebridge.base.formatting import iso_time
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
     command,
     field,
@@ -22,28 +24,27 @@ from oncebridge.cli.command import (
     printable,
     screen,
 )
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
-    Finder,
-    counting,
-    finding,
+    EventFinder,
+    event_finder,
     in_option,
     not_found,
+    progress_counter,
     scan_option,
-    store_to_look,
+    store_for_reading,
 )
-from oncebridge.cli.setup import NEEDS_YOU, run_loop
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import MEANINGS, Cause
 from oncebridge.events.differences import FieldChange
 from oncebridge.events.framing import BadGzip, RawRecord, RecordReader
+from oncebridge.operate.explain.explainer import Wanted, explain_key
+from oncebridge.operate.explain.explainer import explain as explain_records
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation, dumps, window
-from oncebridge.operate.explain.finding import Wanted, explain_key
-from oncebridge.operate.explain.finding import explain as explain_records
 from oncebridge.operate.explain.words import moment, state, summary, summary_of_key
-from oncebridge.operate.lookup import Named
-from oncebridge.operate.operator_log import Acts
-from oncebridge.operate.operator_log_file import instant
+from oncebridge.operate.lookup import EventReference
+from oncebridge.operate.operator_log import OperatorActions
 from oncebridge.service.config import Setup
 from oncebridge.stores.api import Store
 
@@ -54,8 +55,8 @@ _GLUE = "\N{NO-BREAK SPACE}"
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 
 
-class _Asked(Struct, frozen=True):
-    """How it is to be told."""
+class _ExplainOptions(Struct, frozen=True):
+    """The options of the command line."""
 
     as_json: bool
     canonical: bool
@@ -72,8 +73,12 @@ class _Asked(Struct, frozen=True):
 @click.argument("what", metavar="FILE|KEY|ID")
 @in_option
 @scan_option
-@click.option("--values", is_flag=True, help="Show values of details too: personal data.")
-@click.option("--canonical", is_flag=True, help="Show what was hashed too: part of the event.")
+@click.option(
+    "--values", is_flag=True, help="Show values of details too; they may be personal data."
+)
+@click.option(
+    "--canonical", is_flag=True, help="Show the text that was hashed too; it is part of the event."
+)
 @as_json_option
 def explain(
     setup: Setup,
@@ -86,36 +91,38 @@ def explain(
     as_json: bool,
 ) -> None:
     """
-    Tell what became of an event and why, and who did what to it.
+    Show what happened to an event and why, with all operator actions.
 
-    FILE holds one event, an array or one per line, gzip too, also as a queue, topic or
-    function wraps them; - is standard input. KEY is a key in hex. ID is the envelope id of a
-    first copy (id:ID where it looks like a file): it is looked for with --in, in the dead
-    letters, and then in the store, all of which has to be read for that.
+    FILE holds one event, an array or one per line, also compressed with gzip, or wrapped by a
+    queue, topic or function; - is standard input. KEY is a key in hex. ID is the envelope id of
+    a first copy (id:ID if it looks like a file name): it is searched for with --in, in the dead
+    letters, and then in the store, where all records have to be read.
 
     Nothing is claimed and nothing is changed. The verdict needs the store of the service, so
-    give the same configuration; without it, rule and keys are told all the same.
+    use the same configuration; without the store, the rule and the keys are still shown.
 
-    Exit code 1: something in it could not be read as an event, or nothing was found.
+    Exit code 1: something could not be read as an event, or nothing was found.
     """
-    asked = _Asked(as_json, canonical, values, recording)
+    asked = _ExplainOptions(as_json, canonical, values, recording)
     sys.exit(run_loop(_explain(setup, what, asked, scan=scan)))
 
 
-async def _explain(setup: Setup, what: str, asked: _Asked, *, scan: bool) -> int:
-    async with finding(setup, recording=asked.recording, scan=scan) as finder:
+async def _explain(setup: Setup, what: str, asked: _ExplainOptions, *, scan: bool) -> int:
+    async with event_finder(setup, recording=asked.recording, scan=scan) as finder:
         named = finder.named(what)
-        async with store_to_look(setup, "no verdicts") as store:
-            teller = _Teller(setup, finder, store, asked)
+        async with store_for_reading(setup, "no verdicts") as store:
+            printer = _ExplanationPrinter(setup, finder, store, asked)
             if named.kind == "file":
-                return await teller.file(named.text)
-            return await teller.named(named)
+                return await printer.file(named.text)
+            return await printer.named(named)
 
 
-class _Teller:
-    """Finds out and tells, one explanation after the other."""
+class _ExplanationPrinter:
+    """Prints explanations, one after the other."""
 
-    def __init__(self, setup: Setup, finder: Finder, store: Store | None, asked: _Asked) -> None:
+    def __init__(
+        self, setup: Setup, finder: EventFinder, store: Store | None, asked: _ExplainOptions
+    ) -> None:
         self._setup = setup
         self._finder = finder
         self._store = store
@@ -124,15 +131,15 @@ class _Teller:
         self._told = 0
 
     async def file(self, name: str) -> int:
-        """Explain the events of a file, each beside the earlier ones."""
+        """Explain the events of a file, each compared with the earlier ones."""
         with open_file(name) as file:
             unreadable = await self._records(RecordReader(file))
         if not self._told:
-            note("there is no event in it")
-        return NEEDS_YOU if unreadable or not self._told else 0
+            note("it has no event")
+        return EXIT_NEEDS_ATTENTION if unreadable or not self._told else 0
 
-    async def named(self, named: Named) -> int:
-        """Explain what has a key or an id, as well as it can be found."""
+    async def named(self, named: EventReference) -> int:
+        """Explain the event with a key or an id, as far as it can be found."""
         if self._asked.recording is not None:
             with open_file(self._asked.recording) as file:
                 await self._records(
@@ -153,19 +160,19 @@ class _Teller:
             await self._records([RawRecord(letter.raw, letter.number, 0, 0)], letter=letter)
         return 0 if self._told else await self._by_scan(named)
 
-    async def _by_scan(self, named: Named) -> int:
+    async def _by_scan(self, named: EventReference) -> int:
         records = await self._finder.records(named, self._store) if self._store else []
         for record in records:
             told = await explain_key(record.key, self._store, self._finder.letters, record=record)
             self._print_key(told)
         if not records:
             note(not_found(named))
-        return 0 if records else NEEDS_YOU
+        return 0 if records else EXIT_NEEDS_ATTENTION
 
     async def _key(self, key: bytes) -> int:
         told = await explain_key(key, self._store, self._finder.letters)
         self._print_key(told)
-        return 0 if told.is_known else NEEDS_YOU
+        return 0 if told.is_known else EXIT_NEEDS_ATTENTION
 
     async def _records(
         self,
@@ -175,7 +182,7 @@ class _Teller:
         letter: DeadLetter | None = None,
         in_recording: bool = False,
     ) -> int:
-        """Explain records, and tell how many are no events."""
+        """Explain records; return how many are not events."""
         unreadable = 0
         asked = self._asked
         with _recording(None if in_recording or letter else asked.recording) as recording:
@@ -207,7 +214,7 @@ class _Teller:
         if self._told > 1:
             click.echo()
         several = len(self._setup.routes) > 1
-        title = f"letter {letter.number}" if letter else f"line {told.line}"
+        title = f"dead letter {letter.number}" if letter else f"line {told.line}"
         _print_event(self._console, title, told, several=several, canonical=self._asked.canonical)
 
     def _print_key(self, told: KeyExplanation) -> None:
@@ -230,15 +237,15 @@ def _recording(name: str | None) -> Iterator[Iterable[RawRecord]]:
 
 
 def _counted(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
-    """Show how far a large file was read."""
-    with counting("read") as tell:
+    """Yield *records*, and show progress."""
+    with progress_counter("read") as tell:
         for number, record in enumerate(records, 1):
             if not number % 1000:
                 tell(number)
             yield record
 
 
-# --- for people ---------------------------------------------------------------------------
+# --- as text ------------------------------------------------------------------------------
 
 
 def _print_event(
@@ -282,7 +289,7 @@ def _print_keys(console: Console, told: Explanation, *, canonical: bool) -> None
         if canonical:
             console.print(field("", known.canonical, "dim"))
     if told.keys and told.sent_as != told.keys[-1].key:
-        console.print(field("header", "Idempotency-Key, made of the key and the content"))
+        console.print(field("header", "Idempotency-Key, made of key and content"))
         console.print(field("", told.sent_as.hex()))
 
 
@@ -291,13 +298,13 @@ def _print_verdict(console: Console, told: Explanation) -> None:
     if judged is not None:
         text = f"{judged.verdict.value}: {judged.why}" if judged.why else judged.verdict.value
         if judged.is_watched:
-            text += " (and forwarded all the same: shadow mode)"
+            text += " (forwarded anyway: shadow mode)"
         if told.paused:
-            text += " (once the route is resumed: it is paused)"
+            text += " (after the route is resumed: it is paused)"
         _field(console, "verdict", text, STYLES.get(judged.verdict, ""))
         if judged.first is not None:
             who = f" as {judged.first.id}" if judged.first.id else ""
-            console.print(field("first", f"arrived {instant(judged.first.arrived_ms)}{who}"))
+            console.print(field("first", f"arrived {iso_time(judged.first.arrived_ms)}{who}"))
     if told.cause is not None:
         likely = " (likely)" if told.is_guess and told.cause is not Cause.UNKNOWN else ""
         _field(console, "cause", f"{told.cause}{likely}: {MEANINGS[told.cause]}")
@@ -306,7 +313,7 @@ def _print_verdict(console: Console, told: Explanation) -> None:
 
 
 def _print_changes(console: Console, told: Explanation) -> None:
-    assert told.changes is not None  # noqa: S101 - the caller looked
+    assert told.changes is not None  # noqa: S101 - the caller checked
     where = f"line {told.same_as}" + (f" of {told.same_in}" if told.same_in else "")
     if not told.changes:
         console.print(field("differs", f"in nothing from {where}"))
@@ -327,7 +334,7 @@ def _change(change: FieldChange) -> str:
 
 def _value(value: Any) -> str:
     if value is UNSET:
-        return "(not there)"
+        return "(missing)"
     if isinstance(value, str):
         text = value
     elif isinstance(value, float):
@@ -341,14 +348,14 @@ def _print_letter(console: Console, letter: DeadLetter | None) -> None:
     if letter is None:
         return
     died = moment(letter.buried_ms)
-    text = f"letter {letter.number}, died {died}, {letter.reason}"
+    text = f"dead letter {letter.number}, died {died}, {letter.reason}"
     _field(console, "dead", f"{text}: {letter.message}" if letter.message else text, "red")
 
 
-def _print_acts(console: Console, acts: Acts, what: str = "") -> None:
-    label = "by hand"
+def _print_acts(console: Console, acts: OperatorActions, what: str = "") -> None:
+    label = "operator"
     if acts.before:
-        _field(console, label, f"{acts.before} acts before these are not kept any more")
+        _field(console, label, f"{acts.before} earlier actions are not kept any more")
         label = ""
     for act in acts.acts:
         on = f" on {act.route}" if act.route else ""
@@ -368,7 +375,7 @@ def _print_key(console: Console, told: KeyExplanation) -> None:
         _field(console, "record", state(told.standing))
     if told.first is not None:
         who = f" as {told.first.id}" if told.first.id else ""
-        console.print(field("first", f"arrived {instant(told.first.arrived_ms)}{who}"))
+        console.print(field("first", f"arrived {iso_time(told.first.arrived_ms)}{who}"))
     _print_letter(console, told.letter)
     _print_acts(console, told.acts)
 
@@ -384,7 +391,7 @@ def _field(console: Console, name: str, text: str, style: str = "") -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Break lines between words, and never inside a time."""
+    """Wrap between words, and never inside a time."""
     glued = _TIME.sub(lambda found: found[0].replace(" ", _GLUE), text)
     lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(_GLUE, " ") for line in lines] or [""]

@@ -1,4 +1,4 @@
-"""`oncebridge forget`: let an event pass again."""
+"""`oncebridge forget`: remove the records of an event, so that its next copy is delivered."""
 
 import json
 import sys
@@ -7,37 +7,38 @@ from collections.abc import Mapping, Sequence
 import click
 
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
-    audited,
     chosen_routes,
     command,
     field,
+    open_audit_file,
     printable,
     screen,
 )
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
-    Asked,
-    asked,
-    finding,
+    SelectedEvent,
+    event_finder,
     in_option,
+    note_idempotency_keys,
+    note_other_keys,
     opened_store,
     reason_option,
     route_option,
     scan_option,
-    tell_of_headers,
-    tell_of_other_keys,
+    select_events,
 )
-from oncebridge.cli.setup import NEEDS_YOU, run_loop
-from oncebridge.operate.explain.judgement import ENDED
+from oncebridge.operate.explain.expected_verdict import ENDED
 from oncebridge.operate.forget import Forgotten
 from oncebridge.operate.forget import forget as forget_keys
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.reachability import refuse_memory
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.service.addresses import refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.stores.api import Store
 
 _LEFT = " (of another event)"
-_BUT = "; another event has its key, with other content, and stays"
+_BUT = "; another event has the same key with different content, and is kept"
 
 
 @command(
@@ -63,18 +64,19 @@ def forget(
     as_json: bool,
 ) -> None:
     """
-    Let events pass again: remove what the store knows of them.
+    Remove events from the store, so that the next copy is delivered.
 
     Name files of events (- is standard input), keys in hex, or the envelope id of a first
-    copy (id:ID where it looks like a file). An event is forgotten on every route that it
-    takes, with all its keys; with --route, which needs the event itself, on that one. It is
-    refused while a worker holds the event. What a rule with latest knows of the entity stays:
-    an older state is still stale. To send it again at once, use `oncebridge resend`.
+    copy (id:ID if it looks like a file name). An event is forgotten on every route that it
+    takes, with all its keys; with --route, which needs the event itself, on that route only.
+    It is refused while a worker holds the event. The newest state of an entity (rules with
+    latest) is kept: an older state is still stale. To send an event again at once, use
+    `oncebridge resend`.
 
     Exit code 1: nothing was found, something could not be read, or it was refused.
     """
     refuse_memory(setup.config.store, "store")
-    chosen_routes(setup, routes)  # which refuses what is none
+    chosen_routes(setup, routes)  # raises for unknown names
     work = _forget(
         setup, what, routes, recording=recording, scan=scan, reason=reason, as_json=as_json
     )
@@ -91,32 +93,34 @@ async def _forget(
     reason: str,
     as_json: bool,
 ) -> int:
-    audit = audited(setup)
+    audit = open_audit_file(setup)
     code, is_bare, is_unknown = 0, False, False
     async with (
-        finding(setup, recording=recording, scan=scan) as finder,
+        event_finder(setup, recording=recording, scan=scan) as finder,
         opened_store(setup, "forget") as store,
     ):
         if store is None:
-            return NEEDS_YOU
-        trails = Trails(audit, store, reason=reason)
-        async for each in asked(finder, what, routes, store):
-            done = await _one(store, trails, each) if each.own else []
+            return EXIT_NEEDS_ATTENTION
+        operator_log = OperatorLog(audit, store, reason=reason)
+        async for each in select_events(finder, what, routes, store):
+            done = await _forget_event(store, operator_log, each) if each.own else []
             if not _is_done(done):
-                code = NEEDS_YOU
+                code = EXIT_NEEDS_ATTENTION
             is_bare = is_bare or (each.is_bare and any(one.gone for one in done))
             is_unknown = is_unknown or (each.is_bare and all(one.was == "absent" for one in done))
-            _tell(each, done, several=len(setup.routes) > 1, as_json=as_json)
+            _print_result(each, done, several=len(setup.routes) > 1, as_json=as_json)
     if is_bare:
-        tell_of_other_keys()
+        note_other_keys()
     if is_unknown:
-        tell_of_headers()
+        note_idempotency_keys()
     return code
 
 
-async def _one(store: Store, trails: Trails, each: Asked) -> list[Forgotten]:
+async def _forget_event(
+    store: Store, operator_log: OperatorLog, each: SelectedEvent
+) -> list[Forgotten]:
     async def write(keys: Mapping[bytes, bytes]) -> None:
-        await trails.write("forget", routes=[each.route] if each.route else [], keys=keys)
+        await operator_log.write("forget", routes=[each.route] if each.route else [], keys=keys)
 
     return await forget_keys(store, each.own, before=write)
 
@@ -126,7 +130,9 @@ def _is_done(done: Sequence[Forgotten]) -> bool:
     return any(one.gone for one in asked) and all(one.gone or one.was == "absent" for one in asked)
 
 
-def _tell(each: Asked, done: Sequence[Forgotten], *, several: bool, as_json: bool) -> None:
+def _print_result(
+    each: SelectedEvent, done: Sequence[Forgotten], *, several: bool, as_json: bool
+) -> None:
     verdict = _verdict(each, done)
     if as_json:
         keys = [
@@ -149,21 +155,21 @@ def _tell(each: Asked, done: Sequence[Forgotten], *, several: bool, as_json: boo
         console.print(field(one.was, one.key.hex() + (_LEFT if one.is_others else "")))
 
 
-def _verdict(each: Asked, done: Sequence[Forgotten]) -> str:
+def _verdict(each: SelectedEvent, done: Sequence[Forgotten]) -> str:
     if each.problem:
         return each.problem
-    if any(one.is_trail for one in done):
-        return "refused: it is the trail of what was done by hand, and no event"
+    if any(one.is_operator_log for one in done):
+        return "refused: this is the operator log of an event or a route, not an event"
     asked = [one for one in done if not one.is_left]
     held = max(asked, key=lambda one: one.left_ms, default=None)
     if held is not None and held.left_ms:
         left = f"for {held.left_ms / 1000:.1f} s more"
         if held.is_held:
-            return f"refused: a worker holds it, {left}; if that died, `oncebridge release` it"
-        return f"refused: it waits for its next attempt, {left}"
+            return f"refused: a worker holds it {left}; if it is gone, use `oncebridge release`"
+        return f"refused: it waits for its next attempt {left}"
     if not each.own:
-        return "has no key here"
+        return "has no key on this route"
     if not any(one.gone for one in done):
-        return f"not known{_BUT if len(asked) < len(done) else ''}"
+        return f"not found{_BUT if len(asked) < len(done) else ''}"
     fate = next((one.fate for one in reversed(done) if one.fate and one.gone), None)
     return f"forgotten; {ENDED[fate]}" if fate else "forgotten"

@@ -1,4 +1,4 @@
-"""`oncebridge init`: a configuration to begin with."""
+"""`oncebridge init`: write a starter configuration."""
 
 import os
 from importlib.resources import files
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from oncebridge.cli.command import examples, note
-from oncebridge.cli.setup import told
+from oncebridge.cli.command import examples, note, report_errors
 from oncebridge.errors import ConfigError
 from oncebridge.service.config import DEFAULT_FILE
 
@@ -15,7 +14,7 @@ KINDS = ("http", "worker", "lambda")
 _NEXT = {
     "http": "oncebridge run -c {file}",
     "worker": "oncebridge template worker, then oncebridge run -c {file}",
-    "lambda": "put it beside your function; oncebridge template lambda prints what is around it",
+    "lambda": "deploy it with your function; oncebridge template lambda prints the stack for it",
 }
 
 
@@ -40,14 +39,14 @@ def starter(kind: str) -> str:
     show_default=True,
     help="Where to write it; - is standard output.",
 )
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
-@told
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@report_errors
 def init(*, kind: str, output: str, force: bool) -> None:
     """
-    Write a commented configuration to begin with.
+    Write a starter configuration, with comments.
 
-    http is fed by API destinations or any other HTTP sender. worker reads an SQS queue or a
-    Kinesis stream. lambda is for a function of yours.
+    http receives events from API destinations or any other HTTP sender. worker reads an SQS
+    queue or a Kinesis stream. lambda is for your own Lambda function.
     """
     text = starter(kind)
     if output == "-":
@@ -62,7 +61,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise ConfigError("", f"{path}: is there already; --force writes over it") from None
+        raise ConfigError("", f"{path}: already exists; use --force to overwrite it") from None
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else type(error).__name__
         raise ConfigError("", f"{path}: {why}") from None

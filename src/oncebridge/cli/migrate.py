@@ -1,4 +1,4 @@
-"""`oncebridge migrate`: make what the store and the sinks need."""
+"""`oncebridge migrate`: create the tables that the store and the sinks need."""
 
 import json
 import sys
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import click
 
-from oncebridge.cli.command import as_json_option, command, note, printable
-from oncebridge.cli.setup import NEEDS_YOU, run_loop
+from oncebridge.cli.command import EXIT_NEEDS_ATTENTION, as_json_option, command, note, printable
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.service import logs
-from oncebridge.service.addresses import Migrates, MigratesBySQL, Place
+from oncebridge.service.addresses import BackendAddress, Migrates, MigratesBySQL
 from oncebridge.service.config import Setup
 
 
@@ -18,16 +18,16 @@ from oncebridge.service.config import Setup
     "oncebridge migrate --store postgresql://db.example.com/events",
     "oncebridge migrate -c oncebridge.toml --sql > migration.sql",
 )
-@click.option("--sql", is_flag=True, help="Print the SQL, to be run by others; do nothing.")
+@click.option("--sql", is_flag=True, help="Print the SQL instead of running it.")
 @as_json_option
 def migrate(setup: Setup, *, sql: bool, as_json: bool) -> None:
     """
-    Make the tables that the store and the sinks need.
+    Create the tables, indexes and expiry rules that the store and the sinks need.
 
-    Or whatever else they are to find: an index, a rule by which things expire. Run it before the first start and after each upgrade. It makes what is missing and leaves
-    what is there as it is, so it may be run at any time, also while workers run.
+    Run it before the first start and after each upgrade. It creates what is missing and changes
+    nothing that exists, so it is safe to run at any time, also while workers run.
 
-    Exit code 1: with --sql, nothing here is made by SQL.
+    Exit code 1: with --sql, there is nothing that SQL can create.
     """
     logs.set_up(setup.config.log_level, setup.config.log_format)
     if sql:
@@ -35,7 +35,7 @@ def migrate(setup: Setup, *, sql: bool, as_json: bool) -> None:
     run_loop(_migrate(setup, as_json=as_json))
 
 
-def _places(setup: Setup) -> Iterator[tuple[str, Place]]:
+def _places(setup: Setup) -> Iterator[tuple[str, BackendAddress]]:
     yield "store", setup.config.store
     for route in setup.routes:
         yield "sink", route.sink
@@ -52,7 +52,7 @@ async def _migrate(setup: Setup, *, as_json: bool) -> None:
             click.echo(f"{kind} {printable(place)}: {printable(line)}")
 
 
-async def _migrated(place: Place) -> list[str]:
+async def _migrated(place: BackendAddress) -> list[str]:
     backend = place.opened
     if not isinstance(backend, Migrates):
         return []
@@ -68,14 +68,14 @@ def _print_sql(setup: Setup, *, as_json: bool) -> int:
         backend = place.opened
         if not isinstance(backend, MigratesBySQL):
             if isinstance(backend, Migrates):
-                note(f"{kind} {place} is not made by SQL; `oncebridge migrate` makes it")
+                note(f"{kind} {place} cannot be created with SQL; `oncebridge migrate` creates it")
             continue
         text = backend.migration_sql().strip()
         if as_json:
             click.echo(json.dumps({"kind": kind, "address": str(place), "sql": text}))
-        elif text not in told:  # several routes may lead to one table
+        elif text not in told:  # several routes may use one table
             click.echo(f"-- {kind} {printable(place)}\n{text}\n")
         told.add(text)
     if not told:
-        note("nothing here is made by SQL")
-    return 0 if told else NEEDS_YOU
+        note("there is nothing that SQL can create")
+    return 0 if told else EXIT_NEEDS_ATTENTION

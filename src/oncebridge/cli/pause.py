@@ -1,4 +1,4 @@
-"""`oncebridge pause` and `oncebridge resume`: for all workers at once."""
+"""`oncebridge pause` and `oncebridge resume`: stop and start delivery on all workers."""
 
 import json
 import sys
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import click
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.cli.command import audited, chosen_routes, command, note, opened
+from oncebridge.cli.command import chosen_routes, command, note, open_audit_file, opened
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import reason_option
-from oncebridge.cli.setup import run_loop
-from oncebridge.engine import pauses as control
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.reachability import is_missing, refuse_memory
+from oncebridge.engine import pauses
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.service.addresses import is_missing, refuse_memory
 from oncebridge.service.config import Setup
 
-_route = click.option("--route", "routes", multiple=True, help="This route; may be repeated.")
-_json = click.option("--json", "as_json", is_flag=True, help="The routes as one JSON object.")
+_route = click.option("--route", "routes", multiple=True, help="Only this route (repeatable).")
+_json = click.option("--json", "as_json", is_flag=True, help="Print the routes as one JSON object.")
 
 
 @command(
@@ -28,25 +28,25 @@ _json = click.option("--json", "as_json", is_flag=True, help="The routes as one 
 @_json
 def pause(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
     """
-    Tell every worker to pass nothing on, on all routes or on some.
+    Pause delivery on all workers, on all routes or on some.
 
-    It takes a second until all have heard of it. What is under way ends; what arrives is
-    handed back to its source and comes again. It lasts over restarts, until `resume`.
+    Workers notice within a second. Deliveries in progress are finished; events that arrive are
+    returned to their source, to be retried. It lasts across restarts, until `oncebridge resume`.
     """
     refuse_memory(setup.config.store, "store")
     names = chosen_routes(setup, routes)
     if is_missing(setup.config.store):
-        note(f"the store {setup.config.store} is new: nothing has run with it yet")
+        note(f"the store {setup.config.store} does not exist yet: no worker has used it")
     sys.exit(run_loop(_pause(setup, names, reason, as_json=as_json)))
 
 
 async def _pause(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
-    audit = audited(setup)
+    audit = open_audit_file(setup)
     async with opened(setup.config.store.opened) as store:
-        before = await control.paused(store, routes)
-        await Trails(audit, store, reason=reason).write_on_routes("pause", routes)
-        await control.pause(store, routes, SystemDice())
-    _tell(routes, before, paused=True, as_json=as_json)
+        before = await pauses.paused(store, routes)
+        await OperatorLog(audit, store, reason=reason).write_on_routes("pause", routes)
+        await pauses.pause(store, routes, SystemDice())
+    _print_result(routes, before, paused=True, as_json=as_json)
     return 0
 
 
@@ -55,25 +55,27 @@ async def _pause(setup: Setup, routes: Sequence[str], reason: str, *, as_json: b
 @reason_option
 @_json
 def resume(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
-    """Let paused routes go on, all or some."""
+    """Resume paused routes, all or some."""
     refuse_memory(setup.config.store, "store")
     sys.exit(run_loop(_resume(setup, chosen_routes(setup, routes), reason, as_json=as_json)))
 
 
 async def _resume(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
-    audit = audited(setup)
+    audit = open_audit_file(setup)
     before = [False] * len(routes)
     if is_missing(setup.config.store):
-        note(f"the store {setup.config.store} is not there yet, so nothing is paused")
+        note(f"the store {setup.config.store} does not exist yet, so nothing is paused")
     else:
         async with opened(setup.config.store.opened) as store:
-            await Trails(audit, store, reason=reason).write_on_routes("resume", routes)
-            before = await control.resume(store, routes)
-    _tell(routes, before, paused=False, as_json=as_json)
+            await OperatorLog(audit, store, reason=reason).write_on_routes("resume", routes)
+            before = await pauses.resume(store, routes)
+    _print_result(routes, before, paused=False, as_json=as_json)
     return 0
 
 
-def _tell(routes: Sequence[str], before: Sequence[bool], *, paused: bool, as_json: bool) -> None:
+def _print_result(
+    routes: Sequence[str], before: Sequence[bool], *, paused: bool, as_json: bool
+) -> None:
     if as_json:
         told = [
             {"route": route, "paused": paused, "was_paused": was}
@@ -82,5 +84,5 @@ def _tell(routes: Sequence[str], before: Sequence[bool], *, paused: bool, as_jso
         click.echo(json.dumps({"routes": told}))
         return
     for route, was in zip(routes, before, strict=True):
-        state = "paused" if paused else "goes on" if was else "was not paused"
-        click.echo(f"{route}: {'was paused already' if paused and was else state}")
+        state = "paused" if paused else "resumed" if was else "was not paused"
+        click.echo(f"{route}: {'already paused' if paused and was else state}")

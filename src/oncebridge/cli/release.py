@@ -1,4 +1,4 @@
-"""`oncebridge release`: let go of what a dead worker holds."""
+"""`oncebridge release`: release the claims of a worker that is gone."""
 
 import json
 import sys
@@ -7,40 +7,41 @@ from collections.abc import Mapping, Sequence
 import click
 
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
-    audited,
     chosen_routes,
     command,
     field,
     note,
+    open_audit_file,
     printable,
     screen,
 )
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
-    Asked,
-    asked,
-    finding,
+    SelectedEvent,
+    event_finder,
     in_option,
     opened_store,
     reason_option,
-    refuse_unasked,
+    require_confirmation,
     route_option,
     scan_option,
+    select_events,
     yes_option,
 )
-from oncebridge.cli.setup import NEEDS_YOU, run_loop
-from oncebridge.operate.explain.judgement import ENDED, Standing
+from oncebridge.operate.explain.expected_verdict import ENDED, RecordStatus
 from oncebridge.operate.explain.words import moment
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.reachability import refuse_memory
-from oncebridge.operate.release import Released, can_go, look
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.operate.release import Released, can_release, read_statuses
 from oncebridge.operate.release import release as release_held
+from oncebridge.service.addresses import refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.stores.api import Store
 
 _WARNING = (
-    "if the worker still lives, the event may be sent twice: another takes it at once, and what "
-    "was sent already cannot be called back."
+    "if the worker still runs, the event may be sent twice: another worker claims it at once, and "
+    "a send that has begun cannot be undone."
 )
 _ENTITY = "an older state of the entity may then arrive after a newer one."
 
@@ -68,36 +69,36 @@ def release(
     as_json: bool,
 ) -> None:
     """
-    Let go of events that a worker holds which is gone.
+    Release events that are held by a worker that is gone.
 
-    A worker that dies holds its events until their lease ends. This gives them back in its
-    name, so that the next copy is taken at once: with a file of events, the keys and the
-    entity of each; with a key or the id of a first copy (id:ID where it looks like a file),
-    what is held there, on whichever route. What has changed by then is left alone.
+    A worker that dies holds its events until their lease ends. This releases its claims, so
+    that the next copy is accepted at once: with a file of events, the keys and the entity of
+    each; with a key or the id of a first copy (id:ID if it looks like a file name), the records
+    that are held there, on any route. A record that has changed in the meantime is left alone.
 
-    If the worker still lives, an event may be sent twice. What it has delivered still counts.
+    If the worker still runs, an event may be sent twice. Its deliveries still count.
 
-    Exit code 1: something was not held, not found, could not be read, or you said no.
+    Exit code 1: something was not held, not found or not readable, or you answered no.
     """
     refuse_memory(setup.config.store, "store")
-    chosen_routes(setup, routes)  # which refuses what is none
-    refuse_unasked("an event may be sent twice if its worker lives", yes=yes)
+    chosen_routes(setup, routes)  # raises for unknown names
+    require_confirmation("an event may be sent twice if its worker still runs", yes=yes)
     work = _release(
         setup, what, routes, recording=recording, scan=scan, reason=reason, yes=yes, as_json=as_json
     )
     sys.exit(run_loop(work))
 
 
-class _Looked:
-    """What was asked for, as it stood."""
+class _CheckedEvent:
+    """A selected event, and the status of its records."""
 
-    def __init__(self, each: Asked, standings: Sequence[Standing]) -> None:
+    def __init__(self, each: SelectedEvent, standings: Sequence[RecordStatus]) -> None:
         self.each = each
         self.standings = standings
 
     @property
     def is_held(self) -> bool:
-        return any(can_go(standing) for standing in self.standings)
+        return any(can_release(standing) for standing in self.standings)
 
 
 async def _release(
@@ -111,46 +112,50 @@ async def _release(
     yes: bool,
     as_json: bool,
 ) -> int:
-    audit = audited(setup)
+    audit = open_audit_file(setup)
     code = 0
     several = len(setup.routes) > 1
     async with (
-        finding(setup, recording=recording, scan=scan) as finder,
+        event_finder(setup, recording=recording, scan=scan) as finder,
         opened_store(setup, "release") as store,
     ):
         if store is None:
-            return NEEDS_YOU
-        looked = [await _look(store, each) async for each in asked(finder, what, routes, store)]
+            return EXIT_NEEDS_ATTENTION
+        looked = [
+            await _check(store, each) async for each in select_events(finder, what, routes, store)
+        ]
         if any(one.is_held for one in looked) and not yes and not _confirmed(looked):
-            return NEEDS_YOU
-        trails = Trails(audit, store, reason=reason)
+            return EXIT_NEEDS_ATTENTION
+        operator_log = OperatorLog(audit, store, reason=reason)
         for one in looked:
-            done = await _let_go(store, trails, one)
-            code = code if _is_done(done) else NEEDS_YOU
-            _tell(one.each, done, several=several, as_json=as_json)
+            done = await _release_event(store, operator_log, one)
+            code = code if _is_done(done) else EXIT_NEEDS_ATTENTION
+            _print_result(one.each, done, several=several, as_json=as_json)
     return code
 
 
-async def _look(store: Store, each: Asked) -> _Looked:
+async def _check(store: Store, each: SelectedEvent) -> _CheckedEvent:
     own = each.own | ({each.entity: b""} if each.entity else {})
-    return _Looked(each, await look(store, own) if own else [])
+    return _CheckedEvent(each, await read_statuses(store, own) if own else [])
 
 
-def _confirmed(looked: Sequence[_Looked]) -> bool:
+def _confirmed(looked: Sequence[_CheckedEvent]) -> bool:
     held = [one for one in looked if one.is_held]
     note(_WARNING)
     if any(one.each.entity for one in held):
         note(_ENTITY)
     what = printable(held[0].each.name) if len(held) == 1 else f"{len(held)} events"
-    longest = max(s.left_ms for one in held for s in one.standings if can_go(s)) / 1000
+    longest = max(s.left_ms for one in held for s in one.standings if can_release(s)) / 1000
     return click.confirm(f"Release {what}, held for {longest:.1f} s more?", err=True)
 
 
-async def _let_go(store: Store, trails: Trails, one: _Looked) -> list[Released]:
+async def _release_event(
+    store: Store, operator_log: OperatorLog, one: _CheckedEvent
+) -> list[Released]:
     each = one.each
 
     async def write(keys: Mapping[bytes, bytes]) -> None:
-        await trails.write("release", routes=[each.route] if each.route else [], keys=keys)
+        await operator_log.write("release", routes=[each.route] if each.route else [], keys=keys)
 
     return await release_held(store, one.standings, registers={each.entity}, before=write)
 
@@ -159,7 +164,9 @@ def _is_done(done: Sequence[Released]) -> bool:
     return any(one.gone for one in done) and not any(one.has_changed for one in done)
 
 
-def _tell(each: Asked, done: Sequence[Released], *, several: bool, as_json: bool) -> None:
+def _print_result(
+    each: SelectedEvent, done: Sequence[Released], *, several: bool, as_json: bool
+) -> None:
     result = _result(each, done)
     shown = [one for one in done if one.standing.record is not None]
     if as_json:
@@ -187,21 +194,21 @@ def _tell(each: Asked, done: Sequence[Released], *, several: bool, as_json: bool
         console.print(field(state, one.standing.key.hex() + whose))
 
 
-def _result(each: Asked, done: Sequence[Released]) -> str:
+def _result(each: SelectedEvent, done: Sequence[Released]) -> str:
     if each.problem:
         return each.problem
     if any(one.has_changed for one in done):
         some = "some of it was released, the rest" if any(one.gone for one in done) else "it"
-        return f"{some} has changed meanwhile, and was left as it is; look again"
+        return f"{some} has changed in the meantime and was left as it is; run `oncebridge explain` to see it"
     if any(one.gone for one in done):
-        return "released; the next copy is taken at once"
+        return "released; the next copy is accepted at once"
     if not done:
-        return "has no key here"
+        return "has no key on this route"
     return _not_held([one.standing for one in done if one.standing.key != each.entity])
 
 
-def _not_held(standings: Sequence[Standing]) -> str:
-    """Say why there is nothing to release."""
+def _not_held(standings: Sequence[RecordStatus]) -> str:
+    """Return why there is nothing to release."""
     for standing in reversed(standings):
         record = standing.record
         if record is None or standing.is_others:
@@ -211,9 +218,9 @@ def _not_held(standings: Sequence[Standing]) -> str:
             return f"not held: {ended}; use `oncebridge forget` or `oncebridge resend`"
         if standing.state == "claimed":
             until = moment(record.until_ms)
-            return f"not held: it waits for its next attempt until {until}, and nobody holds it"
+            return f"not held: it waits for its next attempt until {until}"
         if standing.state == "free":
-            return "not held: nobody holds it, and the next copy is taken at once"
+            return "not held: no worker holds it, and the next copy is accepted at once"
     if any(standing.is_others and standing.is_held for standing in standings):
-        return "not held: what is held is another event, with the same key and other content"
-    return "not known"
+        return "not held: the claim is of another event, with the same key and different content"
+    return "not found"

@@ -1,4 +1,4 @@
-"""`oncebridge resend`: send an event again although it was delivered."""
+"""`oncebridge resend`: send an event again, although it was delivered."""
 
 import json
 import sys
@@ -11,38 +11,40 @@ from msgspec import Struct
 from rich.console import Console
 
 from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
     as_json_option,
-    audited,
     chosen_routes,
     command,
     field,
+    is_to_stdout,
     note,
+    open_audit_file,
     opened,
     printable,
 )
 from oncebridge.cli.dead import replayed_as_json
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
-    Finder,
-    Found,
-    counting,
-    finding,
+    EventFinder,
+    FoundEvent,
+    event_finder,
     in_option,
+    progress_counter,
     reason_option,
-    refuse_unasked,
+    require_confirmation,
     route_option,
     yes_option,
 )
-from oncebridge.cli.setup import NEEDS_YOU, is_to_stdout, run_loop
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.router import Router
 from oncebridge.events.event import Event
-from oncebridge.operate.identity import Identity
-from oncebridge.operate.lookup import Named
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.reachability import refuse_memory
-from oncebridge.operate.replay import Redrive, Replayed, write_replay
-from oncebridge.operate.resend import Intent, Resend, Resent, intend
+from oncebridge.operate.identity import RouteIdentity
+from oncebridge.operate.lookup import EventReference
+from oncebridge.operate.operator_log import OperatorLog
+from oncebridge.operate.replay import Replayed, Replayer, write_replay
+from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
+from oncebridge.service.addresses import refuse_memory
 from oncebridge.service.config import Setup
 from oncebridge.service.service import make_router
 from oncebridge.stores.api import Store
@@ -50,11 +52,10 @@ from oncebridge.stores.api import Store
 _LOOKED_AT = 200
 _AT_ONCE = 10_000
 _MOST_BYTES = 32 * 1024 * 1024
-"""So much of a file is kept in memory, and asked about, at a time."""
-_NO_BODY = "not in the dead letters; the store has no bodies: give the event itself, or --in FILE"
+"""How much of a file is kept in memory and confirmed at a time."""
+_NO_BODY = "not in the dead letters, and the store has no payloads: name a file, or use --in FILE"
 _WARNING = (
-    "the receiver gets it once more, with the same Idempotency-Key; one that remembers those "
-    "may drop it."
+    "the receiver gets it once more, with the same Idempotency-Key, and may drop it as a duplicate."
 )
 
 
@@ -67,7 +68,7 @@ _WARNING = (
 @route_option
 @in_option
 @reason_option
-@click.option("--dry-run", is_flag=True, help="Send nothing; tell what would be done.")
+@click.option("--dry-run", is_flag=True, help="Send nothing; show what would be done.")
 @yes_option
 @as_json_option
 def resend(
@@ -84,31 +85,33 @@ def resend(
     """
     Send events again, although they were delivered.
 
-    Each event of a file goes to the sinks of the routes that it takes, or of --route. What the
-    store knows of it is forgotten first, and remembered anew when the sink has it. It is
-    refused while a worker holds the event, while the route is paused, and where a newer state
+    Each event of a file is sent to the sinks of the routes that it takes, or of --route. Its
+    records are removed from the store first, and written again when the sink has accepted it.
+    It is refused while a worker holds the event, while the route is paused, and if a newer state
     of its entity was delivered.
 
-    A key or an id (id:ID where it looks like a file) works where the event itself can be had:
-    from the dead letters, which then is `oncebridge dead replay` on the route where it died,
-    or from a file with --in. Of a large file, it asks about 10,000 events at a time.
+    A key or an id (id:ID if it looks like a file name) works if the event itself can be found:
+    in the dead letters, where it is the same as `oncebridge dead replay`, or in a file with
+    --in. For a large file, it asks for confirmation every 10,000 events.
 
-    Exit code 1: something was not sent, not found or could not be read, or you said no.
+    Exit code 1: something was not sent, not found or not readable, or you answered no.
     """
     refuse_memory(setup.config.store, "store")
-    chosen_routes(setup, routes)  # which refuses what is none
+    chosen_routes(setup, routes)  # raises for unknown names
     if not dry_run:
-        refuse_unasked("what was delivered is delivered again", yes=yes)
-    asked = _Asked(what, routes, recording, reason, dry_run=dry_run, yes=yes, as_json=as_json)
+        require_confirmation("events that were delivered are sent again", yes=yes)
+    asked = _ResendOptions(
+        what, routes, recording, reason, dry_run=dry_run, yes=yes, as_json=as_json
+    )
     sys.exit(run_loop(_resend(setup, asked)))
 
 
-class _Asked(Struct, frozen=True):
-    """What the command line says."""
+class _ResendOptions(Struct, frozen=True):
+    """The options of the command line."""
 
     what: Sequence[str]
     routes: Sequence[str]
-    """None: all are meant."""
+    """Empty for all."""
     recording: str | None
     reason: str
     dry_run: bool
@@ -117,9 +120,9 @@ class _Asked(Struct, frozen=True):
 
 
 class _Batch(Struct):
-    """Events on their routes, and dead letters, that are dealt with together."""
+    """Events on their routes, and dead letters, that are processed together."""
 
-    sends: list[tuple[Found, Identity]]
+    sends: list[tuple[FoundEvent, RouteIdentity]]
     letters: list[DeadLetter]
 
     @property
@@ -129,20 +132,22 @@ class _Batch(Struct):
         return names + [letter.route for letter in self.letters]
 
 
-class _Gathering:
-    """Finds what was named, as much at a time as fits into memory with ease."""
+class _BatchReader:
+    """Finds the events that were named, in batches that fit into memory."""
 
-    def __init__(self, finder: Finder, routes: Sequence[str], teller: "_Teller") -> None:
+    def __init__(
+        self, finder: EventFinder, routes: Sequence[str], printer: "_ResultPrinter"
+    ) -> None:
         self.is_whole = True
-        """All that was named was found, and is an event that can be sent."""
+        """Everything that was named was found and can be sent."""
         self._finder = finder
         self._routes = routes
-        self._teller = teller
+        self._printer = printer
         self._seen: set[tuple[bytes, bytes]] = set()
         self._numbers: set[int] = set()
 
     async def batches(self, texts: Sequence[str]) -> AsyncIterator[_Batch]:
-        """Find what was named; an event that stands several times in a file is sent once."""
+        """Yield the events in batches; an event that a file has several times is sent once."""
         batch, size = _Batch([], []), 0
         for named in [self._finder.named(text) for text in texts]:
             async for one in self._found(named):
@@ -154,7 +159,7 @@ class _Gathering:
         if batch.sends or batch.letters:
             yield batch
 
-    async def _found(self, named: Named) -> AsyncIterator[Found]:
+    async def _found(self, named: EventReference) -> AsyncIterator[FoundEvent]:
         is_file = named.kind == "file"
         found = self._finder.in_file(named.text) if is_file else await self._finder.events(named)
         is_empty = True
@@ -162,10 +167,10 @@ class _Gathering:
             is_empty = False
             yield one
         if is_empty:
-            why = "there is no event in it" if is_file else f"{_NO_BODY}{named.hint}"
+            why = "it has no event" if is_file else f"{_NO_BODY}{named.hint}"
             self._miss(str(named), why)
 
-    def _add(self, one: Found, batch: _Batch) -> None:
+    def _add(self, one: FoundEvent, batch: _Batch) -> None:
         if one.letter is None:
             self._add_event(one, batch)
         elif one.letter.number not in self._numbers:
@@ -177,127 +182,135 @@ class _Gathering:
                 batch.letters.append(one.letter)
 
     def _other_route(self, letter: DeadLetter) -> str:
-        """Say why a letter is not what was asked for: a replay goes to where it died."""
+        """Return why a dead letter is not sent: a replay goes to the route where it died."""
         if not self._routes or (letter.rule and letter.route in self._routes):
             return ""
         died = f"it died on route {letter.route}" if letter.rule else "it died on no route"
-        return f"{died}; `oncebridge dead show {letter.number} --raw` gives the event itself"
+        return f"{died}; `oncebridge dead show {letter.number} --raw` prints the event"
 
-    def _add_event(self, one: Found, batch: _Batch) -> None:
+    def _add_event(self, one: FoundEvent, batch: _Batch) -> None:
         ways = self._finder.ways(one, self._routes)
         if not ways:
             self._miss(
-                one.label, f"not an event: {one.problem}" if one.problem else "no route is for it"
+                one.label, f"not an event: {one.problem}" if one.problem else "no route matches it"
             )
         for way in ways:
             name = [(known.key, known.part.hash) for known in way.keys[-1:]]
             if self._seen.issuperset(name) and name:
-                self._teller.skip(one.label, way.route.name)
+                self._printer.skip(one.label, way.route.name)
                 continue
             self._seen.update(name)
             batch.sends.append((one, way))
 
     def _miss(self, what: str, why: str) -> None:
-        self._teller.refuse(what, "", why)
+        self._printer.refuse(what, "", why)
         self.is_whole = False
 
 
-async def _resend(setup: Setup, asked: _Asked) -> int:
-    audit = audited(setup)
-    teller = _Teller(setup, as_json=asked.as_json)
-    is_well = True
-    async with finding(setup, recording=asked.recording) as finder, AsyncExitStack() as stack:
-        gathering = _Gathering(finder, asked.routes, teller)
-        sender: _Sender | None = None
+async def _resend(setup: Setup, asked: _ResendOptions) -> int:
+    audit = open_audit_file(setup)
+    printer = _ResultPrinter(setup, as_json=asked.as_json)
+    is_resolved = True
+    async with event_finder(setup, recording=asked.recording) as finder, AsyncExitStack() as stack:
+        gathering = _BatchReader(finder, asked.routes, printer)
+        sender: _BatchSender | None = None
         async for batch in gathering.batches(asked.what):
             if sender is None:
-                # A store that is new knows nothing, which is no reason not to send.
+                # A new store is empty, which is no reason not to send.
                 store = await stack.enter_async_context(opened(setup.config.store.opened))
-                sender = _Sender(setup, Trails(audit, store, reason=asked.reason), teller)
+                sender = _BatchSender(
+                    setup, OperatorLog(audit, store, reason=asked.reason), printer
+                )
                 stack.push_async_callback(sender.aclose)
-            ready = await _ready(setup.config.store.opened, batch, teller, dry_run=asked.dry_run)
-            is_well = is_well and len(ready.sends) == len(batch.sends)
+            ready = await _ready(setup.config.store.opened, batch, printer, dry_run=asked.dry_run)
+            is_resolved = is_resolved and len(ready.sends) == len(batch.sends)
             if asked.dry_run or not (ready.sends or ready.letters):
                 continue
             if not asked.yes and not _confirmed(ready.routes):
-                return NEEDS_YOU
-            is_well = await sender.send(ready) and is_well
-    return 0 if is_well and gathering.is_whole and sender is not None else NEEDS_YOU
+                return EXIT_NEEDS_ATTENTION
+            is_resolved = await sender.send(ready) and is_resolved
+    return 0 if is_resolved and gathering.is_whole and sender is not None else EXIT_NEEDS_ATTENTION
 
 
-async def _ready(store: Store, batch: _Batch, teller: "_Teller", *, dry_run: bool) -> _Batch:
-    """Look what stands against each event, say so, and give the rest."""
+async def _ready(
+    store: Store, batch: _Batch, printer: "_ResultPrinter", *, dry_run: bool
+) -> _Batch:
+    """Return the events that can be sent; print why the others cannot."""
     ready = _Batch([], batch.letters)
     for at in range(0, len(batch.sends), _LOOKED_AT):
         pairs = batch.sends[at : at + _LOOKED_AT]
         events = [(one.event, way) for one, way in pairs if isinstance(one.event, Event)]
-        for (one, way), intent in zip(pairs, await intend(store, events), strict=True):
+        for (one, way), intent in zip(pairs, await plan_resends(store, events), strict=True):
             if intent.why_not:
-                teller.refuse(one.label, way.route.name, intent.why_not)
+                printer.refuse(one.label, way.route.name, intent.why_not)
                 continue
             ready.sends.append((one, way))
             if dry_run:
-                teller.tell(one.label, way.route.name, "would be sent", intent.before)
+                printer.tell(one.label, way.route.name, "would be sent", intent.before)
     for letter in batch.letters:
-        note(f"letter {letter.number} has it: this is `oncebridge dead replay {letter.number}`")
+        note(f"found in the dead letters: this is `oncebridge dead replay {letter.number}`")
         if dry_run:
-            teller.tell(f"letter {letter.number}", letter.route, "would be replayed", letter.reason)
+            printer.tell(
+                f"dead letter {letter.number}", letter.route, "would be replayed", letter.reason
+            )
     return ready
 
 
 def _confirmed(routes: Sequence[str]) -> bool:
-    """Ask, with the names of the *routes*, one for each event."""
+    """Ask for confirmation; *routes* has one name for each event."""
     note(_WARNING)
     what = "1 event" if len(routes) == 1 else f"{len(routes):,} events"
     names = printable(", ".join(sorted(set(routes))))
-    return click.confirm(f"Send {what} again, by {names}?", err=True)
+    return click.confirm(f"Send {what} again, on {names}?", err=True)
 
 
-class _Sender:
-    """Sends, batch after batch, by gateways that are opened when they are needed."""
+class _BatchSender:
+    """Sends batches through gateways, which are opened when they are first needed."""
 
-    def __init__(self, setup: Setup, trails: Trails, teller: "_Teller") -> None:
+    def __init__(self, setup: Setup, operator_log: OperatorLog, printer: "_ResultPrinter") -> None:
         self._setup = setup
-        self._trails = trails
-        self._teller = teller
+        self._operator_log = operator_log
+        self._printer = printer
         self._router: Router | None = None
         self._open: set[str] = set()
 
     async def send(self, ready: _Batch) -> bool:
-        """Send what can be sent, and tell whether all of it went."""
+        """Send a batch; return whether all of it was sent."""
         router = self._router = self._router or make_router(self._setup)
         names = {way.route.name for _, way in ready.sends}
         for gateway in router.gateways:
             if gateway.route not in self._open and (ready.letters or gateway.route in names):
                 self._open.add(gateway.route)
                 await gateway.open()
-        is_well = await self._send(router, ready.sends)
+        is_resolved = await self._send(router, ready.sends)
         if ready.letters:
-            redrive = Redrive(self._setup, router, before=self._before_replay)
+            redrive = Replayer(self._setup, router, before=self._before_replay)
             for done in await redrive.replay(ready.letters):
-                self._teller.replayed(done)
-                is_well = is_well and done.is_well
-        return is_well
+                self._printer.replayed(done)
+                is_resolved = is_resolved and done.is_resolved
+        return is_resolved
 
-    async def _send(self, router: Router, sends: Sequence[tuple[Found, Identity]]) -> bool:
+    async def _send(
+        self, router: Router, sends: Sequence[tuple[FoundEvent, RouteIdentity]]
+    ) -> bool:
         store: Store = self._setup.config.store.opened
         gateways = {one.route: one for one in router.gateways}
-        again = Resend(store, gateways, before=self._before_send)
-        is_well = True
-        with counting("sent", quiet=len(sends) < _LOOKED_AT) as tell:
+        again = Resender(store, gateways, before=self._before_send)
+        is_resolved = True
+        with progress_counter("sent", quiet=len(sends) < _LOOKED_AT) as tell:
             for count, (one, way) in enumerate(sends, 1):
                 assert isinstance(one.event, Event)  # noqa: S101 - or it would have no way
                 done = await again.send(one.event, way)
-                self._teller.resent(one.label, done)
-                is_well = is_well and done.is_sent
+                self._printer.resent(one.label, done)
+                is_resolved = is_resolved and done.is_sent
                 tell(count)
-        return is_well
+        return is_resolved
 
-    async def _before_send(self, intent: Intent) -> None:
-        await self._trails.write("resend", routes=[intent.route], keys=intent.keys)
+    async def _before_send(self, intent: ResendPlan) -> None:
+        await self._operator_log.write("resend", routes=[intent.route], keys=intent.keys)
 
     async def _before_replay(self, letters: Sequence[DeadLetter]) -> None:
-        await write_replay(self._setup, self._trails, letters)
+        await write_replay(self._setup, self._operator_log, letters)
 
     async def aclose(self) -> None:
         if self._router is not None:
@@ -307,8 +320,8 @@ class _Sender:
                 await self._router.aclose()
 
 
-class _Teller:
-    """Tells what becomes of each event; beside the events where they go to standard output."""
+class _ResultPrinter:
+    """Prints the result for each event; to standard error if events go to standard output."""
 
     def __init__(self, setup: Setup, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -355,21 +368,19 @@ class _Teller:
             known = f"once more; {done.intent.before} before"
             text = known if done.intent.was else done.intent.before
         else:
-            text = done.why_not or "it was not passed on"
+            text = done.why_not or "it was not delivered"
             if not outcome.acknowledge:
-                text += (
-                    f"; it is forgotten: run this again in {outcome.retry_after_ms / 1000:.1f} s"
-                )
+                text += f"; its records are removed: run it again in {outcome.retry_after_ms / 1000:.1f} s"
         style = STYLES.get(outcome.verdict, "")
         self.tell(what, done.intent.route, outcome.verdict.value, text, style)
 
     def replayed(self, one: Replayed) -> None:
         if self._as_json:
-            self._print({"what": f"letter {one.number}"} | replayed_as_json(one))
+            self._print({"what": f"dead letter {one.number}"} | replayed_as_json(one))
             return
         verdict = one.verdict.value if one.verdict else "kept"
         style = STYLES.get(one.verdict, "") if one.verdict else "red"
-        self.tell(f"letter {one.number}", "", verdict, one.reason, style)
+        self.tell(f"dead letter {one.number}", "", verdict, one.reason, style)
 
     def _print(self, told: dict[str, Any]) -> None:
         click.echo(json.dumps(told), err=self._is_err)

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from oncebridge.cli.command import command
-from oncebridge.cli.setup import LEFT, NEEDS_YOU, is_to_stdout, on_signals, run_loop
+from oncebridge.cli.command import EXIT_INTERRUPTED, EXIT_NEEDS_ATTENTION, command, is_to_stdout
+from oncebridge.cli.event_loop import on_signals, run_loop
 from oncebridge.cli.status_line import Screen, table_of_counts
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.service import logs
@@ -27,33 +27,36 @@ _SAME_STROKE_S = 0.05  # a supervisor may signal the process and its group
     "oncebridge run --source file:in.ndjson --sink file:out.ndjson --json",
     every=True,
 )
-@click.option("--json", "as_json", is_flag=True, help="At the end, the counts as one JSON object.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the counts at the end as one JSON object."
+)
 def run(setup: Setup, *, as_json: bool) -> None:
     """
-    Take events in, pass each on once.
+    Run the service: receive events and deliver each one once.
 
-    Without anything else: HTTP in on 127.0.0.1:8080, a SQLite file here, standard output.
-    Ctrl-C, SIGTERM or SIGHUP finishes what is under way; a second Ctrl-C leaves at once. A
-    file as source ends by itself and prints what became of its events.
+    By default it listens on http://127.0.0.1:8080/events, keeps its records in a SQLite file
+    in this directory, and writes events to standard output. Ctrl-C, SIGTERM or SIGHUP stops
+    it after the work in progress is finished; a second Ctrl-C stops it at once. With a file as
+    source, it ends by itself and prints the counts.
     """
     logs.set_up(setup.config.log_level, setup.config.log_format)
     sys.exit(run_loop(serve(setup, as_json=as_json)))
 
 
 async def serve(setup: Setup, *, as_json: bool = False) -> int:
-    """Run the service to its end, and give the exit code."""
+    """Run the service to its end, and return the exit code."""
     service = Service(setup)
     _on_signals(service)
     try:
         await service.open()
     except ConfigError as error:
-        # The settings are in order; a port that is taken or a file that is not there is not.
+        # The settings are valid; a port is taken, or a file does not exist.
         await service.close()
         raise OncebridgeError(str(error)) from error
     except BaseException:
         await service.close()
         raise
-    _tell_ready(setup, service)
+    _log_ready(setup, service)
     async with Screen(service, setup):
         try:
             await service.run()
@@ -61,11 +64,11 @@ async def serve(setup: Setup, *, as_json: bool = False) -> int:
             finished = await service.close()
     counts = service.counts()
     _print_end(setup, service, counts, as_json=as_json)
-    return NEEDS_YOU if service.gave_up or not finished else 0
+    return EXIT_NEEDS_ATTENTION if service.gave_up or not finished else 0
 
 
 def _on_signals(service: Service) -> None:
-    """Stop at the first signal; at the second Ctrl-C, leave."""
+    """Stop at the first signal; exit at the second Ctrl-C."""
     loop = asyncio.get_running_loop()
     told_at: float | None = None
 
@@ -77,12 +80,12 @@ def _on_signals(service: Service) -> None:
             service.stop()
         elif name == "SIGINT" and loop.time() - told_at > _SAME_STROKE_S:
             _log.error("oncebridge.left_at_once")
-            os._exit(LEFT)
+            os._exit(EXIT_INTERRUPTED)
 
     on_signals(stop)
 
 
-def _tell_ready(setup: Setup, service: Service) -> None:
+def _log_ready(setup: Setup, service: Service) -> None:
     config = setup.config
     _log.info(
         "oncebridge.ready",

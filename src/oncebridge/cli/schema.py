@@ -1,4 +1,4 @@
-"""`oncebridge schema`: every setting, for editors and for people."""
+"""`oncebridge schema`: the reference of all settings."""
 
 import json
 
@@ -15,12 +15,12 @@ from oncebridge.service.reference import markdown as page
         "oncebridge schema --markdown | less",
     )
 )
-@click.option("--markdown", is_flag=True, help="A page for people instead.")
+@click.option("--markdown", is_flag=True, help="Print a Markdown page instead of JSON Schema.")
 def schema(*, markdown: bool) -> None:
     """
-    Describe every setting: JSON Schema, or a page for people.
+    Print the reference of all settings, as JSON Schema or Markdown.
 
-    An editor checks a configuration while it is written when its first line is
+    An editor checks a configuration file as you type if its first line is
 
     \b
       #:schema ./oncebridge.schema.json

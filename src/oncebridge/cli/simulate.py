@@ -1,4 +1,4 @@
-"""`oncebridge simulate`: the stream of the demo, for tests of your own."""
+"""`oncebridge simulate`: write the simulated stream, for your own tests."""
 
 import sys
 from contextlib import ExitStack
@@ -17,13 +17,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _instant(_: click.Context, option: click.Parameter, text: str | None) -> int:
-    """Read a date or time as ISO 8601 writes it; without a zone, in UTC."""
+    """Read a date or time in ISO 8601; without a zone, in UTC."""
     if text is None:
         return START_MS
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        message = f"{text!r} is no date or time such as 2026-03-01T08:00:00Z"
+        message = f"{text!r} is not a date or time such as 2026-03-01T08:00:00Z"
         raise click.BadParameter(message, param=option) from None
     if not 1970 < instant.year < 9000:
         raise click.BadParameter(f"{text!r}: the year is from 1971 to 8999", param=option)
@@ -40,40 +40,40 @@ def _instant(_: click.Context, option: click.Parameter, text: str | None) -> int
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="How many arrivals; a few hundred hold every kind of repeat.",
+    help="How many arrivals; a few hundred have every kind of duplicate.",
 )
-@click.option("--seed", default=1, show_default=True, help="Which stream.")
+@click.option("--seed", default=1, show_default=True, help="The seed of the stream.")
 @click.option(
     "--repeats",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.3,
     show_default=True,
-    help="The share of repeats among them.",
+    help="The share of duplicates among them.",
 )
 @click.option(
     "--labels",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where to write the truth about each event, one JSON object per line.",
+    help="Write the truth about each event to this file, one JSON object per line.",
 )
 @click.option(
     "--start",
     "start_ms",
     metavar="ISO",
     callback=_instant,
-    help="When the simulated day begins; 2025-12-12T15:00:00Z unless given.",
+    help="When the simulated day begins. [2025-12-12T15:00:00Z]",
 )
 def simulate(*, events: int, seed: int, repeats: float, labels: Path | None, start_ms: int) -> None:
     """
     Write a simulated Genesys Cloud stream, one event per line, to standard output.
 
-    Whole conversations in the real shape, with the repeats that real streams have and with
-    look-alikes that are no repeats. The same seed gives the same bytes, always.
+    Complete conversations in the format of Genesys Cloud, with the duplicates that real streams
+    have and with look-alikes that are not duplicates. The same seed gives the same bytes.
 
-    A line of --labels says about one event: its line; truth, the number of the logical event
-    (equal for all its copies and for nothing else); label, what kind of arrival it is; at_ms,
-    when it arrives, counted from the start; and for a look-alike resembles, the truth it could
-    be mistaken for. A consumer is right if it passes each truth on exactly once.
+    Each line of --labels describes one event: line, its line number; truth, the number of the
+    logical event (the same for all its copies); label, the kind of arrival; at_ms, the time of
+    arrival since the start; and for a look-alike resembles, the truth that it resembles. A
+    consumer is right if it delivers each truth exactly once.
     """
     with ExitStack() as stack:
         told: BinaryIO | None = None

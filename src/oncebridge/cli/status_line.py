@@ -1,4 +1,4 @@
-"""What a person sees while it runs: a status line, and a bar where the end is known."""
+"""The status line of a running service, with a progress bar if the end is known."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from oncebridge.cli.setup import is_to_stdout
+from oncebridge.cli.command import is_to_stdout
 from oncebridge.engine.verdict import Verdict
 from oncebridge.service.config import Setup
 from oncebridge.service.service import Service
@@ -27,11 +27,11 @@ STYLES = {
 
 
 class Screen:
-    """Show how *service* is doing, on a terminal only."""
+    """Show the counts of *service* while it runs, on a terminal only."""
 
     def __init__(self, service: Service, setup: Setup) -> None:
         self._service = service
-        # Events on the same terminal would run through the status line.
+        # Events on the same terminal would break the status line.
         shares = is_to_stdout(setup) and sys.stdout.isatty()
         self._live: Live | None = None
         self._console = Console(stderr=True)
@@ -96,7 +96,7 @@ class Screen:
 
 
 def status_line(counts: Mapping[str, int], rate: float, notes: list[str]) -> Text:
-    """Tell rates and verdicts in one line."""
+    """Return the rate and the verdicts as one line."""
     line = Text(f"{rate:,.0f}/s in", style="bold")
     for verdict in Verdict:
         if counts.get(verdict.value):
@@ -110,7 +110,7 @@ def status_line(counts: Mapping[str, int], rate: float, notes: list[str]) -> Tex
 
 
 def table_of_counts(counts: Mapping[str, int]) -> str:
-    """Set the counts in two columns: what arrived, and what became of it."""
+    """Return the counts in two columns: arrivals, then verdicts."""
     rows = [("arrived", counts["arrived"])]
     rows += [(v.value, counts[v.value]) for v in Verdict if counts.get(v.value)]
     rows += [(n, counts[n]) for n in ("in_flight", "unprotected") if counts.get(n)]

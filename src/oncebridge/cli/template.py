@@ -1,8 +1,8 @@
 """
-`oncebridge template`: infrastructure to deploy, ready to apply.
+`oncebridge template`: print infrastructure as code.
 
-The texts are in `oncebridge.aws.templates`, and those of other stores beside the store that
-they are for. Nothing is asked and nothing is made, so no account is needed.
+The templates are in `oncebridge.aws.templates`, and for other stores beside the store. Nothing
+is read from AWS and nothing is created, so no account is needed.
 """
 
 import os
@@ -23,8 +23,7 @@ from oncebridge.aws.templates.rendering import Format
 from oncebridge.base.durations import parse_duration
 from oncebridge.base.options import Text, did_you_mean
 from oncebridge.base.secrets import is_at_aws, mask_address
-from oncebridge.cli.command import examples
-from oncebridge.cli.setup import told
+from oncebridge.cli.command import examples, report_errors
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import MigratesBySQL, StorePlace, as_table, scheme_of
 from oncebridge.service.config import PREFIX
@@ -39,10 +38,10 @@ from oncebridge.service.config import PREFIX
     )
 )
 def template() -> None:
-    """Print infrastructure to deploy, ready to apply."""
+    """Print infrastructure as code: stacks, policies and tables."""
 
 
-# --- the whole way of an event --------------------------------------------------------------
+# --- stacks ---------------------------------------------------------------------------------
 
 _format = click.option(
     "--format",
@@ -50,13 +49,13 @@ _format = click.option(
     type=click.Choice(["cloudformation", "terraform"]),
     default="cloudformation",
     show_default=True,
-    help="What to write it in.",
+    help="The output format.",
 )
 _name = click.option(
     "--name",
     default="oncebridge",
     show_default=True,
-    help="What the queue, the table and the rest are called; a parameter changes it later.",
+    help="The name of the queue, the table and the rest; a parameter can change it later.",
 )
 
 
@@ -69,13 +68,13 @@ _name = click.option(
 )
 @_format
 @_name
-@told
+@report_errors
 def function(*, form: Format, name: str) -> None:
     """
     Print a stack: rule, queue, Lambda function, table, alarms.
 
-    For the events of Genesys Cloud on their partner event bus, or of any other bus. The code of
-    the function is a zip file in a bucket; docs/deploy.md says how to make it.
+    For events of Genesys Cloud on their partner event bus, or of any other bus. The code of
+    the function is a zip file in a bucket; docs/deploy.md says how to build it.
     """
     click.echo(templates.stack("lambda", name, format=form), nl=False)
 
@@ -88,17 +87,17 @@ def function(*, form: Format, name: str) -> None:
 )
 @_format
 @_name
-@told
+@report_errors
 def worker(*, form: Format, name: str) -> None:
     """
     Print a stack for `oncebridge run`: rule, queue, role, table, alarms.
 
-    Its outputs are what to set as source, store and dead letters.
+    Its outputs are the values for the settings source, store and dead.
     """
     click.echo(templates.stack("worker", name, format=form), nl=False)
 
 
-# --- what has to be allowed -----------------------------------------------------------------
+# --- policies -------------------------------------------------------------------------------
 
 
 @template.command(
@@ -110,17 +109,17 @@ def worker(*, form: Format, name: str) -> None:
 )
 @click.option("-c", "--config", metavar="FILE", help="The configuration file.")
 @click.option("--source", metavar="ADDRESS", help="Where events come from.")
-@click.option("--store", metavar="ADDRESS", help="Where it is remembered what was passed on.")
+@click.option("--store", metavar="ADDRESS", help="Where delivered events are remembered.")
 @click.option("--sink", metavar="ADDRESS", help="Where events go.")
-@click.option("--dead", metavar="ADDRESS", help="Where events go that can never succeed.")
-@click.option("--region", default="", help="The Region of what is given by its name only.")
-@click.option("--account", default="", help="The account of what is given by its name only.")
+@click.option("--dead", metavar="ADDRESS", help="Where events go that cannot be delivered.")
+@click.option("--region", default="", help="The Region of resources that are given by name only.")
+@click.option("--account", default="", help="The account of resources that are given by name only.")
 @click.option(
     "--kms-key",
     "keys",
     multiple=True,
     metavar="ARN",
-    help="A key of yours that queues, streams or secrets are encrypted with.",
+    help="A KMS key that encrypts queues, streams or secrets (repeatable).",
 )
 @click.option(
     "--format",
@@ -128,9 +127,9 @@ def worker(*, form: Format, name: str) -> None:
     type=click.Choice(FORMATS),
     default="json",
     show_default=True,
-    help="What to write it in.",
+    help="The output format.",
 )
-@told
+@report_errors
 def iam(
     *,
     config: str | None,
@@ -141,26 +140,26 @@ def iam(
     **places: str | None,
 ) -> None:
     """
-    Print the least that a configuration needs to be allowed on AWS.
+    Print the least-privilege IAM policy for a configuration.
 
-    Addresses and references (ssm:NAME, secretsmanager:NAME) are taken from the file and from the
-    environment, and flags win. Nothing is looked up.
+    Addresses and references (ssm:NAME, secretsmanager:NAME) are read from the file and the
+    environment; flags override both. Nothing is read from AWS.
     """
-    table = _written(config)
+    table = _read_config(config)
     for kind, address in places.items():
         if address is not None:
-            _put(table, [kind], address)
+            _set_value(table, [kind], address)
     known = Known(region, account, keys)
     click.echo(policy(templates.needed(table), format=form, known=known), nl=False)
 
 
-def _written(config: str | None) -> dict[str, Any]:
-    """Read a configuration as it stands there, without looking anything up."""
+def _read_config(config: str | None) -> dict[str, Any]:
+    """Read a configuration file as it is, without resolving references."""
     named = config or os.environ.get(f"{PREFIX}CONFIG", "")
     table: dict[str, Any] = {}
     if is_at_aws(named):
-        table["config"] = named  # to read it is all that can be told
-        click.echo(f"oncebridge: what {named} holds is not looked at", err=True)
+        table["config"] = named  # all that is known is that it is read
+        click.echo(f"oncebridge: the content of {named} is not read", err=True)
     elif named:
         try:
             table = tomllib.loads(Path(named).read_text(encoding="utf-8-sig"))
@@ -170,11 +169,11 @@ def _written(config: str | None) -> dict[str, Any]:
             raise ConfigError(named, f"cannot be read: {type(error).__name__}") from None
     for name, text in sorted(os.environ.items()):
         if name.startswith(PREFIX) and name != f"{PREFIX}CONFIG":
-            _put(table, name.removeprefix(PREFIX).lower().split("__"), text)
+            _set_value(table, name.removeprefix(PREFIX).lower().split("__"), text)
     return table
 
 
-def _put(table: dict[str, Any], path: list[str], text: str) -> None:
+def _set_value(table: dict[str, Any], path: list[str], text: str) -> None:
     *above, last = path
     for name in above:
         inner = as_table(table.get(name, {}))
@@ -185,20 +184,20 @@ def _put(table: dict[str, Any], path: list[str], text: str) -> None:
     table[last] = {**old, "url": text} if isinstance(old, dict) else text
 
 
-# --- the table of a store ---------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------
 
 
-class _Kind(Struct, frozen=True):
+class _StoreKind(Struct, frozen=True):
     """A kind of store that needs infrastructure of its own."""
 
     formats: tuple[str, ...]
-    """The first is what is printed where none is asked for."""
-    text: Callable[["_Asked"], str]
+    """The first is the default."""
+    text: Callable[["_TableRequest"], str]
 
 
-class _Asked(Struct, frozen=True):
+class _TableRequest(Struct, frozen=True):
     store: str
-    """An address, or the name of a kind."""
+    """An address, or a kind of store."""
     name: str | None
     form: str
     window: timedelta
@@ -223,73 +222,75 @@ class _Asked(Struct, frozen=True):
     "--format",
     "form",
     metavar="FORMAT",
-    help="cloudformation or terraform for AWS, sql for Postgres; unless given, the first.",
+    help="cloudformation (the default) or terraform for AWS, sql for Postgres.",
 )
 @click.option(
     "--window",
     default="6d",
     show_default=True,
     metavar="DURATION",
-    help="The longest window of your rules: nothing is removed sooner.",
+    help="The longest window of your rules; nothing is removed earlier.",
 )
-@click.option("--name", help="What to call it; otherwise as the address says.")
-@told
+@click.option("--name", help="Its name, if not the one in the address.")
+@report_errors
 def table(*, store: str, form: str | None, window: str, name: str | None) -> None:
     """
     Print the table (or bucket) that the store needs, with its expiry.
 
-    Stores in Redis, SQLite and memory need none. `oncebridge migrate` makes the same by
-    itself, if it may.
+    Stores in Redis, SQLite and memory need none. `oncebridge migrate` creates the same, if it
+    has the permissions.
     """
-    kind = _kind(store)
+    kind = _store_kind(store)
     formats = _KINDS[kind].formats
     if form is None:
         form = formats[0]
     if form not in formats:
         raise ConfigError("--format", f"{form!r} is not for {kind}; allowed: {', '.join(formats)}")
-    asked = _Asked(store, name, form, parse_duration(window, "--window"))
+    asked = _TableRequest(store, name, form, parse_duration(window, "--window"))
     click.echo(_KINDS[kind].text(asked).rstrip("\n"))
 
 
-def _kind(store: str) -> str:
-    """Name the kind of a store, which may stand there for its address."""
+def _store_kind(store: str) -> str:
+    """Return the kind of a store that is given by address or by kind."""
     scheme = scheme_of(store)
     if scheme in ("memory", "sqlite") or scheme.startswith("redis"):
-        raise ConfigError("--store", f"a store of the kind {scheme} needs nothing made")
+        raise ConfigError("--store", f"a {scheme} store needs no table")
     kind = "postgres" if scheme == "postgresql" else scheme
     if kind not in _KINDS:
         raise ConfigError(
-            "--store", f"is no store that needs a table; {did_you_mean(kind, list(_KINDS))}"
+            "--store", f"is not a store that needs a table; {did_you_mean(kind, list(_KINDS))}"
         )
     return kind
 
 
-def _of_aws(table: Callable[..., str]) -> Callable[[_Asked], str]:
-    def text(asked: _Asked) -> str:
-        name = asked.name or _named(asked.store) or "oncebridge"
+def _aws_table(table: Callable[..., str]) -> Callable[[_TableRequest], str]:
+    def text(asked: _TableRequest) -> str:
+        name = asked.name or _name_in_address(asked.store) or "oncebridge"
         return table(name, format=asked.form, window=asked.window)
 
     return text
 
 
-def _named(store: str) -> str:
-    """Find the name in an address: of a table, given by name or ARN, or BUCKET/PREFIX."""
+def _name_in_address(store: str) -> str:
+    """Return the name in an address: of a table, by name or ARN, or BUCKET/PREFIX."""
     place = store.partition(":")[2].partition("?")[0].strip("/")
     if "@" in place:
-        raise ConfigError("--store", f"{mask_address(store)}: such an address has no credentials")
+        raise ConfigError(
+            "--store", f"{mask_address(store)}: such an address cannot have credentials"
+        )
     return place.rpartition("/")[2] if place.startswith("arn:") else place
 
 
-def _of_postgres(asked: _Asked) -> str:
+def _postgres_table(asked: _TableRequest) -> str:
     url = asked.store if ":" in asked.store else "postgresql://localhost/oncebridge"
     options = {"table": asked.name} if asked.name else {}
     store = StorePlace.of(Text.of(url, "--store"), **options).opened
-    assert isinstance(store, MigratesBySQL)  # noqa: S101 - it is ours
+    assert isinstance(store, MigratesBySQL)  # noqa: S101 - our own store
     return store.migration_sql()
 
 
 _KINDS = {
-    "dynamodb": _Kind(("cloudformation", "terraform"), _of_aws(templates.table)),
-    "s3": _Kind(("cloudformation", "terraform"), _of_aws(s3_templates.table)),
-    "postgres": _Kind(("sql",), _of_postgres),
+    "dynamodb": _StoreKind(("cloudformation", "terraform"), _aws_table(templates.table)),
+    "s3": _StoreKind(("cloudformation", "terraform"), _aws_table(s3_templates.table)),
+    "postgres": _StoreKind(("sql",), _postgres_table),
 }

@@ -1,4 +1,4 @@
-"""`oncebridge test`: users' rules against their own sample events."""
+"""`oncebridge test`: test rules with sample events."""
 
 import json
 import sys
@@ -7,8 +7,15 @@ import click
 from rich.text import Text
 
 from oncebridge.check import cases
-from oncebridge.cli.command import as_json_option, command, field, printable, screen
-from oncebridge.cli.setup import NEEDS_YOU, run_loop
+from oncebridge.cli.command import (
+    EXIT_NEEDS_ATTENTION,
+    as_json_option,
+    command,
+    field,
+    printable,
+    screen,
+)
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.service.config import Setup
 
 
@@ -20,10 +27,10 @@ from oncebridge.service.config import Setup
 @as_json_option
 def test(setup: Setup, *, files: tuple[str, ...], as_json: bool) -> None:
     """
-    Test the rules of a configuration against sample events.
+    Test the rules of a configuration with sample events.
 
-    CASES.toml says which samples are the same event, which are not, and what becomes of
-    them. No store, sink or source is opened.
+    CASES.toml says which samples are the same event, which are not, and which verdicts they
+    get. No store, sink or source is opened.
 
     \b
       [[test]]
@@ -64,4 +71,4 @@ def test(setup: Setup, *, files: tuple[str, ...], as_json: bool) -> None:
     failed = sum(bool(result.failures) for result in results)
     if not as_json:
         click.echo(f"{len(results)} test{'s' * (len(results) != 1)}, {failed} failed")
-    sys.exit(NEEDS_YOU if failed else 0)
+    sys.exit(EXIT_NEEDS_ATTENTION if failed else 0)

@@ -4,12 +4,12 @@ from oncebridge.dashboard.data import Desk
 from oncebridge.dashboard.server import Dashboard
 from oncebridge.engine.router import Router
 from oncebridge.service.config import Setup
-from oncebridge.service.monitor import Watch
+from oncebridge.service.monitor import Monitor
 from oncebridge.stores.api import Store
 
 __all__ = ["Dashboard", "Desk", "beside"]
 
 
-def beside(setup: Setup, store: Store, router: Router, watch: Watch) -> Dashboard:
+def beside(setup: Setup, store: Store, router: Router, monitor: Monitor) -> Dashboard:
     """Return the dashboard of a service that runs in this process."""
-    return Dashboard(setup, Desk(setup, store, router, watch))
+    return Dashboard(setup, Desk(setup, store, router, monitor))

@@ -20,10 +20,9 @@ from oncebridge.dashboard.dead_letters import find, mark_of
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.errors import OncebridgeError, StoreUnavailable
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.operator_log import Trails
-from oncebridge.operate.operator_log_file import AuditTrail
-from oncebridge.operate.reachability import refuse_memory
-from oncebridge.operate.replay import Doomed, Redrive, Replayed, drop, write_replay
+from oncebridge.operate.operator_log import AuditFile, OperatorLog
+from oncebridge.operate.replay import LetterToDrop, Replayed, Replayer, drop, write_replay
+from oncebridge.service.addresses import refuse_memory
 
 Verb = Literal["replay", "drop"]
 
@@ -143,8 +142,8 @@ class _Doing:
         self._desk = desk
         self._dead = dead
         self._order = order
-        self._trails = Trails(
-            AuditTrail(config.audit), desk.store, reason=order.because, user=order.user
+        self._operator_log = OperatorLog(
+            AuditFile(config.audit), desk.store, reason=order.because, user=order.user
         )
         self.lines: list[Line] = []
 
@@ -178,23 +177,25 @@ class _Doing:
                 found.append(letter)
         return found
 
-    async def _redrive(self) -> Redrive:
+    async def _redrive(self) -> Replayer:
         desk = self._desk
-        if desk.watch is None:
+        if desk.monitor is None:
             refuse_memory(desk.setup.config.store, "store")
         # Safe to repeat; beside workers elsewhere nobody has opened the sinks yet.
         await desk.router.open()
-        return Redrive(
+        return Replayer(
             desk.setup,
             desk.router,
-            before=lambda letters: write_replay(desk.setup, self._trails, letters),
+            before=lambda letters: write_replay(desk.setup, self._operator_log, letters),
         )
 
     async def _drop(self, letters: Sequence[DeadLetter]) -> None:
         identities = Identities(self._desk.setup)
         # They may be large, and are read for their keys.
-        doomed = await asyncio.to_thread(lambda: [Doomed.of(one, identities) for one in letters])
-        await drop(doomed, self._dead, self._desk.store, self._trails)
+        doomed = await asyncio.to_thread(
+            lambda: [LetterToDrop.of(one, identities) for one in letters]
+        )
+        await drop(doomed, self._dead, self._desk.store, self._operator_log)
         self.lines += [Line(letter.number, "good", "dropped") for letter in letters]
 
 
@@ -210,6 +211,8 @@ def _time_for(desk: Desk) -> timedelta:
 
 
 def _line(one: Replayed) -> Line:
-    kind: Literal["good", "warn", "bad"] = "good" if one.is_well else "bad" if one.gone else "warn"
+    kind: Literal["good", "warn", "bad"] = (
+        "good" if one.is_resolved else "bad" if one.gone else "warn"
+    )
     verdict = one.verdict.value if one.verdict else ""
     return Line(one.number, kind, one.result, one.reason, verdict, one.gone)

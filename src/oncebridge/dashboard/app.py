@@ -406,13 +406,13 @@ class App:
     async def _metrics(self, request: Request) -> Response:
         if request.method not in _READS:
             return self._method(request, _READS)
-        watch = self._desk.watch
-        if watch is None:
+        monitor = self._desk.monitor
+        if monitor is None:
             hint = b"the workers have these: let Prometheus ask each of them (metrics = ...)\n"
             return answers.text(request, 404, hint)
         if self._measured is None:
             try:
-                self._measured = MetricsPage(watch.report)
+                self._measured = MetricsPage(monitor.report)
             except ConfigError as error:
                 return answers.text(request, 404, f"{error}\n".encode())
         written: asyncio.Future[Response] = asyncio.get_running_loop().create_future()

@@ -21,10 +21,10 @@ from oncebridge.events.event import REASONS
 from oncebridge.events.key import FieldsKey
 from oncebridge.events.rules import Rule
 from oncebridge.observe.history import Row
+from oncebridge.operate.explain.explainer import why_bypassed
 from oncebridge.operate.explain.explanation import Explanation
-from oncebridge.operate.explain.finding import why_bypassed
 from oncebridge.operate.explain.words import cause as cause_in_words
-from oncebridge.operate.explain.words import passed
+from oncebridge.operate.explain.words import outcome
 from oncebridge.stores.api import Fate
 
 
@@ -217,7 +217,7 @@ def _how_it_ended(story: Story) -> Words:
     if settled is not None and settled.forwarded:
         return ("was delivered at ", At(ended_ms(settled)))
     fate = _FATES.get(Verdict(settled.verdict)) if settled is not None else story.fate
-    text = passed(fate) if fate is not None else "was done with"
+    text = outcome(fate) if fate is not None else "was done with"
     at_ms = settled.at_ms if settled is not None else row.first_ms
     if not at_ms:
         return (text,)
@@ -282,7 +282,7 @@ def _handed_back(story: Story) -> list[Words]:
         later = _after(story.row, settled)
         how = f"was {settled.verdict}"
         if settled.verdict in _FATES:
-            how = passed(_FATES[Verdict(settled.verdict)])
+            how = outcome(_FATES[Verdict(settled.verdict)])
         return [(f"It was handed back, came again after {later} and {how}.",)]
     if story.after:
         times = format_count(len(story.after), "time")

@@ -8,7 +8,7 @@ from oncebridge.observe import fleet
 from oncebridge.observe.history import Found, Query
 from oncebridge.observe.history_reader import Archive
 from oncebridge.service.config import Setup
-from oncebridge.service.monitor import Watch
+from oncebridge.service.monitor import Monitor
 from oncebridge.service.service import make_router
 from oncebridge.stores.api import Store
 
@@ -20,7 +20,7 @@ class Desk:
     """
     All that can be seen and done.
 
-    *watch* is of the service in this process; without one, all is read from the store that
+    *monitor* is of the service in this process; without one, all is read from the store that
     workers elsewhere share. *router* is what dead letters are replayed through; without one, it is
     made when it is first asked for, and whoever replays opens it.
     """
@@ -30,12 +30,12 @@ class Desk:
         setup: Setup,
         store: Store,
         router: Router | None = None,
-        watch: Watch | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
         self.setup = setup
         self.store = store
-        self.watch = watch
-        self.archive = Archive(store, watch.recorder if watch else None)
+        self.monitor = monitor
+        self.archive = Archive(store, monitor.recorder if monitor else None)
         self._router = router
         self._made: Router | None = None
         self._reading: asyncio.Task[fleet.View] | None = None
@@ -60,7 +60,7 @@ class Desk:
         return await asyncio.shield(self._reading)
 
     async def _read(self) -> fleet.View:
-        return await fleet.read(self.store, self.watch.report() if self.watch else None)
+        return await fleet.read(self.store, self.monitor.report() if self.monitor else None)
 
     async def search(self, query: Query) -> Found:
         """Find recent arrivals."""
@@ -69,9 +69,9 @@ class Desk:
 
     def known_without_store(self) -> list[str]:
         """Tell in a few lines what is known here while the store is away."""
-        if self.watch is None:
+        if self.monitor is None:
             return []
-        state = self.watch.report().state
+        state = self.monitor.report().state
         lines = [f"Not ready: {why}" for why in state.not_ready]
         for name, route in state.routes.items():
             lines += [f"{name}: {what} was down when it was last tried" for what in route.down]
@@ -89,7 +89,7 @@ class Desk:
         if self._made is not None:
             await self._made.drain(self.setup.config.grace)
             await self._made.aclose()
-        if self.watch is None:
+        if self.monitor is None:
             await self.setup.config.dead.opened.aclose()
 
 

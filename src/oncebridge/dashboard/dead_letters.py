@@ -21,9 +21,9 @@ from oncebridge.events.event import REASONS, Event
 from oncebridge.events.summary import entity_of, topic_of
 from oncebridge.observe.history import Row
 from oncebridge.observe.history_rows import Secrets
-from oncebridge.operate.lookup import events_in, is_not_ours
-from oncebridge.operate.reachability import is_missing, refuse_memory
-from oncebridge.operate.replay import Choice
+from oncebridge.operate.lookup import events_in, lacks_our_tables
+from oncebridge.operate.replay import DeadLetterFilter
+from oncebridge.service.addresses import is_missing, refuse_memory
 from oncebridge.service.config import Config
 from oncebridge.service.monitor import mask_of
 
@@ -107,9 +107,9 @@ def meaning_of(reason: str) -> str:
 async def opened(desk: Desk) -> DeadLetters:
     """Open the dead letters; none are made to be looked at. Raises what keeps them away."""
     place = desk.setup.config.dead
-    if desk.watch is None:
+    if desk.monitor is None:
         refuse_memory(place, "dead")
-        if is_missing(place) or is_not_ours(place):
+        if is_missing(place) or lacks_our_tables(place):
             return MemoryDeadLetters()
     dead: DeadLetters = place.opened
     await dead.open()
@@ -207,7 +207,9 @@ class _Looked:
         return self.count >= MOST_LOOKED_AT or self._bytes >= _MOST_BYTES
 
 
-async def page_of(dead: DeadLetters, choice: Choice, before: int | None, most: int) -> Page:
+async def page_of(
+    dead: DeadLetters, choice: DeadLetterFilter, before: int | None, most: int
+) -> Page:
     """Find the newest letters below *before* that are meant."""
     fitting: list[DeadLetter] = []
     looked = _Looked()
@@ -238,7 +240,7 @@ async def count(dead: DeadLetters) -> Tally:
 
 
 async def oldest(
-    dead: DeadLetters, choice: Choice, most: int, *, whole: int
+    dead: DeadLetters, choice: DeadLetterFilter, most: int, *, whole: int
 ) -> tuple[list[DeadLetter], bool]:
     """
     Find the oldest letters that are meant, at most *most*; the first *whole* with what they hold.

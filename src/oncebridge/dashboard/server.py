@@ -27,7 +27,7 @@ from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import ListenAddress, is_loopback
 from oncebridge.http.server import Request, Response, Server, ServerLimits
 from oncebridge.service.config import Setup
-from oncebridge.service.dashboard_safety import too_open
+from oncebridge.service.dashboard_checks import not_local_error
 
 _log = logging.getLogger("oncebridge")
 _BOUNDS: Final = ServerLimits(
@@ -98,7 +98,7 @@ class Dashboard:
         except (OSError, UnicodeError):
             return  # which listening will say in its own words
         if not all(is_loopback(str(entry[4][0])) for entry in found):
-            raise too_open(f"{self._address.url_host}:{self._address.port}")
+            raise not_local_error(f"{self._address.url_host}:{self._address.port}")
 
     async def aclose(self) -> None:
         """Stop listening; what is being done is given a moment to end."""

@@ -20,9 +20,9 @@ from oncebridge.engine.causes import remembered
 from oncebridge.engine.settings import Settings
 from oncebridge.errors import OncebridgeError, StoreError
 from oncebridge.events.event import Event
+from oncebridge.operate.explain.explainer import explain_key
 from oncebridge.operate.explain.explanation import KeyExplanation
-from oncebridge.operate.explain.finding import explain_key
-from oncebridge.operate.lookup import Named, events_in, key_in, records_with_id, scan_costs
+from oncebridge.operate.lookup import EventReference, events_in, key_in, records_with_id, scan_costs
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.monitor import mask_of
 from oncebridge.stores.api import Record
@@ -107,7 +107,7 @@ async def _by_id(desk: Desk, id_: str, *, thorough: bool) -> Beyond:
         letters = await letters_that(
             desk, lambda letter: has_id(letter, id_, settings), within_s=within_s
         )
-    told = Beyond(text=id_, letters=letters, hint=Named(id_, "id").hint.removeprefix("; "))
+    told = Beyond(text=id_, letters=letters, hint=EventReference(id_, "id").hint.removeprefix("; "))
     if not is_portable(desk.store):
         return told
     place = desk.setup.config.store

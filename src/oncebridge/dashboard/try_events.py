@@ -25,10 +25,10 @@ from oncebridge.events.framing import BadGzip, RawRecord, RecordReader
 from oncebridge.events.key import compile_field
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule
+from oncebridge.operate.explain.explainer import explain
 from oncebridge.operate.explain.explanation import Explanation, window
-from oncebridge.operate.explain.finding import explain
 from oncebridge.operate.explain.words import cause, summary
-from oncebridge.operate.identity import Identities, Identity, Known
+from oncebridge.operate.identity import EventKey, Identities, RouteIdentity
 from oncebridge.operate.lookup import events_in
 from oncebridge.service.config import Setup
 from oncebridge.service.monitor import mask_of
@@ -189,7 +189,7 @@ class _Trial:
     def _tried(
         self, found: Sequence[Event | Unreadable], told: Mapping[int, Sequence[Explanation]]
     ) -> list[Tried]:
-        above: dict[str, tuple[int, Event, Identity]] = {}
+        above: dict[str, tuple[int, Event, RouteIdentity]] = {}
         tried = []
         for number, one in enumerate(found, 1):
             if isinstance(one, Unreadable):
@@ -223,7 +223,11 @@ class _Trial:
         return tried
 
     def _way(
-        self, event: Event, way: Identity, told: Explanation, first: tuple[int, Event, Identity]
+        self,
+        event: Event,
+        way: RouteIdentity,
+        told: Explanation,
+        first: tuple[int, Event, RouteIdentity],
     ) -> Way:
         judged = told.judged
         passed, more = self._misfits.of(event, _rules_before(way))
@@ -258,7 +262,7 @@ class _Trial:
             more_differences=max(len(differing) - _MOST_DIFFERENCES, 0),
         )
 
-    def _key(self, known: Known) -> KeyTried:
+    def _key(self, known: EventKey) -> KeyTried:
         canonical = known.canonical
         told = canonical[: min(_MOST_CANONICAL, self._room)]
         self._room -= len(told)
@@ -272,7 +276,7 @@ class _Trial:
         )
 
 
-def _rules_before(way: Identity) -> Iterator[tuple[str, Pattern | None, Rule | None]]:
+def _rules_before(way: RouteIdentity) -> Iterator[tuple[str, Pattern | None, Rule | None]]:
     """List the rules that were tried before the one that decides."""
     for rule in way.route.rules:
         if rule.name == way.plan.rule.name:
@@ -286,7 +290,7 @@ def _words(told: Explanation) -> str:
     return summary(told).replace("the one on line ", "event ")
 
 
-def _facts(way: Identity, event: Event) -> tuple[tuple[str, str], ...]:
+def _facts(way: RouteIdentity, event: Event) -> tuple[tuple[str, str], ...]:
     """Return what entity, version and state an event has, and by which expression."""
     rule = way.plan.rule
     parts = {
@@ -304,7 +308,7 @@ def _facts(way: Identity, event: Event) -> tuple[tuple[str, str], ...]:
 # --- what differs -------------------------------------------------------------------------
 
 
-def _differing(one: Event, its: Identity, other: Event, way: Identity) -> list[str]:
+def _differing(one: Event, its: RouteIdentity, other: Event, way: RouteIdentity) -> list[str]:
     """Return why two events are not the same: which of what counts is not equal."""
     if its.plan.rule.name != way.plan.rule.name:
         return [f"another rule decides: {its.plan.rule.name} there, {way.plan.rule.name} here"]

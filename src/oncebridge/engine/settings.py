@@ -17,7 +17,7 @@ may change: the name is part of every key."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The settings of a gateway. Most installations keep the defaults."""
+    """The settings of a gateway; the defaults fit most uses."""
 
     window: Annotated[
         timedelta,
@@ -33,30 +33,30 @@ class Settings(Struct, frozen=True, kw_only=True):
     sink_timeout: Annotated[
         timedelta,
         Doc(
-            "Timeout of one send; after it, it is unknown whether the event arrived.",
+            "How long one delivery may take; after that its result counts as unknown.",
             example="10s",
         ),
     ] = timedelta(seconds=10)
     commit_budget: Annotated[
         timedelta,
-        Doc("How long a commit is tried before the event is acknowledged without it.", "5s"),
+        Doc("How long a commit is retried before the event is acknowledged without it.", "5s"),
     ] = timedelta(seconds=5)
-    margin: Annotated[timedelta, Doc("How much longer than a send its claim must last.", "1s")] = (
-        timedelta(seconds=1)
-    )
+    margin: Annotated[
+        timedelta, Doc("How much longer than a delivery a claim must last.", "1s")
+    ] = timedelta(seconds=1)
     max_hold: Annotated[
         timedelta,
-        Doc("How long an event may be held in a worker, including waits.", example="15m"),
+        Doc("How long an event may wait for its turn in this worker.", example="15m"),
     ] = timedelta(minutes=15)
     patience: Annotated[
         timedelta,
-        Doc("How long to wait in place for an entity that another worker holds.", example="10s"),
+        Doc("How long to wait for an entity that another worker holds.", example="10s"),
     ] = timedelta(seconds=10)
     max_attempts: Annotated[
         int,
         Doc(
-            "Failed attempts, by the event's own fault, after which it goes to the dead "
-            "letters: no clear answer, or refused while other events were delivered.",
+            "Failed attempts that are due to the event before it goes to the dead letters: its result "
+            "is unknown, or it is refused while other events are delivered.",
             example="8",
             at_least=1,
         ),
@@ -73,19 +73,18 @@ class Settings(Struct, frozen=True, kw_only=True):
     backoff: Annotated[
         timedelta,
         Doc(
-            "Longest pause after a first failure; it doubles each time. The pause is random, from "
-            "0 up to this.",
+            "The pause after the first failure is random, up to this; it doubles each time.",
             example="1s",
         ),
     ] = timedelta(seconds=1)
     max_backoff: Annotated[
-        timedelta, Doc("Longest pause before a retry, even if a sink asks for a longer one.", "5m")
+        timedelta, Doc("The longest pause, even if a sink asks for a longer one.", "5m")
     ] = timedelta(minutes=5)
     breaker: Annotated[
         int,
         Doc(
-            "Failures in a row after which a sink or store counts as down; then nothing is "
-            "claimed until a single try succeeds.",
+            "Failures in a row after which a sink or store counts as down; nothing is claimed until a "
+            "single attempt succeeds.",
             example="5",
             at_least=1,
         ),
@@ -93,8 +92,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     rate: Annotated[
         Rate | None,
         Doc(
-            "Rate limit of a route's sink, for all workers together: they share it through the "
-            "store. Without it, only throttling by the sink limits the rate.",
+            "The most events that the sink of a route is sent, by all workers together: they share "
+            "the rate through the store. By default, a sink that throttles sets the rate.",
             example="100/s",
         ),
     ] = None
@@ -104,14 +103,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     ] = "none"
     mode: Annotated[
         Literal["enforce", "shadow"],
-        Doc('"shadow" forwards everything and only counts what it would have dropped.'),
+        Doc('"shadow" forwards everything and only counts the events it would have dropped.'),
     ] = "enforce"
     on_store_outage: Annotated[
         Literal["hold", "deliver"],
-        Doc('"deliver" sends events unprotected while the store is down; duplicates are possible.'),
+        Doc(
+            '"deliver" sends without a claim while the store is down, so duplicates may be delivered.'
+        ),
     ] = "hold"
     explain: Annotated[
-        bool, Doc("Store the first arrival's id and time with each key, about 60 bytes.")
+        bool, Doc("Keep the id and the time of the first arrival with each key, about 60 bytes.")
     ] = True
     limits: Annotated[Limits, Doc("Limits of the size and depth of an event.")] = Limits()
     bare: Annotated[
@@ -124,7 +125,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         if self.lease < needed:
             raise ConfigError(
                 "lease",
-                f"{format_duration(self.lease)} is too short: a send "
+                f"{format_duration(self.lease)} is too short: a delivery "
                 f"({format_duration(self.sink_timeout)}), its commit "
                 f"({format_duration(self.commit_budget)}) and a margin "
                 f"({format_duration(self.margin)}) must fit in it; set a longer lease, or a shorter "

@@ -23,7 +23,7 @@ class AllowOptions(Struct, frozen=True, kw_only=True):
     sources: Annotated[
         tuple[str, ...],
         Doc(
-            "Allowed sources; with a star at the end, all that begin like this.",
+            "Allowed sources; a star at the end allows every source with this prefix.",
             example='["aws.partner/genesys.com/*"]',
         ),
     ] = ()
@@ -35,7 +35,7 @@ class AllowOptions(Struct, frozen=True, kw_only=True):
     ] = ()
     otherwise: Annotated[
         Literal["dead", "discard"],
-        Doc("What to do with an event of another sender: keep it as a dead letter, or drop it."),
+        Doc("What to do with an event of another sender: keep it in the dead letters, or drop it."),
     ] = "dead"
 
     @property
@@ -98,14 +98,14 @@ def _check(options: AllowOptions) -> None:
     problems = Problems()
     for at, source in enumerate(options.sources):
         if not source or "*" in source[:-1]:
-            message = "must be a source, or the beginning of one followed by a star"
+            message = "must be a source, or a prefix and a star"
             problems.add(f"allow.sources[{at}]", f"{source!r}: {message}")
     for at, account in enumerate(options.accounts):
         if _NO_ACCOUNT.fullmatch(account):
-            message = "is not an AWS account; write its 12 digits"
+            message = "is not an AWS account; it has 12 digits"
             problems.add(f"allow.accounts[{at}]", f"{account!r}: {message}")
     for at, region in enumerate(options.regions):
         if _NO_REGION.fullmatch(region):
-            message = "is not an AWS Region; write one such as eu-central-1"
+            message = "is not an AWS Region such as eu-central-1"
             problems.add(f"allow.regions[{at}]", f"{region!r}: {message}")
     problems.check()

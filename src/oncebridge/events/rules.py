@@ -578,25 +578,25 @@ class TierOptions(Struct, frozen=True, kw_only=True):
     ignore: Annotated[
         list[str],
         Doc(
-            "Paths to leave out of the content: if it is the key, if it is compared (check), and "
-            "if it replaces a key with a missing field.",
+            "Paths that are ignored in the content: if it is the key, if it is compared (check), and "
+            "if it replaces a key of which a field is missing.",
             example='["detail.sentAt"]',
         ),
     ] = []
     window: Annotated[
         timedelta | None,
-        Doc("How long an event is remembered; the default is the global window.", example="6d"),
+        Doc("How long an event is remembered; by default the window of the file.", example="6d"),
     ] = None
     sliding: Annotated[bool, Doc("Every duplicate extends the window, up to max_window.")] = False
     max_window: Annotated[
         timedelta | None,
-        Doc("The maximum length of a sliding window.", example="30d"),
+        Doc("The longest a sliding window may become.", example="30d"),
     ] = None
     check: Annotated[
         bool | None,
         Doc(
-            "Compare the content too: the same key with other content is a conflict. "
-            'The default is true for key = "id", otherwise false.'
+            "Compare the content too: the same key with different content is a conflict. "
+            'On for key = "id", otherwise off.'
         ),
     ] = None
 
@@ -641,7 +641,9 @@ class LatestOptions(Struct, frozen=True, kw_only=True):
 
     entity: Annotated[
         str | None,
-        Doc("The entity of the event; the default is the rule's entity.", example="detail.orderId"),
+        Doc(
+            "What the event is about; by default the entity of the rule.", example="detail.orderId"
+        ),
     ] = None
     version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
     ahead: Annotated[
@@ -659,10 +661,12 @@ class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
 
     entity: Annotated[
         str | None,
-        Doc("The entity of the event; the default is the rule's entity.", example="detail.orderId"),
+        Doc(
+            "What the event is about; by default the entity of the rule.", example="detail.orderId"
+        ),
     ] = None
     state: Annotated[str, Doc("Its state.", example="detail.status")]
-    time: Annotated[timedelta, Doc("How long the same state is dropped.", example="500ms")]
+    time: Annotated[timedelta, Doc("How long the same state counts as noise.", example="500ms")]
 
 
 class RuleOptions(TierOptions, frozen=True, kw_only=True):
@@ -672,14 +676,14 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
     match: Annotated[
         dict[str, Any] | None,
         Doc(
-            "The events that it applies to, as an EventBridge pattern; without it, all.",
+            "The events it is for, as an EventBridge event pattern; all by default.",
             example='{ source = ["com.example.orders"] }',
         ),
     ] = None
     tiers: Annotated[
         list[TierOptions] | None,
         Doc(
-            "Several ways to recognise a duplicate, the identifying one last.",
+            "Several keys for an event, the identifying one last.",
             example='[{ key = "id", window = "5m" }, { key = "content" }]',
         ),
     ] = None
@@ -690,7 +694,7 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
     latest: Annotated[
         LatestOptions | None,
         Doc(
-            "Drop an event that is older than one already delivered for the same entity.",
+            "Drop events that are older than the latest delivered one of the same entity.",
             example='{ entity = "detail.orderId", version = "detail.timestamp" }',
         ),
     ] = None
@@ -705,16 +709,16 @@ class RuleOptions(TierOptions, frozen=True, kw_only=True):
         OnMissing, Doc("What to do if a field of the key is missing or null.")
     ] = "content"
     on_conflict: Annotated[
-        OnConflict, Doc("What to do with an event that has the same key and other content.")
+        OnConflict, Doc("What to do with an event that has the same key and different content.")
     ] = "deliver"
-    on_replay: Annotated[OnReplay, Doc("What to do with events replayed from an archive.")] = (
-        "deduplicate"
-    )
+    on_replay: Annotated[
+        OnReplay, Doc("What to do with events that are replayed from an archive.")
+    ] = "deduplicate"
     scope: Annotated[
         Scope,
         Doc('"organisation" treats all Genesys integrations of one organisation as one source.'),
     ] = "source"
-    discard: Annotated[bool, Doc("Drop matching events: acknowledge them without delivery.")] = (
+    discard: Annotated[bool, Doc("Drop events that match: acknowledged, and not delivered.")] = (
         False
     )
 

@@ -1,9 +1,9 @@
 """
-Let an event pass again: remove what the store knows of it.
+Removes the records of an event, so that its next copy is delivered.
 
-An event is forgotten as a whole. While a worker holds one of its keys nothing is removed, as
-the worker would go on and commit what was just forgotten. What another event has left under
-the same key, with other content, stays, and so does the trail of what was done by hand.
+An event is forgotten as a whole. While a worker holds one of its keys, nothing is removed, as
+the worker would then commit what was just forgotten. Records of another event under the same
+key, with different content, are kept, and so is the operator log.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,34 +11,34 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.operate.explain.judgement import is_its
-from oncebridge.operate.operator_log import is_trail
-from oncebridge.stores import transitions as table
+from oncebridge.operate.explain.expected_verdict import belongs_to_event
+from oncebridge.operate.operator_log import is_operator_log
+from oncebridge.stores import transitions
 from oncebridge.stores.api import Fate, Record, Store
 
 
 class Forgotten(Struct, frozen=True):
-    """What became of one key."""
+    """The result for one key."""
 
     key: bytes
-    was: table.State
+    was: transitions.State
     """`done` past its window counts as absent, and is removed all the same."""
     fate: Fate | None = None
     gone: bool = False
-    """It was there, and is not any more."""
+    """It existed, and was removed."""
     left_ms: int = 0
     """How long a claim, or the pause after a failure, still lasts."""
     is_held: bool = False
-    """A worker has it in hand; else it only waits for its next attempt."""
+    """A worker holds it; else it only waits for its next attempt."""
     is_others: bool = False
-    """It is of another event, that has the same key with other content; it stays."""
-    is_trail: bool = False
-    """It is what was done by hand, and no event; it stays."""
+    """It belongs to another event, with the same key and different content; it is kept."""
+    is_operator_log: bool = False
+    """It is an operator log, not an event; it is kept."""
 
     @property
     def is_left(self) -> bool:
-        """Return whether it is none of what was asked for."""
-        return self.is_others or self.is_trail
+        """Return whether it does not belong to the event, and is kept."""
+        return self.is_others or self.is_operator_log
 
 
 async def forget(
@@ -48,15 +48,17 @@ async def forget(
     before: Callable[[Mapping[bytes, bytes]], Awaitable[None]],
 ) -> list[Forgotten]:
     """
-    Remove the records of one event, by its keys and what it has there, and tell what each was.
+    Remove the records of one event, and return what each was.
 
-    *own* are the event's contents (`oncebridge.operate.explain.judgement.contents`). *before* is told the keys
-    that are about to go, with what stands there. Where one is held, none goes.
+    *own* are the contents of the event (`expected_verdict.contents`). *before* is called with the
+    keys that are about to be removed, and their contents. If one is held, none is removed.
     """
     keys = list(own)
     records = await store.peek(keys)
     now_ms = await store.now_ms()
-    looked = [_looked(key, record, own, now_ms) for key, record in zip(keys, records, strict=True)]
+    looked = [
+        _result_for(key, record, own, now_ms) for key, record in zip(keys, records, strict=True)
+    ]
     there = {
         record.key: record.hash
         for one, record in zip(looked, records, strict=True)
@@ -70,10 +72,10 @@ async def forget(
     return [replace(one, gone=True) if one.key in gone else one for one in looked]
 
 
-def _looked(
+def _result_for(
     key: bytes, record: Record | None, own: Mapping[bytes, bytes], now_ms: int
 ) -> Forgotten:
-    state = table.state(record, now_ms)
+    state = transitions.state(record, now_ms)
     if record is None:
         return Forgotten(key, state)
     is_claimed = state == "claimed"
@@ -83,6 +85,6 @@ def _looked(
         record.fate,
         left_ms=record.until_ms - now_ms if is_claimed else 0,
         is_held=is_claimed and bool(record.token),
-        is_others=not is_its(record, own),
-        is_trail=is_trail(record),
+        is_others=not belongs_to_event(record, own),
+        is_operator_log=is_operator_log(record),
     )

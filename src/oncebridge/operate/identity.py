@@ -1,8 +1,8 @@
 """
-Which routes an event takes, and by what it is known there.
+Which routes an event takes, and what identifies it there.
 
-A plan has the keys that the store is asked for. Here they are told with what they were made
-of, for people who want to know why two events are the same, or why they are not.
+A plan has the keys of an event. Here they come with the values that they are made of, to show
+why two events are the same, or why they are not.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ from oncebridge.events.rules import Plan, RuleSet, Span
 from oncebridge.service.config import Route, Setup
 
 
-class Known(Struct, frozen=True):
-    """One key of an event, and what it was made of."""
+class EventKey(Struct, frozen=True):
+    """One key of an event, and the values it is made of."""
 
     kind: str
     """`content`, `id` or `fields`."""
@@ -35,7 +35,7 @@ class Known(Struct, frozen=True):
     span: Span
     made_of: tuple[bytes, ...]
     instead: bool
-    """The key that the rule asks for has nothing to go by; this one takes its place."""
+    """The key of the rule lacks a field; this one is used instead."""
 
     @property
     def key(self) -> bytes:
@@ -52,7 +52,7 @@ class Known(Struct, frozen=True):
 
     @property
     def values(self) -> dict[str, str]:
-        """What was hashed, in its canonical form, by name."""
+        """The hashed values in canonical form, by name."""
         texts = [part.decode() for part in self.made_of]
         if self.kind == "fields":
             return dict(zip(texts[::2], texts[1::2], strict=True))
@@ -60,19 +60,19 @@ class Known(Struct, frozen=True):
 
     @property
     def canonical(self) -> str:
-        """What was hashed, as one text."""
+        """The hashed values as one text."""
         if self.kind == "fields":
             return "\n".join(f"{name} = {value}" for name, value in self.values.items())
         return self.made_of[0].decode()
 
 
-class Identity(Struct, frozen=True):
-    """What one route makes of an event."""
+class RouteIdentity(Struct, frozen=True):
+    """The identity of an event on one route."""
 
     route: Route
     plan: Plan
-    keys: tuple[Known, ...]
-    """In the order of the plan: the identifying one last. None for what can never be sent."""
+    keys: tuple[EventKey, ...]
+    """In the order of the plan, the identifying one last; empty if it can never be sent."""
 
     def sent_as_of(self, key: bytes) -> bytes:
         """Return the `Idempotency-Key` of this event if it is known by *key*, else nothing."""
@@ -80,7 +80,7 @@ class Identity(Struct, frozen=True):
         return sent_as if key in (self.plan.key, sent_as) else b""
 
     def all_keys(self) -> list[bytes]:
-        """List every key under which the store may have a record of this event."""
+        """Return every key under which the store may have a record of this event."""
         conflicts = [
             conflict_key(known.key, known.part.hash) for known in self.keys if known.part.hash
         ]
@@ -88,11 +88,11 @@ class Identity(Struct, frozen=True):
 
 
 class Identities:
-    """Identify events as the gateways of *setup* would."""
+    """Identifies events as the gateways of *setup* do."""
 
     def __init__(self, setup: Setup) -> None:
         self.file_rules = setup.file_rules()
-        """The rules that apply to events that no route is for."""
+        """The rules for events that no route matches."""
         self._settings = setup.config.settings()
         self._routes = [
             (
@@ -114,42 +114,42 @@ class Identities:
             return Unreadable(raw, "too-large", "longer than can be read")
         return read(raw, limits=self._settings.limits, bare=self._settings.bare)
 
-    def of(self, event: Event) -> list[Identity]:
-        """Tell by what *event* is known on each route that it takes."""
+    def of(self, event: Event) -> list[RouteIdentity]:
+        """Return the identity of *event* on each route that it takes."""
         return [
             self._on(route, rules, event)
             for route, rules in self._routes
             if route.match is None or route.match.matches(event.envelope)
         ]
 
-    def on(self, name: str, event: Event) -> Identity | None:
-        """Tell by what *event* is known on one route, whether it would take it or not."""
+    def on(self, name: str, event: Event) -> RouteIdentity | None:
+        """Return the identity of *event* on one route, even if it does not take it."""
         for route, rules in self._routes:
             if route.name == name:
                 return self._on(route, rules, event)
         return None
 
-    def _on(self, route: Route, rules: RuleSet, event: Event) -> Identity:
+    def _on(self, route: Route, rules: RuleSet, event: Event) -> RouteIdentity:
         plan = rules.plan_arrival(event, shadow=route.settings.mode == "shadow")
         if plan.action == "dead":
-            return Identity(route, plan, ())
-        made = {key: (how, parts) for key, how, parts in _made(route, plan, event)}
+            return RouteIdentity(route, plan, ())
+        made = {key: (how, parts) for key, how, parts in _possible_keys(route, plan, event)}
         asked = [tier.key.kind for tier in plan.rule.tiers]
         keys = []
         for part, span in zip(plan.parts, plan.spans, strict=True):
             how, parts = made[part.key]
-            keys.append(Known(how.kind.decode(), part, span, parts, how.kind not in asked))
-        return Identity(route, plan, tuple(keys))
+            keys.append(EventKey(how.kind.decode(), part, span, parts, how.kind not in asked))
+        return RouteIdentity(route, plan, tuple(keys))
 
 
 def _is_ordered(route: Route) -> bool:
     return route.settings.order == "entity"
 
 
-def _made(
+def _possible_keys(
     route: Route, plan: Plan, event: Event
 ) -> Iterator[tuple[bytes, KeyKind, tuple[bytes, ...]]]:
-    """Make every key that the rule could have come to, so that it can be told which it was."""
+    """Yield every key that the rule may have made, with its values."""
     kinds: list[ContentKey | IdKey | FieldsKey] = [IdKey()]
     for tier in plan.rule.tiers:
         kinds += [plan.rule.content_of(tier), tier.key]

@@ -1,9 +1,9 @@
 """
-Find an event by what people have of it: a file, a key, or the id of an envelope.
+Finds an event by a file, a key, or the id of its envelope.
 
-A key leads straight to its record. An id does not: the store remembers the first copy's with
-each record, so all records have to be looked at. Before that, the dead letters are, which are
-few and have the whole event.
+A key leads straight to its record. An id does not: the store keeps the id of the first copy in
+each record, so all records have to be read. The dead letters are searched first: they are few
+and have the whole event.
 """
 
 import re
@@ -23,8 +23,8 @@ from oncebridge.errors import ConfigError
 from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import Event, Unreadable, read
 from oncebridge.events.framing import RawRecord as FileRecord
-from oncebridge.operate.replay import Choice, select
-from oncebridge.service.addresses import Place, StorePlace, scheme_of
+from oncebridge.operate.replay import DeadLetterFilter, select
+from oncebridge.service.addresses import BackendAddress, StorePlace, scheme_of
 from oncebridge.stores.api import Portable, Record, Store
 from oncebridge.stores.sqlite.database import open_unchanged
 
@@ -40,13 +40,13 @@ _HAS_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name =
 Kind = Literal["file", "key", "id"]
 
 
-class Named(Struct, frozen=True):
-    """What somebody has named, and what it was taken for."""
+class EventReference(Struct, frozen=True):
+    """A reference to events: a file, a key or an id."""
 
     text: str
     kind: Kind
     beside: Kind | None = None
-    """What else it might have been."""
+    """What else it could be."""
 
     @property
     def key(self) -> bytes:
@@ -54,45 +54,45 @@ class Named(Struct, frozen=True):
 
     @property
     def hint(self) -> str:
-        """Say what it may have been meant for, where nothing was found under it."""
+        """A hint for an id that was not found and resembles a key."""
         if self.kind != "id" or not _NEARLY_A_KEY.fullmatch(self.text.lower()):
             return ""
-        return f"; if it is to be a key: a key has 66 hex digits, and this has {len(self.text)}"
+        return f"; a key has 66 hex digits, this text has {len(self.text)}"
 
     def __str__(self) -> str:
         return f"key {self.text[:10]}…" if self.kind == "key" else f"{self.kind} {self.text}"
 
 
-def recognised(text: str) -> Named:
+def parse_reference(text: str) -> EventReference:
     """
-    Return whether *text* names a file, a key or an id; a file that is there comes first.
+    Return whether *text* names a file, a key or an id; an existing file comes first.
 
-    What begins with `id:` is an id, whatever it looks like. Raises `ConfigError` for what can be
-    none of them: a file that is not there, a key that was cut short.
+    Text that begins with `id:` is an id. Raise `ConfigError` for text that can be none of them: a
+    file that does not exist, or a shortened key.
     """
     is_key = _KEY.fullmatch(text.lower()) is not None
     if text == "-" or _exists(text):
-        return Named(text, "file", "key" if is_key else None)
+        return EventReference(text, "file", "key" if is_key else None)
     if is_key:
-        return Named(text.lower(), "key")
+        return EventReference(text.lower(), "key")
     if text.startswith(_SAYS_ID) and text != _SAYS_ID:
-        return Named(text.removeprefix(_SAYS_ID), "id")
+        return EventReference(text.removeprefix(_SAYS_ID), "id")
     if _CUT_KEY.fullmatch(text.lower()):
-        raise ConfigError("", f"{text}: a key has 66 hex digits, and this was cut short")
+        raise ConfigError("", f"{text}: this key is shortened; use all 66 hex digits")
     if not text.strip() or "/" in text or _FILE.fullmatch(text):
-        raise ConfigError("", f"{text}: No such file or directory; an id like that is id:{text}")
-    return Named(text, "id")
+        raise ConfigError("", f"{text}: No such file or directory; if it is an id, write id:{text}")
+    return EventReference(text, "id")
 
 
 def key_in(text: str) -> bytes | None:
-    """Read a whole key in hex; None where *text* is none."""
+    """Return the key that *text* has in hex; None if it is not a key."""
     return bytes.fromhex(text) if _KEY.fullmatch(text.lower()) else None
 
 
 def _exists(text: str) -> bool:
     try:
         return bool(text) and Path(text).exists()
-    except (OSError, ValueError):  # too long for a name, or with a character that no name has
+    except (OSError, ValueError):  # too long for a name, or with an invalid character
         return False
 
 
@@ -112,12 +112,12 @@ def events_in(record: FileRecord | bytes, settings: Settings) -> tuple[Event | U
 # --- in the dead letters ------------------------------------------------------------------
 
 
-class Letters:
+class DeadLetterIndex:
     """
-    The dead letters, to find events in.
+    An index of the dead letters by key and id.
 
-    *opened* opens them when they are first asked for, or answers None where there are none to
-    be had. They are read once, as reading them is slow where they are in a queue.
+    *opened* opens them when they are first needed, or returns None if they cannot be opened.
+    They are read once, as reading is slow if they are in a queue.
     """
 
     def __init__(
@@ -129,18 +129,18 @@ class Letters:
         self._by_id: dict[str, list[int]] = {}
 
     async def with_key(self, keys: Sequence[bytes]) -> DeadLetter | None:
-        """Find the latest letter under any of *keys*, without what it holds."""
+        """Return the latest dead letter under any of *keys*, without its payload."""
         by_key = await self._read()
         found = [by_key[key] for key in keys if key in by_key]
         return max(found, key=lambda letter: letter.number, default=None)
 
     async def with_id(self, id_: str) -> list[DeadLetter]:
-        """Find the letters whose event has the id *id_*, whole."""
+        """Return the dead letters whose event has the id *id_*, with payload."""
         await self._read()
         return await self._whole(self._by_id.get(id_, []))
 
     async def whole(self, letter: DeadLetter) -> DeadLetter | None:
-        """Return *letter* with what it holds, if it is still there."""
+        """Return *letter* with its payload, if it still exists."""
         found = await self._whole([letter.number])
         return found[0] if found else None
 
@@ -148,14 +148,14 @@ class Letters:
         dead = await self._opened() if numbers else None
         if dead is None:
             return []
-        return [letter async for letter in select(dead, Choice(tuple(numbers)))]
+        return [letter async for letter in select(dead, DeadLetterFilter(tuple(numbers)))]
 
     async def _read(self) -> dict[bytes, DeadLetter]:
         if self._by_key is None:
             self._by_key = {}
             dead = await self._opened()
             if dead is not None:
-                async for letter in select(dead, Choice()):
+                async for letter in select(dead, DeadLetterFilter()):
                     self._note(letter, self._by_key)
         return self._by_key
 
@@ -170,18 +170,18 @@ class Letters:
 # --- in the store -------------------------------------------------------------------------
 
 
-def is_not_ours(place: Place) -> bool:
+def lacks_our_tables(place: BackendAddress) -> bool:
     """
-    Return whether *place* is a SQLite file without our tables, which opening it would make.
+    Return whether *place* is a SQLite file without our tables, which opening it would create.
 
-    What cannot be read is left to whoever opens it, to say so.
+    A file that cannot be read fails later, when it is opened.
     """
     if scheme_of(place.url) != "sqlite":
         return False
     path = Path(place.url.partition(":")[2])
     helpers = [path.with_name(f"{path.name}{end}").exists() for end in ("-wal", "-shm")]
     if helpers == [True, False]:
-        return False  # what stands in its log can be read by nobody who may not write
+        return False  # its log cannot be read without write access
     table = "oncebridge_records" if isinstance(place, StorePlace) else "oncebridge_dead"
     try:
         with open_unchanged(path) as db:
@@ -190,8 +190,8 @@ def is_not_ours(place: Place) -> bool:
         return False
 
 
-async def opened_to_look(place: StorePlace) -> Store:
-    """Open the store of *place*, and make nothing that is not there; raises as `open` does."""
+async def open_for_reading(place: StorePlace) -> Store:
+    """Open the store of *place* without creating anything; raise as `open` does."""
     store: Store = place.opened
     if getattr(place.options, "auto_migrate", False):
         options = replace(place.options, auto_migrate=False)
@@ -205,7 +205,7 @@ async def opened_to_look(place: StorePlace) -> Store:
 
 
 def scan_costs(place: StorePlace) -> str:
-    """Say what looking at all records of *place* costs; nothing where it costs time only."""
+    """Return what AWS charges for reading all records of *place*; empty if it is free."""
     match scheme_of(place.url):
         case "dynamodb":
             return "DynamoDB charges for reading every record"
@@ -219,10 +219,10 @@ async def records_with_id(
     store: Portable, id_: str, progress: Callable[[int], None]
 ) -> AsyncIterator[Record]:
     """
-    Find the records whose first copy had the id *id_*; each may be seen more than once.
+    Yield the records whose first copy had the id *id_*; a record may come more than once.
 
-    *progress* is told how many records were looked at. A copy that came later under another
-    id is not found: its id was not written down.
+    *progress* is called with the number of records read. A later copy with another id is not
+    found: its id was not stored.
     """
     place, seen = b"", 0
     while True:

@@ -1,34 +1,40 @@
 """
-Who did what by hand, kept where the events are: the trail in the store.
+The operator log: operator actions, in a file, in the log, and in the store.
 
-The trail of an event stands in the store under a key made of the event's own, and that of a
-route under a key made of its name. So whoever can reach the store can read it, on any
-machine, and every store has it: it is one more record, used as a register. To add an act the
-record is claimed, which keeps others off, and handed back with the act in its memo. It is
-never done.
+In the store, the actions on an event are in a record under a key made of the event's own key,
+and those on a route under a key made of its name. Every store supports it, and it can be read
+on every machine that reaches the store. To add an action, the record is claimed, which locks
+it, and released with the action in its memo. It is never committed.
 
-An act is written down before it begins. What cannot be written down is not done, and what is
-written down was at least begun.
+An action is logged before it begins. If it cannot be logged, it is not done.
 
-A trail is bounded: the last 20 acts, about 2 KB, kept for 90 days after the last one.
+A record has the last 20 actions, about 2 KB, and is kept for 90 days after the last one.
 """
 
 import asyncio
+import fcntl
+import json
+import logging
+import os
 import platform
+import pwd
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Dice, SystemDice
-from oncebridge.errors import StoreUnavailable
+from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
+from oncebridge.base.formatting import iso_time
+from oncebridge.base.private_files import open_private, sync_directory
+from oncebridge.errors import ConfigError, StoreUnavailable
 from oncebridge.events.key import Part, make_key
-from oncebridge.operate.operator_log_file import AuditTrail, who
 from oncebridge.stores.api import Claim, NoAnswer, Record, Release, Reply, Store, Want
 
+_log = logging.getLogger("oncebridge")
 MOST_ACTS: Final = 20
 MOST_BYTES: Final = 2048
 KEPT_MS: Final = 90 * 24 * 3600 * 1000
@@ -36,51 +42,51 @@ KEPT_MS: Final = 90 * 24 * 3600 * 1000
 _KIND: Final = b"trail"
 _LEASE_MS: Final = 5000
 _PATIENCE_S: Final = 30.0
-"""Longer than a lease: whoever died while writing is waited for."""
+"""Longer than a lease, as a worker may have died while writing."""
 _LOOK_AGAIN_S: Final = (0.02, 0.04, 0.08, 0.16, 0.3)
-"""Others are soon done with it, unless they died."""
+"""Other writers are quick, unless they died."""
 _LONGEST_REASON: Final = 200
 _LONGEST_NAME: Final = 100
 _LONGEST_USER: Final = 60
 _NOTHING: Final[Mapping[bytes, bytes]] = {}
 
 
-class Act(Struct, frozen=True, array_like=True):
-    """What somebody did by hand."""
+class OperatorAction(Struct, frozen=True, array_like=True):
+    """One operator action."""
 
     name: str
-    """Drawn at random: the same act stands under every key of an event."""
+    """Random: the same action is logged under every key of an event."""
     at_ms: int
     """When, by the store's clock."""
     who: str
     """The user of the operating system, and the host."""
     verb: str
     route: str = ""
-    """Empty where it was done to keys, whichever route's."""
+    """Empty for an action on keys of any route."""
     reason: str = ""
-    """In the words of whoever did it; empty where none was given."""
+    """As given by the operator; may be empty."""
     of: str = ""
-    """The content, in short, of the event that it was done to, where its key alone is not enough:
-    another event may have the same key. Empty where that is not known."""
+    """The beginning of the event's content hash, as another event may have the same key; empty if
+    it is not known."""
 
     def is_of(self, content: bytes, *, surely: bool = False) -> bool:
-        """Return whether it was done to the event that has *content* under the key, or may be."""
+        """Return whether it is, or may be, an action on the event with *content*."""
         if not self.of or not content:
             return not surely
-        return self.of == _in_short(content)
+        return self.of == _content_prefix(content)
 
 
-class Acts(Struct, frozen=True, omit_defaults=True):
-    """A trail as it stands in a record: an object, which no other memo is."""
+class OperatorActions(Struct, frozen=True, omit_defaults=True):
+    """Operator actions as stored in a record: a JSON object, unlike any other memo."""
 
-    acts: tuple[Act, ...] = ()
+    acts: tuple[OperatorAction, ...] = ()
     """The latest last."""
     before: int = 0
-    """How many there were before, that are not kept any more."""
+    """How many older ones are not kept any more."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Acts":
-        """Read a trail; of one that cannot be read it is known that it was there."""
+    def read(cls, memo: bytes) -> "OperatorActions":
+        """Read a memo; one that cannot be decoded counts as one older action."""
         try:
             return _read(memo) if memo else cls()
         except msgspec.MsgspecError:
@@ -89,59 +95,59 @@ class Acts(Struct, frozen=True, omit_defaults=True):
     def write(self) -> bytes:
         return _write(self)
 
-    def and_(self, act: Act) -> "Acts":
-        """Add *act*, and let the oldest go where there is no more room."""
+    def with_action(self, act: OperatorAction) -> "OperatorActions":
+        """Return these with *act* added; the oldest are dropped if there is no room."""
         acts, before = (*self.acts, act), self.before
         while len(acts) > 1 and (len(acts) > MOST_ACTS or len(_write(acts)) > MOST_BYTES - 50):
             acts, before = acts[1:], before + 1
-        return Acts(acts, before)
+        return OperatorActions(acts, before)
 
 
-_read = msgspec.json.Decoder(Acts).decode
+_read = msgspec.json.Decoder(OperatorActions).decode
 _write = msgspec.json.Encoder().encode
 
 
 # --- reading ------------------------------------------------------------------------------
 
 
-def of_event(key: bytes) -> bytes:
-    """Name the record that has the trail of an event's *key*."""
+def event_log_key(key: bytes) -> bytes:
+    """Return the key of the record with the actions on an event's *key*."""
     return make_key("", _KIND, "", "", (key,))
 
 
-def of_route(route: str) -> bytes:
-    """Name the record that has the trail of *route* itself."""
+def route_log_key(route: str) -> bytes:
+    """Return the key of the record with the actions on *route* itself."""
     return make_key(route, _KIND, "", "", ())
 
 
-def is_trail(record: Record) -> bool:
-    """Return whether a record is a trail, by its memo."""
+def is_operator_log(record: Record) -> bool:
+    """Return whether a record has operator actions, by its memo."""
     return record.fate is None and record.memo.startswith(b'{"acts":')
 
 
-async def read(store: Store, names: Sequence[bytes]) -> dict[bytes, Acts]:
-    """Read trails by the names of their records; those that are there."""
+async def read(store: Store, names: Sequence[bytes]) -> dict[bytes, OperatorActions]:
+    """Read the operator actions in the records *names*; those that exist."""
     distinct = list(dict.fromkeys(names))
     records = await store.peek(distinct) if distinct else []
     return {
-        record.key: Acts.read(record.memo)
+        record.key: OperatorActions.read(record.memo)
         for record in records
         if record is not None and record.fate is None and record.memo
     }
 
 
-def merged(trails: Sequence[Acts]) -> Acts:
-    """Put the trails of one event's keys together, each act once, in the order of time."""
-    acts = {act.name: act for trail in trails for act in trail.acts}
-    before = max([trail.before for trail in trails], default=0)
-    return Acts(tuple(sorted(acts.values(), key=lambda act: act.at_ms)), before)
+def merged(logs: Sequence[OperatorActions]) -> OperatorActions:
+    """Merge the actions on all keys of one event, each once, in the order of time."""
+    acts = {act.name: act for log in logs for act in log.acts}
+    before = max([log.before for log in logs], default=0)
+    return OperatorActions(tuple(sorted(acts.values(), key=lambda act: act.at_ms)), before)
 
 
 # --- writing ------------------------------------------------------------------------------
 
 
-class StoreTrail:
-    """Write acts down in *store*, which is open."""
+class StoreOperatorLog:
+    """Writes actions to *store*, which is open."""
 
     def __init__(self, store: Store, *, dice: Dice | None = None, by: str | None = None) -> None:
         self._store = store
@@ -158,12 +164,12 @@ class StoreTrail:
         contents: Mapping[bytes, bytes] = _NOTHING,
     ) -> None:
         """
-        Write one act into every trail of *names*; durable when this returns.
+        Write one action to every record of *names*; durable when this returns.
 
-        *contents* tell of the event what it has there, by the same names.
-        Raises `StoreUnavailable` where it cannot be written. It may stand in some of them then.
+        *contents* are the content hashes of the event, by the same names.
+        Raise `StoreUnavailable` if it cannot be written; some records may have it then.
         """
-        act = Act(
+        act = OperatorAction(
             self._dice.tokens(1)[0][:6].hex(),
             0,
             _short(self._by or who(), _LONGEST_NAME),
@@ -172,9 +178,11 @@ class StoreTrail:
             _short(reason, _LONGEST_REASON),
         )
         found = {name: contents.get(name, b"") for name in names}
-        await self._write({name: replace(act, of=_in_short(one)) for name, one in found.items()})
+        await self._write(
+            {name: replace(act, of=_content_prefix(one)) for name, one in found.items()}
+        )
 
-    async def _write(self, left: dict[bytes, Act]) -> None:
+    async def _write(self, left: dict[bytes, OperatorAction]) -> None:
         now_s = asyncio.get_running_loop().time
         ends = now_s() + _PATIENCE_S
         for pause_s in chain(_LOOK_AGAIN_S, repeat(_LOOK_AGAIN_S[-1])):
@@ -186,12 +194,12 @@ class StoreTrail:
                 return
             if now_s() >= ends:
                 raise StoreUnavailable(
-                    f"the trail in the store cannot be written, so nothing was done ({why})"
+                    f"the operator log in the store cannot be written, so nothing was done ({why})"
                 )
             await asyncio.sleep(pause_s * (0.5 + self._dice.fraction()))
 
-    async def _round(self, left: dict[bytes, Act]) -> str:
-        """Write what can be written now, and tell what keeps the rest."""
+    async def _round(self, left: dict[bytes, OperatorAction]) -> str:
+        """Write what can be written now, and return why the rest cannot."""
         answers = dict(zip(left, await self._store.claim(self._wants(left)), strict=True))
         releases = [
             _release(name, answer, left[name])
@@ -203,48 +211,107 @@ class StoreTrail:
             if reply is Reply.RELEASED:
                 del left[release.key]
         reasons = [answer.reason for answer in answers.values() if isinstance(answer, NoAnswer)]
-        return reasons[0] if reasons else "others keep writing there"
+        return reasons[0] if reasons else "others keep writing to it"
 
-    def _wants(self, left: Mapping[bytes, Act]) -> list[Want]:
-        # Fresh for each try: a release that is under way still must not touch a later hold.
+    def _wants(self, left: Mapping[bytes, OperatorAction]) -> list[Want]:
+        # New tokens for each try: a late release must not end a later claim.
         drawn = iter(self._dice.tokens(2 * len(left)))
         return [Want((Part(name),), next(drawn), next(drawn), _LEASE_MS, KEPT_MS) for name in left]
 
 
-def _release(name: bytes, claim: Claim, act: Act) -> Release:
-    """Hand a trail back with *act* in it; it is there already if an answer was lost."""
-    acts = Acts.read(claim.held[0].memo)
+def _release(name: bytes, claim: Claim, act: OperatorAction) -> Release:
+    """Return the release that adds *act*, unless a lost answer means that it is there already."""
+    acts = OperatorActions.read(claim.held[0].memo)
     is_there = any(other.name == act.name for other in acts.acts)
-    memo = None if is_there else acts.and_(replace(act, at_ms=claim.now_ms)).write()
+    memo = None if is_there else acts.with_action(replace(act, at_ms=claim.now_ms)).write()
     return Release(name, claim.token, 0, KEPT_MS, memo, unsent=True)
 
 
-def _in_short(content: bytes) -> str:
+def _content_prefix(content: bytes) -> str:
     return content[:6].hex()
 
 
 def _named(user: str) -> str:
-    """Name somebody; a name must leave room for where it was done."""
+    """Return the name of a user, shortened to leave room for the host."""
     return _short(user, _LONGEST_USER) or "unknown"
 
 
 def _short(text: str, most: int) -> str:
-    """Shorten a text, and make UTF-8 of it: an argument may hold half characters."""
+    """Return *text* shortened and as valid UTF-8: an argument may have lone surrogates."""
     return text[:most].encode("utf-8", "replace").decode()
 
 
-class Trails:
-    """
-    All the places where an act is written down before it begins: file, log and store.
+# --- in a file ----------------------------------------------------------------------------
 
-    Without *store* there is none to write to: it is not there, or nobody else could read it.
-    *user* is whoever does it on the dashboard, empty where nobody knows; otherwise it is done by
-    whoever runs this process.
+
+class AuditFile:
+    """Appends to the file at *path*; without one, actions go to the log only."""
+
+    def __init__(self, path: str | None, *, clock: Clock = system_clock) -> None:
+        self._path = path
+        self._clock = clock
+
+    def write(self, verb: str, **facts: object) -> None:
+        """Log the action *verb*; durable when this returns."""
+        told = {"user": _user(), "host": platform.node(), "verb": verb, **facts}
+        if self._path is not None:
+            self._append(self._path, {"time": iso_time(self._clock()), **told})
+        _log.warning("oncebridge.audit", extra=told)
+
+    def _append(self, path: str, line: dict[str, object]) -> None:
+        text = json.dumps(line).encode() + b"\n"
+        try:
+            file, _ = open_private(Path(path), os.O_RDWR | os.O_APPEND, mode=0o640)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # or half of another line might be seen
+                size = os.fstat(file).st_size
+                if size and os.pread(file, 1, size - 1) != b"\n":
+                    text = b"\n" + text  # ends a line that was cut short
+                _write_all(file, text)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            if not size:
+                sync_directory(Path(path).parent)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise ConfigError(
+                "audit", f"{path}: cannot be written ({why}), so nothing was done"
+            ) from None
+
+
+def who() -> str:
+    """Return the user and the host of this process."""
+    return f"{_user()}@{platform.node()}"
+
+
+def _user() -> str:
+    # By the owner of the process: the environment can be changed.
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid {os.getuid()}"
+
+
+def _write_all(file: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(file, text) :]
+
+
+# --- everywhere ---------------------------------------------------------------------------
+
+
+class OperatorLog:
+    """
+    Logs actions before they begin: to the file, the log and the store.
+
+    *store* is None if it does not exist yet or is in memory. *user* is the user of the
+    dashboard, empty if unknown; None stands for the user of this process.
     """
 
     def __init__(
         self,
-        audit: AuditTrail,
+        audit: AuditFile,
         store: Store | None,
         *,
         reason: str = "",
@@ -252,13 +319,13 @@ class Trails:
     ) -> None:
         self._audit = audit
         by = None if user is None else f"{_named(user)} (dashboard on {platform.node()})"
-        self._store = StoreTrail(store, by=by) if store is not None else None
+        self._store = StoreOperatorLog(store, by=by) if store is not None else None
         self._facts: dict[str, object] = {}
         if user is not None:
             self._facts = {"user": _named(user), "via": "dashboard"}
         self._reason = reason
         self._told: set[tuple[str, str]] = set()
-        """What was done on which route to events without a key; a trail has little room."""
+        """Actions on events without a key that are logged already, by route."""
 
     async def write(
         self,
@@ -269,11 +336,10 @@ class Trails:
         **facts: object,
     ) -> None:
         """
-        Write down what is about to be done to the events of *keys*, on *routes*.
+        Log an action on the events of *keys*, on *routes*, before it begins.
 
-        With each key is said what the event has there; empty where that is not known.
-        Events without a key have no trail of their own: in the store it is told once that this
-        was done on their routes.
+        Each key has the content hash of the event; empty if not known. Events without a key have
+        no record of their own: in the store, the action is logged once for their route.
         """
         told: dict[str, object] = self._facts | ({"routes": list(routes)} if routes else {})
         told |= facts
@@ -284,21 +350,21 @@ class Trails:
             return
         route = routes[0] if len(routes) == 1 else ""
         if keys:
-            contents = {of_event(key): content for key, content in keys.items()}
+            contents = {event_log_key(key): content for key, content in keys.items()}
             await self._store.write(
                 verb, contents, route=route, reason=self._reason, contents=contents
             )
             return
         unkeyed = [name for name in routes if name and (verb, name) not in self._told]
         if unkeyed:
-            names = [of_route(name) for name in unkeyed]
+            names = [route_log_key(name) for name in unkeyed]
             await self._store.write(verb, names, route=route, reason=self._reason)
             self._told.update((verb, name) for name in unkeyed)
 
     async def write_on_routes(self, verb: str, routes: Sequence[str]) -> None:
-        """Write down what is about to be done to whole *routes*."""
+        """Log an action on whole *routes* before it begins."""
         facts = {"reason": self._reason} if self._reason else {}
         self._audit.write(verb, routes=list(routes), **self._facts, **facts)
         if self._store is not None:
-            names = [of_route(route) for route in routes]
+            names = [route_log_key(route) for route in routes]
             await self._store.write(verb, names, reason=self._reason)

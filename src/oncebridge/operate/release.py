@@ -1,13 +1,13 @@
 """
-Let go of what a worker holds, so that the next copy of an event is taken at once.
+Releases the claims of a worker, so that the next copy of an event is accepted at once.
 
-For a worker that died with a long lease. The claim is given back in the worker's name, with
-the token that was just seen there: if the record changes in between (it is done, the lease
-was taken over), nothing happens. A worker that is alive after all loses its hold and not what
-it has done: a commit goes by generation, so what it delivered still counts. But another may
-have begun the same event by then, and it may be sent twice.
+For a worker that died with a long lease. The claim is released with the token that was just
+read: if the record changes in between (committed, or claimed by another), nothing happens. A
+worker that still runs loses its claim, but not its deliveries: a commit is fenced by
+generation, so they still count. But another worker may have begun the same event by then, and
+it may be sent twice.
 
-What a worker holds of another event, that has the same key with other content, is let be.
+Claims of another event, with the same key and different content, are left alone.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -15,57 +15,59 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from msgspec import Struct
 
 from oncebridge.errors import StoreUnavailable
-from oncebridge.operate.explain.judgement import Standing
+from oncebridge.operate.explain.expected_verdict import RecordStatus
 from oncebridge.stores.api import NoAnswer, Release, Reply, Store
 
 
 class Released(Struct, frozen=True):
-    """What became of one key."""
+    """The result for one key."""
 
-    standing: Standing
-    """How it stood when it was looked at."""
+    standing: RecordStatus
+    """Its status before."""
     gone: bool = False
-    """It was held, and is not any more."""
+    """It was held, and was released."""
 
     @property
     def has_changed(self) -> bool:
-        """Return whether it was held, and something else happened to it in between."""
-        return can_go(self.standing) and not self.gone
+        """Return whether it was held, and has changed in between."""
+        return can_release(self.standing) and not self.gone
 
 
-async def look(store: Store, own: Mapping[bytes, bytes]) -> list[Standing]:
-    """Return how the records of an event stand, by its keys and what it has there."""
+async def read_statuses(store: Store, own: Mapping[bytes, bytes]) -> list[RecordStatus]:
+    """Return the status of the records of an event, by its contents."""
     keys = list(own)
     records = await store.peek(keys)
     now_ms = await store.now_ms()
     return [
-        Standing.of(key, record, now_ms, own) for key, record in zip(keys, records, strict=True)
+        RecordStatus.of(key, record, now_ms, own) for key, record in zip(keys, records, strict=True)
     ]
 
 
-def can_go(standing: Standing) -> bool:
-    """Return whether a worker holds it, and it is what was asked for."""
+def can_release(standing: RecordStatus) -> bool:
+    """Return whether a worker holds it, and it belongs to the event."""
     return standing.is_held and not standing.is_others
 
 
 async def release(
     store: Store,
-    standings: Sequence[Standing],
+    standings: Sequence[RecordStatus],
     *,
     registers: Collection[bytes] = (),
     before: Callable[[Mapping[bytes, bytes]], Awaitable[None]],
 ) -> list[Released]:
     """
-    Give back what is held among *standings*, if it still is as it was seen.
+    Release the claims among *standings*, unless they have changed.
 
-    *registers* are entities', whose attempts do not count. *before* is told the keys that are
-    about to be let go of, with what stands there.
+    *registers* are the keys of entities, whose attempts do not count. *before* is called with
+    the keys that are about to be released, and their contents.
     """
-    held = [standing for standing in standings if can_go(standing)]
+    held = [standing for standing in standings if can_release(standing)]
     gone: set[bytes] = set()
     if held:
         await before({s.key: s.record.hash for s in held if s.record is not None})
-        asked = [_asked(standing, is_register=standing.key in registers) for standing in held]
+        asked = [
+            _release_request(standing, is_register=standing.key in registers) for standing in held
+        ]
         for one, answer in zip(asked, await store.release(asked), strict=True):
             if isinstance(answer, NoAnswer):
                 raise StoreUnavailable(answer.reason)
@@ -74,9 +76,9 @@ async def release(
     return [Released(standing, standing.key in gone) for standing in standings]
 
 
-def _asked(standing: Standing, *, is_register: bool) -> Release:
+def _release_request(standing: RecordStatus, *, is_register: bool) -> Release:
     record = standing.record
     assert record is not None  # noqa: S101 - it is held
-    # The memo stays: whoever takes the event next sees that an attempt has left no word.
+    # The memo stays: the next worker sees that an attempt has no known result.
     keep_ms = max(record.keep_until_ms - record.until_ms, 0)
     return Release(standing.key, record.token, 0, keep_ms, unsent=is_register)

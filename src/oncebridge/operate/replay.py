@@ -1,18 +1,17 @@
 """
-Dead letters, tried again.
+Replays and drops dead letters.
 
-A letter is replayed in an order in which nothing is lost, wherever the process dies:
+The order of the steps loses no event, wherever the process dies:
 
-    look      was the event delivered since? then the letter can go
-    forget    what the store knows of its death, or it would be a duplicate
-    process   on the route where it died, or the one named instead, as if it had just arrived
-    drop      the letter, once the event is acknowledged
+    check     if the event was delivered in the meantime, drop the dead letter
+    forget    remove the record of its death, or it would be a duplicate
+    process   on its route, or the one named instead, as if it had just arrived
+    drop      the dead letter, once the event is acknowledged
 
-Between the steps the letter is still there, and the next replay goes on from what it finds.
-An event that dies again is put into the dead letters anew before the old letter goes.
+Between the steps the dead letter still exists, and the next replay continues from there. An
+event that dies again becomes a new dead letter before the old one is dropped.
 
-A letter that is dropped is gone with its event. Either act is written into the trail before it
-begins, whoever does it: `oncebridge dead` and the dashboard both come here.
+Both actions are written to the operator log first, from `oncebridge dead` and the dashboard.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -22,29 +21,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event
-from oncebridge.operate.explain.judgement import contents, is_its, touched
+from oncebridge.operate.explain.expected_verdict import belongs_to_event, contents, touched
 from oncebridge.operate.identity import Identities
-from oncebridge.operate.operator_log import Trails
+from oncebridge.operate.operator_log import OperatorLog
 from oncebridge.service.config import Setup
-from oncebridge.stores import transitions as table
+from oncebridge.stores import transitions
 from oncebridge.stores.api import Fate, Record, Store
 
 _PAGE = 100
 
 
-class Choice(Struct, frozen=True):
-    """Which letters are meant: by number, or all that have the same reason and route."""
+class DeadLetterFilter(Struct, frozen=True):
+    """Selects dead letters: by number, or all with the same reason and route."""
 
     numbers: tuple[int, ...] = ()
-    """None: all."""
+    """Empty for all."""
     reason: str = ""
     route: str | None = None
     up_to: int | None = None
-    """No letter with a higher number: what dies again while all are replayed waits."""
+    """The highest number: events that die again during a replay are not replayed."""
 
     def takes(self, letter: DeadLetter) -> bool:
         return (
@@ -54,8 +53,8 @@ class Choice(Struct, frozen=True):
         )
 
 
-async def select(dead: DeadLetters, choice: Choice) -> AsyncIterator[DeadLetter]:
-    """Read the letters that are meant, oldest first; they may be dropped meanwhile."""
+async def select(dead: DeadLetters, choice: DeadLetterFilter) -> AsyncIterator[DeadLetter]:
+    """Yield the selected dead letters, oldest first; they may be dropped in the meantime."""
     if choice.numbers:
         for number in sorted(set(choice.numbers)):
             for letter in await dead.list(after=number - 1, limit=1):
@@ -71,35 +70,35 @@ async def select(dead: DeadLetters, choice: Choice) -> AsyncIterator[DeadLetter]
 
 
 class Replayed(Struct, frozen=True):
-    """What became of one letter."""
+    """The result for one dead letter."""
 
     number: int
     gone: bool
-    """The letter was dropped: the event is where it belongs."""
+    """The dead letter was dropped."""
     verdict: Verdict | None
-    """None where it was not brought to the gateway."""
+    """None if it was not processed."""
     reason: str = ""
 
     @property
-    def is_well(self) -> bool:
-        """Return whether nobody has to look at it again."""
+    def is_resolved(self) -> bool:
+        """Return whether it needs no more attention."""
         return self.gone and self.verdict is not Verdict.DEAD
 
     @property
     def result(self) -> str:
-        """Tell it in a word or two."""
+        """The result in a word or two."""
         if self.gone and self.verdict is Verdict.DEAD:
             return "dead again"
         return "kept" if not self.gone else self.verdict.value if self.verdict else "gone"
 
 
-class Redrive:
+class Replayer:
     """
-    Replay dead letters through *router*, which is open.
+    Replays dead letters through *router*, which is open.
 
-    *before* is called with the letters that are about to be acted upon. All go to the route *to*,
-    if it is given: the claim and the key are those of that route then, and what the store knows
-    of the letters' own routes is left alone.
+    *before* is called with the dead letters that are about to be replayed. All go to the route
+    *to*, if given: then claim and key are those of that route, and the records of their own
+    routes are left alone.
     """
 
     def __init__(
@@ -127,19 +126,19 @@ class Redrive:
         self, letters: Sequence[DeadLetter], *, within: timedelta | None = None
     ) -> list[Replayed]:
         """
-        Take each letter through all steps, and tell what became of it, in order.
+        Replay each dead letter, and return the results in order.
 
-        *within* is the time there is: what cannot be sent by then keeps its letter.
+        *within* limits the time: an event that cannot be sent by then stays a dead letter.
         """
         done: dict[int, Replayed] = {}
         if self._to is not None:
             letters = [self._moved(letter, self._to) for letter in letters]
-        ready = await self._that_can_go(letters, done)
+        ready = await self._without_paused_routes(letters, done)
         if ready:
             await self._before(ready)
         ready = await self._not_delivered_since(ready, done)
         ready = await self._forgotten(ready, done)
-        for router, batch in self._sorted(ready):
+        for router, batch in self._by_router(ready):
             answers = await router.process([letter.raw for letter in batch], within=within)
             for letter, answer in zip(batch, answers, strict=True):
                 done[letter.number] = _replayed(letter, answer)
@@ -147,7 +146,7 @@ class Redrive:
         return [done[letter.number] for letter in letters]
 
     def _moved(self, letter: DeadLetter, route: str) -> DeadLetter:
-        """Return *letter* as if it had died on *route*, with the rule and the key of that route."""
+        """Return *letter* as of *route*, with the rule and the key of that route."""
         if letter.route == route:
             return letter
         (gateway,) = self._ways[route].gateways
@@ -156,15 +155,15 @@ class Redrive:
         return replace(letter, route=route, rule=plan.rule.name, key=plan.key)
 
     def _route_of(self, letter: DeadLetter) -> str | None:
-        """Return the route that a letter goes to; None if it goes to all that its event matches."""
+        """Return the route of a dead letter; None if it goes to all that its event matches."""
         return self._to or (letter.route if letter.rule else None)
 
-    async def _that_can_go(
+    async def _without_paused_routes(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
-        """Keep back what has no route any more, or one that is paused."""
+        """Return those whose route exists and is not paused."""
         routes = list(self._ways)
-        states = await control.paused(self._store, routes)
+        states = await pauses.paused(self._store, routes)
         paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
         ready = []
         for letter in letters:
@@ -172,7 +171,7 @@ class Redrive:
             if route is not None and route not in self._ways:
                 why = (
                     f"there is no route {route!r} in this configuration; "
-                    "`oncebridge dead replay --to ROUTE` sends it to another"
+                    "`oncebridge dead replay --to ROUTE` uses another"
                 )
                 _keep(letter, why, done)
             elif route in paused or (route is None and paused):
@@ -184,7 +183,7 @@ class Redrive:
     async def _not_delivered_since(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
-        """Let letters go whose event was delivered in the meantime."""
+        """Drop those whose event was delivered in the meantime; return the others."""
         records = await self._look([letter.key for letter in letters if letter.key])
         now_ms = await self._store.now_ms()
         ready, delivered = [], []
@@ -193,7 +192,7 @@ class Redrive:
             if record is not None and self._is_delivered(letter, record, now_ms):
                 delivered.append(letter.number)
                 done[letter.number] = Replayed(
-                    letter.number, True, Verdict.DUPLICATE, "it was delivered since"
+                    letter.number, True, Verdict.DUPLICATE, "it was delivered in the meantime"
                 )
             else:
                 ready.append(letter)
@@ -201,23 +200,23 @@ class Redrive:
         return ready
 
     def _is_delivered(self, letter: DeadLetter, record: Record, now_ms: int) -> bool:
-        """Return whether *record* proves that this event, and no other, was delivered."""
-        if record.fate is not Fate.DELIVERED or table.state(record, now_ms) != "done":
+        """Return whether *record* shows that this very event was delivered."""
+        if record.fate is not Fate.DELIVERED or transitions.state(record, now_ms) != "done":
             return False
-        return is_its(record, self._own(letter))
+        return belongs_to_event(record, self._contents_of(letter))
 
     async def _forgotten(
         self, letters: Sequence[DeadLetter], done: dict[int, Replayed]
     ) -> list[DeadLetter]:
-        """Forget that these events died; keep back what a worker holds."""
-        own = {letter.number: self._own(letter) for letter in letters}
+        """Remove the records of these deaths; return those that no worker holds."""
+        own = {letter.number: self._contents_of(letter) for letter in letters}
         records = await self._look([key for each in own.values() for key in each])
         now_ms = await self._store.now_ms()
         ready = []
         gone: list[bytes] = []
         for letter in letters:
             there = [record for key in own[letter.number] if (record := records.get(key))]
-            held = [r for r in there if table.state(r, now_ms) == "claimed"]
+            held = [r for r in there if transitions.state(r, now_ms) == "claimed"]
             if held:
                 left_s = max(record.until_ms - now_ms for record in held) / 1000
                 why = f"held, or waiting for its next attempt, for {left_s:.1f} s more"
@@ -226,7 +225,8 @@ class Redrive:
             gone += [
                 record.key
                 for record in there
-                if record.fate is not Fate.DELIVERED and is_its(record, own[letter.number])
+                if record.fate is not Fate.DELIVERED
+                and belongs_to_event(record, own[letter.number])
             ]
             ready.append(letter)
         if gone:
@@ -234,13 +234,13 @@ class Redrive:
         return ready
 
     async def _look(self, keys: Sequence[bytes]) -> dict[bytes, Record]:
-        return await _looked_at(self._store, keys)
+        return await _peek(self._store, keys)
 
-    def _own(self, letter: DeadLetter) -> dict[bytes, bytes]:
+    def _contents_of(self, letter: DeadLetter) -> dict[bytes, bytes]:
         return contents_of(letter, self._identities)
 
-    def _sorted(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
-        """Bring each letter back to where it died; what had no route takes all that it matches."""
+    def _by_router(self, letters: Sequence[DeadLetter]) -> list[tuple[Router, list[DeadLetter]]]:
+        """Group by route; a dead letter without one goes to all routes that its event matches."""
         batches: dict[str | None, list[DeadLetter]] = {}
         for letter in letters:
             batches.setdefault(self._route_of(letter), []).append(letter)
@@ -250,54 +250,59 @@ class Redrive:
 # --- dropping -----------------------------------------------------------------------------
 
 
-class Doomed(Struct, frozen=True):
-    """What has to be known of a letter to drop it, without what it holds."""
+class LetterToDrop(Struct, frozen=True):
+    """A dead letter to drop, without its payload."""
 
     number: int
     route: str
     key: bytes
     own: dict[bytes, bytes]
-    """Every key of its event, with the content that it has there."""
+    """Every key of its event, with its content."""
 
     @classmethod
-    def of(cls, letter: DeadLetter, identities: Identities) -> "Doomed":
+    def of(cls, letter: DeadLetter, identities: Identities) -> "LetterToDrop":
         return cls(letter.number, letter.route, letter.key, contents_of(letter, identities))
 
 
 async def drop(
-    doomed: Sequence[Doomed], dead: DeadLetters, store: Store | None, trails: Trails
+    doomed: Sequence[LetterToDrop],
+    dead: DeadLetters,
+    store: Store | None,
+    operator_log: OperatorLog,
 ) -> int:
     """
-    Drop letters for good, once that is written down, and tell how many were there.
+    Drop dead letters for good, after writing to the operator log; return how many there were.
 
-    *store* is asked whose the keys are by now; without one, they are taken for the letters'.
+    *store* tells which keys belong to other events by now; without it, all are logged.
     """
     owns = [each.own for each in doomed]
     if store is not None:
         keys = await keys_of(owns, store)
     else:
         keys = {key: one for own in owns for key, one in own.items()}
-    await _write(trails, "drop", doomed, keys)
+    await _write(operator_log, "drop", doomed, keys)
     return await dead.drop([each.number for each in doomed])
 
 
-# --- the trail ----------------------------------------------------------------------------
+# --- operator log -------------------------------------------------------------------------
 
 
-async def write_replay(setup: Setup, trails: Trails, letters: Sequence[DeadLetter]) -> None:
-    """Write down that *letters* are about to be replayed."""
+async def write_replay(
+    setup: Setup, operator_log: OperatorLog, letters: Sequence[DeadLetter]
+) -> None:
+    """Log that *letters* are about to be replayed."""
     identities = Identities(setup)
     owns = [contents_of(letter, identities) for letter in letters]
-    await _write(trails, "replay", letters, await keys_of(owns, setup.config.store.opened))
+    await _write(operator_log, "replay", letters, await keys_of(owns, setup.config.store.opened))
 
 
 async def _write(
-    trails: Trails,
+    operator_log: OperatorLog,
     verb: str,
-    letters: Sequence[DeadLetter] | Sequence[Doomed],
+    letters: Sequence[DeadLetter] | Sequence[LetterToDrop],
     keys: Mapping[bytes, bytes],
 ) -> None:
-    await trails.write(
+    await operator_log.write(
         f"dead {verb}",
         routes=sorted({letter.route for letter in letters}),
         numbers=[letter.number for letter in letters],
@@ -306,7 +311,7 @@ async def _write(
 
 
 def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes]:
-    """List the keys of a letter's event, by the rules of then and of now, with its content."""
+    """Return the keys of an event, by the rules of then and of now, with its content."""
     own = {letter.key: b""} if letter.key else {}
     event = identities.read(letter.raw)
     if not letter.rule or not isinstance(event, Event):
@@ -316,12 +321,12 @@ def contents_of(letter: DeadLetter, identities: Identities) -> dict[bytes, bytes
 
 
 async def keys_of(owns: Sequence[Mapping[bytes, bytes]], store: Store) -> dict[bytes, bytes]:
-    """Put the contents of events together, without what other events have under their keys."""
-    found = await _looked_at(store, [key for own in owns for key in own])
+    """Return the contents of all events, without keys that belong to other events."""
+    found = await _peek(store, [key for own in owns for key in own])
     return {key: one for own in owns for key, one in touched(own, found).items()}
 
 
-async def _looked_at(store: Store, keys: Sequence[bytes]) -> dict[bytes, Record]:
+async def _peek(store: Store, keys: Sequence[bytes]) -> dict[bytes, Record]:
     keys = list(dict.fromkeys(keys))
     found = await store.peek(keys) if keys else []
     return {record.key: record for record in found if record is not None}
@@ -334,7 +339,7 @@ def _keep(
 
 
 def _replayed(letter: DeadLetter, answer: RouterAnswer) -> Replayed:
-    # A conflict that its rule does not deliver is buried anew, or dropped.
+    # A conflict that its rule does not deliver became a new dead letter, or was dropped.
     is_kept_back = answer.verdict is Verdict.CONFLICT and not any(
         outcome.forwarded for _, outcome in answer.outcomes
     )

@@ -1,18 +1,17 @@
 """
-Send an event again although it was delivered: a deliberate act.
+Sends an event again, although it was delivered.
 
-    look      is it free, is its route not paused, is no newer state of its entity delivered?
-    write     who does it, and why
-    forget    what the store knows of it, or it would be a duplicate
+    check     it is free, its route is not paused, no newer state of its entity was delivered
+    log       write the action to the operator log
+    forget    remove its records, or it would be a duplicate
     process   on its route, as if it had just arrived
 
-Nothing is lost, wherever the process dies. Until it is forgotten, nothing has changed. After
-that the event is simply new, and the next copy of it is delivered, be it from this command
-run again or from its source; the trail tells why.
+No event is lost if the process dies in between. Before its records are removed, nothing has
+changed. After that the event is new, and its next copy is delivered, from this command or from
+its source.
 
-The `Idempotency-Key` is the event's own, so a receiver that remembers those may drop it. That
-is the receiver's promise to make, and nothing here gets around it. The generation is new, so
-queues that deduplicate by themselves let it pass.
+The `Idempotency-Key` is the same as before, so a receiver that keeps those may drop it. The
+generation is new, so queues that deduplicate by themselves accept it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,37 +21,43 @@ from msgspec import Struct
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.events.event import Event
-from oncebridge.operate.explain.judgement import ENDED, Look, Standing, contents, held
-from oncebridge.operate.identity import Identity
+from oncebridge.operate.explain.expected_verdict import (
+    ENDED,
+    RecordStatus,
+    RecordView,
+    contents,
+    held,
+)
+from oncebridge.operate.identity import RouteIdentity
 from oncebridge.stores.api import Fate, Store
 
 _REFUSED = {
     "discard": "the rule says to discard it",
-    "dead": "it cannot be told apart from others, and would go to the dead letters",
+    "dead": "it has no key, and would go to the dead letters",
 }
 _CONFLICTS = {
-    "duplicate": "another event has its key with other content: the rule drops such a conflict",
-    "dead": "another event has its key with other content: it would go to the dead letters",
+    "duplicate": "another event has the same key with different content: the rule drops conflicts",
+    "dead": "another event has the same key with different content: it would be a dead letter",
 }
 _OUTDATED = {
-    Verdict.STALE: "a newer state of its entity was delivered: an older one stays stale",
-    Verdict.UNCHANGED: "the same state of its entity was delivered within the quiet time just now",
+    Verdict.STALE: "a newer state of its entity was delivered: this one is stale",
+    Verdict.UNCHANGED: "the same state of its entity was delivered within the quiet time",
 }
 
 
-class Intent(Struct, frozen=True):
-    """What would be done about one event on one route."""
+class ResendPlan(Struct, frozen=True):
+    """What would be done with one event on one route."""
 
     event: Event
-    way: Identity
+    way: RouteIdentity
     why_not: str = ""
     """Empty: it can be sent."""
     was: Fate | None = None
-    """How it ended before; None where the store does not know that."""
+    """Its last outcome; None if the store has none."""
     forgets: tuple[bytes, ...] = ()
-    """The keys that stand in its way."""
+    """The keys whose records have to be removed."""
     keys: Mapping[bytes, bytes] = {}
-    """What it has left and will leave, by key; another event's are not among them."""
+    """Its contents by key, without those of other events."""
 
     @property
     def route(self) -> str:
@@ -60,40 +65,42 @@ class Intent(Struct, frozen=True):
 
     @property
     def before(self) -> str:
-        """Return how it ended before."""
-        return ENDED[self.was] if self.was else "the store does not know it"
+        """Its last outcome, in words."""
+        return ENDED[self.was] if self.was else "the store has no record of it"
 
 
 class Resent(Struct, frozen=True):
-    """What became of one event on one route."""
+    """The result for one event on one route."""
 
-    intent: Intent
+    intent: ResendPlan
     outcome: Outcome | None = None
-    """None where it was not brought to the gateway."""
+    """None if it was not processed."""
     why_not: str = ""
 
     @property
     def is_sent(self) -> bool:
-        """Return whether the sink took it."""
+        """Return whether the sink accepted it."""
         return self.outcome is not None and self.outcome.forwarded
 
 
-async def intend(store: Store, asked: Sequence[tuple[Event, Identity]]) -> list[Intent]:
-    """Look what stands against sending each event on its route; nothing is changed."""
-    look = Look(store)
+async def plan_resends(
+    store: Store, asked: Sequence[tuple[Event, RouteIdentity]]
+) -> list[ResendPlan]:
+    """Return for each event whether it can be sent on its route; nothing is changed."""
+    look = RecordView(store)
     paused = await look.prepare([way for _, way in asked])
     return [_intent(look, event, way, paused) for event, way in asked]
 
 
-def _intent(look: Look, event: Event, way: Identity, paused: set[str]) -> Intent:
+def _intent(look: RecordView, event: Event, way: RouteIdentity, paused: set[str]) -> ResendPlan:
     plan = way.plan
     own = contents(way)
     standings = [look.standing(key, own) for key in own]
     there = [s.record for s in standings if s.record and not s.is_others]
     was = next((r.fate for r in reversed(there) if r.fate is not None), None)
 
-    def refused(why: str) -> Intent:
-        return Intent(event, way, why, was)
+    def refused(why: str) -> ResendPlan:
+        return ResendPlan(event, way, why, was)
 
     if plan.action in _REFUSED:
         return refused(plan.message or _REFUSED[plan.action])
@@ -112,11 +119,11 @@ def _intent(look: Look, event: Event, way: Identity, paused: set[str]) -> Intent
     if outdated in _OUTDATED:
         return refused(_OUTDATED[outdated])
     forgets = tuple(record.key for record in there)
-    return Intent(event, way, "", was, forgets, look.touched(way))
+    return ResendPlan(event, way, "", was, forgets, look.touched(way))
 
 
-def _is_dropped_as_conflict(way: Identity, standings: Sequence[Standing]) -> bool:
-    """Return whether another event stands under its key, and its rule does not send it then."""
+def _is_dropped_as_conflict(way: RouteIdentity, standings: Sequence[RecordStatus]) -> bool:
+    """Return whether another event has its key, and its rule does not deliver conflicts."""
     is_shadow = way.route.settings.mode == "shadow"
     return (
         way.plan.rule.on_conflict in _CONFLICTS
@@ -125,11 +132,11 @@ def _is_dropped_as_conflict(way: Identity, standings: Sequence[Standing]) -> boo
     )
 
 
-class Resend:
+class Resender:
     """
-    Send events again through *gateways*, which are open, by the names of their routes.
+    Sends events again through *gateways*, which are open, by the names of their routes.
 
-    *before* is told what is about to be done.
+    *before* is called before each event is sent.
     """
 
     def __init__(
@@ -137,26 +144,26 @@ class Resend:
         store: Store,
         gateways: Mapping[str, Gateway],
         *,
-        before: Callable[[Intent], Awaitable[None]],
+        before: Callable[[ResendPlan], Awaitable[None]],
     ) -> None:
         self._store = store
         self._gateways = gateways
         self._before = before
 
-    async def send(self, event: Event, way: Identity) -> Resent:
-        """Take one event through all steps on one route."""
-        # Again, as somebody may have thought about it for a while.
-        (intent,) = await intend(self._store, [(event, way)])
+    async def send(self, event: Event, way: RouteIdentity) -> Resent:
+        """Send one event on one route."""
+        # Checked again: the operator may have taken a while to confirm.
+        (intent,) = await plan_resends(self._store, [(event, way)])
         if intent.why_not:
             return Resent(intent, why_not=intent.why_not)
         await self._before(intent)
         if intent.forgets and not all(await self._forget(intent.forgets)):
-            return Resent(intent, why_not="a worker has taken it in hand just now")
+            return Resent(intent, why_not="a worker has just claimed it")
         (outcome,) = await self._gateways[intent.route].process([event])
         return Resent(intent, outcome, "" if outcome.forwarded else outcome.reason)
 
     async def _forget(self, keys: Sequence[bytes]) -> list[bool]:
-        """Forget *keys*; one that went by itself in the meantime is gone as well."""
+        """Forget *keys*; return whether each is gone."""
         gone = await self._store.forget(keys)
         left = [key for key, is_gone in zip(keys, gone, strict=True) if not is_gone]
         there = await self._store.peek(left) if left else []

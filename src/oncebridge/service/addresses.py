@@ -1,21 +1,22 @@
 """
-From an address to the thing itself.
+Addresses of the configuration, and the backends that they name.
 
-Stores, sinks, sources and dead letters are found by the scheme of their address, through
-entry points, so that a third party adds one without a change here. A backend is a class
-with `from_url(url)`; if it has options, they are a record declared as in `oncebridge.base.options`
-under the class's name `Options`, and `from_url(url, options)` takes one. If it needs a table
-or the like, it is one that `Migrates`.
+Stores, sinks, sources and dead letters are found by the scheme of their address, through entry
+points, so that third parties can add their own. A backend is a class with `from_url(url)`; its
+options, if any, are a record `Options`, declared as in `oncebridge.base.options`, and the method
+is `from_url(url, options)`. A backend that needs a table or the like implements `Migrates`.
 """
 
 import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from msgspec import Struct
 
+from oncebridge.base.line_files import file_path
 from oncebridge.base.options import (
     Problems,
     Text,
@@ -32,7 +33,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}")
 
 
 class NoOptions(Struct, frozen=True, kw_only=True):
-    """Nothing can be set."""
+    """A backend without options."""
 
 
 @cache
@@ -42,27 +43,29 @@ def _schemes(group: str) -> Mapping[str, EntryPoint]:
 
 def backend(group: str, url: str, where: str, *, written: str) -> Any:
     """
-    Find the class for *url*, and say what to do where there is none.
+    Return the class for *url*, or raise `ConfigError`.
 
-    *written* is what the configuration says, which may be no more than a reference.
+    *written* is the text in the configuration, which may be a reference.
     """
     scheme = scheme_of(url)
     point = _schemes(group).get(scheme)
     if point is None:
         allowed = sorted(_schemes(group))
-        if url != written:  # what was looked up may be secret as a whole
-            raise ConfigError(where, f"{written!r} names no address; allowed: {', '.join(allowed)}")
+        if url != written:  # a resolved address may be secret
+            raise ConfigError(
+                where, f"{written!r} does not hold an address; allowed: {', '.join(allowed)}"
+            )
         if not _SCHEME.fullmatch(scheme):
-            message = f"is no address; it starts with one of {', '.join(allowed)}"
+            message = f"is not an address; an address starts with one of {', '.join(allowed)}"
             raise ConfigError(where, message)
         raise ConfigError(
-            where, f"{scheme!r} is no kind of address here; {did_you_mean(scheme, allowed)}"
+            where, f"{scheme!r} is not supported here; {did_you_mean(scheme, allowed)}"
         )
     return _load(point, where, f"{scheme}: ")
 
 
 def extension(group: str, name: str, where: str) -> Any:
-    """Return what the entry point *name* of *group* names; *where* is the setting that needs it."""
+    """Load the entry point *name* of *group*; *where* is the setting that needs it."""
     return _load(_schemes(group)[name], where)
 
 
@@ -84,22 +87,22 @@ def _package(point: EntryPoint) -> str:
     return f"{name}[{','.join(point.extras)}]" if point.extras else name
 
 
-class Place(Struct, frozen=True):
-    """One address of the configuration, with its options and what it opens."""
+class BackendAddress(Struct, frozen=True):
+    """One address of the configuration, with its options and its backend."""
 
     url: Address
     opened: Any
     """The backend, made and not yet connected."""
     reference: str = ""
-    """Where the address was looked up, if it was: then all of it may be secret, and change."""
+    """The reference that was resolved, if any: then the whole address may be secret, and change."""
     options: Any = None
-    """The record of the backend's options, where it has any."""
+    """The options of the backend, if it has any."""
 
     group: ClassVar[str]
 
     @classmethod
     def of(cls, url: str, **options: Any) -> Self:
-        """Open an address in code, as the configuration would."""
+        """Return an address given in code, read as in the configuration."""
         problems = Problems()
         place = cls.read_option({"url": url, **options}, "", problems)
         problems.check()
@@ -117,7 +120,7 @@ class Place(Struct, frozen=True):
         place = origin(table["url"], where)
         url = Address(resolve_address(given, place))
         if "\0" in url:
-            raise ConfigError(place, "an address cannot hold the character NUL")
+            raise ConfigError(place, "an address cannot have the character NUL")
         found = backend(cls.group, url, place, written=given)
         kind = getattr(found, "Options", None)
         rest = {name: item for name, item in table.items() if name != "url"}
@@ -148,7 +151,7 @@ class Place(Struct, frozen=True):
 
     @classmethod
     def option_kinds(cls) -> dict[str, type[Struct]]:
-        """List the options of every backend that is installed, by scheme."""
+        """Return the options of every installed backend, by scheme."""
         kinds = {}
         for name, point in sorted(_schemes(cls.group).items()):
             try:
@@ -160,70 +163,100 @@ class Place(Struct, frozen=True):
         return kinds
 
     def __str__(self) -> str:
-        # Who keeps an address elsewhere may have a secret in its path, which nobody could tell.
+        # An address that is kept elsewhere may have a secret in its path.
         return self.reference or mask_address(self.url)
 
 
-class SourcePlace(Place, frozen=True):
+class SourcePlace(BackendAddress, frozen=True):
     """Where events come from."""
 
     group: ClassVar[str] = "oncebridge.sources"
 
     def __str__(self) -> str:
-        # A source that listens has the port that it got. Its path is shown: the senders need it,
-        # and it is no secret, as others are let in by api_keys and the like only.
+        # A listening source shows its actual port, and its path: senders need it, and it is not a
+        # secret, as senders authenticate with api_keys and the like.
         return self.reference or getattr(self.opened, "url", "") or mask_address(self.url)
 
 
-class StorePlace(Place, frozen=True):
-    """Where it is remembered what was passed on."""
+class StorePlace(BackendAddress, frozen=True):
+    """Where delivered events are remembered."""
 
     group: ClassVar[str] = "oncebridge.stores"
 
 
-class SinkPlace(Place, frozen=True):
+class SinkPlace(BackendAddress, frozen=True):
     """Where events go."""
 
     group: ClassVar[str] = "oncebridge.sinks"
 
 
-class DeadPlace(Place, frozen=True):
-    """Where events go that can never succeed."""
+class DeadPlace(BackendAddress, frozen=True):
+    """Where events go that cannot be delivered."""
 
     group: ClassVar[str] = "oncebridge.dead_letters"
 
 
-# --- what has to be there before a backend can be used --------------------------------------
+# --- migration ------------------------------------------------------------------------------
 
 
 @runtime_checkable
 class Migrates(Protocol):
-    """A store, a sink or dead letters that need something made first: a table, a rule."""
+    """A store, a sink or dead letters that need a table or the like before use."""
 
     async def migrate(self) -> list[str]:
         """
-        Make what is missing, and tell each thing that was done; nothing, if all is there.
+        Create what is missing; return a line for each thing that was done.
 
-        It is called instead of `open`, on what was just made from its address; `aclose`
-        follows. Safe to repeat, and safe beside workers that run.
+        It is called instead of `open`, on a new backend; `aclose` follows. Safe to run again,
+        also while workers run.
         """
         ...
 
 
 @runtime_checkable
 class MigratesBySQL(Migrates, Protocol):
-    """One that can be prepared by hand."""
+    """A backend that can be prepared with SQL."""
 
     def migration_sql(self) -> str:
-        """Return what `migrate` would run on an empty database; safe to run again."""
+        """Return the SQL that `migrate` runs on an empty database; safe to run again."""
         ...
 
 
 def as_table(value: Any) -> Any:
-    """Take a bare address for a table that holds nothing else."""
+    """Return a bare address as a table with only a url."""
     return {"url": value} if isinstance(value, str) else value
 
 
 def scheme_of(url: str) -> str:
-    """Name the scheme of an address; `-` is standard input or output."""
+    """Return the scheme of an address; `-` is standard input or output."""
     return "-" if url == "-" else url.partition(":")[0].lower()
+
+
+# --- whether a command can reach what the service uses --------------------------------------
+
+
+def is_missing(place: BackendAddress) -> bool:
+    """Return whether *place* is a file that does not exist yet, or is still empty."""
+    match scheme_of(place.url):
+        case "sqlite":
+            path = Path(place.url.partition(":")[2])
+        case "file":
+            path = Path(file_path(place.url))
+        case _:
+            return False
+    return not path.exists() or (path.is_file() and not path.stat().st_size)
+
+
+def is_out_of_reach(place: BackendAddress) -> bool:
+    """Return whether *place* is in the memory of the running service."""
+    return scheme_of(place.url) == "memory"
+
+
+def refuse_memory(place: BackendAddress, what: str) -> None:
+    """Raise `ConfigError` if *place* is in memory; *what* is the name of its setting."""
+    if is_out_of_reach(place):
+        raise ConfigError(
+            what,
+            f"{place} is inside the memory of the running service, and no other process can read it; "
+            "use one on disk, such as sqlite:PATH",
+        )

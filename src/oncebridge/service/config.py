@@ -1,9 +1,9 @@
 """
-One TOML file, the environment on top of it, flags on top of that.
+The configuration: a TOML file, overridden by the environment, overridden by flags.
 
-`load` reads all three into one frozen `Config`, or raises every mistake at once, each with
-its file and field, what was found and what is allowed. Each setting is declared once: here,
-in `Settings`, in the rules, and in the options of a backend.
+`load` reads all three into one frozen `Config`, or raises all errors together, each with its
+file and field, the value found and the values allowed. Each setting is declared once: here, in
+`Settings`, in the rules, and in the options of a backend.
 """
 
 import os
@@ -38,15 +38,15 @@ from oncebridge.events.exact_float import read_decimal
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, RuleOptions, RuleSet
 from oncebridge.service.addresses import (
+    BackendAddress,
     DeadPlace,
-    Place,
     SinkPlace,
     SourcePlace,
     StorePlace,
     as_table,
     extension,
 )
-from oncebridge.service.dashboard_safety import exposure, mistakes
+from oncebridge.service.dashboard_checks import dashboard_errors, exposure_error
 from oncebridge.service.genesys_options import GenesysOptions
 
 PREFIX = "ONCEBRIDGE_"
@@ -62,46 +62,51 @@ MASKED = (
     *("password", "secret", "token", "authorization", "cookie", "apiKey", "x-api-key", "ssn"),
     *("dateOfBirth", "iban", "cardNumber"),
 )
-"""What may be somebody's, or secret, by its name."""
+"""Names of members that may be personal data or secret."""
 _LISTED = ("rules", "routes")
-# Kubernetes tells every container in a namespace about a Service named oncebridge like this.
+# Kubernetes sets these variables for a Service named oncebridge in the same namespace.
 _KUBERNETES = re.compile(rf"{PREFIX}(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 
 
 class RouteOptions(Struct, frozen=True, kw_only=True):
-    """One of several ways out, with claims of its own."""
+    """One of several routes, with claims of its own."""
 
-    name: Annotated[str, Doc("Keeps its claims apart from other routes'.", example="crm")]
+    name: Annotated[
+        str, Doc("Its name, which separates its claims from those of other routes.", example="crm")
+    ]
     sink: Annotated[
         SinkPlace, Doc("Where its events go.", example="https://crm.example.com/hooks/genesys")
     ]
     match: Annotated[
         dict[str, Any] | None,
         Doc(
-            "Which events it is for, in EventBridge's own pattern language; without it, all.",
+            "Which events it takes, as an EventBridge event pattern; all by default.",
             example='{ detail-type = [{ prefix = "v2.detail" }] }',
         ),
     ] = None
-    rules: Annotated[
-        list[RuleOptions], Doc("Rules of its own, tried before those of the file.")
-    ] = []
-    mode: Annotated[Literal["enforce", "shadow"] | None, Doc("Otherwise the mode of the file.")] = (
-        None
-    )
-    order: Annotated[Literal["none", "entity"] | None, Doc("Otherwise the order of the file.")] = (
-        None
-    )
-    rate: Annotated[Rate | None, Doc("Otherwise the rate of the file.", example="100/s")] = None
+    rules: Annotated[list[RuleOptions], Doc("Its own rules, tried before those of the file.")] = []
+    mode: Annotated[
+        Literal["enforce", "shadow"] | None,
+        Doc("The mode of this route; by default that of the file."),
+    ] = None
+    order: Annotated[
+        Literal["none", "entity"] | None,
+        Doc("The order of this route; by default that of the file."),
+    ] = None
+    rate: Annotated[
+        Rate | None, Doc("The rate of this route; by default that of the file.", example="100/s")
+    ] = None
     sink_timeout: Annotated[
-        timedelta | None, Doc("Otherwise the sink_timeout of the file.", example="10s")
+        timedelta | None,
+        Doc("The timeout of this route; by default that of the file.", example="10s"),
     ] = None
     max_attempts: Annotated[
-        int | None, Doc("Otherwise the max_attempts of the file.", example="8")
+        int | None, Doc("The attempts on this route; by default those of the file.", example="8")
     ] = None
 
 
 class Config(Settings, frozen=True, kw_only=True):
-    """Everything that can be set."""
+    """All settings."""
 
     source: Annotated[
         list[SourcePlace],
@@ -113,25 +118,25 @@ class Config(Settings, frozen=True, kw_only=True):
     ] = "http://127.0.0.1:8080/events"  # type: ignore[assignment] # read like any other value
     store: Annotated[
         StorePlace,
-        Doc("Where it is remembered what was passed on.", example="sqlite:oncebridge.db"),
+        Doc("Where delivered events are remembered.", example="sqlite:oncebridge.db"),
     ] = "sqlite:oncebridge.db"  # type: ignore[assignment]
     sink: Annotated[
         SinkPlace | None,
         Doc(
-            "Where events go; without it (and without routes) to standard output.",
+            "Where events go; without it, and without routes, to standard output.",
             example="https://crm.example.com/hooks/genesys",
         ),
     ] = None
     dead: Annotated[
         DeadPlace,
-        Doc("Where events go that can never succeed.", example="sqlite:oncebridge-dead.db"),
+        Doc("Where events go that cannot be delivered.", example="sqlite:oncebridge-dead.db"),
     ] = "sqlite:oncebridge-dead.db"  # type: ignore[assignment]
     route: Annotated[
         str,
         Doc(
-            "The name of the only route. It is part of every key: under another name nothing is "
-            "remembered of what was delivered before. Services with different sinks that share a "
-            "store need different names.",
+            "The name of the route, if there is only one. It is part of every key: under a new name, "
+            "events delivered before are not recognised. Services with different sinks that share "
+            "a store need different names.",
             example="crm",
         ),
     ] = DEFAULT_ROUTE
@@ -140,89 +145,89 @@ class Config(Settings, frozen=True, kw_only=True):
         Doc('"genesys" adds rules for Genesys Cloud events, after your own.'),
     ] = "none"
     genesys: Annotated[
-        GenesysOptions, Doc("What the preset and the verification have to know of Genesys.")
+        GenesysOptions, Doc("Settings of the preset and the verification for Genesys Cloud.")
     ] = GenesysOptions()
     verify: Annotated[
         Literal["none", "genesys"],
-        Doc('"genesys" sends only events whose conversation exists, by Genesys\' own API.'),
+        Doc('"genesys" delivers only events whose conversation exists, by the API of Genesys.'),
     ] = "none"
-    allow: Annotated[AllowOptions, Doc("Which senders are let in at all.")] = AllowOptions()
+    allow: Annotated[AllowOptions, Doc("Which senders are allowed.")] = AllowOptions()
     rules: Annotated[
-        list[RuleOptions], Doc("What makes two events the same; the first that matches decides.")
+        list[RuleOptions],
+        Doc("What makes two events the same; the first rule that matches decides."),
     ] = field(default_factory=list)
     routes: Annotated[
-        list[RouteOptions], Doc("Several ways out; an event takes each that it matches.")
+        list[RouteOptions], Doc("Several routes; an event takes each route that it matches.")
     ] = field(default_factory=list)
     unrouted: Annotated[
         Literal["dead", "discard"],
         Doc(
-            "What becomes of an event that no route is for: kept in the dead letters, or dropped. A "
-            "rule of the file with `discard` drops it either way."
+            "What to do with an event that no route matches: keep it in the dead letters, or drop it. "
+            "A rule of the file with `discard` drops it in any case."
         ),
     ] = "dead"
     spool: Annotated[
         str | None,
         Doc(
-            "A file in which HTTP arrivals are kept until they are forwarded; the sender hears "
-            "202 as soon as they are on disk.",
+            "A file in which HTTP requests are kept until they are delivered; the sender gets 202 as "
+            "soon as they are on disk.",
             example="spool.db",
         ),
     ] = None
     spool_max: Annotated[
         Size | None,
         Doc(
-            "How much the spool may hold on disk; while it is full, the sender hears 503. Without "
-            "it, half of the disk that the spool is on.",
+            "The size of the spool on disk; while it is full, the sender gets 503. By default, half "
+            "of its disk.",
             example="1GiB",
         ),
     ] = None
-    batch: Annotated[
-        int, Doc("How many events are taken through at once at most.", at_least=1, at_most=10_000)
-    ] = 500
+    batch: Annotated[int, Doc("The most events in one batch.", at_least=1, at_most=10_000)] = 500
     grace: Annotated[
-        timedelta, Doc("How long a stop may take to finish what is under way.", example="25s")
+        timedelta,
+        Doc("How long a shutdown may take to finish the work in progress.", example="25s"),
     ] = timedelta(seconds=25)
     health: Annotated[
         str | None,
         Doc(
-            "Where to answer `/healthz` (the process lives) and `/readyz` (events can pass); "
-            "anybody who reaches it may ask. An HTTP source answers both by itself.",
+            "The address that serves `/healthz` (the process runs) and `/readyz` (events can be "
+            "delivered), without authentication. An HTTP source serves both, too.",
             example="http://0.0.0.0:8081",
         ),
     ] = None
     metrics: Annotated[
         str | None,
         Doc(
-            "Where to answer `/metrics` for Prometheus; anybody who reaches it may ask. It may be "
-            "the address of `health`. A dashboard answers it too, to those it lets in.",
+            "The address that serves `/metrics` for Prometheus, without authentication. It may be the "
+            "address of `health`. The dashboard serves it too, to users who are logged in.",
             example="http://0.0.0.0:9464",
         ),
     ] = None
     dashboard: Annotated[
         str | None,
         Doc(
-            "Where to show the dashboard; beyond this machine it needs `dashboard_token` or "
-            "`dashboard_user_header`.",
+            "The address of the dashboard; on an address other machines can reach, it needs "
+            "`dashboard_token` or `dashboard_user_header`.",
             example="127.0.0.1:8081",
         ),
     ] = None
     dashboard_write: Annotated[
-        bool, Doc("Lets people replay and drop dead letters on the dashboard.")
+        bool, Doc("Allow users of the dashboard to replay and drop dead letters.")
     ] = False
     dashboard_payloads: Annotated[
         bool,
         Doc(
-            "Lets the history keep payloads, and the dashboard show them, with what `mask` names "
-            "hidden. Otherwise only their shape is shown."
+            "Keep payloads in the history and show them on the dashboard, with the members in `mask` "
+            "hidden. Otherwise only their structure is shown."
         ),
     ] = False
     dashboard_token: Annotated[
-        Secret | None, Doc("What people log in with.", example="env:DASHBOARD_TOKEN")
+        Secret | None, Doc("The token to log in with.", example="env:DASHBOARD_TOKEN")
     ] = None
     dashboard_user_header: Annotated[
         str | None,
         Doc(
-            "The header in which a proxy that has logged people in names them; believed only "
+            "The header in which a proxy that authenticates users sends the user name; trusted only "
             "from `dashboard_proxies`.",
             example="X-Forwarded-User",
         ),
@@ -231,57 +236,57 @@ class Config(Settings, frozen=True, kw_only=True):
         tuple[str, ...],
         Doc(
             "Addresses or networks of the proxies whose `X-Forwarded-…` headers and "
-            "`dashboard_user_header` are believed. None by default, not even this machine.",
+            "`dashboard_user_header` are trusted. None by default, not even this machine.",
             example='["10.0.0.0/8"]',
         ),
     ] = ()
     dashboard_hosts: Annotated[
         tuple[str, ...],
         Doc(
-            "Further names under which the dashboard is reached, as browsers send them.",
+            "Further host names of the dashboard, as browsers send them.",
             example='["oncebridge.example.com"]',
         ),
     ] = ()
     mask: Annotated[
         tuple[str, ...],
         Doc(
-            "Members of an event whose values are never shown nor kept in the history, by name "
-            "or by path.",
+            "Members of an event whose values are neither shown nor kept in the history, by name or "
+            "by path.",
             example='["ani", "detail.eventBody.participants"]',
         ),
     ] = MASKED
     history: Annotated[
         Literal["auto", "off", "sample", "all"],
         Doc(
-            "Which arrivals are kept in the store for the dashboard to show. `sample` keeps all "
-            "of them while they are few, and all copies of some events when they are many. `auto` "
-            "is `sample` where there is a dashboard, and else `off`."
+            "Which arrivals are kept in the store for the dashboard. `sample` keeps all of them at "
+            "low traffic, and all copies of some events at high traffic. `auto` is `sample` if there "
+            "is a dashboard, else `off`."
         ),
     ] = "auto"
-    history_keep: Annotated[timedelta, Doc("How long history is kept at most.", example="1d")] = (
+    history_keep: Annotated[timedelta, Doc("How long the history is kept.", example="1d")] = (
         timedelta(days=1)
     )
     share_counts: Annotated[
         bool,
         Doc(
-            "Writes the counts of this worker into the store, so that those of all workers add "
-            "up on the dashboard and outlast a restart: every second in which there was work, "
-            "and on DynamoDB and S3 every ten seconds."
+            "Write the counts of this worker to the store, so that the dashboard can add up all "
+            "workers, also after a restart: every second with work, and on DynamoDB and S3 every ten "
+            "seconds."
         ),
     ] = True
     audit: Annotated[
         str | None,
         Doc(
-            "A file to which the acts of operators are written (forget, release, resend, replay, "
-            "drop, pause, resume), one line each; the store keeps them too.",
+            "A file for the audit log of operator actions (forget, release, resend, replay, drop, "
+            "pause, resume), one line each; the store keeps them, too.",
             example="oncebridge-audit.ndjson",
         ),
     ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Doc(
-            '"info" has a line for each second with work, "debug" one for each event; never a '
-            "payload."
+            '"info" logs a line for each second with work, "debug" one for each event; payloads are '
+            "never logged."
         ),
     ] = "info"
     log_format: Annotated[
@@ -290,7 +295,7 @@ class Config(Settings, frozen=True, kw_only=True):
     ] = "auto"
 
     def settings(self, route: RouteOptions | None = None) -> Settings:
-        """Return what a gateway is told, with what *route* says otherwise."""
+        """Return the settings of a gateway, with those of *route* in place of the file's."""
         names = Settings.__struct_fields__
         own = {name: getattr(self, name) for name in names}
         for name in names:
@@ -320,7 +325,7 @@ class Verifier(Protocol):
 
 
 class Route(Struct, frozen=True):
-    """One way out, ready to be made a gateway of."""
+    """One route, ready to make a gateway of."""
 
     name: str
     sink: SinkPlace
@@ -330,22 +335,22 @@ class Route(Struct, frozen=True):
 
 
 class Setup(Struct, frozen=True):
-    """A configuration that was found in order, and what it makes."""
+    """A valid configuration, with its routes and rules."""
 
     config: Config
     routes: tuple[Route, ...]
     file: str
     verifier: Verifier | None = None
-    """Who finds out whether an event is to be believed, where that is asked for."""
+    """Verifies events before delivery, if configured."""
     rules: tuple[Rule, ...] = ()
-    """The rules of the file: they apply on every route, and to events that no route is for."""
+    """The rules of the file: they apply on every route, and to events that no route matches."""
 
     def file_rules(self) -> RuleSet:
         """Return the rules of the file, compiled: they decide which unrouted events to discard."""
         return RuleSet(self.rules, namespace="")
 
     def sink_of(self, route: Route, other: Any = None, *, clock: Clock = system_clock) -> Any:
-        """Return what *route* sends to, its sink or an *other*: verified, where that is asked for."""
+        """Return the sink of *route*, or an *other*, with verification if configured."""
         sink = route.sink.opened if other is None else other
         if self.verifier is None:
             return sink
@@ -360,12 +365,12 @@ def load(
     with_source: bool = True,
 ) -> Setup:
     """
-    Read the configuration, or raise all that is wrong with it.
+    Read the configuration, or raise `ConfigErrors` with all errors.
 
     *file* is a TOML file, or a reference to a text at AWS (`ssm:NAME`, `secretsmanager:NAME`);
-    without one, what `ONCEBRIDGE_CONFIG` names, or else nothing. *flags* are settings by their
-    dotted names. Whoever brings the events themselves wants it without a source: what the
-    configuration says about one is left alone then.
+    by default the one that `ONCEBRIDGE_CONFIG` names, if any. *flags* are settings by their
+    dotted names. Without *with_source*, the setting source is ignored: the caller brings the
+    events.
     """
     environment = os.environ if environment is None else environment
     with cache_aws_lookups():
@@ -381,12 +386,12 @@ def _load(
     for setting in settings_of(Config):
         if _is_place(setting) and setting.default:
             table.setdefault(setting.name, setting.default)
-    _put_all(table, _from_environment(environment), problems)
-    _put_all(table, _from_flags(flags), problems)
+    _apply_overrides(table, _from_environment(environment), problems)
+    _apply_overrides(table, _from_flags(flags), problems)
     if not with_source:
         table["source"] = []
     values, flawed = read_values(Config, table, "", problems)
-    # What is wrong is left at its default, so that the rest can be looked at all the same.
+    # Invalid settings are left at their default, so that the rest can still be checked.
     sound = {n: value for n, value in values.items() if n in _LISTED or n not in flawed}
     routes, rules = _routes(Config(**sound), table, flawed, problems)
     verifier = None if "genesys" in flawed else _verifier(Config(**sound), routes, table, problems)
@@ -405,7 +410,7 @@ def _file(named: str, problems: Problems) -> dict[str, Any]:
     problems.check()
     table: dict[str, Any] = {}
     try:
-        table = tomllib.loads(text, parse_float=read_decimal)  # a pattern refuses what is rounded
+        table = tomllib.loads(text, parse_float=read_decimal)  # a pattern needs exact numbers
         _check_bounds(table)
     except tomllib.TOMLDecodeError as error:
         problems.add("", f"is not TOML: {error}")
@@ -421,14 +426,14 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        message = "there is no such file; `oncebridge init` writes one to begin with"
+        message = "no such file; `oncebridge init` writes a starter configuration"
         raise ConfigError("", message) from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
         raise ConfigError("", f"cannot be read: {type(error).__name__}") from None
 
 
 def _check_bounds(table: dict[str, Any]) -> None:
-    """Refuse what TOML has and nobody can use: it would end in an error somewhere below."""
+    """Raise for numbers and nesting that TOML allows and the rest of the code does not."""
     level: list[Any] = [table]
     for _ in range(_DEEPEST):
         inner: list[Any] = []
@@ -446,7 +451,7 @@ _Given = Iterator[tuple[list[str], Text]]
 
 
 def _from_environment(environment: Mapping[str, str]) -> _Given:
-    """Take `ONCEBRIDGE_SINK__CONCURRENCY` for `sink.concurrency`."""
+    """Yield overrides: `ONCEBRIDGE_SINK__CONCURRENCY` is `sink.concurrency`."""
     for name, text in environment.items():
         if name.startswith(PREFIX) and name != _FILE and not _KUBERNETES.fullmatch(name):
             yield name.removeprefix(PREFIX).lower().split("__"), Text.of(text, name)
@@ -458,15 +463,15 @@ def _from_flags(flags: Mapping[str, str]) -> _Given:
         yield name.split("."), Text.of(text, flag)
 
 
-def _put_all(table: dict[str, Any], given: _Given, problems: Problems) -> None:
-    """Lay values over the table: first addresses, then what stands below them."""
+def _apply_overrides(table: dict[str, Any], given: _Given, problems: Problems) -> None:
+    """Apply overrides to the table: addresses first, then their options."""
     for path, value in sorted(given, key=lambda one: len(one[0])):
         with problems.caught():
-            _put(table, path, value)
+            _apply_override(table, path, value)
 
 
-def _put(table: dict[str, Any], path: list[str], value: Text) -> None:
-    """Lay one value over the table; below an address, its table of options is meant."""
+def _apply_override(table: dict[str, Any], path: list[str], value: Text) -> None:
+    """Apply one override to the table; below an address, to its options."""
     *above, last = path
     top = {setting.name: setting for setting in settings_of(Config)}
     if path[0] not in top:
@@ -475,12 +480,12 @@ def _put(table: dict[str, Any], path: list[str], value: Text) -> None:
         name = value.origin if is_variable else path[0]
         raise ConfigError(value.origin, f"no such setting; {did_you_mean(name, names)}")
     if above and not _is_table(top[path[0]]):
-        raise ConfigError(value.origin, f"there is nothing to set below {path[0]!r}")
+        raise ConfigError(value.origin, f"{path[0]!r} has no options")
     at = table
     for name in above:
         inner = as_table(at.get(name, {}))
         if isinstance(inner, list):
-            raise ConfigError(value.origin, f"{name!r} is a list in the file; say it there")
+            raise ConfigError(value.origin, f"{name!r} is a list in the file; set it there")
         at[name] = inner = dict(inner) if isinstance(inner, Mapping) else {}
         at = inner
     if isinstance(at.get(last), Mapping) and "url" in at[last]:
@@ -497,22 +502,22 @@ def _is_table(setting: Setting) -> bool:
 def _is_place(setting: Setting) -> bool:
     kinds = getattr(setting.kind, "__args__", (setting.kind,))
     return any(
-        isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Place)
+        isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, BackendAddress)
         for kind in kinds
     )
 
 
-# --- what only shows when all settings are seen together -----------------------------------
+# --- checks across settings ----------------------------------------------------------------
 
 
 def _routes(
     config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
 ) -> tuple[tuple[Route, ...], tuple[Rule, ...]]:
     """
-    Make the routes and the rules that all of them share; find what is wrong between settings.
+    Make the routes and the rules that all of them share; check settings against each other.
 
-    Some settings may be *flawed*: a rule or route that is wrong in itself is None here, and
-    what a check would have to know of it is not checked.
+    Some settings may be *flawed*: an invalid rule or route is None here, and checks that would
+    need it are skipped.
     """
     preset = _preset(config, problems)
     _check_names(table, preset, problems)
@@ -520,7 +525,7 @@ def _routes(
     common = _rules(config.rules, "rules", table.get("rules"), config, problems)
     common += [("", rule) for rule in preset]
     routes = []
-    for at, route in enumerate(_ways(config, table, flawed, problems)):
+    for at, route in enumerate(_route_options(config, table, flawed, problems)):
         place = f"routes[{at}]." if config.routes else ""
         written = table["routes"][at] if config.routes else {}
         if route is None:
@@ -555,22 +560,22 @@ def _preset(config: Config, problems: Problems) -> list[Rule]:
 
 
 def _guards(config: Config, problems: Problems) -> list[Rule]:
-    """Make the rule that stands before all others, where not everybody is let in."""
+    """Return the rule that refuses senders that are not allowed, if any are refused."""
     if not config.allow.is_open:
         with problems.caught():
             return [Rule.for_refused_senders(SenderAllowlist(config.allow))]
     return []
 
 
-def _ways(
+def _route_options(
     config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
 ) -> Sequence[RouteOptions | None]:
-    """List the routes of the file, or make the only one of its sink."""
+    """Return the routes of the file, or the only one, made of its sink."""
     if config.routes or "routes" in flawed:
         for name in ("sink", "route"):
             if name in table:
                 place = origin(_address(table[name]), name)
-                problems.add(place, "stands beside routes, which name a sink each; leave it out")
+                problems.add(place, "cannot be used with routes, which have a sink each; remove it")
         return config.routes
     if flawed & {"sink", "route"}:
         return ()
@@ -581,7 +586,7 @@ def _ways(
 def _verifier(
     config: Config, routes: Sequence[Route], table: Mapping[str, Any], problems: Problems
 ) -> Verifier | None:
-    """Make who looks conversations up, if that is asked for."""
+    """Return the verifier, if one is configured."""
     if config.verify == "none":
         return None
     verifier: type[Verifier] | None = None
@@ -605,7 +610,7 @@ def _verifier(
 
 _CHECKED = {"lease", "sink_timeout", "commit_budget", "margin", "max_attempts", "breaker"}
 _Placed = tuple[str, Rule]
-"""A rule and where it stands; nowhere, if it is of a preset."""
+"""A rule and its place in the file; empty if it is of a preset."""
 
 
 def _rules(
@@ -630,21 +635,21 @@ def _rules(
 
 
 def _check_match(written: Any, place: str, problems: Problems) -> None:
-    """Look at the pattern of a rule or route that is wrong elsewhere."""
+    """Check the pattern of a rule or route that is invalid elsewhere."""
     if isinstance(written, Mapping) and isinstance(written.get("match"), Mapping):
         with problems.caught():
             Pattern.compile(written["match"], f"{place}match")
 
 
 def _check_names(table: Mapping[str, Any], preset: Sequence[Rule], problems: Problems) -> None:
-    """Find names that are given twice, whatever else is wrong with their rules and routes."""
+    """Report names that are used twice, also of invalid rules and routes."""
     written = table.get("routes")
     routes = written if isinstance(written, list) else []
-    _check_twice("routes", _names(routes, "routes"), problems)
+    _check_unique("routes", _names(routes, "routes"), problems)
     common = _names(table.get("rules"), "rules") + [("", rule.name) for rule in preset]
     for at, route in enumerate(routes or [{}]):
         own = route.get("rules") if isinstance(route, Mapping) else None
-        _check_twice("rules", _names(own, f"routes[{at}].rules") + common, problems)
+        _check_unique("rules", _names(own, f"routes[{at}].rules") + common, problems)
 
 
 def _names(written: Any, where: str) -> list[tuple[str, str]]:
@@ -655,7 +660,7 @@ def _names(written: Any, where: str) -> list[tuple[str, str]]:
     ]
 
 
-def _check_twice(what: str, named: list[tuple[str, str]], problems: Problems) -> None:
+def _check_unique(what: str, named: list[tuple[str, str]], problems: Problems) -> None:
     seen: dict[str, str] = {}
     for place, name in named:
         if name in seen:
@@ -679,13 +684,13 @@ def _check_settings(
 def _check_order(
     where: str, rules: Sequence[_Placed | None], *, is_known: bool, problems: Problems
 ) -> None:
-    """Events are kept in order by what they are about: a rule has to say it, and say one."""
+    """Report rules that do not fit order = "entity"."""
     for place, rule in filter(None, rules):
         _check_entity(rule, place, problems, ordered=True)
     if is_known and not any(rule.entity for _, rule in filter(None, rules)):
         problems.add(
             where,
-            '"entity" needs a rule that says what the entity is: entity = "detail.conversationId"',
+            '"entity" needs a rule with an entity, such as entity = "detail.conversationId"',
         )
 
 
@@ -699,14 +704,14 @@ def _check_entity(rule: Rule, place: str, problems: Problems, *, ordered: bool =
 def _check_dashboard(
     config: Config, table: Mapping[str, Any], flawed: set[str], problems: Problems
 ) -> None:
-    found = [*mistakes(config)]
-    open_to_all = exposure(config)
-    # What lets people in may be there, and only be written wrongly.
+    found = [*dashboard_errors(config)]
+    open_to_all = exposure_error(config)
+    # The authentication may be set, and only be invalid.
     if open_to_all is not None and not flawed & {"dashboard_token", "dashboard_user_header"}:
         found.append(open_to_all)
-    for mistake in found:
-        name, bracket, rest = mistake.where.partition("[")
-        problems.add(f"{origin(table.get(name), name)}{bracket}{rest}", mistake.message)
+    for error in found:
+        name, bracket, rest = error.where.partition("[")
+        problems.add(f"{origin(table.get(name), name)}{bracket}{rest}", error.message)
 
 
 def _address(given: Any) -> Any:

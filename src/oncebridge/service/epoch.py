@@ -26,7 +26,7 @@ _KEEP_MS: Final = 365 * 24 * 3_600_000
 _RENEW_MS: Final = 6 * 3_600_000
 """Written again after this time: S3 removes objects that have not been written for a day."""
 _SAME_LOSS_MS: Final = 60_000
-"""By how much the clocks of a worker and the store may differ when they tell of one loss."""
+"""By how much the clocks of a worker and the store may differ for the same loss."""
 
 
 class _Epoch(Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""What can be set about Genesys Cloud."""
+"""The settings for Genesys Cloud."""
 
 from datetime import timedelta
 from typing import Annotated, Literal
@@ -11,33 +11,33 @@ from oncebridge.events.key import Scope
 
 
 class GenesysOptions(Struct, frozen=True, kw_only=True):
-    """The preset's own settings, and the account with which conversations are looked up."""
+    """The settings of the preset, and the OAuth client that looks up conversations."""
 
     sources: Annotated[
         tuple[str, ...],
         Doc(
-            "How the sources begin whose events the preset's rules are for.",
+            "Prefixes of the sources whose events the rules of the preset are for.",
             example='["aws.partner/genesys.com/", "com.example.genesys"]',
         ),
     ] = ("aws.partner/genesys.com/", "aws.partner/genesys.com.test/")
     scope: Annotated[
         Scope,
-        Doc('"organisation" takes all integrations of one organisation for one source.'),
+        Doc('"organisation" treats all integrations of one organisation as one source.'),
     ] = "organisation"
     region: Annotated[
         str | None,
         Doc(
-            "Where the organisation lives, as AWS names it, or the host of its API without `api.`; "
-            "a whole URL, such as a proxy's, is for logins and look-ups both.",
+            "The AWS Region of the organisation, or the host of its API without `api.`; a whole URL, "
+            "such as that of a proxy, is used for both logins and look-ups.",
             example="eu-central-1",
         ),
     ] = None
-    client_id: Annotated[Secret | None, Doc("The id of an OAuth client.", "env:GENESYS_ID")] = None
+    client_id: Annotated[Secret | None, Doc("The id of the OAuth client.", "env:GENESYS_ID")] = None
     client_secret: Annotated[Secret | None, Doc("Its secret.", "env:GENESYS_SECRET")] = None
     conversation: Annotated[
         str | None,
         Doc(
-            "Where the id of the conversation is, in JMESPath, if not where Genesys puts it.",
+            "A JMESPath expression for the id of the conversation, if it is not where Genesys puts it.",
             example="detail.eventBody.conversationId || detail.conversation_id",
         ),
     ] = None
@@ -51,20 +51,20 @@ class GenesysOptions(Struct, frozen=True, kw_only=True):
     ] = "deliver"
     on_api_outage: Annotated[
         Literal["hold", "deliver"],
-        Doc("What to do while nobody can say: keep the event back, or send it unverified."),
+        Doc("What to do while the API is unavailable: hold the event, or deliver it unverified."),
     ] = "hold"
     settle: Annotated[
         timedelta,
-        Doc("How long a conversation may be unknown after its event, and come yet.", "30s"),
+        Doc("How long after its event a conversation may still be unknown to the API.", "30s"),
     ] = timedelta(seconds=30)
-    remember: Annotated[
-        timedelta, Doc("How long it is remembered that a conversation exists.", "1h")
-    ] = timedelta(hours=1)
+    remember: Annotated[timedelta, Doc("How long a known conversation is remembered.", "1h")] = (
+        timedelta(hours=1)
+    )
     lookups: Annotated[
         Rate,
         Doc(
-            "How many conversations this process looks up at most; Genesys allows a client 300 a "
-            "minute, over all processes.",
+            "The rate of look-ups by this process; Genesys allows 300 a minute per client, for all "
+            "processes together.",
             example="2/s",
         ),
     ] = Rate(4)

@@ -1,8 +1,8 @@
 """
-What happens, one line each: for people on a terminal, as JSON elsewhere.
+Log lines: text on a terminal, JSON elsewhere.
 
-A line is the name of what happened and its fields. None of them is ever a payload or a
-secret: library code logs names, counts and types of errors only.
+A line has the name of an event and its fields. None of them is a payload or a secret: library
+code logs only names, counts and types of errors.
 """
 
 import json
@@ -32,7 +32,7 @@ def set_up(level: str, form: Literal["auto", "json", "text"]) -> logging.Handler
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Write to what is standard error at that moment: a status line may stand before it."""
+    """Writes to the current standard error, which a status line may have replaced."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -49,7 +49,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
         if name not in _STANDARD
     }
     if record.exc_info and record.exc_info[0]:
-        # its type only: the text of an exception may quote the event
+        # only its type: the text of an exception may quote the event
         fields["error"] = record.exc_info[0].__name__
     return fields
 
@@ -84,6 +84,6 @@ class _ForPeople(logging.Formatter):
 
 
 def _one_line(value: object) -> str:
-    """Spell out what would break the line, or what a terminal would obey."""
+    """Return *value* with line breaks and control characters escaped."""
     text = str(value)
     return text if text.isprintable() else ascii(text)

@@ -1,4 +1,4 @@
-"""Everything that looks on while a service runs: counts, reports, history, telemetry."""
+"""Observes a running service: counts, reports, history and telemetry."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from oncebridge.service.config import Config
 from oncebridge.stores.api import Store
 
 _CHARGED: Final = ("dynamodb", "s3")
-"""Where each write costs money, history and counts may come late."""
+"""Stores where each write costs money: history and counts are written less often."""
 _LAG: Final = timedelta(seconds=10)
 _IDLE_MS: Final = 10_000
 """A worker without work writes its counts this often."""
@@ -36,28 +36,28 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9.-]+")
 
 
 def worker_name(dice: Dice) -> str:
-    """Make a name for this process that nobody else has, and that is good for an address."""
+    """Return a unique name for this process that can be part of an address."""
     host = _UNSAFE.sub("-", platform.node())[:40] or "worker"
     return f"{host}-{os.getpid()}-{dice.tokens(1)[0][:3].hex()}"
 
 
 def mode_of(config: Config) -> Mode:
-    """Return how much history is kept: some, where there is a dashboard to see it on."""
+    """Return how much history is kept: `auto` keeps some if there is a dashboard."""
     if config.history != "auto":
         return config.history
     return "sample" if config.dashboard else "off"
 
 
 def mask_of(config: Config) -> Mask:
-    """Make what hides payloads from those who look."""
+    """Return the mask for payloads that are shown."""
     return Mask(config.mask, shape_only=not config.dashboard_payloads)
 
 
-class Watch:
+class Monitor:
     """
-    Look on, for a service.
+    Observes a service.
 
-    *look* tells the service's state, *books* its books, and *rules* are those of its routes.
+    *look* returns the state of the service, *books* its counters; *rules* are those of its routes.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Watch:
         config: Config,
         store: Store,
         *,
-        look: Callable[["Watch"], State],
+        look: Callable[["Monitor"], State],
         books: Callable[[], Mapping[str, Books]],
         rules: Mapping[str, Sequence[Rule]],
         clock: Clock,
@@ -111,30 +111,30 @@ class Watch:
         self._telemetry = from_environment(os.environ, self.report, self.name)
         self.tracer = self._telemetry.tracer if self._telemetry else None
         self.context = self._telemetry.context if self._telemetry and self.tracer else None
-        """Reads what came beside events, where they are traced."""
+        """Reads trace contexts of events, if they are traced."""
 
     def open(self) -> None:
-        """Begin to tell others, on the running loop."""
+        """Start exporting telemetry, on the running loop."""
         if self._telemetry is not None:
             self._telemetry.open()
 
     def decided(self, decision: Decision) -> None:
-        """Take down one arrival."""
+        """Count one arrival."""
         cause = self._repeats.cause_of(decision)
         self._meters.decided(decision, cause)
         if self.recorder is not None:
             self.recorder.decided(decision, cause)
 
     def travelled(self, trip: RoundTrip) -> None:
-        """Take down one call of the store or a sink."""
+        """Count one call of the store or a sink."""
         self._meters.travelled(trip)
 
     def report(self) -> Report:
-        """Tell all there is to tell, as of now."""
+        """Return the current state and counts."""
         return Report(self._look(self), self._meters.counts(self._books()))
 
     async def measure(self, *, is_open: bool) -> None:
-        """Ask the store how it is; one that could not be opened yet does not answer."""
+        """Measure the health of the store; one that is not open yet does not answer."""
         kind = scheme_of(self._config.store.url)
         if is_open:
             self.vitals = await vitals(kind, self._store, self._clock)
@@ -143,11 +143,10 @@ class Watch:
 
     async def share(self) -> None:
         """
-        Write counts into the store, where others can read them.
+        Write counts to the store, for other workers and the dashboard.
 
-        Called once a second, and does so if there was work, or after ten seconds. What was
-        counted since is lost if this worker is killed. Where writes cost money, ten seconds
-        always pass.
+        Called once a second; writes if there was work, else every ten seconds, and always every
+        ten seconds if writes cost money. Later counts are lost if this worker is killed.
         """
         if not self._is_sharing:
             return
@@ -160,7 +159,7 @@ class Watch:
             await self._member.tell(self.report())
 
     async def compare(self) -> None:
-        """Read what all workers have reported, and log what does not fit together."""
+        """Read the reports of all workers, and log settings that contradict each other."""
         report = self.report()
         if not self._has_compared_sinks:
             sinks = {name: route.sink for name, route in report.state.routes.items()}
@@ -170,12 +169,12 @@ class Watch:
             self._warnings.log(await read(self._store, report))
 
     async def record(self) -> None:
-        """Write history into the store."""
+        """Write history to the store."""
         if self.recorder is not None:
             await self.recorder.write()
 
     async def aclose(self, *, has_run: bool) -> None:
-        """Write what is left, where there is a store to write to."""
+        """Write the last counts and history, if the service has run."""
         ends = [self._leave()] if has_run else []
         ends += [self._telemetry.aclose()] if self._telemetry is not None else []
         for error in await asyncio.gather(*ends, return_exceptions=True):

@@ -1,9 +1,9 @@
 """
-The configuration, described: as JSON Schema for editors, as a page for people.
+The reference of all settings, as JSON Schema and as a Markdown page.
 
-Both are made of the declarations that the loader reads by, so they cannot say anything else.
-What only shows when settings are seen together (a lease too short for its sink_timeout, a
-name given twice) is the loader's to find.
+Both are made from the declarations that the loader uses, so they cannot differ from it. Errors
+across settings (a lease too short for its sink_timeout, a name used twice) are found by the
+loader only.
 """
 
 import re
@@ -23,10 +23,16 @@ from oncebridge.base.options import (
 )
 from oncebridge.base.secrets import ADDRESS_REFERENCE
 from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
-from oncebridge.service.addresses import DeadPlace, Place, SinkPlace, SourcePlace, StorePlace
+from oncebridge.service.addresses import (
+    BackendAddress,
+    DeadPlace,
+    SinkPlace,
+    SourcePlace,
+    StorePlace,
+)
 from oncebridge.service.config import PREFIX, Config, RouteOptions
 
-_PLACES: Final[dict[str, type[Place]]] = {
+_PLACES: Final[dict[str, type[BackendAddress]]] = {
     "source": SourcePlace,
     "store": StorePlace,
     "sink": SinkPlace,
@@ -39,7 +45,7 @@ _HEADINGS: Final = {"source": "Sources", "store": "Stores", "sink": "Sinks", "de
 
 
 def json_schema() -> dict[str, Any]:
-    """Describe the configuration file as JSON Schema, with the backends installed here."""
+    """Return the JSON Schema of the configuration, with the backends installed here."""
     described = schema(Config)
     properties = described["properties"]
     for name in _PLACES:
@@ -63,7 +69,7 @@ def _notes(described: dict[str, Any]) -> dict[str, Any]:
     return {name: described[name] for name in ("description", "default") if name in described}
 
 
-def _place(kind: type[Place]) -> dict[str, Any]:
+def _place(kind: type[BackendAddress]) -> dict[str, Any]:
     """Describe an address: bare, or in a table with the options of its scheme."""
     tables = []
     everything: list[str] = []
@@ -71,7 +77,7 @@ def _place(kind: type[Place]) -> dict[str, Any]:
         everything += schemes
         properties = schema(options)["properties"] if options is not None else {}
         tables.append(_table(_pattern(schemes), properties) | {"additionalProperties": False})
-    looked_up = ADDRESS_REFERENCE  # its options are known when it is looked up
+    looked_up = ADDRESS_REFERENCE  # its options are known when it is resolved
     return {
         "anyOf": [
             {"type": "string", "pattern": f"{_pattern(everything)}|{looked_up}"},
@@ -90,8 +96,8 @@ def _pattern(schemes: Sequence[str]) -> str:
     return "|".join(["^-$" if scheme == "-" else f"^{scheme}:" for scheme in schemes])
 
 
-def _backends(kind: type[Place]) -> list[tuple[list[str], type[Struct] | None]]:
-    """List what is installed: the schemes that share their options, and the options."""
+def _backends(kind: type[BackendAddress]) -> list[tuple[list[str], type[Struct] | None]]:
+    """Return the installed backends: schemes that share options, and the options."""
     options = kind.option_kinds()
     found: dict[type[Struct] | str, list[str]] = {}
     for scheme in sorted({point.name for point in entry_points(group=kind.group)}):
@@ -104,35 +110,35 @@ def _backends(kind: type[Place]) -> list[tuple[list[str], type[Struct] | None]]:
 _INTRODUCTION: Final = """\
 # Configuration
 
-One TOML file, the environment on top of it, flags on top of that. `oncebridge init` writes a
-file to begin with; a file is read when it is named, by `-c FILE` or `ONCEBRIDGE_CONFIG`.
-Every mistake is told at once, with its place, and nothing starts before all are put right.
+Settings come from a TOML file; environment variables override the file, and flags override
+both. `oncebridge init` writes a starter file. A file is used only if it is named, by `-c FILE` or
+`ONCEBRIDGE_CONFIG`. All errors are reported together, and nothing starts until they are fixed.
 
 * A **duration** is a number and a unit: `500ms`, `30s`, `5m`, `36h`, `6d`.
 * A **size** is `500B`, `64KiB`, `1MiB`, `2GiB`; a **rate** is `100/s`, `3000/m`, `5000/h`.
-* A **secret** is named and not written: `env:NAME`, `file:PATH`, `ssm:NAME` or
-  `secretsmanager:NAME` ([secrets](secrets.md)). It is never printed.
-* An **address** says what and where: `sqlite:oncebridge.db`, `https://crm.example.com/hooks`.
-  Options stand beside it in a table: `sink = { url = "https://…", concurrency = 16 }`.
+* A **secret** is a reference: `env:NAME`, `file:PATH`, `ssm:NAME` or `secretsmanager:NAME`
+  ([secrets](secrets.md)). It is never printed.
+* An **address** is a URL: `sqlite:oncebridge.db`, `https://crm.example.com/hooks`. To set
+  options, use a table: `sink = { url = "https://…", concurrency = 16 }`.
 * In the **environment** a setting is `ONCEBRIDGE_` and its name in capitals, with two
   underscores for a dot: `ONCEBRIDGE_SINK__CONCURRENCY=16`. A list is written with commas.
 * Every setting is a **flag** of `oncebridge run`: `--sink-timeout 5s`, `--set sink.concurrency=16`.
 
-This page is made by `oncebridge schema --markdown`; `oncebridge schema` gives the same to
-editors and checkers as JSON Schema.
+This page is generated by `oncebridge schema --markdown`; `oncebridge schema` prints the same as
+JSON Schema, for editors and validators.
 """
 _RULES: Final = """\
 ## Rules
 
-`[[rules]]` say what makes two events the same. The first that matches decides; an event that
-none matches is known by its content. A rule is one way to recognise an event, or several
-`tiers`, each with its own key and window; the settings of a tier can stand in the rule itself.
+`[[rules]]` define what makes two events the same. The first rule that matches decides; an event
+that matches none is identified by its content. A rule has one key, or several `tiers`, each with
+its own key and window; the settings of a single tier can be in the rule itself.
 """
 _ROUTES: Final = """\
 ## Routes
 
-`[[routes]]` are several ways out, each with claims of its own: an event that one sink has and
-another has not is a duplicate here and delivered there. They stand in place of `sink`.
+`[[routes]]` deliver to several sinks, each with claims of its own: an event that one sink has
+and another has not is a duplicate on one route and delivered on the other. They replace `sink`.
 """
 _BACKENDS: Final = """\
 ## Addresses and their options
@@ -140,7 +146,7 @@ _BACKENDS: Final = """\
 
 
 def markdown() -> str:
-    """Write the page that explains every setting."""
+    """Return the Markdown page."""
     return "\n".join([_INTRODUCTION, *_page()]).rstrip("\n") + "\n"
 
 
@@ -164,7 +170,7 @@ def _page() -> Iterator[str]:
         for schemes, options in _backends(kind):
             yield f"#### {', '.join(_shown_scheme(name, scheme) for scheme in schemes)}\n"
             if options is None:
-                yield "Nothing can be set.\n"
+                yield "No options.\n"
             else:
                 environment = f"{PREFIX}{name.upper()}__"
                 yield _table_of(settings_of(options), environment)
@@ -203,8 +209,8 @@ def _setting(setting: Setting, level: str, *, environment: str = "") -> Iterator
 
 
 def _table_of(settings: Sequence[Setting], environment: str) -> str:
-    """Set the settings of one table below each other, short."""
-    lines = ["| setting | form | default | what it does | environment |", "|" + " --- |" * 5]
+    """Return the settings of one table as a Markdown table."""
+    lines = ["| setting | form | default | description | environment |", "|" + " --- |" * 5]
     for setting in settings:
         is_new = setting.doc.example and _example(setting).strip('"') != format_setting(
             setting.default
@@ -222,21 +228,23 @@ def _table_of(settings: Sequence[Setting], environment: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Write a bar so that it ends no cell; between backticks it would be shown as its number."""
+    """Escape bars in a cell; between backticks the escape would be shown as it is."""
     if "|" not in text:
         return text
     return re.sub("`([^`]*)`", r"<code>\1</code>", text).replace("|", "&#124;")
 
 
 def _item(setting: Setting) -> Any:
-    """Return the kind of a single value that stands for a list of one; None if there is none."""
+    """Return the kind of a single value that may replace a list of one; None if there is none."""
     is_list = get_origin(setting.kind) in (list, tuple)
     return get_args(setting.kind)[0] if is_list and setting.doc.or_one else None
 
 
 def _struct(setting: Setting) -> type[Struct] | None:
     kind = _item(setting) or setting.kind
-    is_struct = isinstance(kind, type) and issubclass(kind, Struct) and not issubclass(kind, Place)
+    is_struct = (
+        isinstance(kind, type) and issubclass(kind, Struct) and not issubclass(kind, BackendAddress)
+    )
     return kind if is_struct else None
 
 
@@ -262,7 +270,7 @@ def _default(setting: Setting) -> str:
 
 
 def _example(setting: Setting) -> str:
-    """Write an example as TOML: a text in quotes, all else as it is."""
+    """Return an example as TOML: text in quotes, all else as it is."""
     text = setting.doc.example
     kinds = get_args(setting.kind) or (setting.kind,)
     is_bare = text[0] in "[{" or any(kind in (int, float, bool) for kind in kinds)

@@ -1,10 +1,10 @@
 """
-A gateway that runs by itself: sources, routes, a store, and somebody who looks after them.
+The service: sources, routes and a store, with periodic tasks.
 
-`open` gets everything ready or says what is wrong. `run` lasts until every source has come
-to its end, or until `stop`. `close` finishes what is under way within the grace there is: a
-stop costs no duplicate. In between it purges what is past keeping, looks whether an operator
-has paused a route, and writes a line about each second in which there was work.
+`open` prepares everything or raises. `run` returns when every source has ended, or after `stop`.
+`close` finishes the work in progress within the grace period, so that a stop causes no
+duplicates. Periodic tasks purge expired records, check whether an operator has paused a route,
+and log the counts of each second with work.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from oncebridge import __version__
 from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.base.formatting import format_instant
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.counters import Books
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.hooks import Decision, Hook, Tracer, TripHook
@@ -32,7 +32,7 @@ from oncebridge.observe.report import RouteState, State
 from oncebridge.service.addresses import extension
 from oncebridge.service.config import Setup
 from oncebridge.service.epoch import Epoch
-from oncebridge.service.monitor import Watch
+from oncebridge.service.monitor import Monitor
 from oncebridge.sources.api import Host, Inbox, Source
 from oncebridge.sources.intake import Intake
 from oncebridge.sources.spool import Spool
@@ -99,7 +99,7 @@ def make_router(
 
 
 class Dashboard(Protocol):
-    """The pages beside a service, from the entry point `oncebridge.dashboards`."""
+    """The dashboard of a service, from the entry point `oncebridge.dashboards`."""
 
     @property
     def url(self) -> str: ...
@@ -110,7 +110,7 @@ class Dashboard(Protocol):
 
 
 class Service:
-    """Run what *setup* describes."""
+    """Runs the sources and routes of *setup*."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Service:
         self._is_closed = False
         self.store: Store = config.store.opened
         dice = dice or SystemDice()
-        self.watch = Watch(
+        self.monitor = Monitor(
             config,
             self.store,
             look=self._state,
@@ -139,9 +139,9 @@ class Service:
         debug = [_log_decision] if _log.isEnabledFor(logging.DEBUG) else []
         self.router = make_router(
             setup,
-            hooks=[self.watch.decided, *hooks, *debug],
-            trip_hooks=[self.watch.travelled],
-            tracer=self.watch.tracer,
+            hooks=[self.monitor.decided, *hooks, *debug],
+            trip_hooks=[self.monitor.travelled],
+            tracer=self.monitor.tracer,
             clock=clock,
         )
         self._keys = {one.route: one.rules.key_fingerprint() for one in self.router.gateways}
@@ -149,7 +149,7 @@ class Service:
         self._intake = Intake(self.router, batch=config.batch, is_open=lambda: self._is_open)
         inbox: Inbox = self.spool or self._intake
         self._is_open = False
-        """Store, sinks and dead letters are there, and have checked themselves."""
+        """Store, sinks and dead letters are open."""
         self._host = Host(
             self.router,
             inbox,
@@ -158,19 +158,19 @@ class Service:
             clock,
             dice,
             lambda: self._is_open,
-            self.watch.context,
+            self.monitor.context,
         )
         self._listeners = self._make_listeners() if config.health or config.metrics else []
         self._dashboard = self._make_dashboard() if config.dashboard else None
         self.sources: list[Source] = [place.opened for place in config.source]
         self.is_watched = False
-        """Somebody looks at the counts already, on a status line."""
+        """A status line shows the counts, so they are not logged."""
         self.gave_up = ""
-        """Why it stopped by itself before its time."""
+        """Why the service stopped by itself; empty if it did not."""
         self._stopping = asyncio.Event()
         self._closing = asyncio.Event()
         self._found_wrong = 0
-        """How often a store that came late was found to be unfit."""
+        """How often a store that was opened late was refused."""
         self._counted: dict[str, Counter[str]] = {}
         self._down: dict[str, list[str]] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -180,21 +180,21 @@ class Service:
         from oncebridge.observe.health import listeners  # noqa: PLC0415 - most need no server here
 
         config = self._setup.config
-        return listeners(config.health, config.metrics, self._not_ready, self.watch.report)
+        return listeners(config.health, config.metrics, self._not_ready, self.monitor.report)
 
     def _make_dashboard(self) -> Dashboard:
         make = extension("oncebridge.dashboards", "pages", "dashboard")
-        made: Dashboard = make(self._setup, self.store, self.router, self.watch)
+        made: Dashboard = make(self._setup, self.store, self.router, self.monitor)
         return made
 
-    def _state(self, watch: Watch) -> State:
-        """Return how this worker is right now."""
+    def _state(self, monitor: Monitor) -> State:
+        """Return the current state of this worker."""
         return State(
-            name=watch.name,
+            name=monitor.name,
             host=platform.node(),
             pid=os.getpid(),
             version=__version__,
-            started_ms=watch.started_ms,
+            started_ms=monitor.started_ms,
             at_ms=self._clock(),
             ended=self._is_closed,
             sources=tuple(map(str, self._setup.config.source)),
@@ -213,16 +213,16 @@ class Service:
                 )
                 for gateway, route in zip(self.router.gateways, self._setup.routes, strict=True)
             },
-            store=replace(watch.vitals, records_lost_ms=self._records_lost_ms()),
+            store=replace(monitor.vitals, records_lost_ms=self._records_lost_ms()),
             spooled=self.spool.depth if self.spool is not None else None,
             not_ready=tuple(self._not_ready()),
-            history=watch.recorder.pages if watch.recorder is not None else 0,
+            history=monitor.recorder.pages if monitor.recorder is not None else 0,
         )
 
     def _not_ready(self) -> list[str]:
-        """Return what keeps events from being taken right now, as the HTTP source does."""
+        """Return why events cannot be accepted right now; empty if they can."""
         stopping = ["shutting down"] if self._stopping.is_set() else []
-        # Without the routes' names: anybody may ask.
+        # Without the names of routes: no authentication is needed here.
         spool, intake = self.spool, self._intake
         found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
         sources = [why for one in self.sources for why in getattr(one, "not_ready", list)()]
@@ -230,12 +230,12 @@ class Service:
 
     @property
     def health_port(self) -> int | None:
-        """Where it is asked whether events can pass, once it is open."""
+        """The port of `health`, once it is open."""
         return self._listeners[0].port if self._setup.config.health else None
 
     @property
     def dashboard_url(self) -> str | None:
-        """Where people look, once it is open."""
+        """The address of the dashboard, once it is open."""
         return self._dashboard.url if self._dashboard else None
 
     @property
@@ -243,7 +243,7 @@ class Service:
         return [*([self.spool] if self.spool else []), *self.sources]
 
     def books(self) -> dict[str, Books]:
-        """Return the books of each route, and of what no route was for."""
+        """Return the counters of each route, and of unrouted events."""
         books = {gateway.route: gateway.books for gateway in self.router.gateways}
         if any(entry.match is not None for entry in self.router.routes):
             books[UNROUTED] = self.router.unrouted
@@ -257,7 +257,7 @@ class Service:
         return dict(total)
 
     async def open(self) -> None:
-        """Open routes, then sources; a store that is only away for now may come later."""
+        """Open routes, then sources; a store that is unavailable is opened later."""
         try:
             await self.router.open()
         except StoreUnavailable as error:
@@ -272,14 +272,14 @@ class Service:
             await self._dashboard.open()
         for source in self._all_sources:
             await source.open(self._host)
-        self.watch.open()
+        self.monitor.open()
         self._keepers = [
             asyncio.create_task(self._keep(every_s, work))
             for every_s, work in (
                 (_LOOK_S, self._open_late),
                 (_PURGE_S, self._purge),
                 (_LOOK_S, self._look_for_pauses),
-                (_MEASURE_S if self.watch.is_charged else _LOOK_S, self._look_at_epoch),
+                (_MEASURE_S if self.monitor.is_charged else _LOOK_S, self._look_at_epoch),
                 (_LOOK_S, self._look_for_gone),
                 (_LOOK_S, self._tell),
                 (_RECORD_S, self._record),
@@ -292,7 +292,7 @@ class Service:
     async def run(self) -> None:
         """Run until all sources are at their end, or until `stop`."""
         stopping = asyncio.create_task(self._stopping.wait())
-        # A spool has no end of its own: it ends when nothing more can come into it.
+        # A spool ends when no source can add to it.
         runs = {asyncio.create_task(source.run()) for source in self.sources}
         behind = {asyncio.create_task(self.spool.run())} if self.spool else set()
         try:
@@ -312,15 +312,15 @@ class Service:
             self._runs = {*runs, *behind}
 
     def stop(self) -> None:
-        """Take nothing more; `run` returns, and `close` finishes what is under way."""
+        """Accept no more events; `run` returns, and `close` finishes the work in progress."""
         self._stopping.set()
 
     async def close(self, grace: timedelta | None = None) -> bool:
-        """Finish what is under way, close everything, and tell whether all was finished."""
+        """Finish the work in progress, close everything, and return whether all was finished."""
         for source in self._all_sources:
             source.stop()
         drained = await self.router.drain(grace or self._setup.config.grace)
-        # What no route is for is on its way to the dead letters, and no gateway knows of it.
+        # Unrouted events on their way to the dead letters are in no gateway.
         await self._intake.aclose(_LEAVE_S if drained else 0)
         runs = self._runs
         if runs:
@@ -333,11 +333,11 @@ class Service:
             failures += await asyncio.gather(source.aclose(), return_exceptions=True)
         self._tell_now()
         self._is_closed = True
-        await self._end_watch()
+        await self._close_monitor()
         if self._dashboard is not None:
             await self._dashboard.aclose()
         await self.router.aclose()
-        self._tell_now()  # what was still looked up in shadow mode
+        self._tell_now()  # for look-ups that ended late, in shadow mode
         for listener in self._listeners:
             await listener.aclose()
         for failure in failures:
@@ -346,7 +346,7 @@ class Service:
         return drained
 
     async def _end_keepers(self, within_s: float) -> None:
-        """Let each keeper end its round, or others would wait for what it holds in the store."""
+        """Let each periodic task finish, or other workers would wait for its claims."""
         self._closing.set()
         if self._keepers:
             await asyncio.wait(self._keepers, timeout=within_s)
@@ -354,25 +354,25 @@ class Service:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
-    async def _end_watch(self) -> None:
+    async def _close_monitor(self) -> None:
         try:
-            # What never came to run has nothing to tell, and may have no store to tell it to.
+            # A service that has not run has no counts, and maybe no store.
             has_run = self._is_open and bool(self._keepers)
             async with asyncio.timeout(_LEAVE_S):
-                await self.watch.aclose(has_run=has_run)
-        except Exception as error:  # noqa: BLE001 - the rest has to be closed all the same
-            # What it counted since it last told is only in the log now.
+                await self.monitor.aclose(has_run=has_run)
+        except Exception as error:  # noqa: BLE001 - the rest still has to be closed
+            # The latest counts are only in the log now.
             _log.warning("oncebridge.not_told", extra={"error": type(error).__name__})
 
-    # --- looking after it --------------------------------------------------------------
+    # --- periodic tasks ----------------------------------------------------------------
 
     async def _keep(self, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do *work* again and again; a failure is told, and no reason to stop."""
+        """Run *work* periodically; a failure is logged, and does not stop it."""
         while True:
             try:
                 await work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next time may be better
-                # Our own errors quote no payload; of others only the type is told.
+            except Exception as error:  # noqa: BLE001 - the next run may succeed
+                # Our own errors quote no payload; of others only the type is logged.
                 is_ours = isinstance(error, OncebridgeError)
                 told = str(error) if is_ours else type(error).__name__
                 fields = {"what": work.__name__.strip("_"), "error": told}
@@ -383,7 +383,7 @@ class Service:
                 return
 
     async def _open_late(self) -> None:
-        """Open a store that was away at the start; what is wrong with it ends the service."""
+        """Open a store that was unavailable at the start; stop if it is unusable."""
         if self._is_open or self.gave_up:
             return
         try:
@@ -391,7 +391,7 @@ class Service:
         except StoreUnavailable:
             return
         except ConfigError as error:
-            # In the middle of a failover a replica may answer, and soon be the primary.
+            # During a failover a replica may answer that is about to become the primary.
             self._found_wrong += 1
             _log.warning("oncebridge.store_is_away", extra={"error": str(error)})
             if self._found_wrong * _LOOK_S >= _PUT_UP_S:
@@ -408,17 +408,17 @@ class Service:
 
     async def _record(self) -> None:
         if self._is_open:
-            await self.watch.record()
+            await self.monitor.record()
 
     async def _measure(self) -> None:
-        await self.watch.measure(is_open=self._is_open)
+        await self.monitor.measure(is_open=self._is_open)
 
     async def _share(self) -> None:
         if self._is_open:
-            await self.watch.share()
+            await self.monitor.share()
 
     async def _look_at_epoch(self) -> None:
-        """Notice that the store has lost its records, and count what is sent from then on."""
+        """Notice that the store has lost its records, and count deliveries from then on."""
         if not self._is_open:
             return
         before_ms = self._epoch.lost_ms
@@ -435,20 +435,20 @@ class Service:
             _log.warning("oncebridge.store_lost_its_records", extra=extra)
 
     def _records_lost_ms(self) -> int:
-        """Return when the store lost its records, if a window that began before still lasts."""
+        """Return when the store lost its records, if a window from before is still open."""
         lost_ms = self._epoch.lost_ms
         longest_ms = max(gateway.rules.longest_ms for gateway in self.router.gateways)
         return lost_ms if self._clock() - lost_ms < longest_ms else 0
 
     async def _compare(self) -> None:
         if self._is_open:
-            await self.watch.compare()
+            await self.monitor.compare()
 
     async def _look_for_pauses(self) -> None:
         if not self._is_open:
             return
         gateways = self.router.gateways
-        states = await control.paused(self.store, [gateway.route for gateway in gateways])
+        states = await pauses.paused(self.store, [gateway.route for gateway in gateways])
         for gateway, is_paused in zip(gateways, states, strict=True):
             if is_paused and not gateway.is_paused:
                 gateway.pause()
@@ -458,10 +458,10 @@ class Service:
                 _log.warning("oncebridge.resumed", extra={"route": gateway.route})
 
     async def _look_for_gone(self) -> None:
-        """Stop where there is no sink any more, and never will be."""
+        """Stop if a sink is gone for good."""
         for route in self._setup.routes:
             if getattr(route.sink.opened, "is_gone", False) and not self.gave_up:
-                self._give_up(f"{route.name}: nobody takes events there any more")
+                self._give_up(f"{route.name}: the sink is closed and accepts no more events")
 
     def _give_up(self, why: str) -> None:
         self.gave_up = why
@@ -481,7 +481,7 @@ class Service:
                     _log.warning(line, extra=fields)
 
     def _tell_now(self) -> None:
-        """Write a line for each route in which something has changed, and for look-ups."""
+        """Log a line for each route whose counts have changed, and for look-ups."""
         for route, books in self.books().items():
             now = Counter({name: n for name, n in books.counts().items() if name != "in_flight"})
             changed = self._changed(route, now)
@@ -493,7 +493,7 @@ class Service:
                 _log.info("oncebridge.verified", extra=changed)
 
     def _changed(self, whose: str, now: Counter[str]) -> dict[str, int]:
-        """Return what has been counted since this was last asked."""
+        """Return what has been counted since the last call."""
         before = self._counted.get(whose, Counter())
         self._counted[whose] = now
         return {name: n - before[name] for name, n in now.items() if n != before[name]}

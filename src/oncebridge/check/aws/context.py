@@ -20,7 +20,7 @@ from oncebridge.check.aws.account import (
     NotReadable,
 )
 from oncebridge.check.finding import Checkup, Severity
-from oncebridge.service.addresses import Place, scheme_of
+from oncebridge.service.addresses import BackendAddress, scheme_of
 from oncebridge.service.config import PREFIX, Setup
 
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ class AwsAddress(Struct, frozen=True):
 def aws_addresses(setup: Setup) -> list[AwsAddress]:
     """Return the addresses of the configuration on AWS, each once for each use."""
     config = setup.config
-    places: list[tuple[str, Place]] = [("source", place) for place in config.source]
+    places: list[tuple[str, BackendAddress]] = [("source", place) for place in config.source]
     places.append(("store", config.store))
     places += [("sink", route.sink) for route in setup.routes]
     places.append(("dead", config.dead))
@@ -63,7 +63,7 @@ def aws_addresses(setup: Setup) -> list[AwsAddress]:
     return found
 
 
-def _aws_address(kind: str, place: Place) -> AwsAddress | None:
+def _aws_address(kind: str, place: BackendAddress) -> AwsAddress | None:
     options = place.options
     table = {"url": str(place.url)}
     for name in ("region", "fan_out"):

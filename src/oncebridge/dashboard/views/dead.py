@@ -19,14 +19,14 @@ from oncebridge.dashboard.rule_descriptions import anchor
 from oncebridge.dashboard.store_lookup import known
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.dead_letters.copies import Copies, copies_of
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.errors import OncebridgeError
 from oncebridge.events.event import Event
-from oncebridge.operate.explain.judgement import Look
+from oncebridge.operate.explain.expected_verdict import RecordView
 from oncebridge.operate.explain.words import summary_of_key
-from oncebridge.operate.identity import Identities, Identity
-from oncebridge.operate.operator_log import Acts
-from oncebridge.operate.replay import Choice
+from oncebridge.operate.identity import Identities, RouteIdentity
+from oncebridge.operate.operator_log import OperatorActions
+from oncebridge.operate.replay import DeadLetterFilter
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.monitor import mask_of
 
@@ -80,13 +80,13 @@ async def _list(desk: Desk, ask: Ask) -> Answer:
     )
 
 
-def _choice(given: Mapping[str, str]) -> Choice:
+def _choice(given: Mapping[str, str]) -> DeadLetterFilter:
     # No form could carry what cannot be printed, so nobody can choose it.
     told = {name: text for name, text in given.items() if text.isprintable()}
-    return Choice(reason=told.get("reason", ""), route=told.get("route") or None)
+    return DeadLetterFilter(reason=told.get("reason", ""), route=told.get("route") or None)
 
 
-def _fitting(choice: Choice, tally: letters.Tally) -> int | None:
+def _fitting(choice: DeadLetterFilter, tally: letters.Tally) -> int | None:
     """Return how many letters fit, where the counts tell it."""
     if choice.reason and choice.route:
         return None
@@ -101,7 +101,7 @@ def _with(counts: Mapping[str, int], chosen: str | None) -> list[str]:
     return [name for name in names if name and name.isprintable()]
 
 
-def _address(choice: Choice, *, before: int | None = None) -> str:
+def _address(choice: DeadLetterFilter, *, before: int | None = None) -> str:
     wanted = {"reason": choice.reason, "route": choice.route, "before": before}
     query = urlencode({name: value for name, value in wanted.items() if value})
     return f"/dead?{query}" if query else "/dead"
@@ -156,25 +156,25 @@ async def _show(desk: Desk, ask: Ask) -> Answer:
 
 
 async def _known(
-    desk: Desk, letter: DeadLetter, way: Identity | None
-) -> tuple[str, Acts, Copies, str]:
+    desk: Desk, letter: DeadLetter, way: RouteIdentity | None
+) -> tuple[str, OperatorActions, Copies, str]:
     """Return what the store knows of a letter's event, operator actions, and its copies."""
     copies = Copies()
     try:
         told = await known(desk, letter.key) if letter.key else None
-        acts = told.acts if told else Acts()
+        acts = told.acts if told else OperatorActions()
         if way is not None:
-            look = Look(desk.store)
+            look = RecordView(desk.store)
             await look.prepare([way])
             acts = look.acts_on(way)
         if letter.key and not letter.is_keyed:
             (copies,) = await copies_of(desk.store, [letter.key])
     except OncebridgeError as error:
-        return "", Acts(), copies, str(error)
+        return "", OperatorActions(), copies, str(error)
     return summary_of_key(told) if told else "", acts, copies, ""
 
 
-def _identity(desk: Desk, letter: DeadLetter) -> Identity | None:
+def _identity(desk: Desk, letter: DeadLetter) -> RouteIdentity | None:
     identities = Identities(desk.setup)
     event = identities.read(letter.raw)
     return identities.on(letter.route, event) if isinstance(event, Event) and letter.rule else None
@@ -272,7 +272,7 @@ async def _found(dead: DeadLetters, numbers: Sequence[int]) -> list[DeadLetter]:
 async def _groups(desk: Desk, found: Sequence[DeadLetter]) -> list[_Group]:
     """Return where letters would go, and which could not."""
     sinks = {route.name: str(route.sink) for route in desk.setup.routes}
-    states = await control.paused(desk.store, list(sinks))
+    states = await pauses.paused(desk.store, list(sinks))
     paused = {name for name, is_paused in zip(sinks, states, strict=True) if is_paused}
     groups = []
     for group in _counted(found, _way_of):

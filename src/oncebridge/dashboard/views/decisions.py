@@ -168,9 +168,9 @@ async def _reports(desk: Desk) -> tuple[list[Report], bool]:
     try:
         view = await desk.view()
     except StoreError:
-        if desk.watch is None:
+        if desk.monitor is None:
             raise
-        return [desk.watch.report()], False
+        return [desk.monitor.report()], False
     return [*view.reports, *view.gone], True
 
 
@@ -178,9 +178,9 @@ async def _reports(desk: Desk) -> tuple[list[Report], bool]:
 
 
 async def _show(desk: Desk, ask: Ask) -> Answer:
-    if desk.watch is not None and desk.setup.config.dashboard_payloads:
+    if desk.monitor is not None and desk.setup.config.dashboard_payloads:
         with suppress(StoreError):  # what has just come has no payload before that
-            await desk.watch.record()
+            await desk.monitor.record()
     reports, _ = await _reports(desk)
     seen = await desk.archive.named(ask.names["name"], reports)
     if seen is None:

@@ -128,9 +128,9 @@ async def _look(desk: Desk) -> tuple[View | None, str]:
         problem = str(error)
     except TimeoutError:
         problem = "it did not answer in time"
-    if desk.watch is None:
+    if desk.monitor is None:
         return None, problem
-    own = desk.watch.report()
+    own = desk.monitor.report()
     offset_ms = own.state.store.clock_offset_ms or 0
     return View([own], Counts(), own.state.at_ms + offset_ms), problem
 

@@ -1,7 +1,7 @@
 """
-What there is to tell about an event, or about a key, and how it is told to programs.
+The explanation of an event or of a key, and its form as JSON.
 
-`oncebridge.operate.explain.finding` finds it out, and `oncebridge.operate.explain.words` tells it to people.
+`explainer` makes it, and `words` turns it into sentences.
 """
 
 from datetime import timedelta
@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.base.durations import format_duration
+from oncebridge.base.formatting import iso_time
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.batch import first_arrival
 from oncebridge.engine.causes import Cause
@@ -18,73 +19,72 @@ from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.differences import FieldChange
 from oncebridge.events.event import Event
 from oncebridge.events.exact_float import ExactFloat
-from oncebridge.operate.explain.judgement import Judged, Standing
-from oncebridge.operate.identity import Known
-from oncebridge.operate.operator_log import Act, Acts, is_trail
-from oncebridge.operate.operator_log_file import instant
+from oncebridge.operate.explain.expected_verdict import ExpectedVerdict, RecordStatus
+from oncebridge.operate.identity import EventKey
+from oncebridge.operate.operator_log import OperatorAction, OperatorActions, is_operator_log
 
 Action = Literal["deduplicate", "bypass", "discard", "dead"]
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What one route makes of one event of a file."""
+    """The explanation of one event of a file on one route."""
 
     line: int
     action: Action
     event: Event | None = None
-    """None where the record is no event."""
+    """None if the record is not an event."""
     reason: str = ""
-    """One word, where it is no event."""
+    """One word, if it is not an event."""
     route: str | None = None
-    """None where no route is for it."""
+    """None if no route matches it."""
     rule: str | None = None
     scope: str = ""
-    """What its rule takes for one source."""
+    """What its rule treats as one source."""
     why: str = ""
-    keys: tuple[Known, ...] = ()
+    keys: tuple[EventKey, ...] = ()
     sent_as: bytes = b""
     """The `Idempotency-Key` that a receiver is sent."""
     entity_by: str = ""
-    """The expression by which its entity is found, where it has one."""
+    """The expression for its entity, if it has one."""
     entity: Any = None
-    """What that finds; None unless values were asked for."""
+    """Its value; None unless values were asked for."""
     entity_key: bytes = b""
     version_by: str = ""
     version: Any = None
-    judged: Judged | None = None
-    """None where there is no store to ask."""
-    standings: tuple[Standing, ...] = ()
-    """How the records stand: of each key, and of the entity where that is held."""
+    judged: ExpectedVerdict | None = None
+    """None if there is no store to read."""
+    standings: tuple[RecordStatus, ...] = ()
+    """The status of the record of each key, and of the entity if that is held."""
     letter: DeadLetter | None = None
-    """Where it died, and the letter is still there."""
-    acts: Acts = Acts()
-    """What was done to it by hand."""
-    entity_acts: Acts = Acts()
-    """What was done by hand to its entity, for whichever event."""
+    """Its dead letter, if there is one."""
+    acts: OperatorActions = OperatorActions()
+    """Operator actions on it."""
+    entity_acts: OperatorActions = OperatorActions()
+    """Operator actions on its entity, for any event."""
     paused: bool = False
-    paused_by: Act | None = None
+    paused_by: OperatorAction | None = None
     same_as: int | None = None
     """The line of the first event in this file that has one of the keys."""
     same_in: str = ""
-    """The name of the file with that line; empty where it is this one."""
+    """The name of the file with that line; empty if it is this one."""
     clashes: bool = False
-    """That one has other content: it is no repeat."""
+    """That one has different content: this is not a duplicate."""
     on_conflict: str = ""
     """What its rule does with the second of two such events."""
     changes: tuple[FieldChange, ...] | None = None
     """How it differs from that one."""
     cause: Cause | None = None
     is_guess: bool = False
-    """Of the first one no more than the id is known, so the cause may be another."""
+    """Only the id of the first copy is known, so the cause may be another."""
 
     @property
     def differs(self) -> tuple[str, ...] | None:
-        """The paths in which it differs from the one it repeats."""
+        """The paths in which it differs from the one it duplicates."""
         return None if self.changes is None else tuple(one.path for one in self.changes)
 
     @property
-    def standing(self) -> Standing | None:
-        """How the record stands by which it is known best: the last that there is."""
+    def standing(self) -> RecordStatus | None:
+        """The status of the record that identifies it best: the last one."""
         there = [
             one
             for one in self.standings
@@ -92,7 +92,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         ]
         return there[-1] if there else None
 
-    def standing_of(self, key: bytes) -> Standing | None:
+    def standing_of(self, key: bytes) -> RecordStatus | None:
         return next((one for one in self.standings if one.key == key), None)
 
     def as_json(self, *, canonical: bool = False) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
             told["paused_by"] = _act_as_json(self.paused_by) if self.paused_by else None
         return told
 
-    def _key_as_json(self, known: Known, *, canonical: bool) -> dict[str, Any]:
+    def _key_as_json(self, known: EventKey, *, canonical: bool) -> dict[str, Any]:
         told: dict[str, Any] = {"kind": known.kind, "key": known.key.hex(), "window": window(known)}
         standing = self.standing_of(known.key)
         if standing is not None:
@@ -151,39 +151,39 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 class KeyExplanation(Struct, frozen=True, kw_only=True):
-    """What is known under one key."""
+    """The explanation of one key."""
 
     key: bytes
-    standing: Standing | None = None
-    """None where there is no store to ask."""
+    standing: RecordStatus | None = None
+    """None if there is no store to read."""
     letter: DeadLetter | None = None
-    acts: Acts = Acts()
+    acts: OperatorActions = OperatorActions()
 
     @property
     def route(self) -> str | None:
-        """The route, where a dead letter tells it: a key does not."""
+        """The route, if a dead letter has it: a key does not."""
         return (self.letter.route or None) if self.letter else None
 
     @property
     def first(self) -> First | None:
         record = self.standing.record if self.standing else None
-        if record is None or not record.memo or self.is_register or self.is_trail:
+        if record is None or not record.memo or self.is_register or self.is_operator_log:
             return None
         return first_arrival(record.memo)
 
     @property
     def is_register(self) -> bool:
-        """Return whether it is an entity's, as far as can be seen."""
+        """Return whether it looks like the state of an entity."""
         record = self.standing.record if self.standing else None
         if record is None or record.fate is not None:
             return False
         return record.memo.startswith((b'["number"', b'["instant"', b'["",0'))
 
     @property
-    def is_trail(self) -> bool:
-        """Return whether it is what was done by hand to an event or a route."""
+    def is_operator_log(self) -> bool:
+        """Return whether it is the operator log of an event or a route."""
         record = self.standing.record if self.standing else None
-        return record is not None and is_trail(record)
+        return record is not None and is_operator_log(record)
 
     @property
     def is_known(self) -> bool:
@@ -193,16 +193,16 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict | None:
         """
-        What an event with this key, and the same content, would come to.
+        The verdict for an event with this key and the same content.
 
-        None where this key does not keep it from passing: it may have another that does.
+        None if this key does not stop it: another key may.
         """
-        if self.standing is None or self.is_register or self.is_trail:
+        if self.standing is None or self.is_register or self.is_operator_log:
             return None
         return _VERDICTS.get(self.standing.state)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in the form of an explanation, with nothing where an event would be needed."""
+        """Return it as a JSON object in the form of an explanation."""
         key: dict[str, Any] = {"kind": None, "key": self.key.hex(), "window": None}
         told: dict[str, Any] = {
             "route": self.route,
@@ -230,15 +230,15 @@ def _filled(**members: Any) -> dict[str, Any]:
 
 
 def _first_as_json(first: First | None) -> dict[str, Any] | None:
-    return None if first is None else {"id": first.id, "arrived": instant(first.arrived_ms)}
+    return None if first is None else {"id": first.id, "arrived": iso_time(first.arrived_ms)}
 
 
-def _standing_as_json(standing: Standing) -> dict[str, Any]:
+def _standing_as_json(standing: RecordStatus) -> dict[str, Any]:
     told: dict[str, Any] = {"state": standing.state}
     record = standing.record
     if record is None:
         return told
-    told |= {"until": instant(record.until_ms), "attempts": record.attempts}
+    told |= {"until": iso_time(record.until_ms), "attempts": record.attempts}
     if standing.is_others:
         told["of_another"] = True
     if record.fate is not None:
@@ -256,7 +256,7 @@ def _standing_as_json(standing: Standing) -> dict[str, Any]:
 def _letter_as_json(letter: DeadLetter) -> dict[str, Any]:
     return {
         "number": letter.number,
-        "died": instant(letter.buried_ms),
+        "died": iso_time(letter.buried_ms),
         "reason": letter.reason,
         "message": letter.message,
         "route": letter.route,
@@ -265,19 +265,19 @@ def _letter_as_json(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def acts_as_json(acts: Acts) -> list[dict[str, Any]]:
-    """Return what was done by hand, the latest last."""
+def acts_as_json(acts: OperatorActions) -> list[dict[str, Any]]:
+    """Return operator actions as JSON, the latest last."""
     return [_act_as_json(act) for act in acts.acts]
 
 
-def _act_as_json(act: Act) -> dict[str, Any]:
-    told = {"time": instant(act.at_ms), "who": act.who, "verb": act.verb}
+def _act_as_json(act: OperatorAction) -> dict[str, Any]:
+    told = {"time": iso_time(act.at_ms), "who": act.who, "verb": act.verb}
     more = {"route": act.route, "reason": act.reason}
     return told | {name: text for name, text in more.items() if text}
 
 
-def window(known: Known) -> str:
-    """Return for how long a key is remembered."""
+def window(known: EventKey) -> str:
+    """Return how long a key is remembered."""
     return lasting(known.window, known.longest)
 
 

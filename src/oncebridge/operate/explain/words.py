@@ -1,82 +1,82 @@
 """
-An explanation in plain words: what became of an event, and why, as one would say it.
+The sentences of an explanation: what happened to an event, and why.
 
-The words are for people who have never read about leases and generations. They say what is
-known and no more: where two causes look the same from here, both are named.
+They are for readers who do not know about leases and generations. They state only what is known:
+if two causes cannot be told apart, both are named.
 """
 
 from typing import Final
 
+from oncebridge.base.formatting import iso_time
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import MEANINGS, Cause
 from oncebridge.engine.verdict import First, Verdict
+from oncebridge.operate.explain.expected_verdict import ENDED, ExpectedVerdict, RecordStatus
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation
-from oncebridge.operate.explain.judgement import ENDED, Judged, Standing
-from oncebridge.operate.operator_log import Act, Acts
-from oncebridge.operate.operator_log_file import instant
+from oncebridge.operate.operator_log import OperatorAction, OperatorActions
 from oncebridge.stores.api import Fate
 
 _PASSED: Final = {
     Fate.DELIVERED: "was delivered{by}",
-    Fate.DEAD: "died{on}: it went to the dead letters",
-    Fate.STALE: "was not sent{by}, as a newer state of the same entity had been",
-    Fate.UNCHANGED: "was not sent{by}, as the same state of the same entity had just been",
-    Fate.DROPPED: "was dropped{by}, as the same key stood for other content",
+    Fate.DEAD: "went to the dead letters{on}",
+    Fate.STALE: "was not sent{by}: a newer state of the same entity had been delivered",
+    Fate.UNCHANGED: "was not sent{by}: the same state of the same entity had just been delivered",
+    Fate.DROPPED: "was dropped{by}: another event had the same key with different content",
 }
 _HERE: Final = {
     Verdict.STALE: "A newer state of the same entity was delivered{by}, so this event is stale"
     "{dropped}.",
     Verdict.UNCHANGED: "The same state of the same entity was delivered{by} just now, so this "
     "event is noise{dropped}.",
-    Verdict.BYPASSED: "This event is passed on each time it comes{by}: {why}.",
-    Verdict.DISCARDED: "This event is dropped each time it comes{on}: {why}.",
+    Verdict.BYPASSED: "This event is delivered each time it arrives{by}: {why}.",
+    Verdict.DISCARDED: "This event is dropped each time it arrives{on}: {why}.",
     Verdict.DEAD: "This event would go to the dead letters{on}: {why}.",
 }
 
 
-def passed(fate: Fate, *, route: str = "") -> str:
-    """Return what became of an event: `was delivered by route crm`."""
+def outcome(fate: Fate, *, route: str = "") -> str:
+    """Return the outcome of an event: `was delivered by route crm`."""
     by, on = (f" {word} route {route}" if route else "" for word in ("by", "on"))
     return _PASSED[fate].format(by=by, on=on)
 
 
 def moment(at_ms: int) -> str:
-    """Write a time for people: to the second, in UTC."""
-    return f"{instant(at_ms)[:19].replace('T', ' ')} UTC"
+    """Return a time to the second, in UTC."""
+    return f"{iso_time(at_ms)[:19].replace('T', ' ')} UTC"
 
 
 def cause(told: Explanation) -> str:
-    """Tell the likely cause in a few words, and what else it may be; empty where there is none."""
+    """Return the likely cause, with alternatives; empty if there is none."""
     if told.cause is None:
         return ""
     if not told.is_guess:
         return MEANINGS[told.cause].rpartition(": ")[2]
     if told.cause is Cause.UNKNOWN:
-        return "why it came is not known, as one of the two has no id"
-    # Under a rule that keeps sources apart, the first one had the same.
+        return "the cause is not known, as one of the two has no id"
+    # Under a rule that separates sources, the first one had the same source.
     other = "another bus" if told.scope == "source" else "a second integration or bus"
     return (
-        f"its producer published it again, or {other} carries it too (the store knows only the "
-        "first one's id)"
+        f"its producer published it again, or {other} delivers it too (the store has only the id "
+        "of the first copy)"
     )
 
 
 def summary(told: Explanation) -> str:
-    """Tell in a few sentences what became of an event, and what would become of this copy."""
+    """Return what happened to an event, and what would happen to this copy."""
     if told.event is None:
-        return f"This is no event, and goes to the dead letters: {told.why}."
+        return f"This is not an event, and goes to the dead letters: {told.why}."
     if told.route is None:
         where = "goes to the dead letters" if told.action == "dead" else "is dropped"
         by = f" by rule {told.rule}" if told.rule else ""
-        return f"No route is for this event: it {where}{by}."
-    sentences = [_watched(told), _verdict(told), _repeat(told), _letter(told.letter)]
+        return f"No route matches this event: it {where}{by}."
+    sentences = [_shadow_mode(told), _verdict(told), _duplicate_cause(told), _letter(told.letter)]
     whom = "" if told.keys else ", to events without a key on this route"
-    sentences += [_by_hand(told.acts, whom), _paused(told)]
+    sentences += [_last_action(told.acts, whom), _paused(told)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _watched(told: Explanation) -> str:
-    """Say what shadow mode makes of it, where that is something else."""
+def _shadow_mode(told: Explanation) -> str:
+    """Return what shadow mode changes; empty if nothing."""
     judged = told.judged
     if judged is None or not judged.is_watched:
         return ""
@@ -85,7 +85,7 @@ def _watched(told: Explanation) -> str:
         end = _CONFLICTS[judged.policy]
     if not end:
         return ""
-    return f"Forwarded all the same: route {told.route} is in shadow mode; enforced, it {end}."
+    return f"Forwarded anyway: route {told.route} is in shadow mode; in enforce mode it {end}."
 
 
 _CONFLICTS: Final = {
@@ -99,7 +99,7 @@ _ENFORCED: Final = {
     Verdict.UNCHANGED: "would be dropped as unchanged",
     Verdict.DISCARDED: "would be dropped",
     Verdict.DEAD: "would go to the dead letters",
-    Verdict.BUSY: "would be handed back as busy",
+    Verdict.BUSY: "would be returned to its source as busy",
 }
 
 
@@ -111,7 +111,7 @@ def _verdict(told: Explanation) -> str:
     match judged.verdict:
         case Verdict.DUPLICATE:
             assert judged.fate is not None  # noqa: S101 - a duplicate is of something done
-            ended = passed(judged.fate, route=told.route or "")
+            ended = outcome(judged.fate, route=told.route or "")
             return f"This event {ended}. {_arrived(judged.first)}".rstrip()
         case Verdict.BUSY:
             return _busy(told, judged)
@@ -120,17 +120,17 @@ def _verdict(told: Explanation) -> str:
         case Verdict.CONFLICT:
             other = f"{_arrived(judged.first)} " if judged.first else ""
             end = _OTHER_CONTENT["deliver" if judged.is_watched else judged.policy]
-            text = f"Another event has the same key{on}, with other content. {other}"
+            text = f"Another event has the same key{on}, with different content. {other}"
             return f"{text}This one {end}."
         case Verdict.DISCARDED | Verdict.DEAD if judged.is_watched:
-            return f"The reason: {why}."
+            return f"Reason: {why}."
         case _:
             dropped = "" if judged.is_watched else ": it would be dropped"
             return _HERE[judged.verdict].format(by=by, on=on, why=why, dropped=dropped)
 
 
 _OTHER_CONTENT: Final = {
-    "deliver": "is an event of its own",
+    "deliver": "is delivered as a separate event",
     "dead": "goes to the dead letters",
     "duplicate": "is dropped",
 }
@@ -142,16 +142,16 @@ def _without_store(told: Explanation) -> str:
             by=f" by route {told.route}", on=f" on route {told.route}", why=told.why
         )
     if told.same_as is None:
-        return "Whether this event was delivered is not known, as there is no store to ask."
+        return "It is not known whether this event was delivered: there is no store to read."
     if told.clashes:
         return f"{_clash(told)}."
     return f"This event has the key of {_place(told)}."
 
 
 def _clash(told: Explanation) -> str:
-    """Say what becomes of two events of a file that have one key with different content."""
-    text = f"This event has the key of {_place(told)}, with other content"
-    return f"{text}: it is no repeat, and {_SECOND[told.on_conflict]}"
+    """Return what happens to two events of a file with one key and different content."""
+    text = f"This event has the key of {_place(told)}, with different content"
+    return f"{text}: it is not a duplicate, and {_SECOND[told.on_conflict]}"
 
 
 _SECOND: Final = {
@@ -180,95 +180,95 @@ def _arrived(first: First | None) -> str:
     return f"Its first copy arrived on {moment(first.arrived_ms)}{who}."
 
 
-def _busy(told: Explanation, judged: Judged) -> str:
+def _busy(told: Explanation, judged: ExpectedVerdict) -> str:
     standing = told.standing_of(judged.key)
     if standing is None:
-        return f"This event is not free: {judged.why}."
+        return f"This event is busy: {judged.why}."
     left = f"{standing.left_ms / 1000:.1f} s"
-    back = "" if judged.is_watched else "; a copy is handed back until then"
+    back = "" if judged.is_watched else "; until then, copies are returned to the source"
     if judged.key == told.entity_key:
         return (
-            f"A worker of route {told.route} is busy with the same entity, for {left} more unless "
-            f"it prolongs that{back}."
+            f"A worker of route {told.route} holds the same entity for {left} more, unless it extends "
+            f"its lease{back}."
         )
     what = "another event with the same key" if standing.is_others else "this event"
     if standing.is_held:
         return (
-            f"A worker of route {told.route} holds {what}, for {left} more unless it prolongs "
-            f"that{back}. {_arrived(judged.first)}"
+            f"A worker of route {told.route} holds {what} for {left} more, unless it extends its "
+            f"lease{back}. {_arrived(judged.first)}"
         ).rstrip()
     return (
-        f"{_failed(standing, what)}; it waits for its next attempt, for {left} more. "
+        f"{_failed(standing, what)}; it waits for its next attempt for {left} more. "
         f"{_arrived(judged.first)}"
     ).rstrip()
 
 
-def _failed(standing: Standing, what: str) -> str:
-    if not standing.attempts:  # nothing was sent, so nothing was counted
+def _failed(standing: RecordStatus, what: str) -> str:
+    if not standing.attempts:  # nothing was sent, so no attempt was counted
         return f"{what[0].upper()}{what[1:]} could not be sent yet{_error(standing)}"
-    return f"Attempt {standing.attempts} at {what} failed{_error(standing)}"
+    return f"Attempt {standing.attempts} for {what} failed{_error(standing)}"
 
 
-def _error(standing: Standing) -> str:
+def _error(standing: RecordStatus) -> str:
     return f" ({standing.memo.error})" if standing.memo.error else ""
 
 
-def _not_yet(standing: Standing | None, then: str) -> str:
+def _not_yet(standing: RecordStatus | None, then: str) -> str:
     if standing is None or standing.record is None:
-        return f"The store does not know this event: {then}."
+        return f"The store has no record of this event: {then}."
     if standing.is_over:
         until = moment(standing.record.until_ms)
-        return f"This event was remembered until {until}; that is over, so {then} again."
+        return f"This event was remembered until {until}; its window is over, so {then} again."
     if not standing.attempts:
         return f"{_failed(standing, 'this event')}; {then} now."
     tried = f"{standing.attempts} attempt{'s' if standing.attempts != 1 else ''}"
     return f"This event was not delivered after {tried}{_error(standing)}; {then} now."
 
 
-def _repeat(told: Explanation) -> str:
-    """Say why this copy came, where there was one before it."""
+def _duplicate_cause(told: Explanation) -> str:
+    """Return why this copy arrived, if there was one before it."""
     judged = told.judged
     is_new = judged is not None and judged.verdict is Verdict.DELIVERED
     if told.clashes and is_new:
-        likely = f" The likely cause: {cause(told)}." if told.cause else ""
+        likely = f" Likely cause: {cause(told)}." if told.cause else ""
         return f"{_clash(told)}.{likely}"
     if told.cause is None:
         return ""
     if is_new and told.same_as is not None:
-        return f"It repeats {_place(told)}: {cause(told)}; whichever comes first is delivered."
+        return f"It is a duplicate of {_place(told)}: {cause(told)}; the one that arrives first is delivered."
     is_repeat = judged is None or judged.verdict is Verdict.DUPLICATE
     if not is_repeat or told.clashes:
-        return f"The likely cause: {cause(told)}."
+        return f"Likely cause: {cause(told)}."
     drops = " and would be dropped" if judged is not None and not judged.is_watched else ""
     if told.cause is Cause.REDELIVERY and told.same_as is None:
         return (
-            "This copy has the first one's id: it is that very one, or a queue, rule or target "
-            f"sent it again{drops and ', and it would be dropped'}."
+            "This copy has the id of the first one: it is the same copy, or a queue, rule or target "
+            f"redelivered it{drops and ', and it would be dropped'}."
         )
-    return f"This copy is a repeat{drops}: {cause(told)}."
+    return f"This copy is a duplicate{drops}: {cause(told)}."
 
 
 def _letter(letter: DeadLetter | None) -> str:
     if letter is None:
         return ""
-    return f"Letter {letter.number} of the dead letters has it ({letter.reason})."
+    return f"It is dead letter {letter.number} ({letter.reason})."
 
 
 def _paused(told: Explanation) -> str:
     if not told.paused:
         return ""
     by = f", {_act(told.paused_by)}" if told.paused_by else ""
-    return f"The route is paused{by}: until `oncebridge resume` nothing passes."
+    return f"The route is paused{by}: nothing is delivered until `oncebridge resume`."
 
 
-def _by_hand(acts: Acts, whom: str = "") -> str:
-    """Name the latest act; the others are among the details."""
+def _last_action(acts: OperatorActions, whom: str = "") -> str:
+    """Return the latest operator action; the details list the others."""
     if not acts.acts:
         return ""
-    return f"By hand{whom}: {acts.acts[-1].verb}, {_act(acts.acts[-1])}."
+    return f"Operator action{whom}: {acts.acts[-1].verb}, {_act(acts.acts[-1])}."
 
 
-def _act(act: Act) -> str:
+def _act(act: OperatorAction) -> str:
     why = f" ({act.reason})" if act.reason else ""
     return f"by {act.who} on {moment(act.at_ms)}{why}"
 
@@ -277,46 +277,46 @@ def _act(act: Act) -> str:
 
 
 def summary_of_key(told: KeyExplanation) -> str:
-    """Tell in a few sentences what the store knows under a key."""
-    sentences = [_standing(told), _letter(told.letter), _by_hand(told.acts)]
+    """Return what the store has under a key."""
+    sentences = [_standing(told), _letter(told.letter), _last_action(told.acts)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _standing(told: KeyExplanation) -> str:
     standing = told.standing
     if standing is None:
-        return "There is no store to ask."
+        return "There is no store to read."
     record = standing.record
     if record is None:
-        return f"The store does not know this key: {_AS_FAR}. {_OTHER_TIERS} {_HEADER}"
-    if told.is_trail:
-        return "This is what was done by hand to an event or a route, and no event itself."
+        return f"The store has no record of this key: {_AS_FAR}. {_OTHER_TIERS} {_HEADER}"
+    if told.is_operator_log:
+        return "This is the operator log of an event or a route, not an event."
     arrived = _arrived(told.first)
     match standing.state:
         case "done":
             assert record.fate is not None  # noqa: S101 - that is what done means
-            ended = passed(record.fate, route=told.route or "")
-            until = f"A repeat is dropped until {moment(record.until_ms)}."
-            return f"The event of this key {ended}. {arrived} {until}".replace("  ", " ")
+            ended = outcome(record.fate, route=told.route or "")
+            until = f"Duplicates are dropped until {moment(record.until_ms)}."
+            return f"The event with this key {ended}. {arrived} {until}".replace("  ", " ")
         case "claimed" if standing.is_held:
             left = f"{standing.left_ms / 1000:.1f} s"
-            text = f"A worker holds the event of this key, for {left} more unless it prolongs that."
+            text = f"A worker holds the event with this key for {left} more, unless it extends its lease."
             return f"{text} {arrived}".rstrip()
         case "claimed":
             return (
-                f"{_failed(standing, 'the event of this key')}; it waits for its next attempt "
+                f"{_failed(standing, 'the event with this key')}; it waits for its next attempt "
                 f"until {moment(record.until_ms)}. {arrived}"
             ).rstrip()
         case "free" if told.is_register:
-            return "This is what is known of an entity, and no event: nobody holds it."
+            return "This is the state of an entity, not an event; no worker holds it."
         case _:
             return f"{_not_yet(standing, _AS_FAR)} {arrived}".rstrip() + f" {_OTHER_TIERS}"
 
 
-_AS_FAR: Final = "as far as this key goes, an event that has it would be delivered"
-_OTHER_TIERS: Final = "A rule with tiers may know the event by another."
+_AS_FAR: Final = "by this key alone, an event that has it would be delivered"
+_OTHER_TIERS: Final = "A rule with tiers may know the event by another key."
 _HEADER: Final = (
-    "It may also be an Idempotency-Key, which is made of key and content where the rule compares "
+    "It may also be an Idempotency-Key, which is made of key and content if the rule compares "
     "contents."
 )
 
@@ -324,10 +324,10 @@ _HEADER: Final = (
 # --- one record ---------------------------------------------------------------------------
 
 
-def state(standing: Standing) -> str:
-    """Tell in a few words how a record stands, which is there."""
+def state(standing: RecordStatus) -> str:
+    """Return the state of a record that exists."""
     record = standing.record
-    assert record is not None  # noqa: S101 - the caller looked
+    assert record is not None  # noqa: S101 - the caller checked
     until = moment(record.until_ms)
     memo = standing.memo
     match standing.state:
@@ -338,13 +338,13 @@ def state(standing: Standing) -> str:
         case "claimed":
             text = f"waits for its next attempt until {until}{_tried(record.attempts)}"
         case "free":
-            text = f"nobody holds it{_tried(record.attempts)}"
+            text = f"not held{_tried(record.attempts)}"
         case _:
-            text = f"its window is over, since {until}"
+            text = f"its window ended {until}"
     text += f"; last error: {memo.error}" if memo.error else ""
     if standing.is_others:
-        text = f"of another event, with other content: {text}"
-    return text + ("; an attempt may have arrived" if memo.maybe_delivered else "")
+        text = f"of another event, with different content: {text}"
+    return text + ("; an attempt may have been delivered" if memo.maybe_delivered else "")
 
 
 def _tried(attempts: int) -> str:

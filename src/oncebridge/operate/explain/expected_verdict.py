@@ -1,11 +1,11 @@
 """
-What a route would do with an event now.
+Predicts what a route would do with an event now.
 
-It is found with the table that stores decide by (`oncebridge.stores.transitions`), on records that were
-only looked at: nothing is claimed, and a judgement changes nothing.
+It applies the transitions of the stores (`oncebridge.stores.transitions`) to records that were
+only read: nothing is claimed and nothing changes.
 
-Here it is also told which records are an event's own. Another event may stand under the same
-key with other content, and nothing that is done to the one may touch the other.
+It also decides which records belong to an event. Another event may have the same key with
+different content, and an action on the one must not touch the other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,16 +15,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.clock import ms
-from oncebridge.engine import pauses as control
+from oncebridge.engine import pauses
 from oncebridge.engine.batch import EntityState, Memo, first_arrival, why_incomparable
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.key import Part, conflict_key
 from oncebridge.events.rules import Plan
-from oncebridge.operate import operator_log as trail
-from oncebridge.operate.identity import Identity
-from oncebridge.operate.operator_log import Act, Acts
-from oncebridge.stores import transitions as table
+from oncebridge.operate import operator_log
+from oncebridge.operate.identity import RouteIdentity
+from oncebridge.operate.operator_log import OperatorAction, OperatorActions
+from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -46,9 +46,9 @@ ENDED: Final = {
     Fate.DROPPED: "it was dropped as a conflict",
 }
 _CONFLICTS: Final = {
-    "deliver": "the same key was done with other content; it is delivered as an event of its own",
-    "dead": "the same key was done with other content; it goes to the dead letters",
-    "duplicate": "the same key was done with other content; it is dropped",
+    "deliver": "another event has the same key with different content; both are delivered",
+    "dead": "another event has the same key with different content; it goes to the dead letters",
+    "duplicate": "another event has the same key with different content; it is dropped",
 }
 _SENT: Final = {"deliver": "it is delivered", "dead": "it goes to the dead letters"}
 _ON_ROUTES: Final = ("pause", "resume")
@@ -58,17 +58,17 @@ _OUTDATED: Final = {
 }
 
 
-def contents(way: Identity) -> dict[bytes, bytes]:
-    """List every key that may have a record of an event, with the content that it has there."""
+def contents(way: RouteIdentity) -> dict[bytes, bytes]:
+    """Return every key that may have a record of an event, with the hash of its content."""
     own = {part.key: part.hash for part in way.plan.parts}
     return own | {conflict_key(key, hashed): hashed for key, hashed in own.items() if hashed}
 
 
-def is_its(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
+def belongs_to_event(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
     """
-    Return whether a record is of the event that has *own* contents: by key, with its content.
+    Return whether a record belongs to the event with *own* contents: same key, same content.
 
-    The same key with other content is another event's. Where one of the two contents is not
+    The same key with different content is another event. If one of the two contents is not
     known (empty), the key decides.
     """
     if record is None or record.key not in own:
@@ -78,40 +78,40 @@ def is_its(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
 
 
 def touched(own: Mapping[bytes, bytes], found: Mapping[bytes, Record | None]) -> dict[bytes, bytes]:
-    """Of *own* contents, give those of what the event has left or may leave: not another's."""
+    """Return those of *own* contents whose records do not belong to another event."""
     return {
         key: content
         for key, content in own.items()
-        if found.get(key) is None or is_its(found[key], own)
+        if found.get(key) is None or belongs_to_event(found[key], own)
     }
 
 
-class Judged(Struct, frozen=True):
-    """What a route would do with an event now."""
+class ExpectedVerdict(Struct, frozen=True):
+    """The verdict that a route would reach now, and why."""
 
     verdict: Verdict
     why: str = ""
     first: First | None = None
     fate: Fate | None = None
     key: bytes = b""
-    """The key by which the store knows it, where that is why."""
+    """The key whose record is the reason, if any."""
     policy: str = ""
-    """What the rule does with a conflict, where it is one."""
+    """What the rule does with a conflict, if it is one."""
     is_watched: bool = False
     """In shadow mode: it is forwarded, whatever the verdict."""
 
 
-class Standing(Struct, frozen=True):
-    """How the record of one key stands."""
+class RecordStatus(Struct, frozen=True):
+    """The state of the record of one key."""
 
     key: bytes
-    state: table.State
+    state: transitions.State
     """`done` past its window counts as absent."""
     record: Record | None
     left_ms: int = 0
     """How long that lasts: a lease or a wait for the next attempt, or a window."""
     is_others: bool = False
-    """It is of another event, that has the same key with other content."""
+    """It belongs to another event, with the same key and different content."""
 
     @classmethod
     def of(
@@ -120,15 +120,17 @@ class Standing(Struct, frozen=True):
         record: Record | None,
         now_ms: int,
         own: Mapping[bytes, bytes] | None = None,
-    ) -> "Standing":
-        """Look at what stands under *key*; with *own* contents it is told whose that is."""
+    ) -> "RecordStatus":
+        """Return the status of *record*; with *own* contents, also whether it is another event's."""
         left_ms = record.until_ms - now_ms if record else 0
-        is_others = own is not None and key in own and not (record is None or is_its(record, own))
-        return cls(key, table.state(record, now_ms), record, max(left_ms, 0), is_others)
+        is_others = (
+            own is not None and key in own and not (record is None or belongs_to_event(record, own))
+        )
+        return cls(key, transitions.state(record, now_ms), record, max(left_ms, 0), is_others)
 
     @property
     def is_held(self) -> bool:
-        """Return whether a worker has it in hand; else it waits for its next attempt, if at all."""
+        """Return whether a worker holds it; else it waits for its next attempt, if at all."""
         return self.state == "claimed" and bool(self.record and self.record.token)
 
     @property
@@ -145,91 +147,97 @@ class Standing(Struct, frozen=True):
         return self.record.attempts if self.record else 0
 
 
-class Look:
-    """Look at the records of a store, and judge by them as the gateway would."""
+class RecordView:
+    """Reads the records of a store, and predicts what the gateway would decide."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._found: dict[bytes, Record | None] = {}
-        self._trails: dict[bytes, Acts] = {}
+        self._actions: dict[bytes, OperatorActions] = {}
         self.now_ms = 0
 
-    async def prepare(self, ways: Sequence[Identity]) -> set[str]:
-        """Look at all records of a batch at once, and tell which routes are paused."""
+    async def prepare(self, ways: Sequence[RouteIdentity]) -> set[str]:
+        """Read all records of a batch at once; return the routes that are paused."""
         keys = [key for way in ways for key in (*way.all_keys(), way.plan.entity)]
         await self.look_at(keys)
         routes = sorted({way.route.name for way in ways})
-        states = await control.paused(self._store, routes) if routes else []
+        states = await pauses.paused(self._store, routes) if routes else []
         paused = {route for route, is_paused in zip(routes, states, strict=True) if is_paused}
         unkeyed = {way.route.name for way in ways if not way.keys}
-        names = [trail.of_route(name) for name in sorted(paused | unkeyed)]
-        self._trails |= await trail.read(self._store, names)
+        names = [operator_log.route_log_key(name) for name in sorted(paused | unkeyed)]
+        self._actions |= await operator_log.read(self._store, names)
         return paused
 
     async def look_at(self, keys: Sequence[bytes]) -> None:
-        """Look at the records of *keys* and at their trails, and at no others any more."""
+        """Read the records of *keys* and their operator actions; forget all others."""
         self._found.clear()
         self.now_ms = await self._store.now_ms()
         await self._fetch(keys)
-        self._trails = await trail.read(self._store, [trail.of_event(key) for key in keys if key])
+        self._actions = await operator_log.read(
+            self._store, [operator_log.event_log_key(key) for key in keys if key]
+        )
 
     async def _fetch(self, keys: Iterable[bytes]) -> None:
         missing = [key for key in dict.fromkeys(keys) if key and key not in self._found]
         if missing:
             self._found.update(zip(missing, await self._store.peek(missing), strict=True))
 
-    def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> Standing:
-        """Return how a record stands that was looked at."""
-        return Standing.of(key, self._found.get(key), self.now_ms, own)
+    def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> RecordStatus:
+        """Return the status of a record that was read."""
+        return RecordStatus.of(key, self._found.get(key), self.now_ms, own)
 
-    def touched(self, way: Identity) -> dict[bytes, bytes]:
-        """Return the contents that an event has and no other, of what was looked at."""
+    def touched(self, way: RouteIdentity) -> dict[bytes, bytes]:
+        """Return the contents of an event whose records belong to no other event."""
         return touched(contents(way), self._found)
 
-    def acts(self, keys: Sequence[bytes]) -> Acts:
-        """Return what was done by hand to what has *keys*."""
-        found = [self._trails.get(trail.of_event(key)) for key in keys if key]
-        return trail.merged([each for each in found if each is not None])
+    def acts(self, keys: Sequence[bytes]) -> OperatorActions:
+        """Return the operator actions on *keys*."""
+        found = [self._actions.get(operator_log.event_log_key(key)) for key in keys if key]
+        return operator_log.merged([each for each in found if each is not None])
 
-    def acts_on(self, way: Identity) -> Acts:
+    def acts_on(self, way: RouteIdentity) -> OperatorActions:
         """
-        Return what was done by hand to an event.
+        Return the operator actions on an event.
 
-        Of what stands under a key that is another event's by now, only what is surely its own.
-        What has no key at all is among what was done on its route.
+        Under a key that belongs to another event by now, only those that are certainly its own.
+        Actions on events without a key are among those on their route.
         """
         if not way.keys:
-            on_route = self._trails.get(trail.of_route(way.route.name), Acts())
-            return Acts(tuple(act for act in on_route.acts if act.verb not in _ON_ROUTES))
+            on_route = self._actions.get(
+                operator_log.route_log_key(way.route.name), OperatorActions()
+            )
+            return OperatorActions(
+                tuple(act for act in on_route.acts if act.verb not in _ON_ROUTES)
+            )
         own = contents(way)
-        found: list[Acts] = []
+        found: list[OperatorActions] = []
         for key, content in own.items():
-            acts = self._trails.get(trail.of_event(key), Acts())
+            acts = self._actions.get(operator_log.event_log_key(key), OperatorActions())
             is_others = self.standing(key, own).is_others
             its = tuple(act for act in acts.acts if act.is_of(content, surely=is_others))
-            found.append(Acts(its, 0 if is_others else acts.before))
-        return trail.merged(found)
+            found.append(OperatorActions(its, 0 if is_others else acts.before))
+        return operator_log.merged(found)
 
-    def paused_by(self, route: str) -> Act | None:
-        """Return who has paused *route*, where that is known."""
-        acts = self._trails.get(trail.of_route(route), Acts()).acts
+    def paused_by(self, route: str) -> OperatorAction | None:
+        """Return the action that paused *route*, if it is known."""
+        acts = self._actions.get(operator_log.route_log_key(route), OperatorActions()).acts
         return next((act for act in reversed(acts) if act.verb == "pause"), None)
 
-    async def judge(self, plan: Plan, settings: Settings) -> Judged:
-        """Return what would become of an event with *plan*."""
+    async def judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
+        """Return the verdict for an event with *plan*."""
         judged = await self._judge(plan, settings)
-        # Who is not let in stays out, in shadow mode too.
+        # Senders that are not allowed stay out in shadow mode, too.
         is_watched = settings.mode == "shadow" and not plan.refused
         return replace(judged, is_watched=True) if is_watched else judged
 
-    async def _judge(self, plan: Plan, settings: Settings) -> Judged:
+    async def _judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
         match plan.action:
             case "discard":
-                return Judged(Verdict.DISCARDED)
+                return ExpectedVerdict(Verdict.DISCARDED)
             case "bypass":
-                return Judged(Verdict.BYPASSED)
+                return ExpectedVerdict(Verdict.BYPASSED)
             case "dead" if not plan.parts:
-                return Judged(Verdict.DEAD, plan.message)
+                return ExpectedVerdict(Verdict.DEAD, plan.message)
         clash: Mismatch | None = None
         while True:
             await self._fetch(part.key for part in plan.parts)
@@ -239,7 +247,7 @@ class Look:
                     clash = clash or answer
                     plan = plan.in_conflict(answer.key)
                 case Duplicate():
-                    return Judged(
+                    return ExpectedVerdict(
                         Verdict.DUPLICATE,
                         ENDED[answer.fate],
                         first_arrival(answer.memo),
@@ -249,15 +257,15 @@ class Look:
                 case Busy():
                     standing = self.standing(answer.key)
                     first = first_arrival(standing.record.memo) if standing.record else None
-                    return Judged(Verdict.BUSY, held(standing), first, key=answer.key)
+                    return ExpectedVerdict(Verdict.BUSY, held(standing), first, key=answer.key)
                 case _ if plan.action == "dead":
-                    return Judged(Verdict.DEAD, plan.message)
+                    return ExpectedVerdict(Verdict.DEAD, plan.message)
                 case _:
-                    assert isinstance(answer, Claim)  # noqa: S101 - the table knows no other
+                    assert isinstance(answer, Claim)  # noqa: S101 - there is no other answer
                     return self._claimed(plan, settings, answer, clash)
 
     def outdated(self, plan: Plan) -> Verdict | None:
-        """Return why the entity's register stands against *plan*, whatever its keys say."""
+        """Return the verdict that the state of the entity forces on *plan*, if any."""
         return self._register(plan).judge(plan, self.now_ms) if plan.entity and plan.parts else None
 
     def _register(self, plan: Plan) -> EntityState:
@@ -266,44 +274,46 @@ class Look:
 
     def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
         want = Want(parts, _NOBODY, _NOBODY, ms(settings.lease), keep_ms)
-        return table.claim([self._found[part.key] for part in parts], want, self.now_ms)[0]
+        return transitions.claim([self._found[part.key] for part in parts], want, self.now_ms)[0]
 
     def _claimed(
         self, plan: Plan, settings: Settings, claim: Claim, clash: Mismatch | None
-    ) -> Judged:
+    ) -> ExpectedVerdict:
         tried = max(each.attempts for each in claim.held) - 1
         policy = plan.rule.on_conflict
-        if settings.mode != "shadow":  # else it goes on to its entity, and is forwarded
+        if settings.mode != "shadow":  # in shadow mode it is forwarded
             if tried >= settings.max_attempts:
                 why = f"it was tried {tried} times"
-                return _conflict(clash, "dead") if clash else Judged(Verdict.DEAD, why)
+                return _conflict(clash, "dead") if clash else ExpectedVerdict(Verdict.DEAD, why)
             if clash is not None and policy != "deliver":
                 return _conflict(clash, policy)
         if plan.entity:
             answer = self._ask((Part(plan.entity),), settings, plan.keep_ms)
             if isinstance(answer, Busy):
                 why = f"the entity is {held(self.standing(plan.entity))}"
-                return Judged(Verdict.BUSY, why, key=plan.entity)
+                return ExpectedVerdict(Verdict.BUSY, why, key=plan.entity)
             if isinstance(answer, Claim):
                 register = self._register(plan)
                 outdated = register.judge(plan, self.now_ms)
                 if outdated is Verdict.CONFLICT:
                     why = why_incomparable(register, plan, self.now_ms)
                     sent = policy if policy == "deliver" else "dead"
-                    return Judged(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
+                    return ExpectedVerdict(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
                 if outdated is not None:
-                    return Judged(outdated, _OUTDATED[outdated])
+                    return ExpectedVerdict(outdated, _OUTDATED[outdated])
         if clash is not None:
             return _conflict(clash, policy)
-        return Judged(Verdict.DELIVERED, f"after {tried} that failed" if tried else "")
+        return ExpectedVerdict(Verdict.DELIVERED, f"after {tried} failed attempts" if tried else "")
 
 
-def _conflict(clash: Mismatch, policy: str) -> Judged:
+def _conflict(clash: Mismatch, policy: str) -> ExpectedVerdict:
     why = _CONFLICTS[policy]
-    return Judged(Verdict.CONFLICT, why, first_arrival(clash.memo), key=clash.key, policy=policy)
+    return ExpectedVerdict(
+        Verdict.CONFLICT, why, first_arrival(clash.memo), key=clash.key, policy=policy
+    )
 
 
-def held(standing: Standing) -> str:
-    """Return for how long a record is not to be had."""
+def held(standing: RecordStatus) -> str:
+    """Return how long a record stays claimed."""
     what = "held by a worker" if standing.is_held else "waiting for its next attempt"
-    return f"{what}, for {standing.left_ms / 1000:.1f} s more"
+    return f"{what} for {standing.left_ms / 1000:.1f} s more"

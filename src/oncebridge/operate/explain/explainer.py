@@ -1,8 +1,8 @@
 """
-Why an event is treated as it is: rule, keys, verdict, who came first, and who did what.
+Explains events: rule, keys, verdict, the first copy, and operator actions.
 
-The verdict is the one the event would get now (`oncebridge.operate.explain.judgement`). An explanation claims
-nothing and changes nothing.
+The verdict is the one that the event would get now (see `expected_verdict`). An explanation
+claims nothing and changes nothing.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -19,16 +19,21 @@ from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.framing import RawRecord as FileRecord
 from oncebridge.events.key import compile_field
 from oncebridge.events.rules import Plan, Rule
+from oncebridge.operate.explain.expected_verdict import (
+    ExpectedVerdict,
+    RecordStatus,
+    RecordView,
+    contents,
+)
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation
-from oncebridge.operate.explain.judgement import Judged, Look, Standing, contents
-from oncebridge.operate.identity import Identities, Identity, Known
-from oncebridge.operate.lookup import Letters, events_in
-from oncebridge.operate.operator_log import Acts, is_trail
+from oncebridge.operate.identity import EventKey, Identities, RouteIdentity
+from oncebridge.operate.lookup import DeadLetterIndex, events_in
+from oncebridge.operate.operator_log import OperatorActions, is_operator_log
 from oncebridge.service.config import Setup
 from oncebridge.stores.api import Fate, Record, Store
 
-Wanted = Callable[[Event, Sequence[Identity]], bool]
-"""Tells whether an event, with what each route makes of it, is one that was asked for."""
+Wanted = Callable[[Event, Sequence[RouteIdentity]], bool]
+"""Whether an event, with its identity on each route, is to be explained."""
 
 _BATCH = 200
 _MOST_REMEMBERED = 64 * 1024 * 1024
@@ -39,7 +44,7 @@ async def explain(
     setup: Setup,
     store: Store | None,
     *,
-    letters: Letters | None = None,
+    letters: DeadLetterIndex | None = None,
     values: bool = False,
     recording: Iterable[FileRecord] = (),
     recording_name: str = "",
@@ -48,10 +53,9 @@ async def explain(
     """
     Explain each record of a file, in order; one explanation for each route that it takes.
 
-    Without *store*, nothing is said about verdicts. Only `peek` and `now_ms` are called. With
-    *values*, it is told how details differ, and not only where, and which entity and version an
-    event has, and not only by which expressions. Events are also compared with those of a
-    *recording*. With *wanted*, the others are read, and not explained.
+    Without *store*, there are no verdicts. Only `peek` and `now_ms` are called. With *values*, the
+    explanation has the values of details that differ, and of entity and version. Events are
+    also compared with those of a *recording*. With *wanted*, other events are not explained.
     """
     explainer = _Explainer(setup, store, letters, values=values)
     for record in recording:
@@ -63,21 +67,21 @@ async def explain(
 
 
 class _Arrived(Struct, frozen=True):
-    """One event of a file, with what each route makes of it."""
+    """One event of a file, with its identity on each route."""
 
     line: int
     event: Event | Unreadable
-    ways: list[Identity]
+    ways: list[RouteIdentity]
 
 
 class _Explainer:
     def __init__(
-        self, setup: Setup, store: Store | None, letters: Letters | None, *, values: bool
+        self, setup: Setup, store: Store | None, letters: DeadLetterIndex | None, *, values: bool
     ) -> None:
         self._setup = setup
         self._settings = setup.config.settings()
         self._identities = Identities(setup)
-        self._look = Look(store) if store is not None else None
+        self._look = RecordView(store) if store is not None else None
         self._letters = letters
         self._values = values
         self._earlier = _Earlier()
@@ -122,7 +126,7 @@ class _Explainer:
         return explained
 
     async def _explain(
-        self, line: int, event: Event, way: Identity, earlier: "_Seen | None"
+        self, line: int, event: Event, way: RouteIdentity, earlier: "_Seen | None"
     ) -> Explanation:
         plan, look = way.plan, self._look
         judged = await look.judge(plan, way.route.settings) if look else None
@@ -149,8 +153,8 @@ class _Explainer:
                 tuple(look.standing(key, own) for key in _names(way, judged)) if look else ()
             ),
             letter=await self._letter(way, judged),
-            acts=look.acts_on(way) if look else Acts(),
-            entity_acts=look.acts([plan.entity]) if look else Acts(),
+            acts=look.acts_on(way) if look else OperatorActions(),
+            entity_acts=look.acts([plan.entity]) if look else OperatorActions(),
         )
         if earlier is None or not isinstance(then, Event):
             return _with_cause(told, event, None)
@@ -167,7 +171,9 @@ class _Explainer:
             return replace(told, cause=Cause.ID_REUSED if earlier.kind == "id" else None)
         return _with_cause(told, event, None if earlier.clashes else then)
 
-    async def _letter(self, way: Identity, judged: Judged | None) -> DeadLetter | None:
+    async def _letter(
+        self, way: RouteIdentity, judged: ExpectedVerdict | None
+    ) -> DeadLetter | None:
         if self._letters is None or judged is None or judged.fate is not Fate.DEAD:
             return None
         its = self._look.touched(way) if self._look is not None else []
@@ -187,8 +193,8 @@ class _Explainer:
             action="dead" if is_kept else "discard",
             event=event,
             rule=plan.rule.name if plan is not None else None,
-            why=f"no route is for it{said}",
-            judged=Judged(Verdict.DEAD if is_kept else Verdict.DISCARDED),
+            why=f"no route matches it{said}",
+            judged=ExpectedVerdict(Verdict.DEAD if is_kept else Verdict.DISCARDED),
         )
 
 
@@ -196,8 +202,8 @@ def _is_wanted(arrived: _Arrived, wanted: Wanted) -> bool:
     return isinstance(arrived.event, Event) and wanted(arrived.event, arrived.ways)
 
 
-def _names(way: Identity, judged: Judged | None) -> list[bytes]:
-    """Name the records that are worth telling about."""
+def _names(way: RouteIdentity, judged: ExpectedVerdict | None) -> list[bytes]:
+    """Return the keys of the records to report."""
     names = [known.key for known in way.keys]
     if judged is not None and judged.key and judged.key not in names:
         names.append(judged.key)
@@ -210,12 +216,12 @@ def _unreadable(line: int, event: Unreadable) -> Explanation:
         action="dead",
         reason=event.reason,
         why=event.message,
-        judged=Judged(Verdict.DEAD),
+        judged=ExpectedVerdict(Verdict.DEAD),
     )
 
 
-def _why(plan: Plan, event: Event, keys: Sequence[Known]) -> str:
-    """Say what is unusual about a plan; nothing where all is as the rule asks."""
+def _why(plan: Plan, event: Event, keys: Sequence[EventKey]) -> str:
+    """Return what is unusual about a plan; empty if nothing is."""
     rule = plan.rule
     if plan.action == "dead":
         return plan.message
@@ -224,21 +230,21 @@ def _why(plan: Plan, event: Event, keys: Sequence[Known]) -> str:
     if plan.action == "bypass":
         return why_bypassed(rule, is_replay=event.replay_name is not None)
     if any(known.instead for known in keys):
-        return f"a field that the key needs is missing or null, so its {keys[-1].kind} counts"
+        return f"a field of the key is missing or null, so its {keys[-1].kind} is used instead"
     return ""
 
 
 def why_bypassed(rule: Rule, *, is_replay: bool) -> str:
-    """Say why *rule* does not deduplicate an event that it has let pass."""
+    """Return why *rule* delivers an event without deduplication."""
     if not rule.tiers:
         return 'the rule says key = "none"'
     if is_replay and rule.on_replay == "deliver":
         return 'it is a replay, and the rule says on_replay = "deliver"'
-    return 'a field that the key needs is missing or null, and on_missing = "deliver"'
+    return 'a field of the key is missing or null, and on_missing = "deliver"'
 
 
 def _expressions(plan: Plan) -> tuple[str, str]:
-    """Tell by which expressions an event's entity and version are found, where it has them."""
+    """Return the expressions for the entity and the version of an event, if it has them."""
     rule = plan.rule
     if not plan.entity:
         return "", ""
@@ -250,7 +256,7 @@ def _expressions(plan: Plan) -> tuple[str, str]:
 
 
 def _with_cause(told: Explanation, event: Event, then: Event | None) -> Explanation:
-    """Name the likely cause; *then* is an earlier copy out of a file, where there is one."""
+    """Return *told* with its likely cause; *then* is an earlier copy from a file, if any."""
     judged = told.judged
     match judged.verdict if judged else None:
         case Verdict.DUPLICATE:
@@ -273,11 +279,11 @@ def _with_cause(told: Explanation, event: Event, then: Event | None) -> Explanat
     return replace(told, cause=cause, is_guess=is_guess)
 
 
-# --- what the file says -------------------------------------------------------------------
+# --- earlier events -----------------------------------------------------------------------
 
 
 class _Seen(Struct, frozen=True):
-    """An event further up in the file, and whether it has a key with other content."""
+    """An earlier event of the file, and whether it has a key with different content."""
 
     line: int
     raw: bytes
@@ -288,14 +294,14 @@ class _Seen(Struct, frozen=True):
 
 
 class _Earlier:
-    """The first event of a file under each key, as far as there is room to remember them."""
+    """The first event of a file under each key, as far as memory allows."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, _Seen] = {}
         self._room = _MOST_REMEMBERED
 
-    def look(self, line: int, event: Event, way: Identity, name: str = "") -> _Seen | None:
-        """Find who has one of the keys already, and remember this one under the others."""
+    def look(self, line: int, event: Event, way: RouteIdentity, name: str = "") -> _Seen | None:
+        """Return the earlier event with one of the keys; remember this one under the others."""
         found: _Seen | None = None
         for known in reversed(way.keys):
             part = known.part
@@ -314,19 +320,21 @@ class _Earlier:
 async def explain_key(
     key: bytes,
     store: Store | None,
-    letters: Letters | None,
+    letters: DeadLetterIndex | None,
     *,
     record: Record | None = None,
 ) -> KeyExplanation:
-    """Return what is known under *key*; *record* is for what a scan has just found there."""
+    """Return what is known under *key*; *record* is the one that a scan has just found."""
     letter = await letters.with_key([key]) if letters is not None else None
     if store is None:
         return KeyExplanation(key=key, letter=letter)
-    look = Look(store)
+    look = RecordView(store)
     await look.look_at([key])
     standing = look.standing(key)
     if standing.record is None and record is not None:
-        standing = Standing.of(key, record, look.now_ms)
+        standing = RecordStatus.of(key, record, look.now_ms)
     there = standing.record
-    acts = Acts.read(there.memo) if there and is_trail(there) else look.acts([key])
+    acts = (
+        OperatorActions.read(there.memo) if there and is_operator_log(there) else look.acts([key])
+    )
     return KeyExplanation(key=key, standing=standing, letter=letter, acts=acts)
