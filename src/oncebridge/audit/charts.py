@@ -7,7 +7,7 @@ from typing import Final
 from oncebridge.audit import text as words
 from oncebridge.audit.report import Gaps
 from oncebridge.base.formatting import DAY, HOUR, MINUTE, SECOND, elapsed
-from oncebridge.observe.charts import LEFT, RIGHT, WIDE, Chart, Frame, Log, coord, label, path
+from oncebridge.observe.charts import LEFT, RIGHT, WIDE, Chart, Frame, LogScale, coord, label, path
 
 _MARKS: Final = (
     (1, "1 ms"),
@@ -35,7 +35,7 @@ def gaps(found: Gaps, window_ms: int, width: int, chart: Chart, *, height: int =
         marks.append((window_ms, elapsed(window_ms)))
     last = max((bound for bound, count in bins if count), default=bins[-1][0])
     highest = max(last, *(mark for mark, _ in marks)) * 1.6
-    scale = Log(min(lowest, SECOND), highest, LEFT, width - RIGHT)
+    scale = LogScale(min(lowest, SECOND), highest, LEFT, width - RIGHT)
     top = 20 * len(marks) + 6
     frame = Frame(width, height, max((count for _, count in bins), default=0), top=top)
     bars = ""
@@ -57,7 +57,7 @@ def gaps(found: Gaps, window_ms: int, width: int, chart: Chart, *, height: int =
 
 
 def _windows(
-    marks: Sequence[tuple[int, str]], window_ms: int, scale: Log, frame: Frame
+    marks: Sequence[tuple[int, str]], window_ms: int, scale: LogScale, frame: Frame
 ) -> Iterator[str]:
     """Mark windows, each with its name on a line of its own: they may be close together."""
     labels = []

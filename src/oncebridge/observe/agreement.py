@@ -21,7 +21,7 @@ from oncebridge.base.clock import Dice
 from oncebridge.base.formatting import listed, spelt
 from oncebridge.base.secrets import masked
 from oncebridge.events.key import make_key
-from oncebridge.observe.fleet import GONE_AFTER_MS, View, here_ms, present
+from oncebridge.observe.fleet import GONE_AFTER_MS, FleetView, here_ms, present
 from oncebridge.stores.api import Store
 from oncebridge.stores.cell import Cell
 
@@ -35,7 +35,7 @@ _OWN: Final = re.compile(r"-$|(?:file|python|env|ssm|secretsmanager):")
 _log = logging.getLogger("oncebridge")
 
 
-class Problem(Struct, frozen=True):
+class Disagreement(Struct, frozen=True):
     """One thing that does not fit together, as the log, the dashboard and `check` show it."""
 
     code: str
@@ -68,7 +68,7 @@ _LOST: Final = (
 )
 
 
-def differences(view: View) -> list[Problem]:
+def differences(view: FleetView) -> list[Disagreement]:
     """Return what workers that have run for longer than a rolling restart takes disagree on."""
     states = [s for s in present(view) if s.at_ms - s.started_ms >= ROLLING_RESTART_MS]
     found: dict[str, dict[str, dict[str, list[str]]]] = {}
@@ -87,14 +87,14 @@ def differences(view: View) -> list[Problem]:
     ]
 
 
-def _difference(what: str, route: str, groups: list[list[str]]) -> Problem:
+def _difference(what: str, route: str, groups: list[list[str]]) -> Disagreement:
     """Say who differs; workers that agree are named together."""
     names = " / ".join(listed([spelt(name) for name in group], most=3) for group in groups)
     seen = f"workers have different {what} for route {spelt(route)}: {names}"
-    return Problem(f"mixed-{what}", route, seen, *(_RULES if what == "rules" else _SINKS))
+    return Disagreement(f"mixed-{what}", route, seen, *(_RULES if what == "rules" else _SINKS))
 
 
-def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
+def lost_routes(view: FleetView, routes: Collection[str]) -> list[Disagreement]:
     """Return the routes that workers reported, except *routes* and those of workers that may run."""
     reported: set[str] = set()
     running = set(routes)
@@ -104,10 +104,10 @@ def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
     return [_lost(route) for route in sorted(reported - running)]
 
 
-def _lost(route: str) -> Problem:
+def _lost(route: str) -> Disagreement:
     shown = masked(route)  # an earlier build named routes after the address of a sink
     name = quote(route) if shown == route else "OLD (oncebridge dead list shows it)"
-    return Problem(
+    return Disagreement(
         "route-lost",
         shown,
         f"earlier workers had a route {spelt(shown)}, which this configuration does not have "
@@ -151,14 +151,14 @@ async def _write(cell: Cell, text: str) -> None:
     await cell.edit(lambda _memo, _now_ms: text.encode("utf-8", "replace"))
 
 
-class Warnings:
+class DisagreementWarnings:
     """Log what does not fit together, for a worker with *routes*."""
 
     def __init__(self, routes: Collection[str]) -> None:
         self._routes = routes
-        self._logged: dict[Problem, int] = {}
+        self._logged: dict[Disagreement, int] = {}
 
-    def log(self, view: View) -> None:
+    def log(self, view: FleetView) -> None:
         """Log each problem when it is new, and a difference again every hour."""
         # A difference on another service's route is logged by its own workers.
         ours = [one for one in differences(view) if one.route in self._routes]

@@ -40,7 +40,7 @@ _LONGEST_NAME: Final = 200
 _REPEATS: Final = frozenset({Verdict.DUPLICATE, Verdict.STALE, Verdict.UNCHANGED})
 
 
-class Noisiest:
+class TopCounts:
     """
     Count what anybody may name, and keep at most twice *most* of it.
 
@@ -108,7 +108,7 @@ class _Calls:
         self.failed = 0
 
 
-class Meters:
+class WorkerCounters:
     """
     Count what the hooks tell.
 
@@ -125,8 +125,8 @@ class Meters:
         self._causes: dict[str, dict[Cause, int]] = {}
         self._calls: dict[str, _Calls] = {}
         self._sends: dict[str, _Calls] = {}
-        self._topics = Noisiest()
-        self._entities = Noisiest()
+        self._topics = TopCounts()
+        self._entities = TopCounts()
         self._times: dict[str | None, int | None] = {}
         """What time events bear: EventBridge cuts it to the second, so most agree."""
         self._forwarded = 0

@@ -33,7 +33,7 @@ _Came = tuple[str | None, _Way, str | None]
 """How an event came: its id, its way, and the name of the replay."""
 
 
-class Repeats:
+class DuplicateCauses:
     """
     Name causes; how the latest first arrivals came is remembered, for as many as there is room.
 

@@ -93,7 +93,7 @@ _T = TypeVar("_T")
 # --- what is in the records ---------------------------------------------------------------
 
 
-class _Life(Struct, frozen=True, array_like=True):
+class _WorkerEntry(Struct, frozen=True, array_like=True):
     """A worker on the list, and the name of its record."""
 
     id: str
@@ -104,7 +104,7 @@ class _Life(Struct, frozen=True, array_like=True):
         return _key(self.id)
 
 
-class _Gone(Struct, frozen=True, omit_defaults=True):
+class _GoneWorker(Struct, frozen=True, omit_defaults=True):
     """A worker that is not on the list any more; its record is still there."""
 
     id: str
@@ -112,12 +112,12 @@ class _Gone(Struct, frozen=True, omit_defaults=True):
     state: State
 
 
-class _List(Struct, frozen=True, omit_defaults=True):
+class _WorkerList(Struct, frozen=True, omit_defaults=True):
     """The one record that all share."""
 
-    lives: tuple[_Life, ...] = ()
+    lives: tuple[_WorkerEntry, ...] = ()
     past: Counts = field(default_factory=Counts)
-    gone: tuple[_Gone, ...] = ()
+    gone: tuple[_GoneWorker, ...] = ()
     """The latest last."""
     folded_ms: int = 0
     """When somebody last looked who is gone, by the store's clock."""
@@ -128,22 +128,22 @@ class _List(Struct, frozen=True, omit_defaults=True):
     def had(self, life: str) -> bool:
         return any(each.id == life for each in self.gone)
 
-    def and_(self, life: _Life) -> "_List":
+    def and_(self, life: _WorkerEntry) -> "_WorkerList":
         return replace(self, lives=(*self.lives, life))
 
-    def without(self, closed: dict[str, "_Told"], now_ms: int) -> "_List":
+    def without(self, closed: dict[str, "_WorkerRecord"], now_ms: int) -> "_WorkerList":
         """Add what is *closed* to the past; what is not on the list was added before."""
         past, gone = self.past, list(self.gone)
         for life in self.lives:
             told = closed.get(life.id)
             if told is not None:
                 past = past + told.counts
-                gone.append(_Gone(life.id, now_ms + SEEN_AFTER_MS, _in_short(told.state)))
+                gone.append(_GoneWorker(life.id, now_ms + SEEN_AFTER_MS, _in_short(told.state)))
         left = tuple(life for life in self.lives if life.id not in closed)
         past = past.mended().trimmed(now_ms // 60_000, MOST_PAST)
         return replace(self, lives=left, past=past, gone=tuple(gone))
 
-    def forgettable(self, now_ms: int) -> list[_Gone]:
+    def forgettable(self, now_ms: int) -> list[_GoneWorker]:
         """Name those that were there too long ago, or before too many others."""
         return [
             each
@@ -152,7 +152,7 @@ class _List(Struct, frozen=True, omit_defaults=True):
         ]
 
 
-class _Told(Struct, frozen=True, omit_defaults=True):
+class _WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """The record of one life."""
 
     told_ms: int
@@ -175,8 +175,8 @@ class _Told(Struct, frozen=True, omit_defaults=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_list: Final = msgspec.msgpack.Decoder(_List).decode
-_decode_told: Final = msgspec.msgpack.Decoder(_Told).decode
+_decode_list: Final = msgspec.msgpack.Decoder(_WorkerList).decode
+_decode_told: Final = msgspec.msgpack.Decoder(_WorkerRecord).decode
 
 
 def _is_due(last_ms: int, every_ms: int, now_ms: int) -> bool:
@@ -188,7 +188,7 @@ def _key(life: str) -> bytes:
     return make_key("", b"worker", "", "", (life.encode(),))
 
 
-def _write(value: _List | _Told) -> bytes:
+def _write(value: _WorkerList | _WorkerRecord) -> bytes:
     return _FORM + zlib.compress(_encode(value))
 
 
@@ -202,14 +202,14 @@ def _read(memo: bytes, decode: Callable[[bytes], _T]) -> _T | None:
         return None
 
 
-def _read_list(memo: bytes) -> _List | None:
+def _read_list(memo: bytes) -> _WorkerList | None:
     listed = _read(memo, _decode_list)
     if listed is None or not all(_is_likely(each.state) for each in listed.gone):
         return None
     return replace(listed, past=listed.past.mended())
 
 
-def _read_told(memo: bytes) -> _Told | None:
+def _read_told(memo: bytes) -> _WorkerRecord | None:
     told = _read(memo, _decode_told)
     if told is None or not _is_likely(told.state):
         return None
@@ -221,11 +221,11 @@ def _is_likely(state: State) -> bool:
     return 0 <= state.started_ms <= _MOST_MS and 0 <= state.at_ms <= _MOST_MS
 
 
-def _told_in(record: Record | None) -> _Told | None:
+def _told_in(record: Record | None) -> _WorkerRecord | None:
     return None if record is None else _read_told(record.memo)
 
 
-async def _peek_list(store: Store) -> _List | None:
+async def _peek_list(store: Store) -> _WorkerList | None:
     """Read the list; None where there is none, or another version's."""
     (record,) = await store.peek([_LIST])
     return None if record is None else _read_list(record.memo)
@@ -249,7 +249,7 @@ def _in_short(state: State) -> State:
 # --- reading ------------------------------------------------------------------------------
 
 
-class View(Struct):
+class FleetView(Struct):
     """All workers, as far as they have told."""
 
     reports: list[Report]
@@ -281,7 +281,7 @@ def is_silent(report: Report, now_ms: int) -> bool:
     return not report.state.ended and silent_ms > SILENT_MS
 
 
-def present(view: View) -> list[State]:
+def present(view: FleetView) -> list[State]:
     """Return the workers that run, as far as is known."""
     return [
         report.state
@@ -290,7 +290,7 @@ def present(view: View) -> list[State]:
     ]
 
 
-async def read(store: Store, own: Report | None = None) -> View:
+async def read(store: Store, own: Report | None = None) -> FleetView:
     """
     Read what the workers have told; *own* is this process's, and newer than what it wrote.
 
@@ -298,7 +298,7 @@ async def read(store: Store, own: Report | None = None) -> View:
     """
     now_ms = await store.now_ms()
     # The list comes first: what is on it then has a record that stays, closed or not.
-    listed = await _peek_list(store) or _List()
+    listed = await _peek_list(store) or _WorkerList()
     lives = {life.id: life.name for life in listed.lives}
     if own is not None:
         lives |= {each.id: "" for each in listed.gone if each.state.name == own.state.name}
@@ -314,7 +314,7 @@ async def read(store: Store, own: Report | None = None) -> View:
         counts = own.counts - _counted_elsewhere(own.state.name, listed, told)
         reports[own.state.name] = Report(own.state, counts)
     gone = {each.state.name: Report(each.state, Counts()) for each in listed.gone}
-    return View(
+    return FleetView(
         [reports[name] for name in sorted(reports)],
         listed.past,
         now_ms,
@@ -322,7 +322,9 @@ async def read(store: Store, own: Report | None = None) -> View:
     )
 
 
-def _counted_elsewhere(name: str, listed: _List, told: dict[str, _Told | None]) -> Counts:
+def _counted_elsewhere(
+    name: str, listed: _WorkerList, told: dict[str, _WorkerRecord | None]
+) -> Counts:
     """Return what of all that a worker has counted is part of the past."""
     for life in listed.lives:
         its = told[life.id]
@@ -342,7 +344,7 @@ class _Taken(StoreUnavailable):
     """Others have a record, and patience is at its end."""
 
 
-class Member:
+class FleetMember:
     """A worker, among all that share *store*."""
 
     def __init__(self, store: Store, *, dice: Dice) -> None:
@@ -380,7 +382,7 @@ class Member:
         self._look_ms = 0  # there is no later look that could put it right
         await self._tell(Report(replace(report.state, ended=True), report.counts))
 
-    async def _tell(self, report: Report) -> _List | None:
+    async def _tell(self, report: Report) -> _WorkerList | None:
         """Write *report*, and be on the list, which is given where it was looked at."""
         for _ in range(_TRIES):
             # The record comes first: whoever is on the list has one.
@@ -414,7 +416,7 @@ class Member:
             self._begin(self._told)
             return False
         counts = report.counts if self._base is None else report.counts - self._base
-        told = _Told(claim.now_ms, report.state, counts, self._base)
+        told = _WorkerRecord(claim.now_ms, report.state, counts, self._base)
         if not await self._release(key, claim, _write(told)):
             return False
         self._told, self._told_ms = report.counts, claim.now_ms
@@ -435,7 +437,7 @@ class Member:
 
     # --- the list -------------------------------------------------------------------------
 
-    async def _look(self, name: str) -> _List:
+    async def _look(self, name: str) -> _WorkerList:
         """Look at the list, and get onto it."""
         listed = await _peek_list(self._store) if self._is_listed else None
         if listed is None or not listed.has(self._life):
@@ -446,11 +448,11 @@ class Member:
         self._look_ms = int(_LOOK_MS * (0.5 + self._dice.fraction() / 2))
         return listed
 
-    async def _enter(self, name: str) -> _List:
+    async def _enter(self, name: str) -> _WorkerList:
         """Get onto the list, unless too much time has gone by to be sure of the record."""
-        life = _Life(self._life, name)
+        life = _WorkerEntry(self._life, name)
 
-        def entered(listed: _List, now_ms: int) -> _List | None:
+        def entered(listed: _WorkerList, now_ms: int) -> _WorkerList | None:
             # An earlier try may have worked, and this life may be over since.
             may_be_over = now_ms - self._told_ms >= GONE_AFTER_MS or listed.had(life.id)
             if may_be_over or listed.has(life.id):
@@ -462,14 +464,14 @@ class Member:
 
     async def _change_list(
         self,
-        change: Callable[[_List, int], _List | None],
+        change: Callable[[_WorkerList, int], _WorkerList | None],
         patience_s: float = _LIST_PATIENCE_S,
-    ) -> _List:
+    ) -> _WorkerList:
         """Put what *change* makes of the list in its place, if anything, and give what is there."""
         for _ in range(_TRIES):
             claim = await self._hold(_LIST, _LIST_AGAIN_S, patience_s)
             memo = claim.held[0].memo
-            listed = _read_list(memo) if memo else _List()
+            listed = _read_list(memo) if memo else _WorkerList()
             if listed is None:
                 await self._release(_LIST, claim, None)
                 raise StoreUnavailable("the list of workers in the store is another version's")
@@ -483,12 +485,12 @@ class Member:
 
     # --- those that are gone --------------------------------------------------------------
 
-    def _take_turn(self, listed: _List, now_ms: int) -> _List:
+    def _take_turn(self, listed: _WorkerList, now_ms: int) -> _WorkerList:
         """Let the others know that this worker looks who is gone, unless another just did."""
         self._has_turn = _is_due(listed.folded_ms, _FOLD_MS, now_ms)
         return replace(listed, folded_ms=now_ms) if self._has_turn else listed
 
-    async def _fold(self, listed: _List) -> None:
+    async def _fold(self, listed: _WorkerList) -> None:
         """Look who is gone, and add what they counted to the past."""
         now_ms = listed.folded_ms
         closed = await self._close([each for each in listed.lives if each.id != self._life], now_ms)
@@ -497,18 +499,18 @@ class Member:
             await self._store.forget([_key(life) for life in forgotten])
         if closed or forgotten:
 
-            def tidied(listed: _List, now_ms: int) -> _List:
+            def tidied(listed: _WorkerList, now_ms: int) -> _WorkerList:
                 after = listed.without(closed, now_ms)
                 kept = tuple(each for each in after.gone if each.id not in forgotten)
                 return replace(after, gone=kept)
 
             await self._change_list(tidied)
 
-    async def _close(self, lives: Sequence[_Life], now_ms: int) -> dict[str, _Told]:
+    async def _close(self, lives: Sequence[_WorkerEntry], now_ms: int) -> dict[str, _WorkerRecord]:
         """Close the records of those that are gone, and tell what is in them."""
         records = await self._store.peek([life.key for life in lives]) if lives else []
-        closed: dict[str, _Told] = {}
-        over: dict[bytes, _Life] = {}
+        closed: dict[str, _WorkerRecord] = {}
+        over: dict[bytes, _WorkerEntry] = {}
         for life, record in zip(lives, records, strict=True):
             told = _told_in(record)
             if told is not None and told.closed:
@@ -566,12 +568,12 @@ class Member:
         return reply is Reply.RELEASED
 
 
-def _closed(life: _Life, claim: Claim) -> _Told | None:
+def _closed(life: _WorkerEntry, claim: Claim) -> _WorkerRecord | None:
     """Close the record that was taken hold of; None where it is not over, or not to be read."""
     memo = claim.held[0].memo
     if not memo:  # the store has lost it
         nobody = State(life.name, "", 0, "", claim.now_ms, claim.now_ms)
-        return _Told(claim.now_ms, nobody, Counts(), closed=True)
+        return _WorkerRecord(claim.now_ms, nobody, Counts(), closed=True)
     told = _read_told(memo)
     if told is None or not told.is_over(claim.now_ms):
         return None

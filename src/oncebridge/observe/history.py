@@ -18,7 +18,7 @@ from msgspec import Struct
 from oncebridge.events.key import make_key
 
 Mode = Literal["off", "sample", "all"]
-Place = tuple[int, str, int]
+HistoryPosition = tuple[int, str, int]
 """When an arrival came, to which worker, and its number there: lists have the greatest first."""
 SLOTS: Final = 128
 """So many pages each worker has."""
@@ -29,7 +29,7 @@ _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What reading raises: whoever reaches the store may have written anything."""
 
 
-class Row(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+class HistoryRow(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """One arrival."""
 
     number: int
@@ -69,7 +69,7 @@ class Row(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """The `Idempotency-Key` it was sent with, where that is not the key."""
 
 
-class Sheet(Struct, frozen=True, array_like=True, gc=False):
+class HistoryPage(Struct, frozen=True, array_like=True, gc=False):
     """A page or a tail, as it stands in a record."""
 
     number: int
@@ -92,7 +92,7 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
     """How many rows this worker could not bring to the store, so far."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Sheet | None":
+    def read(cls, memo: bytes) -> "HistoryPage | None":
         """Read what stands in a record; None where it is no page."""
         if not memo.startswith(_MARK):
             return None
@@ -113,7 +113,7 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
         except zlib.error:
             return b""
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[HistoryRow]:
         """Return its rows, in the order of their numbers; none where they cannot be read."""
         try:
             return _read_rows(self.text())
@@ -126,8 +126,8 @@ def joined(rows: Sequence[bytes]) -> bytes:
     return b"\xdd" + len(rows).to_bytes(4) + b"".join(rows)
 
 
-_read_sheet = msgspec.msgpack.Decoder(Sheet).decode
-_read_rows = msgspec.msgpack.Decoder(list[Row]).decode
+_read_sheet = msgspec.msgpack.Decoder(HistoryPage).decode
+_read_rows = msgspec.msgpack.Decoder(list[HistoryRow]).decode
 _write = msgspec.msgpack.Encoder().encode
 
 
@@ -141,11 +141,11 @@ def tail_key(worker: str) -> bytes:
     return make_key("", b"history", worker, "tail", ())
 
 
-class Seen(Struct, frozen=True):
+class RecordedArrival(Struct, frozen=True):
     """One arrival, and which worker saw it."""
 
     worker: str
-    row: Row
+    row: HistoryRow
 
     @property
     def name(self) -> str:
@@ -153,12 +153,12 @@ class Seen(Struct, frozen=True):
         return f"{self.worker}.{self.row.number}"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> HistoryPosition:
         """Its place among all arrivals; no two have the same, be it in one millisecond."""
         return self.row.at_ms, self.worker, self.row.number
 
 
-class Query(Struct, frozen=True, kw_only=True):
+class HistoryQuery(Struct, frozen=True, kw_only=True):
     """Which arrivals are wanted; all that is given has to fit."""
 
     text: str = ""
@@ -167,15 +167,15 @@ class Query(Struct, frozen=True, kw_only=True):
     route: str = ""
     topic: str = ""
     cause: str = ""
-    before: Place | None = None
+    before: HistoryPosition | None = None
     """Only what comes after the arrival of this place: for the next page of a list."""
     limit: int = 100
 
 
-class Found(Struct, frozen=True):
+class SearchResult(Struct, frozen=True):
     """What was found, newest first."""
 
-    rows: tuple[Seen, ...]
+    rows: tuple[RecordedArrival, ...]
     more: bool
     """There are older ones that fit."""
     looked_at: int

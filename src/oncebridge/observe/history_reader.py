@@ -20,16 +20,16 @@ from oncebridge.base.clock import Clock, system_clock
 from oncebridge.errors import StoreError
 from oncebridge.observe.history import (
     SLOTS,
-    Found,
-    Place,
-    Query,
-    Row,
-    Seen,
-    Sheet,
+    HistoryPage,
+    HistoryPosition,
+    HistoryQuery,
+    HistoryRow,
+    RecordedArrival,
+    SearchResult,
     page_key,
     tail_key,
 )
-from oncebridge.observe.history_writer import Recorder
+from oncebridge.observe.history_writer import HistoryWriter
 from oncebridge.observe.report import Report
 from oncebridge.stores.api import Store
 
@@ -45,12 +45,12 @@ _KEY: Final = re.compile(r"([0-9a-f]{6,66})(?:…|\.\.\.)?")
 _CUT: Final = re.compile(r"(.*?)(?:…|\.\.\.)(.*)")
 _LEAST: Final = 8
 """So much of an id has to be told."""
-_place: Final[Callable[[Seen], Place]] = attrgetter("place")
-_left_out: Final[Callable[["_Leaf"], int]] = attrgetter("left_out")
-_lost: Final[Callable[["_Leaf"], int]] = attrgetter("lost")
+_place: Final[Callable[[RecordedArrival], HistoryPosition]] = attrgetter("place")
+_left_out: Final[Callable[["_PageRef"], int]] = attrgetter("left_out")
+_lost: Final[Callable[["_PageRef"], int]] = attrgetter("lost")
 
 
-class Archive:
+class HistoryReader:
     """
     Search the history; *own* is that of this process, where it has one.
 
@@ -59,31 +59,31 @@ class Archive:
     """
 
     def __init__(
-        self, store: Store, own: Recorder | None = None, *, clock: Clock = system_clock
+        self, store: Store, own: HistoryWriter | None = None, *, clock: Clock = system_clock
     ) -> None:
         self._own = own
         self._clock = clock
-        self._shelf = _Shelf(store, clock)
-        self._read: OrderedDict[tuple[str, int, int], Sequence[Row]] = OrderedDict()
+        self._shelf = _PageCache(store, clock)
+        self._read: OrderedDict[tuple[str, int, int], Sequence[HistoryRow]] = OrderedDict()
 
-    async def search(self, query: Query, reports: Sequence[Report]) -> Found:
+    async def search(self, query: HistoryQuery, reports: Sequence[Report]) -> SearchResult:
         """Find arrivals; *reports* tell which workers there are."""
         everything, is_whole = await self._leaves(reports)
         filled = [leaf for leaf in everything if leaf.count]
         leaves = sorted(filled, key=lambda leaf: leaf.last_ms, reverse=True)
         fits, before, wanted = _fits(query), query.before, query.limit + 1
-        found: list[Seen] = []
+        found: list[RecordedArrival] = []
         for leaf in leaves:
             if len(found) == wanted and found[-1].row.at_ms > leaf.last_ms:
                 break  # all that is left is older
             if before is not None and leaf.first_ms > before[0]:
                 continue
             rows = await self._rows(leaf)
-            seen = [Seen(leaf.worker, row) for row in rows if fits(leaf.worker, row)]
+            seen = [RecordedArrival(leaf.worker, row) for row in rows if fits(leaf.worker, row)]
             if before is not None:
                 seen = [one for one in seen if one.place < before]
             found = nlargest(wanted, [*found, *seen], key=_place)
-        return Found(
+        return SearchResult(
             tuple(found[: query.limit]),
             len(found) > query.limit,
             sum(leaf.count for leaf in leaves),
@@ -93,7 +93,7 @@ class Archive:
             _counted(everything, _lost),
         )
 
-    async def named(self, name: str, reports: Sequence[Report]) -> Seen | None:
+    async def named(self, name: str, reports: Sequence[Report]) -> RecordedArrival | None:
         """Find one arrival by its name; its worker need not be known any more."""
         worker, _, text = name.rpartition(".")
         if not (worker and text.isascii() and text.isdigit() and len(text) < 20):
@@ -102,30 +102,34 @@ class Archive:
         for leaf in leaves:
             if leaf.worker == worker and leaf.last >= int(text):
                 rows = await self._rows(leaf)
-                return next((Seen(worker, row) for row in rows if row.number == int(text)), None)
+                return next(
+                    (RecordedArrival(worker, row) for row in rows if row.number == int(text)), None
+                )
         return None
 
-    async def alike(self, key: bytes, reports: Sequence[Report]) -> list[Seen]:
+    async def alike(self, key: bytes, reports: Sequence[Report]) -> list[RecordedArrival]:
         """Find all arrivals of one event by its key, oldest first."""
         leaves, _ = await self._leaves(reports)
-        found: list[Seen] = []
+        found: list[RecordedArrival] = []
         for leaf in leaves:
             if leaf.sheet is not None:
                 await asyncio.sleep(0)
                 if key not in leaf.sheet.text():  # much quicker than to read its rows
                     continue
             rows = await self._rows(leaf)
-            found += [Seen(leaf.worker, row) for row in rows if row.key == key]
+            found += [RecordedArrival(leaf.worker, row) for row in rows if row.key == key]
         return sorted(found, key=_place)
 
     # --- what there is ----------------------------------------------------------------------
 
-    async def _leaves(self, reports: Sequence[Report], *further: str) -> tuple[list["_Leaf"], bool]:
+    async def _leaves(
+        self, reports: Sequence[Report], *further: str
+    ) -> tuple[list["_PageRef"], bool]:
         """Return all that is not past keeping, and tell whether the store could be asked."""
         own = self._own.worker if self._own is not None else None
-        workers = {name: _Worker(name) for name in further}
+        workers = {name: _WorkerHistory(name) for name in further}
         workers |= {
-            state.name: _Worker(state.name, state.history, state.at_ms)
+            state.name: _WorkerHistory(state.name, state.history, state.at_ms)
             for state in (report.state for report in reports)
         }
         others = [worker for worker in workers.values() if worker.name != own]
@@ -140,26 +144,26 @@ class Archive:
         now_ms = self._clock()
         return [await self._lasting(leaf, now_ms - leaf.keep_ms) for leaf in leaves], is_whole
 
-    def _own_leaves(self) -> list["_Leaf"]:
+    def _own_leaves(self) -> list["_PageRef"]:
         own = self._own
         if own is None:
             return []
-        leaves = [_Leaf.of_sheet(own.worker, sheet) for sheet in own.sheets()]
+        leaves = [_PageRef.of_sheet(own.worker, sheet) for sheet in own.sheets()]
         rows = own.latest()
-        latest = _Leaf.of_rows(own.worker, rows, own.keep_ms, own.left_out, own.lost)
+        latest = _PageRef.of_rows(own.worker, rows, own.keep_ms, own.left_out, own.lost)
         return [*leaves, latest]
 
-    async def _lasting(self, leaf: "_Leaf", since_ms: int) -> "_Leaf":
+    async def _lasting(self, leaf: "_PageRef", since_ms: int) -> "_PageRef":
         """Leave out what is past keeping."""
         if leaf.first_ms >= since_ms:
             return leaf
         if leaf.last_ms < since_ms:
-            rows: Sequence[Row] = ()
+            rows: Sequence[HistoryRow] = ()
         else:
             rows = [row for row in await self._rows(leaf) if row.at_ms >= since_ms]
-        return _Leaf.of_rows(leaf.worker, rows, leaf.keep_ms, leaf.left_out, leaf.lost)
+        return _PageRef.of_rows(leaf.worker, rows, leaf.keep_ms, leaf.left_out, leaf.lost)
 
-    async def _rows(self, leaf: "_Leaf") -> Sequence[Row]:
+    async def _rows(self, leaf: "_PageRef") -> Sequence[HistoryRow]:
         sheet = leaf.sheet
         if sheet is None:
             return leaf.rows
@@ -174,7 +178,7 @@ class Archive:
         return rows
 
 
-class _Leaf(Struct, frozen=True):
+class _PageRef(Struct, frozen=True):
     """Rows of one worker: a page as it stands in the store, or loose ones."""
 
     worker: str
@@ -185,25 +189,25 @@ class _Leaf(Struct, frozen=True):
     keep_ms: int
     left_out: int
     lost: int
-    rows: Sequence[Row] = ()
-    sheet: Sheet | None = None
+    rows: Sequence[HistoryRow] = ()
+    sheet: HistoryPage | None = None
 
     @classmethod
-    def of_sheet(cls, worker: str, sheet: Sheet) -> "_Leaf":
+    def of_sheet(cls, worker: str, sheet: HistoryPage) -> "_PageRef":
         times = sheet.first_ms, sheet.last_ms, sheet.keep_ms
         missing = sheet.left_out, sheet.lost
         return cls(worker, sheet.count, sheet.last, *times, *missing, sheet=sheet)
 
     @classmethod
     def of_rows(
-        cls, worker: str, rows: Sequence[Row], keep_ms: int, left_out: int, lost: int
-    ) -> "_Leaf":
+        cls, worker: str, rows: Sequence[HistoryRow], keep_ms: int, left_out: int, lost: int
+    ) -> "_PageRef":
         times = [row.at_ms for row in rows] or [0]
         last = rows[-1].number if rows else 0
         return cls(worker, len(rows), last, min(times), max(times), keep_ms, left_out, lost, rows)
 
 
-def _counted(leaves: Sequence[_Leaf], count: Callable[[_Leaf], int]) -> int:
+def _counted(leaves: Sequence[_PageRef], count: Callable[[_PageRef], int]) -> int:
     """Add up what each worker has counted last."""
     counts: dict[str, int] = {}
     for leaf in leaves:
@@ -214,7 +218,7 @@ def _counted(leaves: Sequence[_Leaf], count: Callable[[_Leaf], int]) -> int:
 # --- what stands in the store ---------------------------------------------------------------
 
 
-class _Worker(Struct, frozen=True):
+class _WorkerHistory(Struct, frozen=True):
     """A worker, and what it has told of itself."""
 
     name: str
@@ -225,14 +229,14 @@ class _Worker(Struct, frozen=True):
 class _Volume(Struct):
     """The history of one worker, as far as it was read."""
 
-    sheets: dict[int, Sheet] = field(default_factory=dict)
-    tail: Sheet | None = None
+    sheets: dict[int, HistoryPage] = field(default_factory=dict)
+    tail: HistoryPage | None = None
     gone: set[int] = field(default_factory=set)
     """Pages that were there once."""
     read_ms: int = 0
 
 
-class _Shelf:
+class _PageCache:
     """Remembers what was read from *store*, and reads only what may have changed."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -240,7 +244,7 @@ class _Shelf:
         self._clock = clock
         self._volumes: dict[str, _Volume] = {}
 
-    async def leaves(self, workers: Sequence[_Worker]) -> list[_Leaf]:
+    async def leaves(self, workers: Sequence[_WorkerHistory]) -> list[_PageRef]:
         """Return the histories of *workers*, and forget those of all others."""
         now_ms = self._clock()
         old = self._volumes
@@ -265,12 +269,12 @@ class _Shelf:
         keys = [tail_key(name) for name in volumes]
         records = await self._store.peek(keys) if keys else []
         for volume, record in zip(volumes.values(), records, strict=True):
-            volume.tail = Sheet.read(record.memo) if record is not None else None
+            volume.tail = HistoryPage.read(record.memo) if record is not None else None
 
     async def _read_pages(self, missing: Sequence[tuple[_Volume, int, bytes]]) -> None:
         records = await self._store.peek([key for _, _, key in missing])
         for (volume, number, _), record in zip(missing, records, strict=True):
-            sheet = Sheet.read(record.memo) if record is not None else None
+            sheet = HistoryPage.read(record.memo) if record is not None else None
             if sheet is not None and sheet.number == number:
                 volume.sheets[number] = sheet
                 continue
@@ -290,20 +294,20 @@ def _trimmed(volume: _Volume, history: int, most: int) -> list[int]:
     return [n for n in numbers if n not in full and n not in volume.gone]
 
 
-def _leaves_of(worker: str, volume: _Volume) -> list[_Leaf]:
-    leaves = [_Leaf.of_sheet(worker, sheet) for _, sheet in sorted(volume.sheets.items())]
+def _leaves_of(worker: str, volume: _Volume) -> list[_PageRef]:
+    leaves = [_PageRef.of_sheet(worker, sheet) for _, sheet in sorted(volume.sheets.items())]
     tail = volume.tail
     if tail is not None:
         paged = max([leaf.last for leaf in leaves], default=0)
         rows = [row for row in tail.rows() if row.number > paged]
-        leaves.append(_Leaf.of_rows(worker, rows, tail.keep_ms, tail.left_out, tail.lost))
+        leaves.append(_PageRef.of_rows(worker, rows, tail.keep_ms, tail.left_out, tail.lost))
     return leaves
 
 
 # --- what is wanted -------------------------------------------------------------------------
 
 
-def _fits(query: Query) -> Callable[[str, Row], bool]:
+def _fits(query: HistoryQuery) -> Callable[[str, HistoryRow], bool]:
     """Make what tells whether a row is wanted."""
     asked = {"verdict": query.verdict, "route": query.route, "cause": query.cause}
     checks = [_is(name, value) for name, value in asked.items() if value]
@@ -314,16 +318,16 @@ def _fits(query: Query) -> Callable[[str, Row], bool]:
     return lambda worker, row: all(check(worker, row) for check in checks)
 
 
-def _is(name: str, asked: str) -> Callable[[str, Row], bool]:
+def _is(name: str, asked: str) -> Callable[[str, HistoryRow], bool]:
     value = attrgetter(name)
     return lambda _, row: bool(value(row) == asked)
 
 
-def _is_of_topic(folded: str) -> Callable[[str, Row], bool]:
+def _is_of_topic(folded: str) -> Callable[[str, HistoryRow], bool]:
     return lambda _, row: folded in row.topic.casefold() or folded in row.detail_type.casefold()
 
 
-def _says(text: str) -> Callable[[str, Row], bool]:
+def _says(text: str) -> Callable[[str, HistoryRow], bool]:
     folded = text.casefold()
     names = {text[:128], folded[:128]}
     key = _KEY.fullmatch(folded)
@@ -331,7 +335,7 @@ def _says(text: str) -> Callable[[str, Row], bool]:
     has_topic = _is_of_topic(folded)
     has_id = _begins(text)
 
-    def says(worker: str, row: Row) -> bool:
+    def says(worker: str, row: HistoryRow) -> bool:
         return (
             row.id in names
             or row.entity in names

@@ -10,7 +10,7 @@ from oncebridge.engine.hooks import Decision
 from oncebridge.engine.verdict import Outcome
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.summary import ENTITIES, body_of, entity_of, topic_of
-from oncebridge.observe.history import Row
+from oncebridge.observe.history import HistoryRow
 from oncebridge.observe.masking import Mask
 
 _SHORT, _LONG = 128, 300
@@ -19,10 +19,10 @@ _SHORT, _LONG = 128, 300
 
 def row_of(
     number: int, decision: Decision, event: Event, outcome: Outcome, cause: Cause | None
-) -> Row:
+) -> HistoryRow:
     """Write down an event, and what became of it."""
     first = outcome.first
-    return Row(
+    return HistoryRow(
         number,
         decision.arrived_ms,
         decision.route,
@@ -51,11 +51,11 @@ def row_of(
     )
 
 
-def row_of_refused(number: int, decision: Decision) -> Row:
+def row_of_refused(number: int, decision: Decision) -> HistoryRow:
     """Write down what is no event: nothing of its content."""
     outcome, event = decision.outcome, decision.event
     reason = event.reason if isinstance(event, Unreadable) else ""
-    return Row(
+    return HistoryRow(
         number,
         decision.arrived_ms,
         decision.route,
@@ -82,7 +82,7 @@ _ENVELOPE: Final = {
 }
 
 
-class Secrets:
+class RowMask:
     """What a mask hides of that which rows hold beside payloads; mostly nothing."""
 
     def __init__(self, mask: Mask | None) -> None:
@@ -111,7 +111,7 @@ class Secrets:
         """Return whether the entity of some event is hidden."""
         return bool(self._entities)
 
-    def blanked(self, row: Row, event: Event) -> Row:
+    def blanked(self, row: HistoryRow, event: Event) -> HistoryRow:
         """Return *row* without what is hidden."""
         blank = self._blank
         bodies = (body_of(event.detail), event.detail)
@@ -121,6 +121,6 @@ class Secrets:
             blank = {**blank, "topic": ""}
         return replace(row, **blank) if blank else row
 
-    def _is_at(self, name: str, body: Mapping[str, Any], row: Row) -> bool:
+    def _is_at(self, name: str, body: Mapping[str, Any], row: HistoryRow) -> bool:
         value = body.get(name)
         return type(value) is str and bool(value) and value[:_SHORT] == row.entity

@@ -24,8 +24,17 @@ from oncebridge.engine.causes import Cause
 from oncebridge.engine.hooks import Decision
 from oncebridge.events.event import Event
 from oncebridge.events.key import Part
-from oncebridge.observe.history import SLOTS, Mode, Row, Seen, Sheet, joined, page_key, tail_key
-from oncebridge.observe.history_rows import Secrets, row_of, row_of_refused
+from oncebridge.observe.history import (
+    SLOTS,
+    HistoryPage,
+    HistoryRow,
+    Mode,
+    RecordedArrival,
+    joined,
+    page_key,
+    tail_key,
+)
+from oncebridge.observe.history_rows import RowMask, row_of, row_of_refused
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import Sampler
 from oncebridge.stores.api import Claim, Release, Reply, Store, Want
@@ -53,7 +62,7 @@ _SPELL_ROWS: Final = 200
 """So many bytes of events, or so many rows, are written down in one go: about a millisecond."""
 
 
-class Recorder:
+class HistoryWriter:
     """
     Keep what was decided lately, for whoever looks.
 
@@ -82,19 +91,19 @@ class Recorder:
         """How many arrivals were not taken down, as there were too many."""
         self._sampler = Sampler() if mode == "sample" else None
         self._payloads = payloads
-        self._secrets = Secrets(mask or payloads)
+        self._secrets = RowMask(mask or payloads)
         self._clock = clock
         self._dice = dice
         self._lag_ms = ms(lag)
         self._number = 0
-        self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[HistoryRow] = deque(maxlen=MOST_WAITING)
         self._raws = _Raws()
         self._paged = 0
         """The number of the last row that went into a page."""
         self._lost = 0
         """How many were not there to go into one, or were dropped with one."""
         self._page = _Page(0)
-        self._full: dict[int, Sheet] = {}
+        self._full: dict[int, HistoryPage] = {}
         self._tail = 0, 0
         """What was last written there: the latest page, and how many rows that had."""
         self._unsaved: set[int] = set()
@@ -136,16 +145,16 @@ class Recorder:
             row = row_of_refused(number, decision)
         self._waiting.append(row)
 
-    def rows(self) -> Sequence[Seen]:
+    def rows(self) -> Sequence[RecordedArrival]:
         """Return what this process remembers itself, oldest first: all its pages, and what follows."""
         kept = [row for sheet in self._full.values() for row in sheet.rows()]
-        return [Seen(self.worker, row) for row in (*kept, *self.latest())]
+        return [RecordedArrival(self.worker, row) for row in (*kept, *self.latest())]
 
-    def sheets(self) -> Sequence[Sheet]:
+    def sheets(self) -> Sequence[HistoryPage]:
         """Return the full pages that this process remembers."""
         return list(self._full.values())
 
-    def latest(self) -> Sequence[Row]:
+    def latest(self) -> Sequence[HistoryRow]:
         """Return the rows that are in no full page yet."""
         return [*self._page.rows, *self._waiting]
 
@@ -175,7 +184,7 @@ class Recorder:
         if self._page.rows and self._clock() - self._page.first_ms > self.keep_ms // _PARTS:
             await self._turn()
 
-    async def _add(self, texts: Sequence[tuple[Row, bytes]]) -> None:
+    async def _add(self, texts: Sequence[tuple[HistoryRow, bytes]]) -> None:
         """Add rows to the page, and to those that follow."""
         for row, text in texts:
             if self._page.is_full_with(text):
@@ -188,8 +197,10 @@ class Recorder:
             if self._waiting and self._waiting[0].number <= row.number:
                 self._waiting.popleft()
 
-    def _encoded(self, rows: Sequence[Row], raws: Mapping[int, bytes]) -> list[tuple[Row, bytes]]:
-        encoded: list[tuple[Row, bytes]] = []
+    def _encoded(
+        self, rows: Sequence[HistoryRow], raws: Mapping[int, bytes]
+    ) -> list[tuple[HistoryRow, bytes]]:
+        encoded: list[tuple[HistoryRow, bytes]] = []
         for row in rows:
             kept = row
             raw = raws.get(row.number)
@@ -257,7 +268,7 @@ class Recorder:
             if await self._put({tail_key(self.worker): tail}):
                 self._tail = page.number, count
 
-    async def _sheet(self, page: "_Page", *, since: int = 0, is_full: bool = False) -> Sheet:
+    async def _sheet(self, page: "_Page", *, since: int = 0, is_full: bool = False) -> HistoryPage:
         """Write down a page as it is now, or its rows *since* some."""
         texts, rows = page.texts[since:], page.rows[since:]
         if page.size > _MUCH:
@@ -265,7 +276,7 @@ class Recorder:
         else:
             zipped, body = _zipped(texts)
         times = [row.at_ms for row in rows] or [self._clock()]
-        return Sheet(
+        return HistoryPage(
             page.number,
             is_full,
             len(rows),
@@ -279,7 +290,7 @@ class Recorder:
             self._lost,
         )
 
-    async def _put(self, sheets: Mapping[bytes, Sheet]) -> set[bytes]:
+    async def _put(self, sheets: Mapping[bytes, HistoryPage]) -> set[bytes]:
         """Write records, and tell which were written."""
         left, written = dict(sheets), set[bytes]()
         for _ in range(_TRIES):
@@ -289,7 +300,7 @@ class Recorder:
                 break
         return written
 
-    async def _try(self, sheets: Mapping[bytes, Sheet], written: set[bytes]) -> set[bytes]:
+    async def _try(self, sheets: Mapping[bytes, HistoryPage], written: set[bytes]) -> set[bytes]:
         """Claim and release; tell for which a release of ours came late and was in the way."""
         now_ms = self._clock()
         keeps = {
@@ -346,9 +357,11 @@ class _Raws:
         return self._raws.copy()
 
 
-def _spells(rows: Sequence[Row], raws: Mapping[int, bytes]) -> Iterator[Sequence[Row]]:
+def _spells(
+    rows: Sequence[HistoryRow], raws: Mapping[int, bytes]
+) -> Iterator[Sequence[HistoryRow]]:
     """Part *rows* so that each part is little work."""
-    spell: list[Row] = []
+    spell: list[HistoryRow] = []
     size = 0
     for row in rows:
         spell.append(row)
@@ -365,7 +378,7 @@ class _Page:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.rows: list[Row] = []
+        self.rows: list[HistoryRow] = []
         self.texts: list[bytes] = []
         self.size = 0
         self.first_ms = 0
@@ -375,7 +388,7 @@ class _Page:
     def is_full_with(self, text: bytes) -> bool:
         return len(self.rows) >= MOST_ROWS or (self.size > 0 and self.size + len(text) > MOST_BYTES)
 
-    def add(self, row: Row, text: bytes) -> None:
+    def add(self, row: HistoryRow, text: bytes) -> None:
         self.first_ms = min(self.first_ms, row.at_ms) if self.rows else row.at_ms
         self.rows.append(row)
         self.texts.append(text)

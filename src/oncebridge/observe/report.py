@@ -27,7 +27,7 @@ class RouteState(Struct, omit_defaults=True):
     """A hash of what decides the keys of its events (`RuleSet.key_fingerprint`)."""
 
 
-class Vitals(Struct, omit_defaults=True):
+class StoreHealth(Struct, omit_defaults=True):
     """How the store is right now, as far as this kind of store can tell."""
 
     kind: str = ""
@@ -61,13 +61,13 @@ class State(Struct, omit_defaults=True):
     sources: tuple[str, ...] = ()
     """Addresses, without what is secret in them."""
     routes: dict[str, RouteState] = {}
-    store: Vitals = field(default_factory=Vitals)
+    store: StoreHealth = field(default_factory=StoreHealth)
     spooled: int | None = None
     """How many arrivals wait on disk, where there is a spool."""
     not_ready: tuple[str, ...] = ()
     """What keeps events from passing."""
     history: int = 0
-    """How many pages of history it has begun; see `oncebridge.watch.history`."""
+    """How many pages of history it has begun; see `oncebridge.observe.history`."""
 
 
 class Report(Struct):

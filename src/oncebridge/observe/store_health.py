@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final, Protocol, runtime_checkable
 
 from oncebridge.base.clock import Clock
-from oncebridge.observe.report import Vitals
+from oncebridge.observe.report import StoreHealth
 from oncebridge.stores.api import Store
 
 _WITHIN_S: Final = 2.0
@@ -20,10 +20,10 @@ _TOLD: Final = ("records", "bytes", "evicted", "clock_offset_ms")
 
 
 @runtime_checkable
-class TellsVitals(Protocol):
+class ReportsHealth(Protocol):
     """A store that knows how it is; no store has to."""
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Tell `records`, `bytes`, `evicted` and `clock_offset_ms`, as `Vitals` means them.
 
@@ -34,15 +34,15 @@ class TellsVitals(Protocol):
         ...
 
 
-async def vitals(kind: str, store: Store, clock: Clock) -> Vitals:
+async def read_store_health(kind: str, store: Store, clock: Clock) -> StoreHealth:
     """Ask *store* how it is; what it cannot tell is None. Never raises for a store's sake."""
-    found = Vitals(kind, answers=False)
+    found = StoreHealth(kind, answers=False)
     # Of an outage others tell more; here it is enough that there is one.
     with suppress(Exception):
         async with asyncio.timeout(_WITHIN_S):
             found.clock_offset_ms = await _offset_ms(store, clock)
-            if isinstance(store, TellsVitals):
-                _take(found, await store.vitals())
+            if isinstance(store, ReportsHealth):
+                _take(found, await store.health())
             found.answers = True
     return found
 
@@ -63,7 +63,7 @@ async def _offset_ms(store: Store, clock: Clock) -> int | None:
     return 0 if may_agree else (low + high) // 2
 
 
-def _take(found: Vitals, told: Mapping[str, int | None]) -> None:
+def _take(found: StoreHealth, told: Mapping[str, int | None]) -> None:
     for name in _TOLD:
         if name in told:
             value = told[name]

@@ -145,7 +145,7 @@ class MemoryStore:
     async def now_ms(self) -> int:
         return self._clock()
 
-    async def vitals(self) -> Mapping[str, int]:
+    async def health(self) -> Mapping[str, int]:
         """Return how many records there are."""
         return {"records": self._count}
 

@@ -52,7 +52,7 @@ class Telemetry(Protocol):
         ...
 
 
-class Wish(Struct, frozen=True):
+class TelemetryOptions(Struct, frozen=True):
     """What the environment asks for."""
 
     traces: str = "none"
@@ -84,11 +84,11 @@ def from_environment(
     return None
 
 
-def wish(environment: Mapping[str, str]) -> Wish:
+def wish(environment: Mapping[str, str]) -> TelemetryOptions:
     """Read what the environment asks for."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return Wish()
-    return Wish(
+        return TelemetryOptions()
+    return TelemetryOptions(
         _exporter(environment, "TRACES"), _exporter(environment, "METRICS"), _read(environment)
     )
 

@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from oncebridge import __version__
 from oncebridge.events.trace_context import read_traceparent, read_xray
 from oncebridge.observe.report import Report
-from oncebridge.observe.telemetry import Wish
+from oncebridge.observe.telemetry import TelemetryOptions
 from oncebridge.observe.telemetry.metrics import metrics_data
 from oncebridge.observe.telemetry.spans import Spans
 
@@ -38,7 +38,7 @@ _TELL_EVERY_S: Final = 60.0
 class Exports:
     """Export what *wish* says, for the worker *name*."""
 
-    def __init__(self, wish: Wish, report: Callable[[], Report], name: str) -> None:
+    def __init__(self, wish: TelemetryOptions, report: Callable[[], Report], name: str) -> None:
         resource = _resource(name)
         self._reads = wish.propagators
         self._spans = _Spans(_span_exporter(wish.traces), resource) if _is_on(wish.traces) else None
@@ -50,7 +50,7 @@ class Exports:
             tracer = self._spans.provider.get_tracer("oncebridge", __version__)
             is_known = "tracecontext" in wish.propagators
             self.tracer = Spans(tracer, reads=is_known, sends=bool(wish.propagators))
-        self._trouble = _Trouble()
+        self._trouble = _ExportErrorHandler()
         _hear(self._trouble)
 
     def context(self, traceparent: str, xray: str, /) -> str:
@@ -200,7 +200,7 @@ def _interval() -> float:
 # --- trouble ---------------------------------------------------------------------------------
 
 
-class _Trouble(logging.Handler):
+class _ExportErrorHandler(logging.Handler):
     """Tell in our own log what OpenTelemetry complains of, now and then."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class _Trouble(logging.Handler):
         _log.warning("oncebridge.telemetry_trouble", extra=told)
 
 
-def _hear(trouble: _Trouble) -> None:
+def _hear(trouble: _ExportErrorHandler) -> None:
     """Listen, unless somebody does so already."""
     theirs = logging.getLogger("opentelemetry")
     if not theirs.hasHandlers():

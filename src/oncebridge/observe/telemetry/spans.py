@@ -61,15 +61,15 @@ class Spans:
             attributes=self._attributes.get(route) or self._attributes_of(route),
         )
         if not span.is_recording():
-            return _Unwanted(_written(span)) if self._sends else None
-        return _Followed(self._tracer, span, route, event, sends=self._sends)
+            return _UnsampledArrival(_written(span)) if self._sends else None
+        return _TracedArrival(self._tracer, span, route, event, sends=self._sends)
 
     def _attributes_of(self, route: str) -> "_Attributes":
         made = self._attributes[route] = _operation("process", "process", route)
         return made
 
 
-class _Unwanted:
+class _UnsampledArrival:
     """An arrival that the sampler does not want."""
 
     __slots__ = ("_traceparent",)
@@ -84,7 +84,7 @@ class _Unwanted:
         pass
 
 
-class _Followed:
+class _TracedArrival:
     """An arrival with its spans."""
 
     __slots__ = ("_delivery", "_event", "_route", "_sends", "_span", "_tracer")

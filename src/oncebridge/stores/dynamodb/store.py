@@ -281,7 +281,7 @@ class DynamoDBStore(CompareStore):
 
     # --- how it is -----------------------------------------------------------------------
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Read an item that is not there, and tell how large DynamoDB says the table is.
 

@@ -322,7 +322,7 @@ class PostgresStore:
         ((now_ms,),) = await self._ask(self._calls.now, None)
         return int(now_ms)
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Return how large the table is with its index, and about how many rows it has.
 

@@ -324,7 +324,7 @@ class S3Store(CompareStore):
     async def now_ms(self) -> int:
         return self._clock()
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Read an object that is not there; that it is not is an answer.
 
