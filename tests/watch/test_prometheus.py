@@ -541,7 +541,7 @@ def test_without_the_package_it_says_what_to_install():
     code = """
 import sys
 sys.modules["prometheus_client"] = None
-from oncebridge.http.health import listeners
+from oncebridge.observe.health import listeners
 assert listeners("http://127.0.0.1:0", None, list, list)
 try:
     listeners(None, "http://127.0.0.1:0", list, list)

@@ -211,11 +211,11 @@ def test_mischief_is_not_kept(name):
     for number in range(100):
         known.cause_of(decision(key=b"%d" % number, **{name: f"{number}" + "x" * 100_000}))
     assert known._firsts == {}
-    assert all(len("".join(filter(None, way))) < 1000 for way in known._ways.values())
+    assert all(len("".join(filter(None, way))) < 1000 for way in known._origins.values())
 
 
 def test_ways_are_bounded_whoever_invents_them():
     known = DuplicateCauses()
-    for number in range(3 * duplicate_causes._MOST_WAYS):
+    for number in range(3 * duplicate_causes._MOST_ORIGINS):
         known.cause_of(decision(key=b"%d" % number, source=f"s{number}"))
-    assert len(known._ways) <= duplicate_causes._MOST_WAYS
+    assert len(known._origins) <= duplicate_causes._MOST_ORIGINS

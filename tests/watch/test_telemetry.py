@@ -97,8 +97,8 @@ def test_what_is_not_known_is_told(told, message, caplog):
 def test_nothing_is_loaded_that_is_not_asked_for():
     code = """
 import asyncio, sys
-from oncebridge.config import load
-from oncebridge.service import Service
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 
 async def work():
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:repr"}
@@ -134,8 +134,8 @@ def test_without_the_packages_it_is_told_and_events_pass():
 import asyncio, logging, sys
 sys.modules["opentelemetry"] = None
 logging.basicConfig(stream=sys.stdout, format="%(message)s %(missing)s %(do)s")
-from oncebridge.config import load
-from oncebridge.service import Service
+from oncebridge.service.config import load
+from oncebridge.service.service import Service
 
 async def work():
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:repr"}

@@ -1,12 +1,12 @@
 """
-All that is measured, named once, for whoever writes it down.
+All metrics, defined once for Prometheus and OpenTelemetry.
 
-A family is one measure: its name, what it means, and its numbers, each under the values of its
-labels. They are made from a `Report` when somebody asks; nothing here is done while events pass.
+A family is one metric: its name, meaning, and values by label values. Families are made from a
+`Report` on each scrape; nothing here runs for each event.
 
-Labels are few by nature (routes, rules, verdicts, causes, kinds of calls), and of the rules of
-one route only so many have a number of their own. What belongs to a route is there from the
-start, as a nought: a number that first appears as 1 has never risen, for Prometheus.
+The number of label values is bounded (routes, rules, verdicts, causes, kinds of calls), and of the
+rules of a route only so many have their own series. Every series of a route exists from the start
+with 0: for Prometheus, a series that first appears as 1 has not increased.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +93,7 @@ def families(report: Report) -> list[Family]:
     ]
 
 
-# --- what passed ----------------------------------------------------------------------------
+# --- counters -------------------------------------------------------------------------------
 
 
 def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> Iterable[Family]:
@@ -135,7 +135,7 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
 def _by_rule(counts: RouteCounts, state: RouteState) -> dict[str, list[int]]:
     """Return the verdicts of each rule, in the order of `Verdict`."""
     names = dict.fromkeys([*state.rules, *filter(None, counts.rules)])
-    # By place, not by number: a rule must not lose its series to a busier one.
+    # By position, not by count: a rule must not lose its series to a busier one.
     own = [name for name in names if name != DEFAULT][:MOST_RULES]
     own += [name for name in names if name == DEFAULT]
     found = {rule: [0] * len(_VERDICTS) for rule in [*own, NO_RULE]}
@@ -145,7 +145,7 @@ def _by_rule(counts: RouteCounts, state: RouteState) -> dict[str, list[int]]:
         sums = found.setdefault(name, [0] * len(_VERDICTS))
         for at, verdict in enumerate(_VERDICTS):
             sums[at] += verdicts.get(verdict, 0)
-    # What was broken off before any rule was asked is in the books only.
+    # Arrivals that were cancelled before a rule was applied are in the books only.
     for at, verdict in enumerate(_VERDICTS):
         told = sum([sums[at] for sums in found.values()])
         found[NO_RULE][at] += max(counts.books.get(verdict, 0) - told, 0)
@@ -159,7 +159,7 @@ def _by_cause(causes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-# --- how long it took -----------------------------------------------------------------------
+# --- durations ------------------------------------------------------------------------------
 
 
 def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
@@ -237,7 +237,7 @@ def _calls(told: Mapping[str, CallCounts]) -> Iterable[Family]:
     )
 
 
-# --- how it is right now --------------------------------------------------------------------
+# --- gauges ---------------------------------------------------------------------------------
 
 
 def _states(states: Mapping[str, RouteState]) -> Iterable[Family]:
