@@ -1,14 +1,16 @@
 """
-Small charts as SVG, for pages in the light and in the dark.
+The charts of the benchmarks as SVG files, drawn with the product's chart parts.
 
-A picture brings its own style and asks the page by which of the two it is seen. What is told by
-colour is told by words as well, and all numbers stand in the description.
+A file brings its own style, for light and for dark pages. Colours are never the only difference,
+and the description contains all numbers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from math import ceil, floor, log10
+from math import ceil, floor, log2, log10
 from typing import NamedTuple
+
+from oncebridge.observe.charts import LogScale, coord, label, path, rounded_scale
 
 WIDTH = 800
 STYLE = """
@@ -40,11 +42,11 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill
 """
 X = "\N{MULTIPLICATION SIGN}"
 _APART = 16
-"""How far names at the end of lines are kept from each other."""
+"""The least distance between names at the end of lines."""
 
 
 class Bar(NamedTuple):
-    """One bar of a comparison, with the least and the greatest of what was measured."""
+    """One bar, with the least and the greatest measured value."""
 
     name: str
     value: float
@@ -54,7 +56,7 @@ class Bar(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One line of a chart, by the places on the horizontal axis."""
+    """One line, by the labels of the horizontal axis."""
 
     name: str
     values: Mapping[str, float]
@@ -68,33 +70,32 @@ class Curve(NamedTuple):
 def compared(title: str, note: str, bars: Sequence[Bar]) -> str:
     """Draw ratios on a logarithmic scale, to the left and right of "as good"."""
     row, top, left, right = 30, 74, 312, 124
-    low = 2 ** floor(_log2(min(0.5, *(min(bar.least, bar.aim or 1) for bar in bars))))
-    high = 2 ** ceil(_log2(max(2.0, *(max(bar.most, bar.aim or 1) for bar in bars))))
+    low = 2 ** floor(log2(min(0.5, *(min(bar.least, bar.aim or 1) for bar in bars))))
+    high = 2 ** ceil(log2(max(2.0, *(max(bar.most, bar.aim or 1) for bar in bars))))
     height = top + row * len(bars) + 44
-
-    def x(value: float) -> float:
-        share = (_log2(value) - _log2(low)) / (_log2(high) - _log2(low))
-        return left + share * (WIDTH - left - right)
+    scale = LogScale(low, high, left, WIDTH - right)
+    x = scale.at
 
     drawn = []
     for tick in (2.0**n for n in range(-8, 12)):
-        if low <= tick <= high:
+        if scale.holds(tick):
             kind = "axis" if tick == 1 else "grid"
             drawn.append(_line(x(tick), top - 6, x(tick), height - 38, kind))
             if tick >= 1 or tick == low:
-                drawn.append(_text(x(tick), height - 20, f"{tick:g}{X}", "middle", "faint"))
+                drawn.append(label(x(tick), height - 20, f"{tick:g}{X}", "middle", "faint"))
     for number, bar in enumerate(bars):
         y = top + row * number + row / 2
         ends = sorted((x(1), x(bar.value)))
         is_met = bar.aim is None or bar.value >= bar.aim
-        drawn.append(_text(left - 12, y + 4, bar.name, "end"))
-        drawn.append(_rect(ends[0], y - 9, max(ends[1] - ends[0], 2), 18, is_met))
+        drawn.append(label(left - 12, y + 4, bar.name, "end"))
+        kind = f"{'c0' if is_met else 'c1'} bar"
+        drawn.append(_bar(ends[0], y - 9, max(ends[1] - ends[0], 2), 18, kind))
         if bar.most > bar.least:
             drawn.append(_line(x(bar.least), y, x(bar.most), y, "whisker"))
         if bar.aim is not None:
             drawn.append(_diamond(x(bar.aim), y))
         told = f"{_short(bar.value)}{X}" + ("" if is_met else "  missed")
-        drawn.append(_text(WIDTH - right + 16, y + 4, told, "start"))
+        drawn.append(label(WIDTH - right + 16, y + 4, told, "start"))
     words = [f"{bar.name}: {_short(bar.value)}{X}{_aim(bar.aim)}" for bar in bars]
     return _picture(height, title, note, words, drawn)
 
@@ -118,30 +119,29 @@ def curves(
         step = (WIDTH - left - right) / max(len(places) - 1, 1)
         return left + places.index(place) * step
 
+    scale = LogScale(ticks[0], ticks[-1], bottom, top) if logarithmic else None
+
     def y(value: float) -> float:
-        low, high = ticks[0], ticks[-1]
-        if logarithmic:
-            low, high, value = log10(low), log10(high), log10(value)
-        return bottom - (value - low) / (high - low) * (bottom - top)
+        return scale.at(value) if scale else bottom - value / ticks[-1] * (bottom - top)
 
     drawn = []
     for tick in ticks:
         drawn.append(_line(left, y(tick), WIDTH - right, y(tick), "grid"))
-        drawn.append(_text(left - 8, y(tick) + 4, f"{tick:,g}", "end", "faint"))
-    drawn.append(_text(20, top - 16, unit, "start", "faint"))
-    drawn += [_text(x(place), bottom + 22, place, "middle", "faint") for place in places]
+        drawn.append(label(left - 8, y(tick) + 4, f"{tick:,g}", "end", "faint"))
+    drawn.append(label(20, top - 16, unit, "start", "faint"))
+    drawn += [label(x(place), bottom + 22, place, "middle", "faint") for place in places]
     ends = []
     for line in lines:
         points = [(x(place), y(value)) for place, value in line.values.items()]
         kind = f"c{line.colour} line{' dash' if line.dashed else ''}"
-        drawn.append(f'<polyline class="{kind}" points="{_points(points)}"/>')
-        drawn += [f'<circle class="c{line.colour} dot" {_at(*point)} r="3.5"/>' for point in points]
+        drawn.append(path("M" + "L".join(f"{coord(x)} {coord(y)}" for x, y in points), kind))
+        drawn += [_dot(*point, f"c{line.colour} dot") for point in points]
         ends.append((points[-1][1], line, points[-1][0]))
     ends.sort(key=lambda end: end[0])
     for place, (was, line, end) in zip(_spread([at for at, _, _ in ends]), ends, strict=True):
         told = f"{line.name}, {_short([*line.values.values()][-1])}"
         drawn.append(_line(end + 6, was, end + 18, place, f"c{line.colour} lead"))
-        drawn.append(_text(end + 24, place + 4, told, "start", f"c{line.colour} name"))
+        drawn.append(label(end + 24, place + 4, told, "start", f"c{line.colour} name"))
     words = [
         f"{line.name}: " + ", ".join(f"{_short(v)} at {p}" for p, v in line.values.items())
         for line in lines
@@ -161,25 +161,23 @@ def groups(title: str, note: str, found: Mapping[str, Sequence[Bar]], *, unit: s
     drawn = []
     for tick in ticks:
         drawn.append(_line(left, y(tick), WIDTH - right, y(tick), "grid"))
-        drawn.append(_text(left - 8, y(tick) + 4, f"{tick:,g}", "end", "faint"))
-    drawn.append(_text(20, top - 16, unit, "start", "faint"))
+        drawn.append(label(left - 8, y(tick) + 4, f"{tick:,g}", "end", "faint"))
+    drawn.append(label(20, top - 16, unit, "start", "faint"))
     room = (WIDTH - left - right) / len(found)
     for number, (name, bars) in enumerate(found.items()):
         begins = left + number * room
-        drawn.append(_text(begins + room / 2, bottom + 48, name, "middle", f"c{number} name"))
+        drawn.append(label(begins + room / 2, bottom + 48, name, "middle", f"c{number} name"))
         step = room / (len(bars) + 1)
         for at, bar in enumerate(bars):
             middle = begins + step * (at + 1)
             wide = min(step * 0.62, 64)
-            drawn.append(
-                f'<rect class="c{number} bar" x="{middle - wide / 2:.1f}" y="{y(bar.value):.1f}" '
-                f'width="{wide:.1f}" height="{bottom - y(bar.value):.1f}" rx="2"/>'
-            )
+            over = y(bar.value)
+            drawn.append(_bar(middle - wide / 2, over, wide, bottom - over, f"c{number} bar"))
             if bar.most > bar.least:
                 drawn.append(_line(middle, y(bar.least), middle, y(bar.most), "whisker"))
             over = y(max(bar.most, bar.value)) - 7
-            drawn.append(_text(middle, over, f"{bar.value:,.0f}", "middle"))
-            drawn.append(_text(middle, bottom + 22, bar.name, "middle", "faint"))
+            drawn.append(label(middle, over, f"{bar.value:,.0f}", "middle"))
+            drawn.append(label(middle, bottom + 22, bar.name, "middle", "faint"))
     words = [
         f"{name}, {bar.name}: {bar.value:,.0f}" for name, bars in found.items() for bar in bars
     ]
@@ -199,41 +197,29 @@ def _picture(height: float, title: str, note: str, words: Iterable[str], drawn: 
             f"<desc>{said}</desc>",
             f"<style>{STYLE}</style>",
             f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>',
-            _text(20, 28, title, "start", "title"),
-            _text(20, 48, note, "start", "faint"),
+            label(20, 28, title, "start", "title"),
+            label(20, 48, note, "start", "faint"),
             *drawn,
             "</svg>\n",
         )
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    return path(f"M{coord(x1)} {coord(y1)}L{coord(x2)} {coord(y2)}", kind)
 
 
-def _rect(x: float, y: float, width: float, height: float, is_met: bool) -> str:  # noqa: FBT001
-    kind = "c0" if is_met else "c1"
-    return (
-        f'<rect class="{kind} bar" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
-        f'height="{height:g}" rx="2"/>'
-    )
+def _bar(x: float, y: float, width: float, height: float, kind: str) -> str:
+    wide = coord(width)
+    return path(f"M{coord(x)} {coord(y)}h{wide}v{coord(height)}h-{wide}z", kind)
 
 
 def _diamond(x: float, y: float) -> str:
-    return f'<path class="aim" d="M{x:.1f} {y - 7:.1f}l5 7l-5 7l-5 -7z"/>'
+    return path(f"M{coord(x)} {coord(y - 7)}l5 7l-5 7l-5 -7z", "aim")
 
 
-def _at(x: float, y: float) -> str:
-    return f'cx="{x:.1f}" cy="{y:.1f}"'
-
-
-def _points(points: Iterable[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+def _dot(x: float, y: float, kind: str) -> str:
+    return f'<circle class="{kind}" cx="{coord(x)}" cy="{coord(y)}" r="3.5"/>'
 
 
 def _aim(aim: float | None) -> str:
@@ -245,7 +231,7 @@ def _short(number: float) -> str:
 
 
 def _spread(places: Sequence[float]) -> list[float]:
-    """Keep sorted *places* apart, and as near to where they were as it goes."""
+    """Move sorted *places* apart, as little as possible."""
     kept: list[float] = []
     for place in places:
         kept.append(max(place, kept[-1] + _APART) if kept else place)
@@ -253,16 +239,10 @@ def _spread(places: Sequence[float]) -> list[float]:
 
 
 def _steps(most: float) -> list[float]:
-    """Find round steps from nothing to at least *most*."""
-    rough = most / 4
-    unit = 10 ** floor(log10(rough))
-    step = next(n * unit for n in (1, 2, 2.5, 5, 10) if n * unit >= rough)
+    """Return round steps from 0 to at least *most*."""
+    step, _ = rounded_scale(most)
     return [step * n for n in range(ceil(most / step) + 1)]
 
 
 def _decades(least: float, most: float) -> list[float]:
     return [10.0**n for n in range(floor(log10(least)), ceil(log10(most)) + 1)]
-
-
-def _log2(value: float) -> float:
-    return log10(value) / log10(2)

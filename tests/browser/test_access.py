@@ -41,9 +41,9 @@ def show(page, centre, view):
     if view == "confirm":
         page.get_by_role("button", name=re.compile("Drop")).click()
     if view == "tried":
-        page.get_by_role("button", name="Try it").click()
+        page.get_by_role("button", name="Try").click()
         expect(page.locator("#result")).to_be_visible()
-    titles = {"overview": "", "why": "", "dead": "Dead letters", "confirm": "Drop 1 letter?"}
+    titles = {"overview": "", "why": "", "dead": "Dead letters", "confirm": "Drop 1 dead letter?"}
     titles |= {"tried": "Rules"}
     heading = page.get_by_role("heading", level=1)
     expect(heading).to_contain_text(titles.get(view, view.capitalize()))
@@ -130,10 +130,10 @@ def test_without_a_script_everything_is_there(visits, centre):
     expect(page.locator("section[aria-labelledby=line]")).to_contain_text("delivered")
     page.get_by_role("link", name="Dead letters").click()
     page.locator("table input[type=checkbox]").first.check()
-    page.get_by_role("button", name="Drop ticked").first.click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Drop 1 letter")
+    page.get_by_role("button", name="Drop selected").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Drop 1 dead letter")
     page.get_by_role("link", name="Rules").click()
-    page.get_by_role("button", name="Try it").click()
+    page.get_by_role("button", name="Try").click()
     expect(page.locator("#result")).to_contain_text("genesys")
 
 
@@ -191,12 +191,12 @@ def test_by_keyboard_alone_from_the_first_page_to_a_replayed_letter(office, visi
     expect(heading).to_have_text("Dead letters")
     tab_to(page, "^All on this page$")
     page.keyboard.press("Space")
-    tab_to(page, "^Replay ticked")
+    tab_to(page, "^Replay selected")
     page.keyboard.press("Enter")
-    expect(heading).to_have_text("Replay 1 letter?")
+    expect(heading).to_have_text("Replay 1 dead letter?")
     tab_to(page, "^Why")
     page.keyboard.type("by keyboard")
-    tab_to(page, "^Replay 1 letter")
+    tab_to(page, "^Replay 1 dead letter")
     page.keyboard.press("Enter")
     expect(page.get_by_role("main")).to_contain_text("delivered")
     assert office.sink.has(word) == 1

@@ -112,7 +112,7 @@ def test_why_tells_rule_key_first_arrival_difference_cause_and_all_arrivals(visi
     expect(line).to_contain_text("(2)")
     expect(line).to_contain_text("delivered")
     expect(line).to_contain_text("duplicate")
-    first = main.get_by_role("link", name="see it")
+    first = main.get_by_role("link", name="that arrival")
     first.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text(
         re.compile("delivered", re.IGNORECASE)

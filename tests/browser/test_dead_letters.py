@@ -83,7 +83,7 @@ def test_several_letters_are_dropped_together_and_never_sent(visits, office):
     page = visits.open(f"{office.url}/dead")
     for event, _ in letters:
         page.locator("table tbody tr").filter(has_text=event["id"]).get_by_role("checkbox").check()
-    page.get_by_role("button", name=re.compile("Drop ticked")).first.click()
+    page.get_by_role("button", name=re.compile("Drop selected")).first.click()
     expect(page.get_by_role("main")).to_contain_text("2")
     page.get_by_role("button", name=re.compile("Drop")).click()
     expect(page.get_by_role("main")).to_contain_text(re.compile("dropped", re.IGNORECASE))
@@ -100,7 +100,7 @@ def test_a_change_of_mind_changes_nothing(visits, office):
     page = visits.open(f"{office.url}/dead")
     open_letter(page, event)
     page.get_by_role("button", name=re.compile("Drop")).click()
-    page.get_by_role("link", name="Leave it").click()
+    page.get_by_role("link", name="Cancel").click()
     expect(page).to_have_url(re.compile("/dead/[0-9]+$"))
     page.goto(f"{office.url}/dead")
     expect(page.get_by_role("main")).to_contain_text(event["id"])

@@ -62,7 +62,7 @@ def test_the_counts_of_workers_add_up_and_outlast_them(fleet, visits):
     tiles = page.locator("#rates > div")
     expect(tiles.nth(0)).to_contain_text("10 arrived")
     expect(tiles.nth(1)).to_contain_text("6 the sink took")
-    expect(tiles.nth(2)).to_contain_text("4 came again")
+    expect(tiles.nth(2)).to_contain_text("4 in total")
     expect(working).to_have_count(0)
     three = fleet.worker()
     assert three.send(events[0]) == "duplicate"

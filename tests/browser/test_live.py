@@ -85,7 +85,7 @@ def test_whoever_is_not_reached_is_told_so_until_they_are(visits, shop):
     expect(page.locator("#status")).to_have_text(
         re.compile(r"Cannot reach oncebridge since \d\d:\d\d:\d\d\.")
     )
-    expect(page.locator("#live")).to_have_text("Not reached")
+    expect(page.locator("#live")).to_have_text("Unreachable")
     page.unroute("**/*")
     expect(page.locator("#live")).to_have_text("Live")
     expect(page.locator("#status")).to_be_empty()

@@ -8,8 +8,8 @@ from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.check.finding import Checkup
 from oncebridge.check.stores import check_store
 from oncebridge.observe.counts import Counts, RouteCounts
-from oncebridge.observe.fleet import Member
-from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.observe.fleet import FleetMember
+from oncebridge.observe.report import Report, RouteState, State, StoreHealth
 from oncebridge.service.config import load
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -29,7 +29,7 @@ async def report(tmp_path, books, **more):
     now_ms = system_clock()
     state = State("w1", "h", 1, "1", started_ms=now_ms, at_ms=now_ms, **more)
     counts = Counts(routes={"crm": RouteCounts(books=books.counts())})
-    await Member(store, dice=SystemDice()).tell(Report(state, counts))
+    await FleetMember(store, dice=SystemDice()).tell(Report(state, counts))
     await store.aclose()
 
 
@@ -39,7 +39,7 @@ async def report_route(tmp_path, name, route, keys="aaa", **more):
         now_ms = system_clock()
         routes = {route: RouteState(sink="-", keys=keys)}
         state = State(name, "h", 1, "1", now_ms - 86_400_000, now_ms, routes=routes, **more)
-        await Member(store, dice=SystemDice()).tell(Report(state, Counts()))
+        await FleetMember(store, dice=SystemDice()).tell(Report(state, Counts()))
 
 
 async def test_a_file_without_its_write_ahead_log_is_left_so(tmp_path):
@@ -91,5 +91,5 @@ async def test_long_runs_of_stale_events_are_found_in_the_reports(tmp_path):
 
 
 async def test_a_store_that_lost_its_records_is_found_in_the_reports(tmp_path):
-    await report(tmp_path, Books(), store=Vitals(records_lost_ms=1_700_000_000_000))
+    await report(tmp_path, Books(), store=StoreHealth(records_lost_ms=1_700_000_000_000))
     assert await found(tmp_path) == [("records-lost", "store")]

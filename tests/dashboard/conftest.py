@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 from tests.http.live import Live, live
 
-from oncebridge.dashboard import Dashboard, Desk
+from oncebridge.dashboard import Dashboard, DashboardData
 from oncebridge.dashboard.routes import VIEWS
 from oncebridge.service import config
 from oncebridge.service.addresses import StorePlace
@@ -128,7 +128,7 @@ class Alone:
     setup: Setup
     more: dict
     visitor: Visitor | None = None
-    desk: Desk | None = None
+    data: DashboardData | None = None
 
     @contextmanager
     def up(self) -> Iterator["Alone"]:
@@ -140,8 +140,8 @@ class Alone:
             store = self.setup.config.store.opened
             try:
                 await store.open()
-                self.desk = Desk(self.setup, store)
-                served = Dashboard(self.setup, self.desk, **self.more)
+                self.data = DashboardData(self.setup, store)
+                served = Dashboard(self.setup, self.data, **self.more)
                 await served.open()
                 self.visitor = Visitor(served.url)
                 ready.set()

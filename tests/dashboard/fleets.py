@@ -13,8 +13,8 @@ from oncebridge.observe.counts import (
     Histogram,
     RouteCounts,
 )
-from oncebridge.observe.fleet import View
-from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.observe.fleet import FleetView
+from oncebridge.observe.report import Report, RouteState, State, StoreHealth
 
 NOW_MS = 1_767_225_600_000 + 37 * 60_000 + 21_000
 """Some Thursday, 37 minutes and 21 seconds after midnight, UTC."""
@@ -46,18 +46,18 @@ def state(name: str = "host-1-abc", **more: Any) -> State:
         "at_ms": NOW_MS - 1_000,
         "sources": ("http://127.0.0.1:8080/events",),
         "routes": {"crm": RouteState("https://crm.example.com/hooks/genesys")},
-        "store": Vitals("sqlite", True, 1200, 400_000, None, 0),
+        "store": StoreHealth("sqlite", True, 1200, 400_000, None, 0),
         "history": 1,
     }
     return State(name=name, **{**given, **more})
 
 
-def view(*reports: Report, past: Counts | None = None, now_ms: int = NOW_MS) -> View:
+def view(*reports: Report, past: Counts | None = None, now_ms: int = NOW_MS) -> FleetView:
     """Show *reports* as a store would."""
-    return View([*reports], past or Counts(), now_ms)
+    return FleetView([*reports], past or Counts(), now_ms)
 
 
-def busy() -> View:
+def busy() -> FleetView:
     """Two workers with a bit of everything."""
     minutes = {
         MINUTE - at: {

@@ -9,21 +9,21 @@ from tests.dashboard.test_dead import bury, confirmed, lines_of
 from tests.dashboard.test_server import says, views
 from tests.http.live import event
 
-from oncebridge.dashboard.page import Route
+from oncebridge.dashboard.page import PageRoute
 from oncebridge.dashboard.server import Dashboard
 from oncebridge.errors import StoreUnavailable
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 PROXIED = {"dashboard_user_header": "X-Forwarded-User", "dashboard_proxies": "127.0.0.1"}
 WRONG = "not-the-token-but-just-as-long-0"
-WHO = Route("GET", "/", says(lambda ask: f"user={ask.user} leaves={ask.may_leave}"))
+WHO = PageRoute("GET", "/", says(lambda ask: f"user={ask.user} leaves={ask.can_log_out}"))
 NOW_MS = 1_800_000_000_000
 
 
 @pytest.fixture
 def guarded(serve):
     return serve(
-        views(WHO, Route("GET", "/dead", says(lambda _: "letters"))), dashboard_token=TOKEN
+        views(WHO, PageRoute("GET", "/dead", says(lambda _: "letters"))), dashboard_token=TOKEN
     )
 
 
@@ -76,7 +76,7 @@ def test_a_wrong_token_is_refused_and_never_quoted(guarded, caplog, wrong):
     wrong = wrong.encode("utf-8", "replace").decode()
     answer = guarded.log_in(wrong)
     assert (answer.status, answer.all("Set-Cookie")) == (401, [])
-    assert "That is not the token." in answer.text
+    assert "Wrong token." in answer.text
     assert not wrong or f'"{wrong}"' not in answer.text
     assert "oncebridge.dashboard_login_refused" in caplog.text
     assert not wrong or wrong not in caplog.text
@@ -321,7 +321,7 @@ def test_the_trail_says_that_it_was_somebody_with_the_token(service, tmp_path):
     (number,) = bury(live, event(1))
     confirmed(visitor, "drop", "no such customer", number=number)
     (line,) = lines_of(audit)
-    assert (line["verb"], line["user"]) == ("dead drop", "somebody with the token")
+    assert (line["verb"], line["user"]) == ("dead drop", "unknown (token)")
 
 
 # --- programs -----------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_nobody_else_can_name_themselves(serve):
         views(WHO), dashboard_user_header="X-Forwarded-User", dashboard_proxies="10.0.0.0/8"
     )
     answer = visitor.get(X_Forwarded_User="root", X_Forwarded_For="10.0.0.1")
-    assert (answer.status, "Come through the proxy" in answer.text) == (401, True)
+    assert (answer.status, "Open the dashboard through the proxy" in answer.text) == (401, True)
     assert visitor.get("/login").status == 404
 
 
@@ -412,11 +412,11 @@ def test_on_this_machine_alone_nobody_has_to_log_in(serve):
 
 
 async def test_what_stands_for_other_machines_too_is_not_opened(tmp_path, monkeypatch):
-    from oncebridge.dashboard import Desk
+    from oncebridge.dashboard import DashboardData
     from oncebridge.errors import ConfigError
 
     setup = loaded(tmp_path, dashboard="localhost:0", store="memory:")
-    dashboard = Dashboard(setup, Desk(setup, setup.config.store.opened))
+    dashboard = Dashboard(setup, DashboardData(setup, setup.config.store.opened))
     monkeypatch.setattr(
         "socket.getaddrinfo", lambda *_, **__: [(2, 1, 6, "", ("192.0.2.7", 0))], raising=True
     )

@@ -44,16 +44,16 @@ def test_a_verdict_that_nobody_knows_is_left_out_of_the_drawing() -> None:
 
 def test_the_chart_is_drawn_for_a_desk_and_a_phone_with_words_for_those_who_do_not_see_it() -> None:
     hour = charts.last_hour({fleets.MINUTE: {"delivered": 3, "duplicate": 9}}, fleets.NOW_MS)
-    (wide, desk), (narrow, phone) = charts.over_time(hour)
+    (wide, data), (narrow, phone) = charts.over_time(hour)
     assert (wide, narrow) == ("wide", "narrow")
-    for drawn, width, minutes in ((desk, shared.WIDE, 60), (phone, shared.NARROW, 45)):
+    for drawn, width, minutes in ((data, shared.WIDE, 60), (phone, shared.NARROW, 45)):
         svg = parsed(drawn)
         assert svg.get("viewBox", "").split()[2] == str(width)
         assert svg.get("role") == "img"
         named = [svg.find(f"*[@id='{name}']") for name in svg.get("aria-labelledby", "").split()]
         assert [part.tag for part in named if part is not None] == ["title", "desc"]
         assert f"12 arrivals in {minutes} minutes" in "".join(svg.itertext())
-    assert not set(re.findall(r'id="([^"]+)"', desk)) & set(re.findall(r'id="([^"]+)"', phone))
+    assert not set(re.findall(r'id="([^"]+)"', data)) & set(re.findall(r'id="([^"]+)"', phone))
 
 
 def test_bars_stand_on_top_of_each_other_in_the_order_of_verdicts() -> None:

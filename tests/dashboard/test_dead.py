@@ -15,7 +15,7 @@ from tests.http.live import Live, event
 from tests.unit.test_dead_letters import letter
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.dashboard import actions as acting
+from oncebridge.dashboard import actions
 from oncebridge.dashboard import dead_letters as letters
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.file import FileDeadLetters
@@ -86,7 +86,7 @@ def named(page: Answer) -> str:
 def marked(live: Live, *numbers: int) -> str:
     """Name letters as the form of a page would."""
     its = [one for one in live.buried() if one.number in numbers]
-    return ",".join(f"{one.number}.{letters.mark_of(one)}" for one in its)
+    return ",".join(f"{one.number}.{letters.fingerprint(one)}" for one in its)
 
 
 def lines_of(path: Path) -> list[dict]:
@@ -100,7 +100,7 @@ def test_where_there_are_none_it_says_so(service):
     _, visitor = service(dashboard_write="true")
     page = visitor.get("/dead")
     assert page.status == 200
-    assert "There are none. Nothing was given up." in page.text
+    assert "No dead letters." in page.text
     assert 'action="/dead/confirm"' not in page.text
 
 
@@ -110,16 +110,16 @@ def test_letters_are_listed_newest_first_with_why_and_which(service):
     page = visitor.get("/dead")
     assert listed(page) == [*second, *first]
     words = told(page)
-    for word in ("rejected", "no such customer", "the sink refused it for good", "not-json"):
+    for word in ("rejected", "no such customer", "the sink rejected it permanently", "not-json"):
         assert word in words
     for word in (
         "Order Placed",
         "6f1c2a10-0000-4000-8000-000000000001",
         route_of(live),
-        "no event, 8 bytes",
+        "not an event, 8 bytes",
     ):
         assert word in words
-    assert "2 in all" in words
+    assert "2 in total" in words
 
 
 def test_letters_are_filtered_by_reason_and_route(service):
@@ -128,7 +128,7 @@ def test_letters_are_filtered_by_reason_and_route(service):
     put(live, *[letter(n, reason=why, route=route) for n, (why, route) in enumerate(kinds * 3)])
     assert listed(visitor.get("/dead?reason=attempts")) == [8, 5, 2]
     assert listed(visitor.get("/dead?reason=rejected&route=of%20old")) == [9, 6, 3]
-    assert "No letter fits." in visitor.get("/dead?reason=other").text
+    assert "No matching dead letters." in visitor.get("/dead?reason=other").text
     assert listed(visitor.get("/dead?before=nonsense&other=1")) == list(range(9, 0, -1))
 
 
@@ -185,8 +185,8 @@ class Sparse:
 )
 async def test_all_letters_are_found_downwards_wherever_their_numbers_are(numbers):
     dead = Counting(Sparse(numbers))
-    assert await letters.highest(dead) == max(numbers, default=0)
-    found = [one.number async for piece in letters.downwards(dead) for one in piece]
+    assert await letters.newest_number(dead) == max(numbers, default=0)
+    found = [one.number async for piece in letters.newest_first(dead) for one in piece]
     assert found == sorted(numbers, reverse=True)
     assert dead.asked < 400
 
@@ -206,7 +206,7 @@ async def test_the_newest_of_many_cost_little(tmp_path):
 
 
 async def test_what_fits_rarely_is_looked_for_within_bounds(monkeypatch):
-    monkeypatch.setattr(letters, "MOST_LOOKED_AT", 300)
+    monkeypatch.setattr(letters, "MOST_READ", 300)
     dead = MemoryDeadLetters()
     await dead.put([letter(n, reason="rare" if n == 0 else "usual") for n in range(1000)])
     page, before, looked = None, None, 0
@@ -235,7 +235,7 @@ async def test_every_kind_is_read_downwards(tmp_path, kind):
     await dead.put([letter(n) for n in range(500)])
     await dead.drop([3, *range(100, 400), 500])
     expected = [n for n in range(499, 0, -1) if n != 3 and not 100 <= n < 400]
-    assert [one.number async for piece in letters.downwards(dead) for one in piece] == expected
+    assert [one.number async for piece in letters.newest_first(dead) for one in piece] == expected
     await dead.aclose()
 
 
@@ -246,7 +246,7 @@ def test_one_letter_is_shown_with_what_the_store_knows(service):
     words = told(page)
     assert page.status == 200
     for word in (
-        "This event died: the sink refused it for good",
+        "This event was not delivered: the sink rejected it permanently",
         "no such customer",
         route_of(live),
     ):
@@ -254,7 +254,7 @@ def test_one_letter_is_shown_with_what_the_store_knows(service):
     assert "The event with this key went to the dead letters" in words
     key = live.buried()[0].key.hex()
     assert f'href="/events/{key}"' in page.text
-    assert "Nothing, as far as the store tells." in words
+    assert "No actions recorded in the store." in words
     assert "Replay…" in words
 
 
@@ -272,7 +272,7 @@ def test_one_letter_is_replayed_once_that_is_confirmed(service, tmp_path):
     (number,) = bury(live, event(1))
     asked = asked_for(visitor, "replay", number=number)
     words = told(asked)
-    assert "Replay 1 letter?" in words
+    assert "Replay 1 dead letter?" in words
     assert f"of route {route_of(live)}" in words
     assert live.sink.taken == []
     assert not (tmp_path / "audit.ndjson").exists()
@@ -298,11 +298,11 @@ def test_ticked_letters_are_replayed_and_the_others_stay(service):
 
 
 def test_all_that_fit_are_replayed_in_several_requests(service, monkeypatch):
-    monkeypatch.setattr(acting, "_MOST_IN_A_REQUEST", 30)
+    monkeypatch.setattr(actions, "_MOST_IN_A_REQUEST", 30)
     live, visitor = service(dashboard_write="true")
     bury(live, *[event(n) for n in range(70)], b"not json")
     asked = asked_for(visitor, "replay", every="1", reason="rejected")
-    assert "Replay 70 letters?" in told(asked)
+    assert "Replay 70 dead letters?" in told(asked)
     page, rounds = asked, 0
     while left := named(page):
         page = visitor.post("/dead/replay", {"token": page.token, "letters": left})
@@ -317,8 +317,8 @@ def test_no_more_than_the_ceiling_are_asked_for_at_once(service, monkeypatch):
     live, visitor = service(dashboard_write="true")
     numbers = bury(live, *[event(n) for n in range(5)])
     asked = asked_for(visitor, "drop", every="1")
-    assert "Drop 3 letters?" in told(asked)
-    assert "At most 3 are done at a time" in told(asked)
+    assert "Drop 3 dead letters?" in told(asked)
+    assert "At most 3 are processed at a time" in told(asked)
     assert named(asked) == marked(live, *numbers[:3])
 
 
@@ -379,7 +379,7 @@ def test_what_dies_again_and_what_cannot_go_now_is_told(service):
     assert "1 kept" in words
     assert "the CRM is closed" in words
     assert "1 dead again" in words
-    assert "is still there" in words
+    assert "kept" in words
 
 
 def test_a_route_that_is_paused_or_gone_keeps_its_letters_and_says_so(service):
@@ -389,8 +389,8 @@ def test_a_route_that_is_paused_or_gone_keeps_its_letters_and_says_so(service):
     live.do(lambda: pauses.pause(live.store, [route_of(live)], SystemDice()))
     numbers = [number, number + 1]
     asked = asked_for(visitor, "replay", number=numbers)
-    assert "it is paused, so these stay" in told(asked)
-    assert "there is no such route any more, so these stay" in told(asked)
+    assert "the route is paused" in told(asked)
+    assert "the route is no longer configured" in told(asked)
     words = told(confirmed(visitor, "replay", number=numbers))
     assert "the route is paused" in words
     assert "there is no route 'of old'" in words or "there is no route &#39;of old&#39;" in words
@@ -411,7 +411,7 @@ def test_a_store_that_is_away_is_told_and_nothing_is_done(service, monkeypatch):
     assert shown.status == 200
     assert "The store does not answer: the store is away for a while" in told(shown)
     done = visitor.post("/dead/replay", {"token": token, "letters": marked(live, number)})
-    assert "Broken off: the store is away for a while" in told(done)
+    assert "Stopped: the store is away for a while" in told(done)
     assert len(live.buried()) == 1
 
 
@@ -426,11 +426,11 @@ def test_dead_letters_that_are_away_are_told(service, monkeypatch):
     for path in ("/dead", "/dead/1"):
         page = visitor.get(path)
         assert page.status == 503
-        assert "cannot be read just now: the disk is gone" in told(page)
+        assert "cannot be read: the disk is gone" in told(page)
     asked = visitor.get("/dead/confirm?do=drop&every=1")
     assert (asked.status, dict(asked.headers)["Location"]) == (303, "/dead")
     done = visitor.post("/dead/drop", {"token": token, "letters": "1.a,2.b"})
-    assert "Broken off: the disk is gone" in told(done)
+    assert "Stopped: the disk is gone" in told(done)
 
 
 def test_a_double_submit_delivers_once(service):
@@ -444,18 +444,18 @@ def test_a_double_submit_delivers_once(service):
     assert live.buried() == []
     words = [told(page) for page in pages]
     assert sum("20 delivered" in text for text in words) == 1
-    assert sum("20 gone before" in text for text in words) == 3
+    assert sum("20 already gone" in text for text in words) == 3
 
 
 def test_a_sink_that_takes_its_time_keeps_nobody_waiting_for_ever(service, monkeypatch):
-    monkeypatch.setattr(acting, "_TIME_S", 0.2)
+    monkeypatch.setattr(actions, "_TIME_S", 0.2)
     live, visitor = service(dashboard_write="true", batch="5")
     bury(live, *[event(n) for n in range(60)])
     live.sink.hold()
     threading.Timer(1.0, live.sink.let_go).start()
     done = confirmed(visitor, "replay", every="1")
-    assert "35 still to do" in told(done)
-    assert "Go on with the other 35" in told(done)
+    assert "35 remaining" in told(done)
+    assert "Continue with the other 35" in told(done)
     assert len(live.buried()) == 35
 
 
@@ -465,7 +465,7 @@ def test_a_sink_that_takes_nothing_is_not_bothered_with_all_of_them(service):
     live.sink.answer = No("closed for today")
     words = told(confirmed(visitor, "replay", every="1"))
     assert "25 kept" in words
-    assert "none of the last 25 could go" in words
+    assert "none of the last 25 could be replayed" in words
     assert "Try the other 55" in words
 
 
@@ -481,7 +481,7 @@ def test_a_page_from_before_a_restart_does_nothing_to_a_letter_that_has_its_numb
     for verb in ("drop", "replay"):
         done = visitor.post(f"/dead/{verb}", {"token": asked.token, "letters": of_old})
         assert "<h1>Nothing was" in done.text
-        assert "1 gone before" in told(done)
+        assert "1 already gone" in told(done)
     assert [one.raw for one in live.buried()] == [event(2)]
     assert live.sink.bodies == []
 
@@ -521,14 +521,14 @@ def test_the_page_that_asks_has_an_address_to_come_back_to(service):
     numbers = bury(live, event(1), event(2), event(3))
     address = f"/dead/confirm?do=drop&numbers={numbers[0]},{numbers[1]}"
     asked = visitor.get(address)
-    assert "Drop 2 letters?" in told(asked)
+    assert "Drop 2 dead letters?" in told(asked)
     assert len(live.buried()) == 3, "to look does nothing"
     form = {"token": asked.token, "letters": named(asked)}
     assert "2 dropped" in told(visitor.post("/dead/drop", form))
     assert visitor.get(address).status == 303
-    assert "no such letter is there any more" in told_above(visitor.get("/dead"))
+    assert "these dead letters were already replayed or dropped" in told_above(visitor.get("/dead"))
     every = visitor.get("/dead/confirm?do=replay&every=1&reason=rejected")
-    assert "Replay 1 letter?" in told(every)
+    assert "Replay 1 dead letter?" in told(every)
     for query in ("", "?do=burn&every=1", "?do=drop", "?do=drop&numbers=x,-1,", "?numbers=1"):
         assert visitor.get(f"/dead/confirm{query}").status == 404
 
@@ -541,7 +541,7 @@ def test_input_that_is_no_event_is_of_the_same_route_on_every_page(service):
     assert told(visitor.get("/dead")).count(f" {buried.route} ") >= 1
     assert f"1 of route {buried.route}" in told(asked_for(visitor, "drop", number=number))
     replay = told(asked_for(visitor, "replay", number=number))
-    assert "1 that is no event, or was for no route: by every route" in replay
+    assert "1 without a route or not readable: sent to every route" in replay
 
 
 def test_what_was_not_said_is_not_done(service):
@@ -646,7 +646,7 @@ def test_a_list_does_not_look_into_large_letters_and_their_own_page_does(service
     pages.append(asked_for(visitor, "drop", number=numbers))
     for page in pages:
         words = told(page)
-        assert "large, 300" in words
+        assert "large (300" in words
         assert "6f1c2a10-0000-4000-8000-000000000001" not in words
         assert "6f1c2a10-0000-4000-8000-000000000002" in words
     assert "6f1c2a10-0000-4000-8000-000000000001" in told(visitor.get(f"/dead/{numbers[0]}"))
@@ -661,9 +661,9 @@ async def test_a_list_looks_into_so_many_bytes_in_all_and_beside_the_loop(tmp_pa
         return read(*given)
 
     monkeypatch.setattr(letters, "events_in", noted)
-    monkeypatch.setattr(letters, "_LOOKED_INTO", 2 * len(event(1)))
+    monkeypatch.setattr(letters, "_PARSED_BYTES", 2 * len(event(1)))
     its = [letter(0, number=n, raw=event(n)) for n in range(1, 5)]
-    rows = await letters.Headlines(loaded(tmp_path).config).all(its)
+    rows = await letters.DeadLetterRows(loaded(tmp_path).config).all(its)
     assert [row.is_read for row in rows] == [True, True, False, False]
     assert threads.isdisjoint({threading.current_thread()})
     assert len(threads) == 1
@@ -674,7 +674,7 @@ async def test_a_list_looks_into_so_many_bytes_in_all_and_beside_the_loop(tmp_pa
 
 def test_beside_workers_elsewhere_the_same_files_are_used(serve, tmp_path):
     visitor: Visitor = serve(sink=f"file:{tmp_path / 'out.ndjson'}", dashboard_write="true")
-    assert "There are none" in visitor.get("/dead").text
+    assert "No dead letters" in visitor.get("/dead").text
     assert not (tmp_path / "dead.db").exists()
 
     async def bury_elsewhere() -> None:
@@ -688,7 +688,7 @@ def test_beside_workers_elsewhere_the_same_files_are_used(serve, tmp_path):
     assert "2 delivered" in told(confirmed(visitor, "replay", number=[1, 2]))
     assert (tmp_path / "out.ndjson").read_bytes().count(b"\n") == 2
     assert "1 dropped" in told(confirmed(visitor, "drop", number=3))
-    assert "There are none" in visitor.get("/dead").text
+    assert "No dead letters" in visitor.get("/dead").text
 
 
 def test_letters_in_another_process_are_out_of_reach(serve):
@@ -714,7 +714,7 @@ def test_letters_in_a_queue_are_shown_with_what_looking_costs(service, ministack
     numbers = bury(live, event(1), event(2))
     page = visitor.get("/dead")
     assert sorted(listed(page)) == numbers
-    assert "A queue can only be read by receiving" in told(page)
+    assert "Reading a queue receives its messages" in told(page)
     assert "1 delivered" in told(confirmed(visitor, "replay", number=numbers[0]))
     assert "1 dropped" in told(confirmed(visitor, "drop", number=numbers[1]))
     assert live.buried() == []

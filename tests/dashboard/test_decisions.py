@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from tests.dashboard.arrivals import NOTHING, World, event, world
 
 from oncebridge.base.clock import system_clock
-from oncebridge.dashboard import Desk
-from oncebridge.dashboard import store_lookup as beyond
+from oncebridge.dashboard import DashboardData, store_lookup
 from oncebridge.errors import StoreUnavailable
-from oncebridge.observe.history_reader import Archive
+from oncebridge.observe.history_reader import HistoryReader
 from oncebridge.service import config
 
 ORGANISATION = "aws.partner/genesys.com/cloud/0a1b2c3d-0000-4000-8000-000000000001"
@@ -130,7 +129,7 @@ def test_what_was_not_kept_is_told(run):
     found = re.search(r"sampled: ([\d,]+) more were not kept", live.page().text)
     assert found
     assert int(found[1]) > 0
-    assert "It is sampled" in live.page("/decisions?q=nobody").text
+    assert "The history is sampled" in live.page("/decisions?q=nobody").text
 
 
 def test_a_history_that_is_off_says_how_to_switch_it_on(run):
@@ -143,7 +142,7 @@ def test_a_history_that_is_off_says_how_to_switch_it_on(run):
 
 
 def test_before_anything_arrives_that_is_said(run):
-    assert "Nothing has arrived" in run().page().text
+    assert "No events received" in run().page().text
 
 
 def test_the_first_page_is_live_and_older_ones_stay_as_they_are(run):
@@ -236,7 +235,7 @@ def test_a_search_that_filters_hide_can_be_widened(run):
     live.send(event(1))
     page = live.page("/decisions?q=conversation-1&verdict=dead")
     assert not page.rows
-    link = page.links["Look for it whatever its verdict, route and cause"]
+    link = page.links["Search without verdict, route and cause"]
     assert len(live.page(link).rows) == 1
 
 
@@ -251,9 +250,7 @@ def test_what_no_choice_is_is_no_choice(run):
 def test_a_route_that_is_not_configured_can_be_looked_for(run):
     live = run()
     page = live.page("/decisions?route=gone")
-    assert (
-        "The history has no arrival that fits." in page.text or "Nothing has arrived" in page.text
-    )
+    assert "No matching arrival in the history." in page.text or "No events received" in page.text
     assert page.attributes("option", value="gone") == [{"value": "gone", "selected": None}]
 
 
@@ -286,8 +283,8 @@ def test_a_key_that_the_history_does_not_have_is_looked_up_in_the_store(run):
 
     page = live.page(f"/decisions?q={key.upper()}")
 
-    assert "The event with this key was delivered." in page.section("beyond").text
-    assert page.links["All that is known of it"] == f"/events/{key}"
+    assert "The event of this key was delivered." in page.section("lookup").text
+    assert page.links["Details"] == f"/events/{key}"
     assert "It was delivered" in live.page(f"/events/{key}").text.replace("it was", "It was")
 
 
@@ -295,7 +292,7 @@ def test_an_id_that_the_history_does_not_have_is_looked_up_in_the_store(run):
     live = run(history="off")
     live.send(event(7), event(8))
     page = live.page("/decisions?q=6f1c2a10-0000-4000-8000-000000000007")
-    assert "The event with this key was delivered." in page.section("beyond").text
+    assert "The event of this key was delivered." in page.section("lookup").text
     assert not page.attributes("form", action="/decisions/scan")
 
 
@@ -310,23 +307,23 @@ def test_what_nobody_knows_is_not_found(run):
     live = run()
     live.send(event())
     text = live.page("/decisions?q=01abcdef01abcdef01abcdef01abcdef01abcdef01abcdef").text
-    assert "The history has no arrival that fits." in text
+    assert "No matching arrival in the history." in text
     assert "None of the store's " in text
     assert "a key has 66 hex digits, and this has 48" in text
     unknown = live.page(f"/decisions?q=01{'0' * 64}").text
-    assert "The store has no record of this key, nor do the dead letters." in unknown
+    assert "This key is not in the store or in the dead letters." in unknown
 
 
 def test_reading_the_whole_store_takes_a_button(run, monkeypatch):
     live = run(history="off")
     live.send(event(7))
-    monkeypatch.setattr(beyond, "_GLANCE_S", -1.0)
+    monkeypatch.setattr(store_lookup, "_GLANCE_S", -1.0)
     id_ = "6f1c2a10-0000-4000-8000-000000000007"
 
     page = live.page(f"/decisions?q={id_}")
     (form,) = page.attributes("form", action="/decisions/scan")
     assert form["method"] == "post"
-    assert "every record of the store is read for it" in page.text
+    assert "this reads every record of the store" in page.text
     token = page.attributes("input", name="token")[0]["value"]
 
     refused = live.visitor.post("/decisions/scan", {"q": id_, "token": "wrong"})
@@ -341,15 +338,15 @@ def test_a_page_that_keeps_itself_fresh_does_not_look_further(run, monkeypatch):
     live = run(history="off")
     live.send(event(7))
     asked = "/decisions?q=6f1c2a10-0000-4000-8000-000000000007"
-    assert "Beyond the history" in live.visitor.get(asked).text
-    assert "Beyond the history" not in live.visitor.get(asked, X_Live="1").text
+    assert "Store and dead letters" in live.visitor.get(asked).text
+    assert "Store and dead letters" not in live.visitor.get(asked, X_Live="1").text
 
 
 @pytest.mark.parametrize(
     ("store", "costs"),
     [
         ("dynamodb://seen", "DynamoDB charges for reading every record"),
-        ("redis://127.0.0.1:1/0", "every record of the store is read for it"),
+        ("redis://127.0.0.1:1/0", "this reads every record of the store"),
     ],
 )
 def test_a_store_that_costs_is_not_read_without_being_asked(tmp_path, monkeypatch, store, costs):
@@ -363,12 +360,12 @@ def test_a_store_that_costs_is_not_read_without_being_asked(tmp_path, monkeypatc
         return [], b""
 
     monkeypatch.setattr(setup.config.store.opened, "scan", scan)
-    desk = Desk(setup, setup.config.store.opened)
+    data = DashboardData(setup, setup.config.store.opened)
 
-    told = asyncio.run(beyond.look_beyond(desk, "some-id"))
+    told = asyncio.run(store_lookup.look_up(data, "some-id"))
     assert told.costs == costs
     assert not scanned
-    told = asyncio.run(beyond.look_beyond(desk, "some-id", thorough=True))
+    told = asyncio.run(store_lookup.look_up(data, "some-id", thorough=True))
     assert scanned
     assert told.is_all
 
@@ -395,12 +392,15 @@ def test_arrivals_that_could_not_be_written_are_told(run, monkeypatch):
     live = run()
     live.send(event())
     assert "missing" not in live.page().text
-    search = Archive.search
+    search = HistoryReader.search
 
     async def gappy(self, *given):
         return replace(await search(self, *given), lost=3)
 
-    monkeypatch.setattr(Archive, "search", gappy)
-    assert "3 arrivals are missing: the store was away for too long." in live.page().text
-    assert "it may be one of them" in live.page("/decisions?verdict=stale").text
-    assert "there may have been more than these" in live.why().text
+    monkeypatch.setattr(HistoryReader, "search", gappy)
+    assert "3 arrivals are missing: the store was unavailable for too long." in live.page().text
+    assert (
+        "because the store was unavailable for too long"
+        in live.page("/decisions?verdict=stale").text
+    )
+    assert "there may have been more" in live.why().text

@@ -17,10 +17,10 @@ from tests.unit.test_dead_letters import letter
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.dashboard import health
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.health import COUNTERS, Finding, Health, Letters
-from oncebridge.dashboard.page import Ask
-from oncebridge.dashboard.rates import Pulse, Sums, by_minutes
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.health import COUNTERS, DeadLetterCount, HealthFinding, HealthSummary
+from oncebridge.dashboard.page import PageRequest
+from oncebridge.dashboard.rates import RateTracker, Totals, by_minutes
 from oncebridge.dashboard.rendering import environment, rate, seconds, short, soft
 from oncebridge.dashboard.views import overview
 from oncebridge.dashboard.views.overview import values_of
@@ -31,29 +31,31 @@ from oncebridge.engine.counters import Books
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreUnavailable
 from oncebridge.observe.counts import LAGS, SECONDS, CallCounts, Counts
-from oncebridge.observe.fleet import View
-from oncebridge.observe.report import Report, RouteState, Vitals
+from oncebridge.observe.fleet import FleetView
+from oncebridge.observe.report import Report, RouteState, StoreHealth
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7*7 }}"
 
 
-def judged(seen: View, *, letters: Letters | None = None, off: bool = False) -> Health:
-    pulse = Pulse()
-    pulse.observe(seen)
-    return health.of(seen, pulse, letters or Letters(), history_is_off=off)
+def judged(
+    seen: FleetView, *, letters: DeadLetterCount | None = None, off: bool = False
+) -> HealthSummary:
+    tracker = RateTracker()
+    tracker.observe(seen)
+    return health.of(seen, tracker, letters or DeadLetterCount(), history_is_off=off)
 
 
-def page(seen: View, **more: Any) -> str:
-    pulse = Pulse()
-    pulse.observe(seen)
-    found = health.of(seen, pulse, more.pop("letters", Letters()))
-    values = {**values_of(seen, pulse, found), **more}
+def page(seen: FleetView, **more: Any) -> str:
+    tracker = RateTracker()
+    tracker.observe(seen)
+    found = health.of(seen, tracker, more.pop("letters", DeadLetterCount()))
+    values = {**values_of(seen, tracker, found), **more}
     return rendered(**values)
 
 
 def rendered(**values: Any) -> str:
     template = environment().get_template("overview.html")
-    return template.render(ask=Ask(path="/"), here="overview", note="", **values)
+    return template.render(page_request=PageRequest(path="/"), here="overview", note="", **values)
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -63,7 +65,7 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def told(found: Health, part: str) -> Finding:
+def told(found: HealthSummary, part: str) -> HealthFinding:
     (one,) = [one for one in found.findings if part in one.text]
     return one
 
@@ -83,9 +85,9 @@ def test_a_route_shows_why_its_events_may_have_been_delivered_twice() -> None:
 
 def test_it_works_and_says_how_fast() -> None:
     found = judged(busy())
-    assert (found.kind, found.word) == ("good", "Working")
+    assert (found.kind, found.word) == ("good", "Running")
     assert re.fullmatch(
-        r"[\d.]+ arrivals/s on 2 routes, [\d.]+/s passed on, [\d.]+/s repeats stopped\.",
+        r"[\d.]+ arrivals/s on 2 routes, [\d.]+/s delivered, [\d.]+/s duplicates dropped\.",
         found.text,
     )
     assert not found.findings
@@ -93,12 +95,12 @@ def test_it_works_and_says_how_fast() -> None:
 
 def test_on_one_route_an_arrival_is_an_event() -> None:
     counts = Counts({"crm": route({"delivered": 5})}, minutes={MINUTE: {"delivered": 5}})
-    assert "events/s in, " in judged(view(Report(state(), counts))).text
+    assert "events/s received, " in judged(view(Report(state(), counts))).text
 
 
 def test_nothing_arrived_lately() -> None:
     found = judged(view(well()))
-    assert (found.word, found.text) == ("Working", "Nothing arrived in the last minute.")
+    assert (found.word, found.text) == ("Running", "No events received in the last minute.")
 
 
 def test_nothing_ever_arrived() -> None:
@@ -108,12 +110,12 @@ def test_nothing_ever_arrived() -> None:
 
 def test_no_worker_at_all() -> None:
     found = judged(view())
-    assert (found.kind, found.text) == ("off", "no worker has reported.")
+    assert (found.kind, found.text) == ("off", "No worker has reported.")
 
 
 def test_all_workers_ended() -> None:
     found = judged(view(well(ended=True, at_ms=NOW_MS - 120_000)))
-    assert found.word == "Nobody works"
+    assert found.word == "No workers running"
     assert "2\N{NO-BREAK SPACE}min ago" in found.text
 
 
@@ -122,41 +124,41 @@ def test_in_shadow_mode_no_repeat_is_stopped() -> None:
     for report in seen.reports:
         for here in report.state.routes.values():
             here.mode = "shadow"
-    assert "passed on in shadow mode" in judged(seen).text
+    assert "found and delivered (shadow mode)" in judged(seen).text
 
 
 def test_where_one_route_of_several_is_in_shadow_mode_not_all_repeats_were_stopped() -> None:
     seen = busy()
     seen.reports[1].state.routes["crm"].mode = "shadow"
-    assert judged(seen).text.endswith("/s repeats found.")
+    assert judged(seen).text.endswith("/s duplicates found.")
 
 
 def test_where_nobody_runs_that_is_what_is_said_first() -> None:
     killed = well(name="a", at_ms=NOW_MS - 90_000)
-    found = judged(view(killed, well(name="b", ended=True)), letters=Letters(3))
-    assert (found.kind, found.word) == ("bad", "Nobody works")
-    assert found.text.startswith("worker a has not reported for 1\N{NO-BREAK SPACE}min 30")
+    found = judged(view(killed, well(name="b", ended=True)), letters=DeadLetterCount(3))
+    assert (found.kind, found.word) == ("bad", "No workers running")
+    assert found.text.startswith("Worker a has not reported for 1\N{NO-BREAK SPACE}min 30")
 
 
 def test_where_the_only_route_is_paused_nothing_works() -> None:
     paused = {"crm": RouteState(paused=True)}
     found = judged(view(well(routes=paused), well(name="b", routes=paused)))
-    assert (found.kind, found.word) == ("bad", "Needs you")
+    assert (found.kind, found.word) == ("bad", "Needs attention")
     assert told(found, "Route crm is paused").kind == "bad"
 
 
 def test_where_one_route_of_two_is_paused_the_other_one_works() -> None:
     routes = {"crm": RouteState(paused=True), "lake": RouteState()}
     found = judged(view(well(routes=routes)))
-    assert (found.kind, found.word) == ("warn", "Working, but look")
+    assert (found.kind, found.word) == ("warn", "Running")
 
 
 def test_the_worst_comes_first_and_a_long_list_is_cut() -> None:
     down = {f"r{at}": RouteState(down=("the sink",)) for at in range(6)}
-    found = judged(view(Report(state(routes=down), Counts())), letters=Letters(41))
-    assert found.word == "Needs you"
-    assert found.text.startswith("the sink of route r0 is down; the sink of route r1 is down; ")
-    assert found.text.endswith("; and 4 more.")
+    found = judged(view(Report(state(routes=down), Counts())), letters=DeadLetterCount(41))
+    assert found.word == "Needs attention"
+    assert found.text.startswith("The sink of route r0 is down. The sink of route r1 is down. ")
+    assert found.text.endswith(" And 4 more.")
     assert [one.kind for one in found.findings] == ["bad"] * 6 + ["warn"]
 
 
@@ -165,32 +167,32 @@ def test_the_worst_comes_first_and_a_long_list_is_cut() -> None:
 
 def test_a_sink_that_is_down_is_told_with_how_long_and_when_it_is_tried() -> None:
     down = {"crm": RouteState(down=("the sink",), down_for_s=12.4)}
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms in (0, 180_000):
         seen = view(Report(state(routes=down, at_ms=NOW_MS + at_ms), Counts()))
         seen.now_ms = NOW_MS + at_ms
-        pulse.observe(seen)
-        found = health.of(seen, pulse, Letters())
+        tracker.observe(seen)
+        found = health.of(seen, tracker, DeadLetterCount())
     one = told(found, "sink of route crm")
     assert (one.kind, one.href) == ("bad", "/decisions?route=crm&verdict=failed")
     assert "for at least 3\N{NO-BREAK SPACE}min" in one.text
-    assert "tried again in 12\N{NO-BREAK SPACE}s" in one.help
+    assert "Next try in 12\N{NO-BREAK SPACE}s" in one.help
 
 
 def test_a_sink_that_came_back_and_went_again_is_counted_anew() -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms, down in ((0, True), (60_000, False), (120_000, True)):
         here = {"crm": RouteState(down=("the sink",) if down else ())}
         seen = view(Report(state(routes=here, at_ms=NOW_MS + at_ms), Counts()))
         seen.now_ms = NOW_MS + at_ms
-        pulse.observe(seen)
-        found = health.of(seen, pulse, Letters())
+        tracker.observe(seen)
+        found = health.of(seen, tracker, DeadLetterCount())
     assert told(found, "sink of route crm").text == "The sink of route crm is down."
 
 
 def test_what_is_paused_is_not_tried_again() -> None:
     down = {"crm": RouteState(down=("the sink",), down_for_s=5.0, paused=True)}
-    assert "tried again" not in told(judged(view(well(routes=down))), "is down").help
+    assert "Next try" not in told(judged(view(well(routes=down))), "is down").help
 
 
 def test_a_sink_is_down_for_some_of_the_workers() -> None:
@@ -207,15 +209,15 @@ def test_a_sink_is_down_for_some_of_the_workers() -> None:
         ({"routes": {"crm": RouteState(balanced=False)}}, "books of route crm do not", "bad"),
         ({"routes": {"crm": RouteState(owed=3)}}, "3 deliveries of route crm", "warn"),
         ({"at_ms": NOW_MS - 31_000}, "has not reported for 31", "bad"),
-        ({"not_ready": ("the store is not available yet",)}, "takes no events: the store", "bad"),
-        ({"not_ready": ("shutting down",)}, "takes no events: shutting", "warn"),
-        ({"store": Vitals("redis", answers=False)}, "The store did not answer worker", "bad"),
+        ({"not_ready": ("the store is not there yet",)}, "is not ready: the store", "bad"),
+        ({"not_ready": ("shutting down",)}, "is not ready: shutting", "warn"),
+        ({"store": StoreHealth("redis", answers=False)}, "The store did not answer worker", "bad"),
         (
-            {"store": Vitals("redis", clock_offset_ms=-2500), "at_ms": NOW_MS + 2000},
+            {"store": StoreHealth("redis", clock_offset_ms=-2500), "at_ms": NOW_MS + 2000},
             "clock is 2.5\N{NO-BREAK SPACE}s behind",
             "warn",
         ),
-        ({"store": Vitals("redis", evicted=7)}, "thrown out 7 records", "note"),
+        ({"store": StoreHealth("redis", evicted=7)}, "evicted 7 records", "note"),
     ],
 )
 def test_what_a_worker_tells_is_found(more: dict[str, Any], part: str, kind: str) -> None:
@@ -227,7 +229,7 @@ def test_what_a_worker_tells_is_found(more: dict[str, Any], part: str, kind: str
 
 
 def test_a_worker_that_is_well_is_no_finding() -> None:
-    small = Vitals("redis", True, 5, 5, 0, 1999)
+    small = StoreHealth("redis", True, 5, 5, 0, 1999)
     assert judged(view(well(at_ms=NOW_MS - 31_999, store=small))).findings == ()
 
 
@@ -251,15 +253,15 @@ def test_what_waits_on_disk_while_nothing_passes_is_told_and_nothing_is_called_r
 ) -> None:
     seen = view(Report(state(routes={"crm": RouteState(**why)}, spooled=30), Counts()))
     found = judged(seen)
-    assert (found.kind, found.word) == ("bad", "Needs you")
-    one = told(found, "30 arrivals wait on disk")
+    assert (found.kind, found.word) == ("bad", "Needs attention")
+    one = told(found, "30 events wait on disk")
     assert (one.kind, one.href) == ("warn", "#store")
-    assert "handed back" not in " ".join(each.help for each in found.findings)
-    assert "waits on disk" in told(found, "oute crm is").help
+    assert "returned to" not in " ".join(each.help for each in found.findings)
+    assert "wait on disk" in told(found, "oute crm is").help
     text = " ".join(read(page(seen)).text.split())
-    assert "Everything is ready" not in text
-    assert "Nothing arrived" not in text
-    assert "0 arrived in all, 30 more wait on disk" in text
+    assert "Ready." not in text
+    assert "No events received" not in text
+    assert "0 in total, 30 more in the spool" in text
 
 
 def test_what_leaves_the_disk_as_fast_as_it_comes_is_no_finding() -> None:
@@ -267,18 +269,18 @@ def test_what_leaves_the_disk_as_fast_as_it_comes_is_no_finding() -> None:
 
 
 def test_what_waits_on_disk_for_a_minute_is_worth_a_note() -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms in (0, 61_000):
         seen = view(well(spooled=3, at_ms=NOW_MS + at_ms), now_ms=NOW_MS + at_ms)
-        pulse.observe(seen)
-        found = health.of(seen, pulse, Letters())
-    assert told(found, "3 arrivals wait on disk").kind == "note"
-    assert found.text == "Nothing left the disk in the last minute."
+        tracker.observe(seen)
+        found = health.of(seen, tracker, DeadLetterCount())
+    assert told(found, "3 events wait on disk").kind == "note"
+    assert found.text == "No events left the spool in the last minute."
 
 
 def test_before_the_first_event_leaves_the_disk_it_is_not_waited_for() -> None:
     seen = view(Report(state(spooled=1), Counts()))
-    assert judged(seen).word == "Working"
+    assert judged(seen).word == "Running"
     assert "curl" not in read(page(seen)).text
 
 
@@ -304,14 +306,16 @@ def test_who_went_without_a_word_is_a_finding_for_an_hour_and_listed_for_longer(
     ]
     found = judged(seen)
     (one,) = found.findings
-    assert one.text == "Workers killed, Killed-2 are gone without a word."
-    assert (one.kind, one.href, found.word) == ("warn", "#workers", "Working, but look")
-    hands = {hand.state.name: hand.told for hand in values_of(seen, Pulse(), found)["hands"]}
-    assert hands == {
-        "here": "working",
-        "killed": "gone without a word",
-        "Killed-2": "gone without a word",
-        "long-ago": "gone without a word",
+    assert one.text == "Workers killed, Killed-2 disappeared."
+    assert (one.kind, one.href, found.word) == ("warn", "#workers", "Running")
+    workers = {
+        row.state.name: row.status for row in values_of(seen, RateTracker(), found)["workers"]
+    }
+    assert workers == {
+        "here": "running",
+        "killed": "disappeared",
+        "Killed-2": "disappeared",
+        "long-ago": "disappeared",
     }
     assert "long-ago" in read(page(seen)).text
 
@@ -319,10 +323,10 @@ def test_who_went_without_a_word_is_a_finding_for_an_hour_and_listed_for_longer(
 def test_of_many_that_went_without_a_word_the_latest_are_listed() -> None:
     seen = view(well(name="here"))
     seen.gone = [gone(f"spot-{at:02}", at * 60_000) for at in range(60)]
-    hands = values_of(seen, Pulse(), judged(seen))["hands"]
-    assert [hand.state.name for hand in hands[:3]] == ["here", "spot-00", "spot-01"]
-    assert len(hands) < 30
-    assert "and 57 more are gone without a word" in judged(seen).text
+    workers = values_of(seen, RateTracker(), judged(seen))["workers"]
+    assert [row.state.name for row in workers[:3]] == ["here", "spot-00", "spot-01"]
+    assert len(workers) < 30
+    assert "and 57 more disappeared" in judged(seen).text
 
 
 # --- numbers ------------------------------------------------------------------------------
@@ -338,32 +342,32 @@ def test_numbers_of_books_that_do_not_balance_are_told() -> None:
 @pytest.mark.parametrize(
     ("letters", "text"),
     [
-        (Letters(1), "1 dead letter waits for you."),
-        (Letters(41), "41 dead letters wait for you."),
-        (Letters(100, more=True), "More than 100 dead letters wait for you."),
-        (Letters(problem="no such file"), "The dead letters cannot be read: no such file"),
+        (DeadLetterCount(1), "1 dead letter needs attention."),
+        (DeadLetterCount(41), "41 dead letters need attention."),
+        (DeadLetterCount(100, more=True), "More than 100 dead letters need attention."),
+        (DeadLetterCount(problem="no such file"), "The dead letters cannot be read: no such file"),
     ],
 )
-def test_dead_letters_are_for_somebody(letters: Letters, text: str) -> None:
+def test_dead_letters_are_for_somebody(letters: DeadLetterCount, text: str) -> None:
     (one,) = judged(view(well()), letters=letters).findings
     assert (one.kind, one.text, one.href) == ("warn", text, "/dead")
 
 
 def test_history_that_is_off_is_worth_a_note() -> None:
     found = judged(view(well()), off=True)
-    assert found.word == "Working"
-    assert told(found, "No history").kind == "note"
+    assert found.word == "Running"
+    assert told(found, "History is off").kind == "note"
 
 
 @pytest.mark.parametrize("name", COUNTERS)
 def test_a_counter_matters_while_it_rises_and_is_a_note_later(name: str) -> None:
     assert name in vars(Books())
-    pulse, kinds = Pulse(), []
+    tracker, kinds = RateTracker(), []
     for after_ms, value in ((0, 2), (2_000, 3), (600_000, 3), (1_000_000, 3)):
         counts = Counts({"crm": route({"delivered": 5, name: value})})
         seen = view(Report(state(at_ms=NOW_MS + after_ms), counts), now_ms=NOW_MS + after_ms)
-        pulse.observe(seen)
-        found = health.of(seen, pulse, Letters())
+        tracker.observe(seen)
+        found = health.of(seen, tracker, DeadLetterCount())
         kinds.append(found.findings[0].kind)
     assert kinds == ["note", COUNTERS[name][0], COUNTERS[name][0], "note"]
 
@@ -377,47 +381,47 @@ def counted(at_ms: int, arrived: int, **more: Any) -> Report:
 
 
 def test_a_rate_is_what_was_counted_between_two_reports() -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms in range(0, 92_000, 2_000):
-        pulse.observe(view(counted(at_ms, at_ms // 10), now_ms=NOW_MS + at_ms))
-    assert pulse.rates() == Sums(100.0, 50.0, 50.0, 0.0)
+        tracker.observe(view(counted(at_ms, at_ms // 10), now_ms=NOW_MS + at_ms))
+    assert tracker.rates() == Totals(100.0, 50.0, 50.0, 0.0)
 
 
 def test_what_was_seen_an_hour_ago_does_not_make_a_rate_of_now() -> None:
-    pulse = Pulse()
-    pulse.observe(view(counted(0, 0), now_ms=NOW_MS))
+    tracker = RateTracker()
+    tracker.observe(view(counted(0, 0), now_ms=NOW_MS))
     for at_s in (0, 2, 10, 30, 58, 61, 70):
         at_ms = 3_600_000 + at_s * 1000
-        pulse.observe(view(counted(at_ms, 36_000), now_ms=NOW_MS + at_ms))
-        assert pulse.rates() == Sums(), at_s
+        tracker.observe(view(counted(at_ms, 36_000), now_ms=NOW_MS + at_ms))
+        assert tracker.rates() == Totals(), at_s
 
 
 def test_a_short_look_that_sees_nothing_does_not_deny_the_minute() -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms in (0, 10_000):
         report = counted(at_ms, 60)
         report.counts.minutes = {MINUTE: {"delivered": 60}}
-        pulse.observe(view(report, now_ms=NOW_MS + at_ms))
-    assert pulse.rates().arrived == pytest.approx(1.0)
+        tracker.observe(view(report, now_ms=NOW_MS + at_ms))
+    assert tracker.rates().arrived == pytest.approx(1.0)
 
 
 def test_sums_that_fall_give_no_rate_below_nothing() -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms, arrived in ((0, 5000), (30_000, 10), (60_000, 70)):
-        pulse.observe(view(counted(at_ms, arrived), now_ms=NOW_MS + at_ms))
-    assert pulse.rates().arrived == pytest.approx(2.0)
+        tracker.observe(view(counted(at_ms, arrived), now_ms=NOW_MS + at_ms))
+    assert tracker.rates().arrived == pytest.approx(2.0)
 
 
 def test_rates_of_several_workers_add_up_by_the_clock_of_each() -> None:
-    pulse = Pulse()
-    ahead = Vitals(clock_offset_ms=-500_000)
+    tracker = RateTracker()
+    ahead = StoreHealth(clock_offset_ms=-500_000)
     for at_ms in range(0, 62_000, 2_000):
         one = counted(at_ms, at_ms // 100, name="a")
         other = counted(
             500_000 + at_ms - at_ms % 10_000, (at_ms - at_ms % 10_000) // 100, name="b", store=ahead
         )
-        pulse.observe(view(one, other, now_ms=NOW_MS + at_ms))
-    assert pulse.rates().arrived == pytest.approx(20.0)
+        tracker.observe(view(one, other, now_ms=NOW_MS + at_ms))
+    assert tracker.rates().arrived == pytest.approx(20.0)
 
 
 def test_whoever_looks_for_the_first_time_sees_a_rate_by_the_minutes() -> None:
@@ -445,27 +449,27 @@ def test_who_ended_or_is_silent_has_no_rate() -> None:
     minutes = {MINUTE: {"delivered": 100}}
     ended = Report(state("a", ended=True), Counts(minutes=minutes))
     silent = Report(state("b", at_ms=NOW_MS - 61_000), Counts(minutes=minutes))
-    pulse = Pulse()
-    pulse.observe(view(ended, silent))
-    assert pulse.rates() == Sums()
+    tracker = RateTracker()
+    tracker.observe(view(ended, silent))
+    assert tracker.rates() == Totals()
 
 
 def test_a_clock_that_was_set_back_gives_no_nonsense() -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms in (0, 10_000, -3_600_000):
-        pulse.observe(view(counted(at_ms, 50), now_ms=NOW_MS))
-    assert pulse.rates() == Sums()
+        tracker.observe(view(counted(at_ms, 50), now_ms=NOW_MS))
+    assert tracker.rates() == Totals()
 
 
 def test_times_are_of_the_last_minute_once_that_is_known() -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     slow, quick = [2.0] * 50, [0.004] * 10
     for at_ms, values in ((0, slow), (30_000, slow + quick)):
         crm = route({"delivered": len(values)}, took=histogram(values, SECONDS), failed_sends=3)
         store = {"claim": CallCounts(histogram(values, SECONDS), failed=at_ms and 1)}
         seen = view(Report(state(at_ms=NOW_MS + at_ms), Counts({"crm": crm}, store)))
-        pulse.observe(seen)
-        lines = values_of(seen, pulse, judged(seen))["lines"]
+        tracker.observe(seen)
+        lines = values_of(seen, tracker, judged(seen))["lines"]
         took, claim = lines
         if not at_ms:
             assert (took.count, took.lately) == (50, False)
@@ -475,18 +479,18 @@ def test_times_are_of_the_last_minute_once_that_is_known() -> None:
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_times_of_who_works_no_more_are_not_of_the_last_minute(*, ended: bool) -> None:
-    pulse = Pulse()
+    tracker = RateTracker()
     for at_ms, now_ms in ((0, 0), (30_000, 30_000), (30_000, 120_000)):
         crm = route({"delivered": 1}, took=histogram([1.0] * (1 + at_ms // 1000), SECONDS))
         here = state(at_ms=NOW_MS + at_ms, ended=ended and bool(at_ms))
-        pulse.observe(view(Report(here, Counts({"crm": crm})), now_ms=NOW_MS + now_ms))
-        assert (pulse.times() is not None) is (now_ms == 30_000)
+        tracker.observe(view(Report(here, Counts({"crm": crm})), now_ms=NOW_MS + now_ms))
+        assert (tracker.durations() is not None) is (now_ms == 30_000)
 
 
 def test_what_is_above_all_ends_is_told_as_such() -> None:
     crm = route({"delivered": 1}, lag=histogram([90_000.0] * 3, LAGS))
     seen = view(Report(state(), Counts({"crm": crm})))
-    (line,) = values_of(seen, Pulse(), judged(seen))["lines"]
+    (line,) = values_of(seen, RateTracker(), judged(seen))["lines"]
     assert line.p50 == "> 1\N{NO-BREAK SPACE}d"
 
 
@@ -535,13 +539,13 @@ def busy_page() -> _Reader:
 
 
 def test_a_busy_page_shows_what_there_is(busy_page: _Reader) -> None:
-    for part in ("Working.", "redelivery", "4,100", "crm", "warehouse", "unrouted", "worker-a-17"):
+    for part in ("Running.", "redelivery", "4,100", "crm", "warehouse", "unrouted", "worker-a-17"):
         assert part in busy_page.text
     hrefs = names(busy_page, "href")
     assert "/decisions?q=v2.users.%7Bid%7D.presence" in hrefs
     assert "/decisions?cause=redelivery" in hrefs
     assert any(href.startswith("/decisions?q=8f6d0c1e") for href in hrefs)
-    assert "30,726 in = 30,723 decided + 6 in flight" in busy_page.text
+    assert "30,726 received = 30,723 decided + 6 in flight" in busy_page.text
 
 
 def test_nothing_of_it_needs_what_the_policy_forbids(busy_page: _Reader) -> None:
@@ -592,10 +596,10 @@ def test_names_that_hold_html_stay_names() -> None:
         version=EVIL,
         sources=(EVIL,),
         routes={EVIL: RouteState(EVIL, EVIL, paused=True, down=("the sink", EVIL))},
-        store=Vitals(EVIL, answers=False),
+        store=StoreHealth(EVIL, answers=False),
         not_ready=(EVIL,),
     )
-    html = page(view(Report(here, counts)), letters=Letters(problem=EVIL))
+    html = page(view(Report(here, counts)), letters=DeadLetterCount(problem=EVIL))
     reader = read(html)
     assert "<script>alert" not in html
     assert "<img" not in html
@@ -622,7 +626,7 @@ def test_long_names_and_huge_numbers_are_cut_and_kept_in_full_beside() -> None:
 
 def test_before_the_first_worker_it_says_how_to_start_one() -> None:
     reader = read(page(view()))
-    assert "Nobody works yet" in reader.text
+    assert "No workers yet" in reader.text
     assert "oncebridge run" in reader.text
 
 
@@ -644,7 +648,7 @@ def test_after_the_first_event_nobody_is_told_how() -> None:
 
 def test_a_store_that_is_away_is_the_whole_page() -> None:
     reader = read(rendered(health=health.store_away("redis: gone"), view=None))
-    assert "Needs you:" in reader.text
+    assert "Needs attention." in reader.text
     assert "redis: gone" in reader.text
     assert "Routes" not in reader.text
 
@@ -654,17 +658,18 @@ def test_what_was_with_workers_that_are_gone_is_told_and_no_fault() -> None:
     seen = view(Report(state(), Counts()), past=past)
     assert judged(seen).kind == "good"
     assert (
-        "8 in = 5 decided + 0 in flight + 3 held by workers that are gone" in read(page(seen)).text
+        "8 received = 5 decided + 0 in flight + 3 held by workers that disappeared"
+        in read(page(seen)).text
     )
 
 
 def test_repeats_without_an_entity_are_repeats_all_the_same() -> None:
     text = read(page(view(well()))).text
-    assert "2 came again in all" in " ".join(text.split())
-    assert "Nothing came again yet." not in text
-    assert "No repeat had an entity" in text
-    assert "No topic yet." not in text
-    assert "Nothing came again yet." in read(page(view(Report(state(), Counts())))).text
+    assert "2 in total" in " ".join(text.split())
+    assert "No duplicates yet." not in text
+    assert "No duplicate had an entity" in text
+    assert "No topics yet." not in text
+    assert "No duplicates yet." in read(page(view(Report(state(), Counts())))).text
 
 
 def test_causes_that_several_workers_found_are_called_guesses() -> None:
@@ -675,13 +680,13 @@ def test_causes_that_several_workers_found_are_called_guesses() -> None:
 
 
 def test_what_arrived_on_several_routes_is_counted_on_each() -> None:
-    assert "arrived on 2 routes in all" in " ".join(read(page(busy())).text.split())
+    assert "in total, on 2 routes" in " ".join(read(page(busy())).text.split())
 
 
 def test_unrouted_comes_last() -> None:
     counts = Counts({"unrouted": route({"dead": 1}), "zoo": route(), "crm": route()})
     seen = view(Report(state(), counts))
-    found = values_of(seen, Pulse(), judged(seen))
+    found = values_of(seen, RateTracker(), judged(seen))
     assert [way.name for way in found["ways"]] == ["crm", "zoo", "unrouted"]
 
 
@@ -698,17 +703,17 @@ def shown(visitor: Any) -> str:
 
 def test_what_was_sent_twice_is_passed_on_once_and_told_so(service: Any) -> None:
     live, visitor = service(route="crm", history="off")
-    assert "Ready. No event has arrived yet." in shown(visitor)
+    assert "Ready. No events received yet." in shown(visitor)
     for _ in range(2):
         assert live.post(EVENT).status == 200
     live.post(b'{"no":"event"}')
     until(lambda: "duplicate 1" in shown(visitor))
     text = shown(visitor)
     assert "delivered 1 duplicate 1 dead 1" in text
-    assert "3 in = 3 decided + 0 in flight" in text
+    assert "3 received = 3 decided + 0 in flight" in text
     assert "redelivery" in text
-    assert "1 dead letter waits for you." in text
-    assert "No history is kept" in text
+    assert "1 dead letter needs attention." in text
+    assert "History is off" in text
 
 
 def test_the_command_for_a_first_event_is_one_that_works(service: Any) -> None:
@@ -726,7 +731,7 @@ def test_what_shadow_mode_passes_on_is_told_at_first_sight(service: Any) -> None
     for _ in range(3):
         assert live.post(EVENT).status == 200
     until(lambda: "duplicate 2" in shown(visitor))
-    found = re.search(r"([\d.]+) events/s in, ([\d.]+)/s passed on", shown(visitor))
+    found = re.search(r"([\d.]+) events/s received, ([\d.]+)/s delivered", shown(visitor))
     assert found
     assert found.group(1) == found.group(2)
 
@@ -739,14 +744,14 @@ def test_what_is_spooled_while_the_route_is_paused_is_on_the_page(
     live.do(lambda: pauses.pause(live.store, [name], SystemDice()))
     until(lambda: "is paused" in shown(visitor))
     assert live.post(EVENT).status == 202
-    until(lambda: "1 arrival waits on disk" in shown(visitor))
+    until(lambda: "1 event waits on disk" in shown(visitor))
     text = shown(visitor)
-    assert f"Needs you: route {name} is paused; 1 arrival waits on disk." in text
-    assert "Everything is ready" not in text
+    assert f"Needs attention. Route {name} is paused. 1 event waits on disk." in text
+    assert "Ready." not in text
 
 
 def test_beside_no_worker_it_says_so(serve: Any) -> None:
-    assert "Nobody works yet: no worker has reported." in shown(serve())
+    assert "No workers yet. No worker has reported." in shown(serve())
 
 
 class _Gone:
@@ -765,7 +770,7 @@ class _Gone:
 
 def test_a_store_that_went_away_is_told_by_a_page_and_no_error(serve: Any) -> None:
     text = shown(serve(store=_Gone()))
-    assert "Needs you: the store cannot be reached." in text
+    assert "Needs attention. The store cannot be reached." in text
     assert "nobody answers at that address." in text
 
 
@@ -778,9 +783,9 @@ def test_where_the_store_is_away_the_worker_here_is_shown_all_the_same(
     async def fail(_: Any) -> None:
         raise StoreUnavailable("nobody answers")
 
-    monkeypatch.setattr(Desk, "view", fail)
+    monkeypatch.setattr(DashboardData, "view", fail)
     text = shown(visitor)
-    assert "Needs you: the store cannot be reached: nobody answers" in text
+    assert "Needs attention. The store cannot be reached: nobody answers" in text
     assert "delivered 1" in text
 
 
@@ -838,7 +843,7 @@ def test_the_counts_of_very_many_workers_are_added_up_beside_the_loop(
     threads = []
     laid_out = overview._laid_out
 
-    async def look(_desk: Desk) -> View:
+    async def look(_data: DashboardData) -> FleetView:
         return seen
 
     def noted(*given: Any) -> dict[str, Any]:
@@ -848,7 +853,7 @@ def test_the_counts_of_very_many_workers_are_added_up_beside_the_loop(
     async def here() -> threading.Thread:
         return threading.current_thread()
 
-    monkeypatch.setattr(Desk, "view", look)
+    monkeypatch.setattr(DashboardData, "view", look)
     monkeypatch.setattr(overview, "_laid_out", noted)
     assert visitor.get("/").status == 200
     (thread,) = threads

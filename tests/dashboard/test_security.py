@@ -15,8 +15,8 @@ from tests.dashboard.conftest import TOKEN, Visitor
 from tests.dashboard.test_server import shown, views
 from tests.http.live import event
 
-from oncebridge.dashboard.page import Elsewhere, Route, Shown
-from oncebridge.dashboard.server import _Room
+from oncebridge.dashboard.page import PageRoute, Redirect, TemplatePage
+from oncebridge.dashboard.server import _LargeBodies
 from oncebridge.http.server import Request
 
 POLICY = (
@@ -31,20 +31,20 @@ class Book:
     def __init__(self):
         self.done = []
 
-        async def form(desk, ask):
-            return Shown("login.html", {"next": "/", "wrong": ""})
+        async def form(data, ask):
+            return TemplatePage("login.html", {"next": "/", "wrong": ""})
 
-        async def act(desk, ask):
+        async def act(data, ask):
             self.done.append((ask.user, dict(ask.form)))
-            return Elsewhere("/", "done")
+            return Redirect("/", "done")
 
-        async def look(desk, ask):
+        async def look(data, ask):
             return shown(why=f"{sum(map(len, ask.form.get('event', ())))} characters")
 
         self.views = views(
-            Route("GET", "/", form),
-            Route("POST", "/act", act, writes=True),
-            Route("POST", "/try", look),
+            PageRoute("GET", "/", form),
+            PageRoute("POST", "/act", act, writes=True),
+            PageRoute("POST", "/try", look),
         )
 
 
@@ -184,7 +184,7 @@ def test_a_page_with_a_made_up_name_cannot_pass_for_the_proxy(serve, book):
     evil = {"Host": "evil.example", "Sec_Fetch_Site": "same-origin"}
     answer = visitor.get("/", **evil)
     assert (answer.status, 'name="token"' in answer.text) == (403, False)
-    assert "that a proxy before it passes on as Host, put it into dashboard_hosts" in answer.text
+    assert "proxy sends as Host, add it to dashboard_hosts" in answer.text
     token = visitor.get("/").token
     answer = visitor.post("/act", {"token": token}, Origin="http://evil.example", **evil)
     assert (answer.status, book.done) == (403, [])
@@ -193,7 +193,10 @@ def test_a_page_with_a_made_up_name_cannot_pass_for_the_proxy(serve, book):
 
 
 def test_the_name_that_was_asked_for_is_told_and_escaped(visitor):
-    assert "itself as evil&#39;x.example." in visitor.get("/", Host="evil'x.example").text
+    assert (
+        "evil&#39;x.example is not a known host name"
+        in visitor.get("/", Host="evil'x.example").text
+    )
 
 
 # --- forged requests -----------------------------------------------------------------------
@@ -247,7 +250,7 @@ def test_a_token_of_somebody_else_does_not_count(serve, book):
         for token in [anybody, *tokens]:
             is_own = token == tokens[people.index(person)]
             assert person.post("/act", {"token": token}).status == (303 if is_own else 403)
-    assert [user for user, _ in book.done] == ["ada", "eve", *["somebody with the token"] * 2]
+    assert [user for user, _ in book.done] == ["ada", "eve", *["unknown (token)"] * 2]
 
 
 def test_a_token_from_before_a_restart_does_not_count_where_nobody_logs_in(serve, book):
@@ -418,7 +421,7 @@ def test_of_large_bodies_only_so_many_are_kept_at_once(visitor):
 
 
 def test_a_body_that_never_comes_is_not_waited_for_forever():
-    room = _Room(2, within_s=35)
+    room = _LargeBodies(2, within_s=35)
     head = Request("POST", "/try", "", ((b"content-length", b"100000"),))
     assert [room.enter(head, 100.0) for _ in range(3)] == [True, True, False]
     assert room.enter(head, 136.0)

@@ -13,8 +13,8 @@ import pytest
 from tests.dashboard.conftest import Alone, Visitor, loaded
 from tests.http.live import event
 
-from oncebridge.dashboard import Dashboard, Desk
-from oncebridge.dashboard.page import Elsewhere, NotFound, Route, Shown
+from oncebridge.dashboard import Dashboard, DashboardData
+from oncebridge.dashboard.page import PageNotFound, PageRoute, Redirect, TemplatePage
 from oncebridge.errors import ConfigError, DeadLetterError, OncebridgeError, StoreUnavailable
 
 PAGES = ("/", "/decisions", "/dead", "/rules")
@@ -22,18 +22,20 @@ WORDS = "<script>alert(1)</script> & \"more\" of 'it'"
 
 
 def shown(title="there", why="it is", status=200):
-    return Shown("error.html", {"title": title, "why": why, "facts": (), "again": ""}, status)
+    return TemplatePage(
+        "error.html", {"title": title, "why": why, "facts": (), "again": ""}, status
+    )
 
 
 def says(text):
-    async def page(desk, ask):
+    async def page(data, ask):
         return shown(why=text(ask))
 
     return page
 
 
 def raises(error):
-    async def page(desk, ask):
+    async def page(data, ask):
         raise error
 
     return page
@@ -59,11 +61,11 @@ def test_what_is_not_there_is_a_page_that_says_so(serve):
     visitor = serve()
     for path in ("/nothing", "/dead/1/2/3/4", "//", "/static/", "/DEAD", "/dead/"):
         answer = visitor.get(path)
-        assert (answer.status, "There is nothing here" in answer.text) == (404, True), path
+        assert (answer.status, "Not found" in answer.text) == (404, True), path
 
 
 def test_a_head_has_the_headers_of_a_get_and_no_body(serve):
-    visitor = serve(views(Route("GET", "/", says(lambda _: "x"))))
+    visitor = serve(views(PageRoute("GET", "/", says(lambda _: "x"))))
     head, get = visitor.ask("HEAD", "/"), visitor.get("/")
     assert (head.status, head.raw) == (200, b"")
     assert head["Content-Length"] == get["Content-Length"] == str(len(get.raw))
@@ -71,7 +73,7 @@ def test_a_head_has_the_headers_of_a_get_and_no_body(serve):
 
 def test_another_method_is_told_which_there_are(serve):
     both = views(
-        Route("GET", "/act", says(lambda _: "")), Route("POST", "/act", says(lambda _: ""))
+        PageRoute("GET", "/act", says(lambda _: "")), PageRoute("POST", "/act", says(lambda _: ""))
     )
     visitor = serve(both)
     for method in ("PUT", "DELETE", "OPTIONS", "PATCH"):
@@ -81,8 +83,8 @@ def test_another_method_is_told_which_there_are(serve):
 
 
 def test_a_part_of_a_path_is_decoded_and_the_plainest_route_wins(serve):
-    one = Route("GET", "/x/{name}", says(lambda ask: f"name={ask.names['name']}"))
-    plain = Route("GET", "/x/new", says(lambda ask: f"plain {ask.names}"))
+    one = PageRoute("GET", "/x/{name}", says(lambda ask: f"name={ask.names['name']}"))
+    plain = PageRoute("GET", "/x/new", says(lambda ask: f"plain {ask.names}"))
     visitor = serve(views(one, plain))
     assert "plain {}" in visitor.get("/x/new").text
     assert "name=a/b ü" in visitor.get("/x/a%2Fb%20%C3%BC").text
@@ -92,12 +94,14 @@ def test_a_part_of_a_path_is_decoded_and_the_plainest_route_wins(serve):
 
 @pytest.mark.parametrize("path", ["/x/%", "/x/%zz", "/x/%ff", "/x/%00", "/x/a%0d%0ab", "/x?a=%ff"])
 def test_what_cannot_be_read_is_refused(serve, path):
-    visitor = serve(views(Route("GET", "/x", says(str)), Route("GET", "/x/{name}", says(str))))
+    visitor = serve(
+        views(PageRoute("GET", "/x", says(str)), PageRoute("GET", "/x/{name}", says(str)))
+    )
     assert visitor.get(path).status == 400
 
 
 def test_a_query_is_decoded_and_bounded(serve):
-    visitor = serve(views(Route("GET", "/", says(lambda ask: f"{sorted(ask.query.items())}"))))
+    visitor = serve(views(PageRoute("GET", "/", says(lambda ask: f"{sorted(ask.query.items())}"))))
     assert (
         "[(&#39;a&#39;, &#39;2 +&#39;), (&#39;b&#39;, &#39;&#39;)]"
         in visitor.get("/?a=1&b=&a=2+%2B").text
@@ -107,7 +111,7 @@ def test_a_query_is_decoded_and_bounded(serve):
 
 
 def test_the_script_says_that_it_asks_again(serve):
-    visitor = serve(views(Route("GET", "/", says(lambda ask: f"live: {ask.is_live}"))))
+    visitor = serve(views(PageRoute("GET", "/", says(lambda ask: f"live: {ask.is_live}"))))
     assert "live: False" in visitor.get().text
     assert "live: True" in visitor.get(X_Live="1").text
 
@@ -116,18 +120,18 @@ def test_the_script_says_that_it_asks_again(serve):
 
 
 def test_whatever_a_page_shows_is_escaped(serve):
-    text = serve(views(Route("GET", "/", says(lambda _: WORDS)))).get().text
+    text = serve(views(PageRoute("GET", "/", says(lambda _: WORDS)))).get().text
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#34;more&#34; of &#39;it&#39;" in text
     assert "<script>alert" not in text
 
 
 FAILURES = [
-    (NotFound(), 404, "There is nothing here"),
-    (StoreUnavailable("quoted"), 503, "The store is away"),
-    (DeadLetterError("quoted"), 503, "The dead letters are away"),
-    (OncebridgeError("quoted"), 500, "This page failed"),
-    (RuntimeError("quoted"), 500, "This page failed"),
-    (KeyError("quoted"), 500, "This page failed"),
+    (PageNotFound(), 404, "Not found"),
+    (StoreUnavailable("quoted"), 503, "The store is unavailable"),
+    (DeadLetterError("quoted"), 503, "The dead letters are unavailable"),
+    (OncebridgeError("quoted"), 500, "Internal error"),
+    (RuntimeError("quoted"), 500, "Internal error"),
+    (KeyError("quoted"), 500, "Internal error"),
 ]
 
 
@@ -136,7 +140,7 @@ def test_a_page_that_fails_says_so_and_nothing_of_what_the_error_said(
     serve, caplog, error, status, title
 ):
     caplog.set_level(logging.INFO, "oncebridge")
-    answer = serve(views(Route("GET", "/x/{name}", raises(error)))).get("/x/secret-name")
+    answer = serve(views(PageRoute("GET", "/x/{name}", raises(error)))).get("/x/secret-name")
     assert (answer.status, f"<h1>{title}</h1>" in answer.text) == (status, True)
     assert "quoted" not in answer.text + caplog.text
     assert "secret-name" not in caplog.text
@@ -144,24 +148,24 @@ def test_a_page_that_fails_says_so_and_nothing_of_what_the_error_said(
         (record,) = [r for r in caplog.records if r.message == "oncebridge.dashboard_page_failed"]
         assert (record.page, record.error) == ("GET /x/{name}", type(error).__name__)
     if status == 500:
-        assert re.search(r"under the number ([0-9a-f]{8})", answer.text)[1] == record.number
+        assert re.search(r"number ([0-9a-f]{8}) in the log", answer.text)[1] == record.number
 
 
 def test_a_template_that_lacks_a_value_is_a_page_that_failed(serve, caplog):
-    async def page(desk, ask):
-        return Shown("error.html", {})
+    async def page(data, ask):
+        return TemplatePage("error.html", {})
 
-    assert serve(views(Route("GET", "/", page))).get().status == 500
+    assert serve(views(PageRoute("GET", "/", page))).get().status == 500
     assert "UndefinedError" in {getattr(r, "error", "") for r in caplog.records}
 
 
 def test_while_the_store_is_away_it_is_told_what_is_known_without_it(service):
     live, _ = service()
-    away = views(Route("GET", "/", raises(StoreUnavailable("quoted"))))
+    away = views(PageRoute("GET", "/", raises(StoreUnavailable("quoted"))))
 
     async def beside():
-        desk = Desk(live.setup, live.store, live.service.router, live.service.monitor)
-        dashboard = Dashboard(live.setup, desk, views=away)
+        data = DashboardData(live.setup, live.store, live.service.router, live.service.watch)
+        dashboard = Dashboard(live.setup, data, views=away)
         await dashboard.open()
         return dashboard
 
@@ -172,7 +176,7 @@ def test_while_the_store_is_away_it_is_told_what_is_known_without_it(service):
     answer = Visitor(dashboard.url).get("/")
     live.store.broken = None
     live.do(dashboard.aclose)
-    assert (answer.status, "The store is away" in answer.text) == (503, True)
+    assert (answer.status, "The store is unavailable" in answer.text) == (503, True)
     assert "desk: the store was down when it was last tried" in answer.text
     assert "quoted" not in answer.text
 
@@ -181,11 +185,11 @@ def test_while_the_store_is_away_it_is_told_what_is_known_without_it(service):
 
 
 def acting(note="", to="/"):
-    async def act(desk, ask):
-        return Elsewhere(to, note)
+    async def act(data, ask):
+        return Redirect(to, note)
 
-    form = Route("GET", "/form", says(lambda ask: f'name="token" value="{ask.token}"'))
-    return views(Route("GET", "/", says(lambda _: "")), form, Route("POST", "/act", act))
+    form = PageRoute("GET", "/form", says(lambda ask: f'name="token" value="{ask.token}"'))
+    return views(PageRoute("GET", "/", says(lambda _: "")), form, PageRoute("POST", "/act", act))
 
 
 def act(visitor):
@@ -293,7 +297,7 @@ def test_files_have_the_types_that_browsers_insist_on(serve):
     ],
 )
 def test_gzip_is_sent_to_whom_it_is_of_use(serve, accepted, packed):
-    visitor = serve(views(Route("GET", "/", says(lambda _: "x" * 5000))))
+    visitor = serve(views(PageRoute("GET", "/", says(lambda _: "x" * 5000))))
     for path in ("/", "/static/app.css"):
         plain, answer = visitor.get(path), visitor.get(path, Accept_Encoding=accepted)
         assert answer.all("Content-Encoding") == (["gzip"] if packed else [])
@@ -321,19 +325,19 @@ def test_a_first_visit_costs_less_than_200_kb(service):
 def test_ten_browsers_cost_one_reading(serve):
     count = []
 
-    async def page(desk, ask):
-        reading = desk._read
+    async def page(data, ask):
+        reading = data._read
 
         async def counted():
             count.append(1)
             return await reading()
 
-        desk._read = counted
-        await desk.view()
-        desk._read = reading
+        data._read = counted
+        await data.view()
+        data._read = reading
         return shown()
 
-    visitor = serve(views(Route("GET", "/", page)))
+    visitor = serve(views(PageRoute("GET", "/", page)))
     with ThreadPoolExecutor(10) as crowd:
         assert {a.status for a in crowd.map(lambda _: visitor.get(), range(10))} == {200}
     assert 1 <= len(count) <= 3  # a slow machine takes more than a second for ten
@@ -342,13 +346,13 @@ def test_ten_browsers_cost_one_reading(serve):
 def test_whether_the_process_lives_is_told_however_busy_it_is(serve):
     begun, go_on = [], threading.Event()
 
-    async def slow(desk, ask):
+    async def slow(data, ask):
         begun.append(1)
         while not go_on.is_set():  # noqa: ASYNC110 - the test is in another thread
             await asyncio.sleep(0.01)
         return shown()
 
-    visitor = serve(views(Route("GET", "/", slow)))
+    visitor = serve(views(PageRoute("GET", "/", slow)))
     with ThreadPoolExecutor(20) as crowd:
         answers = [crowd.submit(visitor.get) for _ in range(20)]
         try:
@@ -364,11 +368,11 @@ def test_whether_the_process_lives_is_told_however_busy_it_is(serve):
 def test_a_page_that_takes_too_long_is_given_up(serve, monkeypatch):
     monkeypatch.setattr("oncebridge.dashboard.app._PATIENCE_S", 0.05)
 
-    async def slow(desk, ask):
+    async def slow(data, ask):
         await asyncio.sleep(60)
 
-    answer = serve(views(Route("GET", "/", slow))).get()
-    assert (answer.status, "It takes too long" in answer.text) == (503, True)
+    answer = serve(views(PageRoute("GET", "/", slow))).get()
+    assert (answer.status, "Timeout" in answer.text) == (503, True)
 
 
 # --- beside ----------------------------------------------------------------------------------
@@ -382,7 +386,7 @@ def test_metrics_are_there_where_the_service_is_and_elsewhere_a_hint(service, se
     assert answer["X-Content-Type-Options"] == "nosniff"
     assert visitor.ask("POST", "/metrics", b"", Origin=visitor.url[:-1]).status == 405
     alone = serve().get("/metrics")
-    assert (alone.status, "let Prometheus ask each" in alone.text) == (404, True)
+    assert (alone.status, "scrape each worker" in alone.text) == (404, True)
 
 
 def test_a_port_that_is_taken_is_told_clearly(tmp_path):

@@ -12,8 +12,8 @@ from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.events.event import Event, parse
 from oncebridge.events.key import make_key
 from oncebridge.observe.counts import Counts
-from oncebridge.observe.history import Found, Query
-from oncebridge.observe.history_writer import Recorder
+from oncebridge.observe.history import HistoryQuery, SearchResult
+from oncebridge.observe.history_writer import HistoryWriter
 from oncebridge.observe.report import Report, State
 from oncebridge.testing.clock import ManualClock
 
@@ -59,7 +59,7 @@ def decision(
     return Decision("crm", of or event(number), told, at_ms, 0.012, 2)
 
 
-def recorder(store: Any, worker: str = "w1", **more: Any) -> Recorder:
+def recorder(store: Any, worker: str = "w1", **more: Any) -> HistoryWriter:
     given = {
         "mode": "all",
         "keep": timedelta(days=1),
@@ -68,19 +68,21 @@ def recorder(store: Any, worker: str = "w1", **more: Any) -> Recorder:
         "dice": CountingDice(),
         **more,
     }
-    return Recorder(store, worker, **given)
+    return HistoryWriter(store, worker, **given)
 
 
-def report(worker: Recorder | str, *, history: int | None = None, at_ms: int = NOW_MS) -> Report:
+def report(
+    worker: HistoryWriter | str, *, history: int | None = None, at_ms: int = NOW_MS
+) -> Report:
     name, pages = (worker, 0) if isinstance(worker, str) else (worker.worker, worker.pages)
     state = State(name, "box", 1, "1.0", 5, at_ms, history=pages if history is None else history)
     return Report(state, Counts())
 
 
-async def everything(archive: Any, reports: Sequence[Report], **query: Any) -> Found:
-    found: Found = await archive.search(Query(limit=1_000_000, **query), reports)
+async def everything(archive: Any, reports: Sequence[Report], **query: Any) -> SearchResult:
+    found: SearchResult = await archive.search(HistoryQuery(limit=1_000_000, **query), reports)
     return found
 
 
-def numbers(found: Found) -> list[int]:
+def numbers(found: SearchResult) -> list[int]:
     return [seen.row.number for seen in found.rows]

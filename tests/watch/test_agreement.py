@@ -10,13 +10,25 @@ from tests.faults.doubles import CountingDice
 
 from oncebridge.base.clock import system_clock
 from oncebridge.dashboard import health
-from oncebridge.dashboard.rates import Pulse
+from oncebridge.dashboard.rates import RateTracker
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreUnavailable
-from oncebridge.observe.agreement import ROLLING_RESTART_MS, Warnings, differences, lost_routes
+from oncebridge.observe.agreement import (
+    ROLLING_RESTART_MS,
+    DisagreementWarnings,
+    differences,
+    lost_routes,
+)
 from oncebridge.observe.counts import Counts
-from oncebridge.observe.fleet import GONE_AFTER_MS, SEEN_AFTER_MS, SILENT_MS, Member, View, read
-from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.observe.fleet import (
+    GONE_AFTER_MS,
+    SEEN_AFTER_MS,
+    SILENT_MS,
+    FleetMember,
+    FleetView,
+    read,
+)
+from oncebridge.observe.report import Report, RouteState, State, StoreHealth
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
 from oncebridge.stores.memory import MemoryStore
@@ -35,7 +47,7 @@ def worker(name, keys="aaa", *, sink="-", route="crm", age_ms=OLD, ago_ms=0, **m
 
 
 def seen(*reports, gone=()):
-    return View(list(reports), Counts(), NOW, list(gone))
+    return FleetView(list(reports), Counts(), NOW, list(gone))
 
 
 def found(*reports):
@@ -74,7 +86,7 @@ def test_only_workers_that_run_on_one_route_are_compared(other):
 
 
 def test_a_worker_whose_clock_is_off_is_still_one_that_runs():
-    late = worker("w2", "bbb", ago_ms=3600_000, store=Vitals(clock_offset_ms=3600_000))
+    late = worker("w2", "bbb", ago_ms=3600_000, store=StoreHealth(clock_offset_ms=3600_000))
     assert len(found(worker("w1"), late)) == 1
 
 
@@ -121,7 +133,7 @@ def test_a_route_that_a_worker_of_another_service_has_is_not_lost():
 async def test_the_routes_of_workers_that_are_gone_are_known_for_a_day():
     clock = ManualClock()
     store = MemoryStore(clock=clock)
-    old, new = Member(store, dice=CountingDice()), Member(store, dice=CountingDice())
+    old, new = FleetMember(store, dice=CountingDice()), FleetMember(store, dice=CountingDice())
     await old.leave(worker("w1", route="of old"))
 
     async def still():
@@ -147,7 +159,7 @@ def lines(caplog):
 
 
 def test_a_difference_is_logged_when_it_is_new_and_then_every_hour(caplog):
-    warnings = Warnings(["crm"])
+    warnings = DisagreementWarnings(["crm"])
     mixed = worker("w1"), worker("w2", "bbb")
 
     def log_after(minutes, *reports):
@@ -171,7 +183,7 @@ def test_a_difference_is_logged_when_it_is_new_and_then_every_hour(caplog):
 
 
 def test_a_lost_route_is_logged_once_and_another_services_difference_never(caplog):
-    warnings = Warnings(["default"])
+    warnings = DisagreementWarnings(["default"])
     view = seen(worker("w0", route="of old", ended=True), worker("w1"), worker("w2", "bbb"))
     warnings.log(view)
     (record,) = caplog.records
@@ -190,10 +202,10 @@ def test_a_lost_route_is_logged_once_and_another_services_difference_never(caplo
 
 def test_the_health_page_names_route_and_workers():
     view = seen(worker("w1"), worker("w2", "bbb"))
-    pulse = Pulse()
+    pulse = RateTracker()
     pulse.observe(view)
-    judged = health.of(view, pulse, health.Letters())
-    assert (judged.kind, judged.word) == ("warn", "Working, but look")
+    judged = health.of(view, pulse, health.DeadLetterCount())
+    assert (judged.kind, judged.word) == ("warn", "Running")
     (one,) = judged.findings
     assert one.text == "Workers have different rules for route crm: w1 / w2."
     assert "two keys" in one.help

@@ -34,8 +34,16 @@ from oncebridge.engine.causes import Cause
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
-from oncebridge.observe.history import Query, Row, Seen, Sheet, joined, page_key, tail_key
-from oncebridge.observe.history_reader import Archive
+from oncebridge.observe.history import (
+    HistoryPage,
+    HistoryQuery,
+    HistoryRow,
+    RecordedArrival,
+    joined,
+    page_key,
+    tail_key,
+)
+from oncebridge.observe.history_reader import HistoryReader
 from oncebridge.operate.lookup import records_with_id
 from oncebridge.service.addresses import StorePlace
 from oncebridge.stores.api import Fate, Memory, Release, Want
@@ -73,8 +81,8 @@ async def written(store, worker: str, *decisions, **more):
     return kept
 
 
-def reader(store, own=None, clock=None) -> Archive:
-    return Archive(store, own, clock=clock or ManualClock())
+def reader(store, own=None, clock=None) -> HistoryReader:
+    return HistoryReader(store, own, clock=clock or ManualClock())
 
 
 # --- order and pages of a list --------------------------------------------------------------
@@ -119,10 +127,10 @@ async def _leaf_through(workers, limit: int, rows_a_page: int) -> None:
             told = [decision(n, at_ms=NOW_MS + t, of=of) for n, t in enumerate(times)]
             kept.append(await written(store, name, *told))
     archive, reports = reader(store, kept[0]), [report(each) for each in kept]
-    seen: list[Seen] = []
+    seen: list[RecordedArrival] = []
     before = None
     while True:
-        found = await archive.search(Query(limit=limit, before=before), reports)
+        found = await archive.search(HistoryQuery(limit=limit, before=before), reports)
         seen += found.rows
         if not found.more:
             break
@@ -221,7 +229,7 @@ async def test_an_id_is_found_by_its_beginning_and_as_a_list_shows_it(text, expe
     for number, id_ in enumerate(ids):
         kept.decided(decision(number, at_ms=NOW_MS + number, of=event(id=id_)), None)
     await kept.write()
-    found = await reader(store).search(Query(text=text), [report(kept)])
+    found = await reader(store).search(HistoryQuery(text=text), [report(kept)])
     assert numbers(found) == expected
 
 
@@ -280,14 +288,14 @@ async def test_to_look_again_costs_little():
     assert len(store.peeked) == kept.pages + 1
     store.peeked.clear()
     for _ in range(3):
-        found = await archive.search(Query(), [report(kept)])
+        found = await archive.search(HistoryQuery(), [report(kept)])
         assert found.looked_at == 3000
     pages = [name for name in store.peeked if name != tail_key("a")]
     assert set(pages) <= {page_key("a", kept.pages - 1)}
     assert len(store.peeked) <= 6
     kept.decided(decision(7), None)
     await kept.write()
-    assert numbers(await archive.search(Query(limit=1), [report(kept)])) == [3001]
+    assert numbers(await archive.search(HistoryQuery(limit=1), [report(kept)])) == [3001]
 
 
 async def test_a_worker_that_is_long_gone_is_read_only_once():
@@ -322,8 +330,8 @@ async def test_a_tail_that_could_not_be_written_again_tells_nothing_twice():
         kept.decided(decision(number), None)
     store.silence("release", lambda release: release.key == tail_key("a"))
     await kept.write()
-    tail = Sheet.read((await store.peek([tail_key("a")]))[0].memo)
-    page = Sheet.read((await store.peek([page_key("a", 0)]))[0].memo)
+    tail = HistoryPage.read((await store.peek([tail_key("a")]))[0].memo)
+    page = HistoryPage.read((await store.peek([page_key("a", 0)]))[0].memo)
     assert tail is not None
     assert page is not None
     assert (tail.count, page.count) == (60, 120)
@@ -370,7 +378,7 @@ async def test_a_record_that_cannot_be_read_is_passed_over():
     store = MemoryStore()
     kept = await written(store, "a", *[decision(n) for n in range(1000)])
     whole = len((await everything(reader(store), [report(kept)])).rows)
-    good = Sheet.read((await store.peek([page_key("a", 0)]))[0].memo)
+    good = HistoryPage.read((await store.peek([page_key("a", 0)]))[0].memo)
     assert good is not None
     spoilt = good.write()[:-20] + b"x" * 20
     for memo in (b"", b"rubbish", b"history1", b"history1\xff", spoilt, b'["id",5]'):
@@ -388,7 +396,7 @@ DEEP = b"\x91" * 200_000 + b"\x01"
 
 def rows_of(*more: bytes) -> bytes:
     """Write one row that has some members more than it should."""
-    row = msgspec.msgpack.encode(Row(1, NOW_MS, "crm", "dead"))
+    row = msgspec.msgpack.encode(HistoryRow(1, NOW_MS, "crm", "dead"))
     count = int.from_bytes(row[1:3]) + len(more)
     return joined([row[:1] + count.to_bytes(2) + row[3:] + b"".join(more)])
 
@@ -405,7 +413,7 @@ async def test_rows_that_cannot_be_read_do_not_keep_others_from_being_found(body
     packed = zlib.compress(body) if is_zipped else body
     times = NOW_MS, NOW_MS, DAY_MS
     for name, number in ((page_key("bad", 0), 0), (tail_key("bad"), 1)):
-        sheet = Sheet(number, number == 0, 1, 1, *times, 0, is_zipped, packed)
+        sheet = HistoryPage(number, number == 0, 1, 1, *times, 0, is_zipped, packed)
         await overwritten(store, name, sheet.write())
     archive, reports = reader(store), [report(kept), report("bad", history=1)]
     assert numbers(await everything(archive, reports)) == list(range(10, 0, -1))
@@ -414,20 +422,20 @@ async def test_rows_that_cannot_be_read_do_not_keep_others_from_being_found(body
 
 
 def test_a_row_with_members_of_a_later_version_is_read():
-    (row,) = Sheet(0, True, 1, 1, 0, 0, 1, 0, False, rows_of(b"\xc3", b"\x91\x01")).rows()
-    assert row == Row(1, NOW_MS, "crm", "dead")
+    (row,) = HistoryPage(0, True, 1, 1, 0, 0, 1, 0, False, rows_of(b"\xc3", b"\x91\x01")).rows()
+    assert row == HistoryRow(1, NOW_MS, "crm", "dead")
 
 
 def test_a_page_that_is_nested_too_deeply_is_none():
-    good = Sheet(0, True, 0, 0, 0, 0, 1, 0, False, b"").write()
+    good = HistoryPage(0, True, 0, 0, 0, 0, 1, 0, False, b"").write()
     count = good[8] + 1
-    assert Sheet.read(good[:8] + bytes([count]) + good[9:] + b"\x01") is not None
-    assert Sheet.read(good[:8] + bytes([count]) + good[9:] + DEEP) is None
+    assert HistoryPage.read(good[:8] + bytes([count]) + good[9:] + b"\x01") is not None
+    assert HistoryPage.read(good[:8] + bytes([count]) + good[9:] + DEEP) is None
 
 
 def test_a_page_of_an_earlier_version_is_read():
     made = msgspec.msgpack.encode([0, True, 1, 1, 5, 5, 1000, 7, False, b"x"])
-    sheet = Sheet.read(b"history1" + made)
+    sheet = HistoryPage.read(b"history1" + made)
     assert sheet is not None
     assert (sheet.left_out, sheet.body, sheet.lost) == (7, b"x", 0)
 
@@ -535,7 +543,7 @@ async def test_every_store_has_it(place):
                 worker.decided(decision(number, at_ms=now_ms + round_, of=of), None)
             await worker.write()
     reports = [report(worker, at_ms=now_ms) for worker in workers]
-    archive = Archive(other, clock=system_clock)
+    archive = HistoryReader(other, clock=system_clock)
     found = await everything(archive, reports)
     assert found.looked_at == 1800
     assert [seen.place for seen in found.rows] == sorted(
@@ -561,7 +569,7 @@ async def test_every_store_takes_pages_that_cannot_be_compressed(place):
             decision(of=event(1, {"id": dice.randbytes(64).hex()}, **noise), at_ms=now_ms), None
         )
     await kept.write()
-    found = await everything(Archive(other), [report(kept)])
+    found = await everything(HistoryReader(other), [report(kept)])
     assert len(found.rows) == 400
 
 
@@ -582,14 +590,14 @@ async def test_a_copy_carries_history_along(tmp_path):
         while await copying.step():
             pass
         assert copying.copied == kept.pages + 2
-        assert len((await everything(Archive(new), [report(kept)])).rows) == 1000
+        assert len((await everything(HistoryReader(new), [report(kept)])).rows) == 1000
         kept.decided(decision(7, at_ms=now_ms), None)
         await kept.write()
         again = Copying(old, new)
         while await again.step():
             pass
         assert again.updated == 1
-        assert len((await everything(Archive(new), [report(kept)])).rows) == 1001
+        assert len((await everything(HistoryReader(new), [report(kept)])).rows) == 1001
 
 
 async def test_a_search_for_an_id_in_the_store_passes_history_by(tmp_path):

@@ -25,7 +25,7 @@ from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part, make_key
 from oncebridge.observe import fleet
 from oncebridge.observe.counts import LAGS, SECONDS, CallCounts, Counts, Histogram, RouteCounts
-from oncebridge.observe.fleet import GONE_AFTER_MS, Member, read
+from oncebridge.observe.fleet import GONE_AFTER_MS, FleetMember, read
 from oncebridge.observe.report import Report, RouteState, State
 from oncebridge.stores.api import Release, Want
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
@@ -51,7 +51,7 @@ def arrived(counts: Counts) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def names(view: fleet.View) -> list[str]:
+def names(view: fleet.FleetView) -> list[str]:
     return [each.state.name for each in view.reports]
 
 
@@ -62,8 +62,8 @@ class Place:
         self.clock = ManualClock()
         self.store = MemoryStore(max_keys=10_000, clock=self.clock)
 
-    def member(self, store: Any = None) -> Member:
-        return Member(store or self.store, dice=CountingDice())
+    def member(self, store: Any = None) -> FleetMember:
+        return FleetMember(store or self.store, dice=CountingDice())
 
     async def total(self, own: Report | None = None) -> dict[str, int]:
         return arrived((await read(self.store, own)).total)
@@ -301,7 +301,7 @@ async def test_a_list_of_another_version_is_left_alone(place, memo):
 def odd(counts: Counts, started_ms: int = 5) -> bytes:
     """Write what no worker of ours would."""
     state = State("eve", "box", 1, "9.9", started_ms, 6)
-    return fleet._write(fleet._Told(1, state, counts))
+    return fleet._write(fleet._WorkerRecord(1, state, counts))
 
 
 HUGE = 2**64 - 1
@@ -463,7 +463,7 @@ async def test_a_store_that_is_away_is_told_to_whoever_asks(place):
 async def test_an_answer_that_was_lost_counts_nothing_twice():
     inner = MemoryStore(clock=now_ms)
     store = FaultyStore(inner)
-    ann = Member(store, dice=CountingDice())
+    ann = FleetMember(store, dice=CountingDice())
     for number in range(1, 7):
         store.arm("release.after" if number % 2 else "claim.after")
         with pytest.raises(StoreUnavailable):
@@ -476,7 +476,7 @@ async def test_an_answer_that_was_lost_counts_nothing_twice():
 @virtual
 async def test_many_that_begin_at_once_all_get_onto_the_list():
     store = MemoryStore(clock=now_ms)
-    members = [Member(store, dice=SystemDice()) for _ in range(50)]
+    members = [FleetMember(store, dice=SystemDice()) for _ in range(50)]
     await asyncio.gather(*[m.tell(report(f"w{n}", 1)) for n, m in enumerate(members)])
     assert sum(arrived((await read(store)).total).values()) == 50
 
@@ -508,7 +508,7 @@ class Far:
 @virtual
 async def test_those_that_begin_at_once_do_not_fight_over_the_list():
     store = Far()
-    left = [(f"w{n}", Member(store, dice=SystemDice())) for n in range(300)]
+    left = [(f"w{n}", FleetMember(store, dice=SystemDice())) for n in range(300)]
     for _ in range(2):
         tells = [member.tell(report(name, 1, route="crm")) for name, member in left]
         ends = await asyncio.gather(*tells, return_exceptions=True)
@@ -523,7 +523,7 @@ async def test_those_that_begin_at_once_do_not_fight_over_the_list():
 @virtual
 async def test_one_that_begins_alone_is_seen_at_once():
     store, began = Far(), asyncio.get_running_loop().time()
-    await Member(store, dice=SystemDice()).tell(report("ann", 1))
+    await FleetMember(store, dice=SystemDice()).tell(report("ann", 1))
     assert asyncio.get_running_loop().time() - began < 0.1
     assert arrived((await read(store.inner)).total) == {"ann": 1}
 
@@ -531,7 +531,7 @@ async def test_one_that_begins_alone_is_seen_at_once():
 @virtual
 async def test_however_many_there_are_the_list_is_written_once_a_minute():
     store = Far()
-    crowd = {f"w{n}": Member(store, dice=SystemDice()) for n in range(60)}
+    crowd = {f"w{n}": FleetMember(store, dice=SystemDice()) for n in range(60)}
     for at in range(60):
         if at == 30:
             store.claims = store.reads = 0
@@ -620,7 +620,7 @@ async def test_on_every_store_workers_add_up_and_restarts_keep_the_totals(kind, 
     clock = ManualClock(system_clock())
     opened = opener(kind, request, tmp_path)
     async with opened(clock) as one, opened(clock) as other:
-        ann, bob = Member(one, dice=SystemDice()), Member(other, dice=SystemDice())
+        ann, bob = FleetMember(one, dice=SystemDice()), FleetMember(other, dice=SystemDice())
         for number in (1, 2):
             await asyncio.gather(
                 ann.tell(report("ann", number, route="crm")),
@@ -630,7 +630,7 @@ async def test_on_every_store_workers_add_up_and_restarts_keep_the_totals(kind, 
         await ann.leave(report("ann", 3, route="crm"))
     async with opened(clock) as one, opened(clock) as other:
         assert arrived((await read(one)).total) == {"crm": 23}
-        cy = Member(one, dice=SystemDice())
+        cy = FleetMember(one, dice=SystemDice())
         await cy.tell(report("cy", 100, route="crm"))
         clock.advance(2 * GONE_AFTER_MS)
         await cy.tell(report("cy", 200, route="crm"))
@@ -698,7 +698,7 @@ class Worker:
     def __init__(self, name: str, store: MemoryStore) -> None:
         self.name = name
         self.wire = Wire(store)
-        self.member = Member(self.wire, dice=CountingDice())
+        self.member = FleetMember(self.wire, dice=CountingDice())
         self.counted = 0
         self.least = 0
         """What it has told, and heard that it was taken."""

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oncebridge.observe.metric_families import families
 from oncebridge.observe.prometheus import exposition, name_of
-from oncebridge.observe.report import Vitals
+from oncebridge.observe.report import StoreHealth
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
 
@@ -56,8 +56,8 @@ async def told(tmp_path):
         "spool": str(tmp_path / "spool.db"),
     }
     service = Service(load(environment={}, flags=flags))
-    service.monitor.vitals = Vitals(records=1, bytes=1, evicted=1, clock_offset_ms=1)
-    text = exposition(service.monitor.report()).decode()
+    service.watch.store_health = StoreHealth(records=1, bytes=1, evicted=1, clock_offset_ms=1)
+    text = exposition(service.watch.report()).decode()
     return {
         sample.name: sample.labels.keys()
         for family in text_string_to_metric_families(text)
@@ -180,7 +180,7 @@ def test_panels_have_their_own_ids_and_places():
 def test_every_verdict_has_a_colour():
     from oncebridge.engine.verdict import Verdict
 
-    (panel,) = [panel for panel in PANELS if panel["title"] == "What became of arrivals"]
+    (panel,) = [panel for panel in PANELS if panel["title"] == "Arrivals by verdict"]
     coloured = [one["matcher"]["options"] for one in panel["fieldConfig"]["overrides"]]
     assert coloured == [verdict.value for verdict in Verdict]
 
@@ -188,7 +188,7 @@ def test_every_verdict_has_a_colour():
 async def test_the_page_about_metrics_names_each_of_them(tmp_path):
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:repr"}
     service = Service(load(environment={}, flags={**flags, "spool": str(tmp_path / "spool.db")}))
-    service.monitor.vitals = Vitals(records=1, bytes=1, evicted=1, clock_offset_ms=1)
+    service.watch.store_health = StoreHealth(records=1, bytes=1, evicted=1, clock_offset_ms=1)
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(oncebridge_\w+)`", page))
     found = families(service.monitor.report())

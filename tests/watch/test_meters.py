@@ -18,9 +18,9 @@ from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.events.event import Event, Unreadable, parse
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import simulate
-from oncebridge.observe.counters import Meters, Noisiest
+from oncebridge.observe.counters import TopCounts, WorkerCounters
 from oncebridge.observe.counts import ITEMS, LAGS, MINUTES, NOISIEST, SECONDS, Counts
-from oncebridge.observe.duplicate_causes import Repeats
+from oncebridge.observe.duplicate_causes import DuplicateCauses
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 
@@ -34,7 +34,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.clock = ManualClock(AT_MS)
-        self.meters = Meters(self.clock)
+        self.meters = WorkerCounters(self.clock)
 
     def decide(
         self,
@@ -224,7 +224,7 @@ def test_a_bare_detail_has_the_topic_that_it_names(counted):
 
 
 def test_names_that_are_hidden_are_not_told():
-    meters = Meters(ManualClock(AT_MS), names_topics=False, names_entities=False)
+    meters = WorkerCounters(ManualClock(AT_MS), names_topics=False, names_entities=False)
     meters.decided(Decision("crm", event(), Outcome(Verdict.DUPLICATE, True), AT_MS), None)
     counts = meters.counts({})
     assert (counts.topics, counts.entities) == ({}, {})
@@ -250,7 +250,7 @@ def test_a_flood_of_names_neither_grows_memory_nor_hides_what_is_noisy(counted):
 
 
 def test_what_becomes_noisy_late_is_noticed():
-    noise = Noisiest(50)
+    noise = TopCounts(50)
 
     def count(name: str) -> None:
         (noise.found.get(name) or noise.add(name))[0] += 1
@@ -323,7 +323,7 @@ def test_what_was_told_does_not_change_later(counted):
 
 @virtual
 async def test_all_that_a_gateway_does_on_a_simulated_day_is_counted():
-    meters, known = Meters(now_ms), Repeats()
+    meters, known = WorkerCounters(now_ms), DuplicateCauses()
     store = MemoryStore(clock=now_ms)
     gateway = Gateway(
         store=store,
@@ -364,7 +364,7 @@ async def test_all_that_a_gateway_does_on_a_simulated_day_is_counted():
 
 @virtual
 async def test_calls_that_fail_are_counted_as_such():
-    meters = Meters(now_ms)
+    meters = WorkerCounters(now_ms)
     sink = ScriptedSink(ConnectionError("away"))
     async with Bench(sink=sink, trip_hooks=[meters.travelled]) as bench:
         bench.store.arm("claim.before", error=StoreUnavailable("away"))
@@ -379,7 +379,7 @@ def test_to_count_an_event_takes_no_more_than_a_few_microseconds(counted):
     """A bound that a busy machine keeps too; it is about one microsecond otherwise."""
     import timeit
 
-    known, events = Repeats(), [event(number) for number in range(50)]
+    known, events = DuplicateCauses(), [event(number) for number in range(50)]
     arrivals: list[Any] = [
         Decision("crm", each, Outcome(verdict, True, "orders", b"%d" % at), AT_MS, 0.003)
         for at, each in enumerate(events)

@@ -25,7 +25,7 @@ from oncebridge.observe.counts import (
 from oncebridge.observe.health import Health, listeners
 from oncebridge.observe.metric_families import CALLS, COUNTED, DEFAULT, MOST_RULES, NO_RULE, OTHER
 from oncebridge.observe.prometheus import CONTENT_TYPE, exposition
-from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.observe.report import Report, RouteState, State, StoreHealth
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
 
@@ -73,8 +73,8 @@ def test_no_count_of_the_books_is_forgotten():
 
 
 def test_names_follow_the_conventions():
-    vitals = Vitals(records=1, bytes=2, evicted=3, clock_offset_ms=4)
-    text = exposition(report(store=vitals, spooled=5)).decode()
+    store_health = StoreHealth(records=1, bytes=2, evicted=3, clock_offset_ms=4)
+    text = exposition(report(store=store_health, spooled=5)).decode()
     families = list(text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
     for family in families:
@@ -91,7 +91,7 @@ def test_names_follow_the_conventions():
 
 
 def test_what_a_store_cannot_tell_is_left_out():
-    found = numbers(exposition(report(store=Vitals(answers=False))))
+    found = numbers(exposition(report(store=StoreHealth(answers=False))))
     assert one(found, "oncebridge_store_answers") == 0
     names = {name for name, *_ in found}
     assert not names & {"oncebridge_store_records", "oncebridge_store_bytes"}
@@ -102,10 +102,10 @@ def test_the_state_of_a_worker_is_told_in_base_units():
     down = RouteState(
         paused=True, in_flight=3, owed=2, down=("the sink", "the store"), balanced=False
     )
-    vitals = Vitals(records=10, bytes=2048, evicted=7, clock_offset_ms=-1500)
+    store_health = StoreHealth(records=10, bytes=2048, evicted=7, clock_offset_ms=-1500)
     told = report(
         routes={"crm": down, "audit": RouteState()},
-        store=vitals,
+        store=store_health,
         spooled=4,
         not_ready=("paused",),
     )
@@ -541,7 +541,7 @@ def test_without_the_package_it_says_what_to_install():
     code = """
 import sys
 sys.modules["prometheus_client"] = None
-from oncebridge.http.health import listeners
+from oncebridge.observe.health import listeners
 assert listeners("http://127.0.0.1:0", None, list, list)
 try:
     listeners(None, "http://127.0.0.1:0", list, list)

@@ -20,8 +20,8 @@ from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.event import Unreadable
 from oncebridge.events.key import Part
-from oncebridge.observe.history import SLOTS, Row, Sheet, page_key, tail_key
-from oncebridge.observe.history_reader import Archive
+from oncebridge.observe.history import SLOTS, HistoryPage, HistoryRow, page_key, tail_key
+from oncebridge.observe.history_reader import HistoryReader
 from oncebridge.observe.history_writer import MOST_BYTES, MOST_PAYLOADS, MOST_ROWS, MOST_WAITING
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import MOST_A_SECOND, Sampler
@@ -32,19 +32,19 @@ from oncebridge.testing.clock import ManualClock
 DAY_MS = 24 * 3600 * 1000
 
 
-def only(recording) -> Row:
+def only(recording) -> HistoryRow:
     (seen,) = recording.rows()
     return seen.row
 
 
-async def sheet(store, name: bytes) -> Sheet | None:
+async def sheet(store, name: bytes) -> HistoryPage | None:
     (record,) = await store.peek([name])
-    return Sheet.read(record.memo) if record is not None else None
+    return HistoryPage.read(record.memo) if record is not None else None
 
 
 async def kept(store, *workers, clock=None) -> list[int]:
     """Read all numbers out of the store, as somebody else would."""
-    archive = Archive(store, clock=clock or ManualClock())
+    archive = HistoryReader(store, clock=clock or ManualClock())
     return numbers(await search(archive, [report(worker) for worker in workers]))
 
 
@@ -56,7 +56,7 @@ def test_a_row_says_what_arrived_and_what_became_of_it():
     first = First("id-0", NOW_MS - 5000)
     told = decision(7, Verdict.DUPLICATE, first=first, reason="why", forwarded=True)
     kept.decided(told, Cause.RE_EMISSION)
-    assert only(kept) == Row(
+    assert only(kept) == HistoryRow(
         1,
         NOW_MS,
         "crm",
@@ -110,7 +110,9 @@ async def test_texts_are_cut_however_long():
     kept.decided(told, None)
     row = only(kept)
     texts = [
-        value for value in (getattr(row, f) for f in Row.__struct_fields__) if type(value) is str
+        value
+        for value in (getattr(row, f) for f in HistoryRow.__struct_fields__)
+        if type(value) is str
     ]
     assert max(map(len, texts)) == 300
     assert {len(t) for t in texts if t.startswith("x")} == {128, 300}
@@ -118,8 +120,8 @@ async def test_texts_are_cut_however_long():
     assert await kept_rows(store) == [row]
 
 
-async def kept_rows(store, worker="w1") -> list[Row]:
-    found = await search(Archive(store, clock=ManualClock()), [report(worker)])
+async def kept_rows(store, worker="w1") -> list[HistoryRow]:
+    found = await search(HistoryReader(store, clock=ManualClock()), [report(worker)])
     return [seen.row for seen in found.rows]
 
 
@@ -133,7 +135,7 @@ async def test_half_characters_in_a_reason_cost_no_row():
 
 
 def test_what_a_mask_names_is_kept_in_no_other_place_of_a_row():
-    def row(*names: str, of=None) -> Row:
+    def row(*names: str, of=None) -> HistoryRow:
         kept = recorder(MemoryStore(), mask=Mask(names))
         kept.decided(decision(of=of, first=First("id-0", 1)), None)
         return only(kept)
@@ -389,14 +391,14 @@ async def test_nothing_stays_for_longer_than_it_may():
         await kept.write()
         for name in [tail_key("w1"), *(page_key("w1", n) for n in range(SLOTS))]:
             (record,) = await store.peek([name])
-            found = Sheet.read(record.memo) if record is not None else None
+            found = HistoryPage.read(record.memo) if record is not None else None
             if record is not None and found is not None and found.count:
                 arrived[name] = min(row.at_ms for row in found.rows())
                 assert record.keep_until_ms <= arrived[name] + DAY_MS
         assert clock() - min(seen.row.at_ms for seen in kept.rows()) <= DAY_MS
         clock.advance(3600_000)
         await kept.write()
-    found = await search(Archive(store, clock=clock), [report(kept)])
+    found = await search(HistoryReader(store, clock=clock), [report(kept)])
     ages = [clock() - seen.row.at_ms for seen in found.rows]
     assert max(ages) <= DAY_MS
     assert len(ages) >= 19, "at least seven eighths of the time are kept"
@@ -542,7 +544,7 @@ async def _follow(steps) -> None:
     store = FaultyStore(MemoryStore(clock=clock))
     kept = recorder(store, clock=clock)
     number = 0
-    reader = Archive(store, clock=clock)
+    reader = HistoryReader(store, clock=clock)
     for what, value in steps:
         if what == "add":
             for number in range(number + 1, number + value + 1):  # noqa: B020 - counts on

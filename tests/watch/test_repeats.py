@@ -16,8 +16,8 @@ from oncebridge.events.event import Unreadable, parse
 from oncebridge.events.rules import Rule
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import Label, simulate
-from oncebridge.observe import duplicate_causes as repeats
-from oncebridge.observe.duplicate_causes import Repeats
+from oncebridge.observe import duplicate_causes
+from oncebridge.observe.duplicate_causes import DuplicateCauses
 from oncebridge.stores.memory import MemoryStore
 
 ENVELOPE = {
@@ -64,14 +64,14 @@ def again(**envelope: Any) -> Decision:
     ],
 )
 def test_a_repeat_is_compared_with_the_first_one(changes, cause):
-    known = Repeats()
+    known = DuplicateCauses()
     assert known.cause_of(decision()) is None
     for first in (None, First("i1", 5)):
         assert known.cause_of(again(first=first, **changes)) is cause
 
 
 def test_each_key_has_a_first_one_of_its_own():
-    known = Repeats()
+    known = DuplicateCauses()
     known.cause_of(decision(key=b"a"))
     known.cause_of(decision(key=b"b", id="i2", source="shop-2", account=None, region=None))
     assert known.cause_of(again(key=b"a", id="i3")) is Cause.RE_EMISSION
@@ -89,17 +89,17 @@ def test_each_key_has_a_first_one_of_its_own():
     ],
 )
 def test_where_another_worker_had_the_first_one_its_id_tells(first, cause):
-    assert Repeats().cause_of(again(first=first)) is cause
+    assert DuplicateCauses().cause_of(again(first=first)) is cause
 
 
 def test_what_the_store_says_counts_for_more_than_what_was_seen_here():
-    known = Repeats()
+    known = DuplicateCauses()
     known.cause_of(decision(id="long ago", source="shop-2"))
     assert known.cause_of(again(id="i2", first=First("i1", 5))) is Cause.RE_EMISSION
 
 
 def test_long_ids_are_compared_as_they_are_remembered():
-    known, long = Repeats(), "i" * 200
+    known, long = DuplicateCauses(), "i" * 200
     assert known.cause_of(again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
     known.cause_of(decision(id=long))
     assert known.cause_of(again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
@@ -121,12 +121,12 @@ def test_long_ids_are_compared_as_they_are_remembered():
     ],
 )
 def test_other_verdicts_say_it_all(verdict, cause):
-    assert Repeats().cause_of(decision(verdict)) is cause
+    assert DuplicateCauses().cause_of(decision(verdict)) is cause
 
 
 def test_what_is_no_event_has_no_cause():
     unreadable = Decision("crm", Unreadable(b"x", "not-json", "no"), Outcome(Verdict.DEAD, True))
-    assert Repeats().cause_of(unreadable) is None
+    assert DuplicateCauses().cause_of(unreadable) is None
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_what_is_no_event_has_no_cause():
 )
 def test_a_conflict_is_an_id_that_was_used_again_where_the_rule_goes_by_it(spec, cause):
     rule = Rule.parse({"name": "orders"} | spec)
-    known = Repeats({"crm": [rule]})
+    known = DuplicateCauses({"crm": [rule]})
     assert known.cause_of(decision(Verdict.CONFLICT, rule="orders")) is cause
     assert known.cause_of(decision(Verdict.CONFLICT, rule="others")) is None
 
 
 def test_a_conflict_may_come_again_as_what_it_is():
-    known = Repeats()
+    known = DuplicateCauses()
     known.cause_of(decision(Verdict.CONFLICT, key=b"k2", id="i2"))
     assert known.cause_of(again(key=b"k2", id="i2")) is Cause.REDELIVERY
 
@@ -163,7 +163,7 @@ TRUTH = {
 
 @virtual
 async def test_every_repeat_of_a_simulated_day_is_told_its_cause():
-    known, causes = Repeats(), []
+    known, causes = DuplicateCauses(), []
     gateway = Gateway(
         store=MemoryStore(clock=now_ms),
         sink=ScriptedSink(batch=50),
@@ -184,8 +184,8 @@ async def test_every_repeat_of_a_simulated_day_is_told_its_cause():
 
 
 def test_the_latest_are_remembered_and_no_more(monkeypatch):
-    monkeypatch.setattr(repeats, "_HALF", 100)
-    known = Repeats()
+    monkeypatch.setattr(duplicate_causes, "_HALF", 100)
+    known = DuplicateCauses()
     for number in range(1000):
         known.cause_of(decision(key=b"%d" % number, source=f"s{number}", id=str(number)))
         assert len(known._firsts) + len(known._older) <= 200
@@ -195,8 +195,8 @@ def test_the_latest_are_remembered_and_no_more(monkeypatch):
 
 
 def test_who_is_asked_about_stays(monkeypatch):
-    monkeypatch.setattr(repeats, "_HALF", 10)
-    known = Repeats()
+    monkeypatch.setattr(duplicate_causes, "_HALF", 10)
+    known = DuplicateCauses()
     known.cause_of(decision(key=b"asked", source="shop-2"))
     for number in range(100):
         known.cause_of(decision(key=b"%d" % number))
@@ -207,15 +207,15 @@ def test_who_is_asked_about_stays(monkeypatch):
 
 @pytest.mark.parametrize("name", ["id", "source", "account", "region", "replay_name"])
 def test_mischief_is_not_kept(name):
-    known = Repeats()
+    known = DuplicateCauses()
     for number in range(100):
         known.cause_of(decision(key=b"%d" % number, **{name: f"{number}" + "x" * 100_000}))
     assert known._firsts == {}
-    assert all(len("".join(filter(None, way))) < 1000 for way in known._ways.values())
+    assert all(len("".join(filter(None, way))) < 1000 for way in known._origins.values())
 
 
 def test_ways_are_bounded_whoever_invents_them():
-    known = Repeats()
-    for number in range(3 * repeats._MOST_WAYS):
+    known = DuplicateCauses()
+    for number in range(3 * duplicate_causes._MOST_ORIGINS):
         known.cause_of(decision(key=b"%d" % number, source=f"s{number}"))
-    assert len(known._ways) <= repeats._MOST_WAYS
+    assert len(known._origins) <= duplicate_causes._MOST_ORIGINS

@@ -20,7 +20,7 @@ from tests.watch.collector import attributes, collecting, serving
 from oncebridge.observe.counts import Counts
 from oncebridge.observe.metric_families import families
 from oncebridge.observe.report import Report, State
-from oncebridge.observe.telemetry import Wish, from_environment, wish
+from oncebridge.observe.telemetry import TelemetryOptions, from_environment, wish
 from oncebridge.observe.telemetry.metrics import metrics_data
 from oncebridge.observe.telemetry.setup import _Metrics
 from oncebridge.service.config import load
@@ -41,30 +41,30 @@ def environment(monkeypatch):
 
 # --- what is asked for --------------------------------------------------------------------
 
-BOTH = Wish("otlp", "otlp")
+BOTH = TelemetryOptions("otlp", "otlp")
 
 
 @pytest.mark.parametrize(
     ("told", "wished"),
     [
-        ({}, Wish()),
-        ({"OTEL_SERVICE_NAME": "x", "OTEL_TRACES_SAMPLER": "always_on"}, Wish()),
+        ({}, TelemetryOptions()),
+        ({"OTEL_SERVICE_NAME": "x", "OTEL_TRACES_SAMPLER": "always_on"}, TelemetryOptions()),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, BOTH),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, Wish()),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, Wish("otlp", "none")),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318/v1/m"}, Wish("none", "otlp")),
-        ({"OTEL_TRACES_EXPORTER": "otlp"}, Wish("otlp", "none")),
-        ({"OTEL_METRICS_EXPORTER": "console"}, Wish("none", "console")),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_METRICS_EXPORTER": "none"}, Wish("otlp")),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": " NONE "}, Wish("none", "otlp")),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, Wish()),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, TelemetryOptions()),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, TelemetryOptions("otlp", "none")),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318/v1/m"}, TelemetryOptions("none", "otlp")),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, TelemetryOptions("otlp", "none")),
+        ({"OTEL_METRICS_EXPORTER": "console"}, TelemetryOptions("none", "console")),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_METRICS_EXPORTER": "none"}, TelemetryOptions("otlp")),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": " NONE "}, TelemetryOptions("none", "otlp")),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, TelemetryOptions()),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "false"}, BOTH),
-        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": " TRUE "}, Wish()),
+        ({"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": " TRUE "}, TelemetryOptions()),
     ],
 )  # fmt: skip
 def test_the_usual_environment_is_understood(told, wished):
     assert wish(told) == wished
-    assert bool(wish(told)) == (wished != Wish())
+    assert bool(wish(told)) == (wished != TelemetryOptions())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_nothing_is_loaded_that_is_not_asked_for():
     code = """
 import asyncio, sys
 from oncebridge.service.config import load
-from oncebridge.service import Service
+from oncebridge.service.service import Service
 
 async def work():
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:repr"}
@@ -135,7 +135,7 @@ import asyncio, logging, sys
 sys.modules["opentelemetry"] = None
 logging.basicConfig(stream=sys.stdout, format="%(message)s %(missing)s %(do)s")
 from oncebridge.service.config import load
-from oncebridge.service import Service
+from oncebridge.service.service import Service
 
 async def work():
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:repr"}

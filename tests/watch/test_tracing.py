@@ -32,7 +32,7 @@ from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.events.event import Event, Unreadable, read, set_context
 from oncebridge.events.trace_context import BytesWithContext, read_traceparent, read_xray, xray_of
 from oncebridge.observe import telemetry
-from oncebridge.observe.telemetry import Wish
+from oncebridge.observe.telemetry import TelemetryOptions
 from oncebridge.observe.telemetry.spans import Spans
 from oncebridge.sinks.api import Already, Lost
 from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions
@@ -398,7 +398,7 @@ def reads(propagators):
     from oncebridge.observe.telemetry.setup import Exports
 
     exports = Exports.__new__(Exports)
-    exports._reads = Wish(propagators=frozenset(propagators)).propagators
+    exports._reads = TelemetryOptions(propagators=frozenset(propagators)).propagators
     return exports.context
 
 

@@ -18,8 +18,8 @@ from tests.stores.proxy import Fault, Proxy
 
 from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.observe.report import Vitals
-from oncebridge.observe.store_health import vitals
+from oncebridge.observe.report import StoreHealth
+from oncebridge.observe.store_health import read_store_health
 from oncebridge.service.addresses import StorePlace, scheme_of
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
@@ -38,7 +38,7 @@ def memories(count):
 
 
 async def told(place, store=None, clock=system_clock):
-    return await vitals(scheme_of(place.url), store or place.opened, clock)
+    return await read_store_health(scheme_of(place.url), store or place.opened, clock)
 
 
 async def well(place):
@@ -73,7 +73,7 @@ class Faked:
 class Telling(Faked):
     """One that tells more."""
 
-    async def vitals(self):
+    async def health(self):
         return await _come_to(self._answer)
 
 
@@ -91,17 +91,19 @@ REDIS = StorePlace("rediss+cluster://user:secret@host", None)
 
 
 async def test_a_store_that_tells_nothing_more_answers():
-    assert await told(REDIS, Faked()) == Vitals("rediss+cluster", clock_offset_ms=0)
+    assert await told(REDIS, Faked()) == StoreHealth("rediss+cluster", clock_offset_ms=0)
 
 
 async def test_what_a_store_tells_goes_over_what_was_measured():
     answer = {"records": 1, "bytes": 2, "evicted": 3, "clock_offset_ms": None}
-    assert await told(REDIS, Telling(answer=answer)) == Vitals("rediss+cluster", True, 1, 2, 3)
+    assert await told(REDIS, Telling(answer=answer)) == StoreHealth("rediss+cluster", True, 1, 2, 3)
 
 
 async def test_what_makes_no_sense_is_not_told():
     answer = {"records": "many", "bytes": True, "evicted": 1.5, "kind": 7, "answers": 0}
-    assert await told(REDIS, Telling(answer=answer)) == Vitals("rediss+cluster", clock_offset_ms=0)
+    assert await told(REDIS, Telling(answer=answer)) == StoreHealth(
+        "rediss+cluster", clock_offset_ms=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ async def test_what_makes_no_sense_is_not_told():
 async def test_the_offset_is_measured_in_the_middle_of_the_round_trip(store_ms, here_ms, offset_ms):
     read = iter(here_ms)
     found = await told(REDIS, Faked(store_ms), lambda: next(read))
-    assert found == Vitals("rediss+cluster", clock_offset_ms=offset_ms)
+    assert found == StoreHealth("rediss+cluster", clock_offset_ms=offset_ms)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +139,9 @@ async def test_the_offset_is_measured_in_the_middle_of_the_round_trip(store_ms, 
     ids=lambda error: type(error).__name__,
 )
 async def test_a_store_that_fails_does_not_answer(error):
-    assert await told(REDIS, Faked(error)) == Vitals("rediss+cluster", answers=False)
+    assert await told(REDIS, Faked(error)) == StoreHealth("rediss+cluster", answers=False)
     half = await told(REDIS, Telling(answer=error))
-    assert half == Vitals("rediss+cluster", answers=False, clock_offset_ms=0)
+    assert half == StoreHealth("rediss+cluster", answers=False, clock_offset_ms=0)
 
 
 @pytest.mark.parametrize("answer", [None, 7, ["records"]])
@@ -185,7 +187,7 @@ async def test_whoever_is_cancelled_is_cancelled():
 async def test_memory_tells_its_records():
     async with opened("memory:") as place:
         await place.opened.remember(memories(7))
-        assert await told(place) == Vitals("memory", records=7, clock_offset_ms=0)
+        assert await told(place) == StoreHealth("memory", records=7, clock_offset_ms=0)
 
 
 async def test_the_clock_of_a_store_may_be_another():
@@ -201,7 +203,7 @@ async def test_sqlite_tells_the_size_of_its_files(tmp_path):
         files = [file, file.with_name("records.db-wal")]
         sizes = [each.stat().st_size for each in files]
         assert sum(sizes) > sizes[1] > 0
-        assert await told(place) == Vitals("sqlite", bytes=sum(sizes), clock_offset_ms=0)
+        assert await told(place) == StoreHealth("sqlite", bytes=sum(sizes), clock_offset_ms=0)
 
 
 @pytest.mark.parametrize("harm", ["removed", "closed", "emptied"])
@@ -216,7 +218,7 @@ async def test_a_sqlite_file_that_is_lost_does_not_answer(tmp_path, harm):
             await place.opened.aclose()
         else:
             await place.opened.file.run(lambda db: db.execute("DROP TABLE oncebridge_records"))
-        assert await told(place) == Vitals("sqlite", answers=False, clock_offset_ms=0)
+        assert await told(place) == StoreHealth("sqlite", answers=False, clock_offset_ms=0)
 
 
 async def test_redis_tells_its_memory_and_what_it_evicted(tmp_path):
@@ -369,7 +371,7 @@ async def test_the_time_at_aws_is_compared_with_this_host(on_dynamodb, dynoxide)
     async with meddling(dynoxide) as meddler:
         meddler.date = lambda _: "some day"
         async with on_dynamodb(meddler.endpoint) as place:
-            assert await well(place) == Vitals("dynamodb")
+            assert await well(place) == StoreHealth("dynamodb")
 
 
 @pytest.fixture
@@ -385,7 +387,7 @@ async def test_s3_tells_that_it_is_there(s3_place, s3_server):
         await place.opened.remember(memories(3))
         found = await well(place)
         near = pytest.approx(0, abs=NEAR_MS)
-        assert found == Vitals("s3", clock_offset_ms=found.clock_offset_ms)
+        assert found == StoreHealth("s3", clock_offset_ms=found.clock_offset_ms)
         assert found.clock_offset_ms == near
 
         bucket = s3_place["url"].split("/")[2]
@@ -507,7 +509,7 @@ async def test_metrics_show_how_a_store_elsewhere_is_and_when_it_is_down(tmp_pat
         place = place_at(proxy.port)
         async with serving(tmp_path, place | {"timeout": "20s"}) as service:
             found = await scraped(service)
-            kind = service.monitor.vitals.kind
+            kind = service.watch.store_health.kind
             assert {f"oncebridge_store_{name}" for name in TELLS[kind]} <= found.keys()
 
             proxy.strike(Fault.REFUSE)

@@ -38,7 +38,7 @@ from oncebridge.engine.causes import MEANINGS
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import REASONS
 from oncebridge.observe import charts
-from oncebridge.observe.charts import LEFT, RIGHT, WIDE, Chart, Frame, Log, coord, label, path
+from oncebridge.observe.charts import LEFT, RIGHT, WIDE, Chart, Frame, LogScale, coord, label, path
 
 _MOST_DIFFERENCES: Final = 50
 _ROWS: Final = 15
@@ -196,7 +196,7 @@ def draw_gaps(found: Gaps, window_ms: int, width: int, chart: Chart, *, height: 
         marks.append((window_ms, format_elapsed(window_ms)))
     last = max((bound for bound, count in bins if count), default=bins[-1][0])
     highest = max(last, *(mark for mark, _ in marks)) * 1.6
-    scale = Log(min(lowest, SECOND), highest, LEFT, width - RIGHT)
+    scale = LogScale(min(lowest, SECOND), highest, LEFT, width - RIGHT)
     top = 20 * len(marks) + 6
     frame = Frame(width, height, max((count for _, count in bins), default=0), top=top)
     bars = ""
@@ -218,7 +218,7 @@ def draw_gaps(found: Gaps, window_ms: int, width: int, chart: Chart, *, height: 
 
 
 def _window_marks(
-    marks: Sequence[tuple[int, str]], window_ms: int, scale: Log, frame: Frame
+    marks: Sequence[tuple[int, str]], window_ms: int, scale: LogScale, frame: Frame
 ) -> Iterator[str]:
     """Mark windows, each with its name on its own line: they may be close together."""
     labels = []

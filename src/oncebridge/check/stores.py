@@ -165,7 +165,7 @@ def _would_change(place: StorePlace) -> bool:
         return True  # the check of files reports it
 
 
-def _check_agreement(view: fleet.View, setup: Setup, checkup: Checkup) -> None:
+def _check_agreement(view: fleet.FleetView, setup: Setup, checkup: Checkup) -> None:
     routes = [route.name for route in setup.routes]
     for one in (*lost_routes(view, routes), *differences(view)):
         checkup.report(

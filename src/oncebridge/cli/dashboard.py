@@ -50,12 +50,12 @@ def dashboard(setup: Setup) -> None:
 
 
 async def _serve(setup: Setup) -> None:
-    from oncebridge.dashboard import Dashboard, Desk  # noqa: PLC0415 - other commands need no pages
+    from oncebridge.dashboard import Dashboard, DashboardData  # noqa: PLC0415 - other commands need no pages
 
     told = _told()
     store = await open_for_reading(setup.config.store)
     try:
-        served = Dashboard(setup, Desk(setup, store))
+        served = Dashboard(setup, DashboardData(setup, store))
         try:
             await served.open()
         except ConfigError as error:

@@ -1,9 +1,9 @@
 """
-What people do to dead letters on the dashboard: replay and drop.
+Replays and drops dead letters.
 
-It is done by the functions that `oncebridge dead` uses, and written into the same trail, with the
-name of whoever asked for it. One request does some letters, within some seconds, and says which
-are left. Two who ask for the same at once take turns: the second finds the letters gone.
+Both use the functions of `oncebridge dead`, and write to the same operator log with the user's
+name. One request processes some dead letters, within some seconds, and returns which remain.
+Simultaneous requests run one after the other: the second finds the dead letters gone.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.dead_letters import find, mark_of
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.dead_letters import find, fingerprint
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.errors import OncebridgeError, StoreUnavailable
 from oncebridge.operate.identity import Identities
@@ -27,42 +27,42 @@ from oncebridge.service.addresses import refuse_memory
 Verb = Literal["replay", "drop"]
 
 MOST_AT_A_TIME: Final = 1_000
-"""So many letters can be asked for together."""
+"""The most dead letters of one action."""
 _MOST_IN_A_REQUEST: Final = 250
 _BATCH: Final = 25
 _TIME_S: Final = 8.0
-"""After this no further batch begins."""
+"""No further batch begins after this time."""
 _ANSWER_S: Final = 5.0
 _TURN_S: Final = 30.0
 
-_GONE_BEFORE: Final = "gone before"
-_GONE: Final = "it is not there any more: it was replayed or dropped since"
+_GONE_BEFORE: Final = "already gone"
+_GONE: Final = "it was already replayed or dropped"
 
 
-class Line(Struct, frozen=True):
-    """What became of one letter."""
+class ActionResult(Struct, frozen=True):
+    """The result for one dead letter."""
 
     number: int
     kind: Literal["good", "warn", "bad", "off"]
     result: str
-    """A word or two, under which it is counted."""
+    """A word or two; results are counted by it."""
     reason: str = ""
     verdict: str = ""
     gone: bool = True
 
 
-class Done(Struct, frozen=True):
-    """What was done."""
+class ActionOutcome(Struct, frozen=True):
+    """The results of an action."""
 
-    lines: list[Line]
+    lines: list[ActionResult]
     left: list[int]
-    """The numbers of those that are still to be done."""
+    """The numbers that remain."""
     trouble: str = ""
-    """Why it was broken off, in words."""
+    """Why the action was stopped, in words."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each result was had."""
+        """The number of dead letters by result."""
         counts: dict[str, int] = {}
         for line in self.lines:
             counts[line.result] = counts.get(line.result, 0) + 1
@@ -70,54 +70,52 @@ class Done(Struct, frozen=True):
 
     @property
     def is_any(self) -> bool:
-        """Return whether anything was done to any letter."""
+        """True if any dead letter was changed."""
         return any(line.gone and line.result != _GONE_BEFORE for line in self.lines)
 
 
 class _Stopped(OncebridgeError):
-    """There is no point in going on."""
+    """The action cannot continue."""
 
 
-class Order(Struct, frozen=True):
-    """What is to be done, and who wants it."""
+class ActionRequest(Struct, frozen=True):
+    """An action, and the user who requested it."""
 
     verb: Verb
     letters: Mapping[int, str]
-    """By number, each with the mark that tells it from another of its number."""
+    """Fingerprints by number."""
     because: str
     user: str
 
 
-async def carry_out(desk: Desk, dead: DeadLetters, order: Order) -> Done:
-    """Do as much of *order* as there is time for, the oldest letters first; raises nothing ours."""
+async def run_action(data: DashboardData, dead: DeadLetters, order: ActionRequest) -> ActionOutcome:
+    """Do as much of *order* as there is time for, the oldest first; raise no oncebridge error."""
     numbers = sorted(order.letters)[:MOST_AT_A_TIME]
-    doing = _Doing(desk, dead, order)
+    doing = _Action(data, dead, order)
     trouble = ""
     try:
-        async with _turn(desk):
-            await _ask(desk)
+        async with _exclusive(data):
+            await _check_store(data)
             await doing.run(numbers[:_MOST_IN_A_REQUEST])
     except OncebridgeError as error:
         trouble = str(error)
     done = {line.number for line in doing.lines}
     lines = sorted(doing.lines, key=lambda line: line.number)
-    return Done(lines, [number for number in numbers if number not in done], trouble)
+    return ActionOutcome(lines, [number for number in numbers if number not in done], trouble)
 
 
-_turns: WeakKeyDictionary[Desk, asyncio.Lock] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[DashboardData, asyncio.Lock] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def _turn(desk: Desk) -> AsyncIterator[None]:
-    """Wait until nobody else acts on dead letters here."""
-    lock = _turns.setdefault(desk, asyncio.Lock())
+async def _exclusive(data: DashboardData) -> AsyncIterator[None]:
+    """Wait until no other action runs in this process."""
+    lock = _locks.setdefault(data, asyncio.Lock())
     try:
         async with asyncio.timeout(_TURN_S):
             await lock.acquire()
     except TimeoutError:
-        message = (
-            "somebody else is replaying or dropping dead letters; try again when they are done"
-        )
+        message = "another user is replaying or dropping dead letters; try again in a moment"
         raise _Stopped(message) from None
     try:
         yield
@@ -125,30 +123,30 @@ async def _turn(desk: Desk) -> AsyncIterator[None]:
         lock.release()
 
 
-async def _ask(desk: Desk) -> None:
-    """Find out whether the store answers, before anything is begun and waited for."""
+async def _check_store(data: DashboardData) -> None:
+    """Raise `StoreUnavailable` if the store does not answer, before anything is begun."""
     try:
         async with asyncio.timeout(_ANSWER_S):
-            await desk.store.now_ms()
+            await data.store.now_ms()
     except TimeoutError:
-        raise StoreUnavailable("the store does not answer, so nothing was done") from None
+        raise StoreUnavailable("the store does not answer; nothing was done") from None
 
 
-class _Doing:
-    """One order while it is carried out."""
+class _Action:
+    """One action while it runs."""
 
-    def __init__(self, desk: Desk, dead: DeadLetters, order: Order) -> None:
-        config = desk.setup.config
-        self._desk = desk
+    def __init__(self, data: DashboardData, dead: DeadLetters, order: ActionRequest) -> None:
+        config = data.setup.config
+        self._data = data
         self._dead = dead
         self._order = order
         self._operator_log = OperatorLog(
-            AuditFile(config.audit), desk.store, reason=order.because, user=order.user
+            AuditFile(config.audit), data.store, reason=order.because, user=order.user
         )
-        self.lines: list[Line] = []
+        self.lines: list[ActionResult] = []
 
     async def run(self, numbers: Sequence[int]) -> None:
-        """Do *numbers*, batch by batch; raises what stands in the way."""
+        """Process *numbers* batch by batch; raise if the action cannot continue."""
         now_s = asyncio.get_running_loop().time
         ends = now_s() + _TIME_S
         redrive = await self._redrive() if self._order.verb == "replay" else None
@@ -161,58 +159,58 @@ class _Doing:
             if redrive is None:
                 await self._drop(letters)
                 continue
-            done = await redrive.replay(letters, within=_time_for(self._desk))
+            done = await redrive.replay(letters, within=_time_for(self._data))
             self.lines += [_line(one) for one in done]
             if len(done) == _BATCH and not any(one.gone for one in done):
-                raise _Stopped(f"none of the last {_BATCH} could go ({done[-1].reason})")
+                raise _Stopped(f"none of the last {_BATCH} could be replayed ({done[-1].reason})")
 
     async def _found(self, numbers: Sequence[int]) -> list[DeadLetter]:
-        """Read letters, and tell of those that are gone."""
+        """Return the dead letters, and record a result for those that are gone."""
         found = []
         for number in numbers:
             letter = await find(self._dead, number)
-            if letter is None or mark_of(letter) != self._order.letters[number]:
-                self.lines.append(Line(number, "off", _GONE_BEFORE, _GONE))
+            if letter is None or fingerprint(letter) != self._order.letters[number]:
+                self.lines.append(ActionResult(number, "off", _GONE_BEFORE, _GONE))
             else:
                 found.append(letter)
         return found
 
     async def _redrive(self) -> Replayer:
-        desk = self._desk
-        if desk.monitor is None:
-            refuse_memory(desk.setup.config.store, "store")
-        # Safe to repeat; beside workers elsewhere nobody has opened the sinks yet.
-        await desk.router.open()
+        data = self._data
+        if data.monitor is None:
+            refuse_memory(data.setup.config.store, "store")
+        # Safe to repeat; if the workers run elsewhere, the sinks are not open yet.
+        await data.router.open()
         return Replayer(
-            desk.setup,
-            desk.router,
-            before=lambda letters: write_replay(desk.setup, self._operator_log, letters),
+            data.setup,
+            data.router,
+            before=lambda letters: write_replay(data.setup, self._operator_log, letters),
         )
 
     async def _drop(self, letters: Sequence[DeadLetter]) -> None:
-        identities = Identities(self._desk.setup)
-        # They may be large, and are read for their keys.
+        identities = Identities(self._data.setup)
+        # They may be large, and are parsed for their keys.
         doomed = await asyncio.to_thread(
             lambda: [LetterToDrop.of(one, identities) for one in letters]
         )
-        await drop(doomed, self._dead, self._desk.store, self._operator_log)
-        self.lines += [Line(letter.number, "good", "dropped") for letter in letters]
+        await drop(doomed, self._dead, self._data.store, self._operator_log)
+        self.lines += [ActionResult(letter.number, "good", "dropped") for letter in letters]
 
 
-def _time_for(desk: Desk) -> timedelta:
+def _time_for(data: DashboardData) -> timedelta:
     """
-    Return how long a batch may take.
+    Return the time limit of a batch.
 
-    Not less than one send takes at most: a send that we cut short may be taken all the same.
+    It is at least the longest send: the sink may have accepted an event whose send was cancelled.
     """
-    settings = [route.settings for route in desk.setup.routes]
+    settings = [route.settings for route in data.setup.routes]
     longest = max([one.sink_timeout + one.commit_budget + one.margin for one in settings])
     return max(longest, timedelta(seconds=_TIME_S))
 
 
-def _line(one: Replayed) -> Line:
+def _line(one: Replayed) -> ActionResult:
     kind: Literal["good", "warn", "bad"] = (
         "good" if one.is_resolved else "bad" if one.gone else "warn"
     )
     verdict = one.verdict.value if one.verdict else ""
-    return Line(one.number, kind, one.result, one.reason, verdict, one.gone)
+    return ActionResult(one.number, kind, one.result, one.reason, verdict, one.gone)

@@ -1,8 +1,8 @@
 """
-What pages need beside themselves: style, script, sign.
+Static files: style, script, icon.
 
-All of it is read when the dashboard is made and served from memory, by exact name: no path is
-ever made of what a client sends.
+They are read when the dashboard is made and served from memory by exact name: no file path is
+ever built from a request.
 """
 
 import gzip
@@ -22,18 +22,18 @@ _TYPES: Final = {
 
 
 class Asset(Struct, frozen=True):
-    """One file, as it is sent."""
+    """One file."""
 
     body: bytes
     packed: bytes
-    """The same by gzip; empty where that is no shorter."""
+    """The file compressed by gzip; empty if that is not shorter."""
     content_type: str
     tag: str
-    """Another as soon as one byte is another."""
+    """Changes with the content."""
 
 
 def assets() -> dict[str, Asset]:
-    """Read the files of this package, by the paths at which they are served."""
+    """Return the files of this package by their URL path."""
     found = files("oncebridge.dashboard").joinpath("static").iterdir()
     return {
         f"/static/{file.name}": _asset(file.read_bytes(), kind)

@@ -1,7 +1,7 @@
 """
-Work that would hold the loop: done beside it, in a thread, so that events come first.
+Runs slow work in a thread, so that it does not delay events on the event loop.
 
-A thread shares the interpreter with the loop, and lets it go on every few milliseconds.
+The thread shares the interpreter with the event loop, which gets a turn every few milliseconds.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ _T = TypeVar("_T")
 _ANSWER_S: Final = 10.0
 
 
-async def beside(store: Store, work: Callable[[Store], Coroutine[Any, Any, _T]]) -> _T:
+async def run_in_thread(store: Store, work: Callable[[Store], Coroutine[Any, Any, _T]]) -> _T:
     """
-    Do *work* in a thread with a loop of its own.
+    Run *work* in a thread with an event loop of its own.
 
-    It gets a store to look into, which is asked on the loop that it belongs to. One that takes
-    longer than ten seconds to answer raises `TimeoutError` there.
+    *work* gets a read-only store whose calls run on the calling loop. A call that takes longer
+    than ten seconds raises `TimeoutError`.
     """
-    far = cast("Store", _Far(store, asyncio.get_running_loop()))
+    far = cast("Store", _OtherLoopStore(store, asyncio.get_running_loop()))
     return await asyncio.to_thread(lambda: asyncio.run(work(far)))
 
 
-class _Far:
-    """A store that belongs to another loop; only what looks is there."""
+class _OtherLoopStore:
+    """The read methods of a store that belongs to another event loop."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store

@@ -19,7 +19,7 @@ _WIDE: Final = 7
 
 
 class Minute(Struct, frozen=True):
-    """What became of the arrivals of one minute."""
+    """The verdicts of one minute."""
 
     begins_ms: int
     verdicts: dict[Verdict, int]
@@ -30,7 +30,7 @@ class Minute(Struct, frozen=True):
 
 
 def last_hour(minutes: Mapping[int, Mapping[str, int]], now_ms: int) -> list[Minute]:
-    """List the last sixty minutes, those without arrivals too."""
+    """Return the last sixty minutes, including empty ones."""
     last = max([now_ms // MINUTE, *minutes])  # a worker's clock may be ahead of the store's
     return [
         Minute(
@@ -42,7 +42,7 @@ def last_hour(minutes: Mapping[int, Mapping[str, int]], now_ms: int) -> list[Min
 
 
 def over_time(hour: Sequence[Minute]) -> list[tuple[str, Markup]]:
-    """Draw the verdicts by minute: all for a desk, and for a phone as many as there is room for."""
+    """Draw the verdicts by minute: one chart for a wide screen, one for a phone."""
     return [
         ("wide", _drawn(hour, charts.WIDE, 220)),
         ("narrow", _drawn(hour[-_ON_A_PHONE:], charts.NARROW, 200)),
@@ -52,11 +52,9 @@ def over_time(hour: Sequence[Minute]) -> list[tuple[str, Markup]]:
 def _drawn(shown: Sequence[Minute], width: int, height: int) -> Markup:
     total = sum(minute.total for minute in shown)
     busiest = max(shown, key=lambda minute: minute.total)
-    text = f"{format_count(total, 'arrival')} in {format_count(len(shown), 'minute')}; most in the one that began "
-    text += (
-        f"at {format_instant(busiest.begins_ms)} UTC: {busiest.total:,}. The table has the numbers."
-    )
-    chart = Chart("minutes", "Arrivals by minute, by what became of them", text)
+    text = f"{format_count(total, 'arrival')} in {format_count(len(shown), 'minute')}; the busiest began "
+    text += f"at {format_instant(busiest.begins_ms)} UTC: {busiest.total:,}. See the table for all numbers."
+    chart = Chart("minutes", "Arrivals per minute, by verdict", text)
     return Markup(charts.arrivals(shown, width, chart, height=height))  # noqa: S704 - ours
 
 
@@ -66,9 +64,9 @@ def bar(part: int, whole: int, kind: str) -> Markup:
 
 
 def spread(found: Histogram) -> Markup:
-    """Draw how values lie, in as many small bars as there are ends; the numbers stand beside it."""
+    """Draw a distribution, one small bar for each bucket."""
     most = max(found.counts, default=0)
-    if most <= 0:  # nothing, or nothing that anybody could have counted
+    if most <= 0:  # empty, or invalid counts
         return Markup("")
     outline = "".join(
         f"M{at * _WIDE} {_HIGH}v-{max(_HIGH * count / most, 1):.1f}h{_WIDE - 1}V{_HIGH}z"

@@ -1,9 +1,9 @@
 """
-Dead letters as a page shows them: the newest first, some at a time, and how many of which kind.
+Lists dead letters newest first, page by page, and counts them by reason.
 
-Dead letters can only be listed upwards from a number. So the newest are found by bisection, and
-from there it goes down piece by piece: a page costs as much for a million letters as for a
-hundred. Whatever looks through many of them stops after some thousands, and says so.
+Dead letters can only be listed upwards from a number. So the newest number is found by bisection,
+and pages are read downwards from there: a page costs the same for a million dead letters as for a
+hundred. A search stops after some thousands, and reports that.
 """
 
 import asyncio
@@ -14,47 +14,47 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.dashboard.data import Desk
+from oncebridge.dashboard.data import DashboardData
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.events.event import REASONS, Event
 from oncebridge.events.summary import entity_of, topic_of
-from oncebridge.observe.history import Row
-from oncebridge.observe.history_rows import Secrets
+from oncebridge.observe.history import HistoryRow
+from oncebridge.observe.history_rows import RowMask
 from oncebridge.operate.lookup import events_in, lacks_our_tables
 from oncebridge.operate.replay import DeadLetterFilter
 from oncebridge.service.addresses import is_missing, refuse_memory
 from oncebridge.service.config import Config
 from oncebridge.service.monitor import mask_of
 
-MOST_LOOKED_AT: Final = 5_000
-"""Letters that are looked at for one page, or to be counted."""
+MOST_READ: Final = 5_000
+"""The most dead letters that are read for one page, or for counting."""
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _FIRST_PIECE: Final = 25
 _LARGEST_PIECE: Final = 200
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 _COUNTS_LAST_S: Final = 3.0
 _LARGE: Final = 256 * 1024
-_LOOKED_INTO: Final = 4 * 1024 * 1024
-"""A list looks into no letter that is larger, and into no more than so many bytes in all."""
+_PARSED_BYTES: Final = 4 * 1024 * 1024
+"""A list does not parse larger dead letters, nor more bytes than this in total."""
 
 MEANINGS: Final = {
-    "rejected": "the sink refused it for good",
-    "attempts": "it was tried as often as allowed, without a clear answer",
+    "rejected": "the sink rejected it permanently",
+    "attempts": "it was tried max_attempts times without a clear response",
     "too-old": "it failed for as long as give_up_after allows",
-    "version": "its version cannot be compared with that of its entity; its rule keeps such",
-    "conflict": "the same identity as another event, with other content; its rule keeps such",
-    "unkeyable": "a field that its key needs is missing, and its rule keeps such",
-    "not-allowed": "its sender is not among those that are let in",
-    "unrouted": "no route is for it",
-    "foreign": "not written by oncebridge: SQS or EventBridge has moved it here",
+    "version": "its version cannot be compared with its entity's, and its rule keeps such events",
+    "conflict": "the same identity as another event with different content, and its rule keeps such events",
+    "unkeyable": "a field that its key needs is missing, and its rule keeps such events",
+    "not-allowed": "its sender is not in the allow list",
+    "unrouted": "no route matches it",
+    "foreign": "not written by oncebridge: moved here by SQS or EventBridge",
     **REASONS,
 }
-"""Why an event died, in words."""
+"""The reasons of dead letters, in words."""
 
 
-class Headline(Struct, frozen=True):
-    """What a list tells of a letter."""
+class DeadLetterRow(Struct, frozen=True):
+    """One dead letter in a list."""
 
     number: int
     died_ms: int
@@ -71,43 +71,43 @@ class Headline(Struct, frozen=True):
     topic: str = ""
     entity: str = ""
     is_read: bool = True
-    """False where it was too large to be looked into for a list."""
+    """False if it was too large to be parsed for a list."""
 
     @property
     def meaning(self) -> str:
         return meaning_of(self.reason)
 
 
-class Page(Struct, frozen=True):
-    """Some letters, newest first."""
+class DeadLetterPage(Struct, frozen=True):
+    """One page of dead letters, newest first."""
 
     letters: tuple[DeadLetter, ...]
     older: int | None
-    """Where the next page begins: below this number; None where there is none."""
-    looked_at: int
-    broke_off: bool
-    """There were too many that do not fit to look at all of them."""
+    """The next page has numbers below this; None on the last page."""
+    read_count: int
+    stopped_early: bool
+    """True if the search stopped before all were read."""
 
 
-class Tally(Struct, frozen=True):
-    """How many letters there are, by reason and by route."""
+class DeadLetterTally(Struct, frozen=True):
+    """Numbers of dead letters, by reason and by route."""
 
     reasons: dict[str, int]
     routes: dict[str, int]
     count: int
     more: bool
-    """There are older ones, which were not counted."""
+    """True if older ones were not counted."""
 
 
 def meaning_of(reason: str) -> str:
-    """Tell in words why an event died; nothing where the word says all that is known."""
+    """Return a reason in words; empty if it is unknown."""
     return MEANINGS.get(reason, "")
 
 
-async def opened(desk: Desk) -> DeadLetters:
-    """Open the dead letters; none are made to be looked at. Raises what keeps them away."""
-    place = desk.setup.config.dead
-    if desk.monitor is None:
+async def open_dead_letters(data: DashboardData) -> DeadLetters:
+    """Open the dead letters without creating their store; raise if they are unavailable."""
+    place = data.setup.config.dead
+    if data.monitor is None:
         refuse_memory(place, "dead")
         if is_missing(place) or lacks_our_tables(place):
             return MemoryDeadLetters()
@@ -116,27 +116,27 @@ async def opened(desk: Desk) -> DeadLetters:
     return dead
 
 
-def mark_of(letter: DeadLetter) -> str:
+def fingerprint(letter: DeadLetter) -> str:
     """
-    Tell one letter from another that has its number.
+    Return a fingerprint that distinguishes dead letters with the same number.
 
-    Numbers begin anew where letters are in memory, and a page may be older than that.
+    Numbers in memory start again after a restart, and a page may be older than that.
     """
-    told = f"{letter.number} {letter.buried_ms} {letter.reason} {letter.route} {letter.key.hex()}"
-    return blake2b(told.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    text = f"{letter.number} {letter.buried_ms} {letter.reason} {letter.route} {letter.key.hex()}"
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 async def find(dead: DeadLetters, number: int) -> DeadLetter | None:
-    """Find one letter by its number."""
+    """Return one dead letter by its number."""
     found = await dead.list(after=number - 1, limit=1)
     return found[0] if found and found[0].number == number else None
 
 
-# --- from the newest down -----------------------------------------------------------------
+# --- newest first -------------------------------------------------------------------------
 
 
-async def highest(dead: DeadLetters) -> int:
-    """Find the number of the newest letter; 0 where there is none."""
+async def newest_number(dead: DeadLetters) -> int:
+    """Return the number of the newest dead letter; 0 if there is none."""
     found = await dead.list(limit=1)
     low, step = (found[0].number if found else 0), 1
     while found and (found := await dead.list(after=low + step, limit=1)):
@@ -152,11 +152,11 @@ async def highest(dead: DeadLetters) -> int:
     return low
 
 
-async def downwards(
+async def newest_first(
     dead: DeadLetters, before: int | None = None
 ) -> AsyncIterator[list[DeadLetter]]:
-    """Read all letters below the number *before*, newest first, in pieces."""
-    top = await highest(dead) + 1 if before is None else before
+    """Yield all dead letters below the number *before* in batches, newest first."""
+    top = await newest_number(dead) + 1 if before is None else before
     most = span = _FIRST_PIECE
     while top > 1:
         piece = await _below(dead, top, most, span)
@@ -172,12 +172,12 @@ async def downwards(
 
 async def _below(dead: DeadLetters, top: int, most: int, span: int) -> list[DeadLetter]:
     """
-    Read at most *most* letters, the highest below *top*, and at least half as many if there are.
+    Return at most *most* dead letters, the highest below *top*, and at least half as many if possible.
 
-    *span* is a guess at how far down they are.
+    *span* is an estimate of how far down they are.
     """
     found: list[DeadLetter] = []
-    # Above `few` there are few enough, above `many` (if that is known) too many.
+    # Above `few` there are at most *most*, above `many` (if known) more.
     few, many = top - 1, -1
     after = max(top - 1 - span, 0)
     while True:
@@ -194,8 +194,8 @@ async def _below(dead: DeadLetters, top: int, most: int, span: int) -> list[Dead
         after = (few + many) // 2 if many >= 0 else max(top - 1 - span, 0)
 
 
-class _Looked:
-    """How much was looked at, and whether that is enough."""
+class _ReadLimit:
+    """Counts what was read, up to the limit."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -204,31 +204,33 @@ class _Looked:
     def is_enough(self, piece: list[DeadLetter]) -> bool:
         self.count += len(piece)
         self._bytes += sum([len(letter.raw) for letter in piece])
-        return self.count >= MOST_LOOKED_AT or self._bytes >= _MOST_BYTES
+        return self.count >= MOST_READ or self._bytes >= _MOST_BYTES
 
 
 async def page_of(
     dead: DeadLetters, choice: DeadLetterFilter, before: int | None, most: int
-) -> Page:
-    """Find the newest letters below *before* that are meant."""
+) -> DeadLetterPage:
+    """Return the newest matching dead letters below *before*."""
     fitting: list[DeadLetter] = []
-    looked = _Looked()
-    async for piece in downwards(dead, before):
+    looked = _ReadLimit()
+    async for piece in newest_first(dead, before):
         fitting += [letter for letter in piece if choice.takes(letter)]
         if len(fitting) > most:
-            return Page(tuple(fitting[:most]), fitting[most - 1].number, looked.count, False)
+            return DeadLetterPage(
+                tuple(fitting[:most]), fitting[most - 1].number, looked.count, False
+            )
         if looked.is_enough(piece):
             last = piece[-1].number
-            return Page(tuple(fitting), last if last > 1 else None, looked.count, True)
-    return Page(tuple(fitting), None, looked.count, False)
+            return DeadLetterPage(tuple(fitting), last if last > 1 else None, looked.count, True)
+    return DeadLetterPage(tuple(fitting), None, looked.count, False)
 
 
-async def count(dead: DeadLetters) -> Tally:
-    """Count the newest letters, by reason and by route."""
+async def count(dead: DeadLetters) -> DeadLetterTally:
+    """Count the newest dead letters, by reason and by route."""
     reasons: dict[str, int] = {}
     routes: dict[str, int] = {}
-    looked, more = _Looked(), False
-    async for piece in downwards(dead):
+    looked, more = _ReadLimit(), False
+    async for piece in newest_first(dead):
         for letter in piece:
             reasons[letter.reason] = reasons.get(letter.reason, 0) + 1
             routes[letter.route] = routes.get(letter.route, 0) + 1
@@ -236,19 +238,19 @@ async def count(dead: DeadLetters) -> Tally:
             more = bool(await _below(dead, piece[-1].number, 1, 1))
             break
     by_count = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))
-    return Tally(dict(by_count), dict(sorted(routes.items())), looked.count, more)
+    return DeadLetterTally(dict(by_count), dict(sorted(routes.items())), looked.count, more)
 
 
 async def oldest(
     dead: DeadLetters, choice: DeadLetterFilter, most: int, *, whole: int
 ) -> tuple[list[DeadLetter], bool]:
     """
-    Find the oldest letters that are meant, at most *most*; the first *whole* with what they hold.
+    Return the oldest matching dead letters, at most *most*; the first *whole* with their events.
 
-    Tells too whether there may be more of them.
+    The second value is True if there may be more.
     """
     fitting: list[DeadLetter] = []
-    looked, after = _Looked(), 0
+    looked, after = _ReadLimit(), 0
     while piece := await dead.list(after=after, limit=_LARGEST_PIECE):
         after = piece[-1].number
         for letter in piece:
@@ -261,34 +263,34 @@ async def oldest(
     return fitting, False
 
 
-# --- what is told of each -----------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------
 
 
-class Headlines:
-    """Tells of letters what a list has room for, without what `mask` hides."""
+class DeadLetterRows:
+    """Makes rows of dead letters, without the fields that `mask` hides."""
 
     def __init__(self, config: Config) -> None:
         self._settings = config.settings()
-        self._secrets = Secrets(mask_of(config))
+        self._secrets = RowMask(mask_of(config))
 
-    async def all(self, letters: Sequence[DeadLetter]) -> list[Headline]:
-        """Tell of a list, beside the loop; large letters are not looked into."""
+    async def all(self, letters: Sequence[DeadLetter]) -> list[DeadLetterRow]:
+        """Return rows, made in a thread; large dead letters are not parsed."""
         return await asyncio.to_thread(self._all, letters)
 
-    def _all(self, letters: Sequence[DeadLetter]) -> list[Headline]:
-        told, room = [], _LOOKED_INTO
+    def _all(self, letters: Sequence[DeadLetter]) -> list[DeadLetterRow]:
+        rows, room = [], _PARSED_BYTES
         for letter in letters:
             size = len(letter.raw)
             is_read = size <= min(_LARGE, room)
             room -= size if is_read else 0
-            told.append(self.of(letter, is_read=is_read))
-        return told
+            rows.append(self.of(letter, is_read=is_read))
+        return rows
 
-    def of(self, letter: DeadLetter, *, is_read: bool = True) -> Headline:
-        """Tell of one letter; to look into a large one takes its time."""
+    def of(self, letter: DeadLetter, *, is_read: bool = True) -> DeadLetterRow:
+        """Return the row of one dead letter; parsing a large one is slow."""
         events = events_in(letter.raw, self._settings) if letter.raw and is_read else ()
-        told = self._told(events[0]) if events and isinstance(events[0], Event) else {}
-        return Headline(
+        summary = self._summary(events[0]) if events and isinstance(events[0], Event) else {}
+        return DeadLetterRow(
             letter.number,
             letter.buried_ms,
             letter.reason,
@@ -300,11 +302,11 @@ class Headlines:
             letter.maybe_delivered,
             len(letter.raw),
             is_read=is_read,
-            **told,
+            **summary,
         )
 
-    def _told(self, event: Event) -> dict[str, Any]:
-        row = Row(
+    def _summary(self, event: Event) -> dict[str, Any]:
+        row = HistoryRow(
             0,
             0,
             "",
@@ -318,15 +320,15 @@ class Headlines:
         return {"id": seen.id, "source": seen.source, "topic": seen.topic, "entity": seen.entity}
 
 
-class Counter:
-    """Counts the letters of one desk now and then: several who look cost no more than one."""
+class TallyCache:
+    """Counts dead letters at most every few seconds, whatever the number of visitors."""
 
     def __init__(self) -> None:
-        self._tally: Tally | None = None
+        self._tally: DeadLetterTally | None = None
         self._at_s = 0.0
         self._counting = asyncio.Lock()
 
-    async def tally(self, dead: DeadLetters) -> Tally:
+    async def tally(self, dead: DeadLetters) -> DeadLetterTally:
         now_s = asyncio.get_running_loop().time
         async with self._counting:
             if self._tally is None or now_s() - self._at_s > _COUNTS_LAST_S:
@@ -335,5 +337,5 @@ class Counter:
             return self._tally
 
     def forget(self) -> None:
-        """Count anew next time: something was done."""
+        """Count again next time, after an action."""
         self._tally = None

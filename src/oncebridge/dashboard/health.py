@@ -1,9 +1,9 @@
 """
-What needs somebody, and one sentence that says how it goes.
+The health summary of the overview: one sentence, and the findings behind it.
 
-A finding is bad where events do not pass or may be lost or repeated, a warning where somebody
-should look, and a note where it is good to know. What was only ever counted long ago is a note:
-a page that is red for ever is a page that nobody looks at.
+A finding is bad if events are not delivered, or may be lost or delivered twice; a warning if the
+operator should check something; a note otherwise. A counter that last rose long ago is a note, so
+that the page does not stay red for ever.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,26 +23,29 @@ from oncebridge.base.formatting import (
     format_list,
     printable,
 )
-from oncebridge.dashboard.rates import Pulse, Sums
+from oncebridge.dashboard.rates import RateTracker, Totals
 from oncebridge.dashboard.rendering import rate
 from oncebridge.engine.verdict import Verdict
 from oncebridge.observe.agreement import differences
 from oncebridge.observe.counts import added
-from oncebridge.observe.fleet import View, here_ms, is_silent, present
+from oncebridge.observe.fleet import FleetView, here_ms, is_silent, present
 from oncebridge.observe.report import RouteState, State
 
 Kind = Literal["good", "warn", "bad", "note", "off"]
 _Books = Mapping[str, Mapping[str, int]]
 """By route, as in `Books.counts`."""
 
+RUNNING: Final = "Running"
+ATTENTION: Final = "Needs attention"
+NO_WORKERS: Final = "No workers running"
 READY: Final = "Ready"
-"""Nothing is wrong, and nothing has come yet."""
+"""No finding, and no event has arrived yet."""
 _CLOCK_MS: Final = 2 * SECOND
 _LONGEST: Final = 80
 
 
-class Finding(Struct, frozen=True):
-    """One thing that somebody should know."""
+class HealthFinding(Struct, frozen=True):
+    """One thing that the operator should know."""
 
     kind: Kind
     text: str
@@ -52,51 +55,51 @@ class Finding(Struct, frozen=True):
     link: str = ""
 
 
-class Health(Struct, frozen=True):
-    """How it goes."""
+class HealthSummary(Struct, frozen=True):
+    """The state of all workers in a sentence, with the findings."""
 
     kind: Kind
     word: str
-    """In a word: `Working`, `Needs you`."""
+    """In a word or two: `Running`, `Needs attention`."""
     text: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[HealthFinding, ...] = ()
 
 
-class Letters(Struct, frozen=True):
-    """How many dead letters there are, as far as is known."""
+class DeadLetterCount(Struct, frozen=True):
+    """How many dead letters there are, if that is known."""
 
     count: int = 0
     more: bool = False
     problem: str = ""
-    """Why that is not known."""
+    """Why the number is not known."""
 
 
 def of(
-    view: View,
-    pulse: Pulse,
-    letters: Letters,
+    view: FleetView,
+    tracker: RateTracker,
+    letters: DeadLetterCount,
     *,
     history_is_off: bool = False,
     store_problem: str = "",
-) -> Health:
-    """Judge what the workers tell; *store_problem* says why only one of them could be asked."""
+) -> HealthSummary:
+    """Judge the workers' reports; *store_problem*: why only this process's report is known."""
     books = _books(view)
     found = [
         *([_away(store_problem)] if store_problem else []),
         *_workers(view),
         *_gone(view),
         *_differences(view),
-        *_routes(view, pulse, books),
-        *_spool(view, pulse),
-        *_stores(view, pulse),
+        *_routes(view, tracker, books),
+        *_spool(view, tracker),
+        *_stores(view, tracker),
         *_dead(letters),
-        *_counters(books, pulse),
+        *_counters(books, tracker),
     ]
     if history_is_off:
         found.append(
-            Finding(
+            HealthFinding(
                 "note",
-                "No history is kept, so Decisions has nothing to show.",
+                "History is off, so Decisions has nothing to show.",
                 'Set history = "sample" or "all".',
                 "/decisions",
                 "Decisions",
@@ -104,11 +107,11 @@ def of(
         )
     order = {"bad": 0, "warn": 1, "note": 2}
     found.sort(key=lambda one: order.get(one.kind, 3))
-    return _sentence(view, books, pulse.rates(), tuple(found))
+    return _sentence(view, books, tracker.rates(), tuple(found))
 
 
-def _books(view: View) -> dict[str, dict[str, int]]:
-    """Add up the books of each route, without all the rest that is counted."""
+def _books(view: FleetView) -> dict[str, dict[str, int]]:
+    """Add up the books of each route."""
     found: dict[str, dict[str, int]] = {}
     for counts in [view.past, *(report.counts for report in view.reports)]:
         for name, route in counts.routes.items():
@@ -116,73 +119,78 @@ def _books(view: View) -> dict[str, dict[str, int]]:
     return found
 
 
-def store_away(problem: str) -> Health:
-    """Say that nothing can be told."""
-    return Health("bad", "Needs you", "the store cannot be reached.", (_away(problem),))
+def store_away(problem: str) -> HealthSummary:
+    """Return the summary for a store that does not answer."""
+    return HealthSummary("bad", ATTENTION, "The store cannot be reached.", (_away(problem),))
 
 
-def _away(problem: str) -> Finding:
-    return Finding(
+def _away(problem: str) -> HealthFinding:
+    return HealthFinding(
         "bad",
         f"The store cannot be reached: {printable(problem, 300).removesuffix('.')}.",
-        "Workers hand events back while it is away, unless on_store_outage says otherwise; "
-        "nothing is lost. What other workers tell is read from the store as well.",
+        "Workers return events to their sources while the store is unavailable, unless "
+        "on_store_outage says otherwise; no event is lost. Other workers' reports are in the store.",
     )
 
 
 # --- the sentence -------------------------------------------------------------------------
 
 
-def _sentence(view: View, books: _Books, rates: Sums, findings: tuple[Finding, ...]) -> Health:
+def _sentence(
+    view: FleetView, books: _Books, rates: Totals, findings: tuple[HealthFinding, ...]
+) -> HealthSummary:
     bad = [one for one in findings if one.kind == "bad"]
     warned = [one for one in findings if one.kind == "warn"]
     if not view.reports:
-        return Health("off", "Nobody works yet", "no worker has reported.", findings)
+        return HealthSummary("off", "No workers yet", "No worker has reported.", findings)
     if all(report.state.ended for report in view.reports):
         last_ms = max(report.state.at_ms - here_ms(report, view.now_ms) for report in view.reports)
-        text = f"the last worker stopped {format_elapsed(-last_ms)} ago."
-        return Health("off", "Nobody works", text, findings)
+        text = f"Last one stopped {_rounded(-last_ms)} ago."
+        return HealthSummary("off", NO_WORKERS, text, findings)
     if not present(view):
-        return Health("bad", "Nobody works", _told(bad + warned), findings)
+        return HealthSummary("bad", NO_WORKERS, _told(bad + warned), findings)
     if bad:
-        return Health("bad", "Needs you", _told(bad + warned), findings)
+        return HealthSummary("bad", ATTENTION, _told(bad + warned), findings)
     told = _speed(view, rates)
     if warned:
-        return Health("warn", "Working, but look", f"{_told(warned)} {told}", findings)
+        return HealthSummary("warn", RUNNING, f"{_told(warned)} {told}", findings)
     if not any(route.get("arrived") for route in books.values()) and not spooled(view):
-        return Health("good", READY, "No event has arrived yet.", findings)
-    return Health("good", "Working", told, findings)
+        return HealthSummary("good", READY, "No events received yet.", findings)
+    return HealthSummary("good", RUNNING, told, findings)
 
 
-def _told(findings: Iterable[Finding]) -> str:
-    texts = [one.text.removesuffix(".") for one in findings]
-    first = [text[:1].lower() + text[1:] for text in texts[:3]]
-    more = f"; and {len(texts) - 3} more" if len(texts) > 3 else ""
-    return f"{'; '.join(first)}{more}."
+def _told(findings: Iterable[HealthFinding]) -> str:
+    texts = [f"{one.text.removesuffix('.')}." for one in findings]
+    more = [f"And {len(texts) - 3} more."] if len(texts) > 3 else []
+    return " ".join([*texts[:3], *more])
 
 
-def _speed(view: View, rates: Sums) -> str:
+def _rounded(ms: int) -> str:
+    return format_elapsed(round(ms / SECOND) * SECOND) if ms >= SECOND else format_elapsed(ms)
+
+
+def _speed(view: FleetView, rates: Totals) -> str:
     if not rates.arrived:
-        # What is on disk has come, and counts as an arrival when it is taken up.
-        return f"Nothing {'left the disk' if spooled(view) else 'arrived'} in the last minute."
+        # A spooled event counts as an arrival only when it is read from disk.
+        return f"No events {'left the spool' if spooled(view) else 'received'} in the last minute."
     modes = {route.mode for state in present(view) for route in state.routes.values()}
-    found = "stopped"
+    found = "dropped"
     if "shadow" in modes:
-        found = "found, and passed on in shadow mode" if modes == {"shadow"} else "found"
+        found = "found and delivered (shadow mode)" if modes == {"shadow"} else "found"
     routes = len(routes_of(view))
-    came = f"arrivals/s on {routes:,} routes" if routes > 1 else "events/s in"
+    came = f"arrivals/s on {routes:,} routes" if routes > 1 else "events/s received"
     told = (
-        f"{rate(rates.arrived)} {came}, {rate(rates.forwarded)}/s passed on, "
-        f"{rate(rates.repeats)}/s repeats {found}"
+        f"{rate(rates.arrived)} {came}, {rate(rates.forwarded)}/s delivered, "
+        f"{rate(rates.repeats)}/s duplicates {found}"
     )
-    return f"{told}, {rate(rates.failing)}/s failing." if rates.failing else f"{told}."
+    return f"{told}, {rate(rates.failing)}/s failed." if rates.failing else f"{told}."
 
 
-# --- what there is to find ----------------------------------------------------------------
+# --- findings -----------------------------------------------------------------------------
 
 
-def routes_of(view: View) -> dict[str, list[RouteState]]:
-    """Tell of each route what the workers that run say of it."""
+def routes_of(view: FleetView) -> dict[str, list[RouteState]]:
+    """Return what the running workers report of each route."""
     states: dict[str, list[RouteState]] = {}
     for state in present(view):
         for name, route in state.routes.items():
@@ -190,111 +198,119 @@ def routes_of(view: View) -> dict[str, list[RouteState]]:
     return states
 
 
-def spooled(view: View) -> int | None:
-    """Return how many arrivals wait on disk; None where there is no spool."""
+def spooled(view: FleetView) -> int | None:
+    """Return how many arrivals are in the spool; None without a spool."""
     found = [state.spooled for state in present(view) if state.spooled is not None]
     return sum(found) if found else None
 
 
-def lost(view: View) -> list[State]:
-    """Tell of those that went long ago and did not say so; the latest first."""
+def lost(view: FleetView) -> list[State]:
+    """Return workers that vanished without reporting that they end; the latest first."""
     found = [report.state for report in view.gone if not report.state.ended]
     return sorted(found, key=lambda state: (-state.at_ms, state.name))
 
 
-def _workers(view: View) -> Iterator[Finding]:
+def _workers(view: FleetView) -> Iterator[HealthFinding]:
     silent = [report for report in view.reports if is_silent(report, view.now_ms)]
     working = [one for one in view.reports if not one.state.ended and one not in silent]
     for report in silent:
         told = format_elapsed(here_ms(report, view.now_ms) - report.state.at_ms)
-        yield Finding(
+        yield HealthFinding(
             "warn" if working else "bad",
             f"Worker {_named(report.state.name)} has not reported for {told}.",
-            "It was killed, hangs, or cannot reach the store. What it held comes again when its "
-            "leases end.",
+            "It was killed, hangs, or cannot reach the store. Events it held are redelivered when "
+            "their leases end.",
             "#workers",
             "Workers",
         )
     for report in working:
-        # What is told of a route is found there; this is about the whole worker.
+        # These are findings of routes; this one is about the whole worker.
         known = ("paused", "the sink is down", "the store is down")
         reasons = [why for why in report.state.not_ready if why not in known]
         if reasons:
             why = format_list([printable(reason) for reason in reasons])
-            yield Finding(
+            yield HealthFinding(
                 "warn" if reasons == ["shutting down"] else "bad",
-                f"Worker {_named(report.state.name)} takes no events: {why}.",
+                f"Worker {_named(report.state.name)} is not ready: {why}.",
                 "",
                 "#workers",
                 "Workers",
             )
 
 
-def _gone(view: View) -> Iterator[Finding]:
+def _gone(view: FleetView) -> Iterator[HealthFinding]:
     names = [state.name for state in lost(view) if view.now_ms - state.at_ms < HOUR]
     if names:
-        yield Finding(
+        yield HealthFinding(
             "warn",
-            f"W{_workers_named(names)[1:]} {'is' if len(names) == 1 else 'are'} gone without a word.",
-            "Killed, most likely, in the last hour. What was held came again when its leases ended.",
+            f"W{_workers_named(names)[1:]} disappeared.",
+            "Probably killed, in the last hour. Events it held were redelivered when their leases ended.",
             "#workers",
             "Workers",
         )
 
 
-def _differences(view: View) -> Iterator[Finding]:
+def _differences(view: FleetView) -> Iterator[HealthFinding]:
     for found in differences(view):
         text = f"{found.seen[:1].upper()}{found.seen[1:]}."
-        yield Finding("warn", text, f"{found.why} {found.fix}", "#workers", "Workers")
+        yield HealthFinding("warn", text, f"{found.why} {found.fix}", "#workers", "Workers")
 
 
-def _routes(view: View, pulse: Pulse, books: _Books) -> Iterator[Finding]:
+def _routes(view: FleetView, tracker: RateTracker, books: _Books) -> Iterator[HealthFinding]:
     states = routes_of(view)
     has_spool = spooled(view) is not None
     all_paused = all(state.paused for here in states.values() for state in here)
     for route, here in sorted(states.items()):
-        yield from _down(route, here, pulse, has_spool=has_spool)
+        yield from _down(route, here, tracker, has_spool=has_spool)
         yield from _paused(route, here, all_paused=all_paused, has_spool=has_spool)
         yield from _unbalanced(route, here, books.get(route, {}))
         yield from _owed(route, here)
 
 
 def _down(
-    route: str, states: list[RouteState], pulse: Pulse, *, has_spool: bool
-) -> Iterator[Finding]:
-    kept = "What comes by HTTP waits on disk" if has_spool else "Events are handed back"
+    route: str, states: list[RouteState], tracker: RateTracker, *, has_spool: bool
+) -> Iterator[HealthFinding]:
+    kept = (
+        "Events received by HTTP wait on disk"
+        if has_spool
+        else "Events are returned to their source"
+    )
     for what, meaning in (
-        ("the sink", f"{kept}{'' if has_spool else ' and come again'}; none is lost."),
+        ("the sink", f"{kept}{'' if has_spool else ' and retried'}; no event is lost."),
         ("the store", f"{kept} unless on_store_outage says otherwise."),
     ):
         down = [state for state in states if what in state.down]
-        since_ms = pulse.since_ms(f"{what} {route}", lasts=bool(down))
+        since_ms = tracker.since_ms(f"{what} {route}", lasts=bool(down))
         if not down:
             continue
-        told_ms = pulse.now_ms - since_ms
+        told_ms = tracker.now_ms - since_ms
         lasts = f" for at least {format_elapsed(told_ms)}" if told_ms >= 5 * SECOND else ""
         part = f", for {len(down)} of {len(states)} workers" if len(down) < len(states) else ""
-        # While a route is paused nothing is tried, and the time says something else.
+        # While a route is paused nothing is tried, so its time means something else.
         again_s = min((state.down_for_s for state in down if not state.paused), default=0.0)
-        again = f"It is tried again in {format_elapsed(round(again_s * 1000))}. " if again_s else ""
-        yield Finding(
+        again = f"Next try in {format_elapsed(round(again_s * 1000))}. " if again_s else ""
+        yield HealthFinding(
             "bad",
             f"{what.capitalize()} of route {_named(route)} is down{lasts}{part}.",
             f"{again}{meaning}",
             _search(route=route, verdict=Verdict.FAILED),
-            "What failed",
+            "Failed events",
         )
 
 
 def _paused(
     route: str, states: list[RouteState], *, all_paused: bool, has_spool: bool
-) -> Iterator[Finding]:
-    kept = "what comes by HTTP waits on disk" if has_spool else "events are handed back"
+) -> Iterator[HealthFinding]:
+    kept = (
+        "events received by HTTP wait on disk"
+        if has_spool
+        else "events are returned to their source"
+    )
     if any(state.paused for state in states):
-        yield Finding(
+        yield HealthFinding(
             "bad" if all_paused else "warn",
             f"Route {_named(route)} is paused.",
-            f"Nothing passes until somebody resumes it (oncebridge resume); {kept}.",
+            f"Nothing is delivered until you resume it (oncebridge resume); {kept}.",
             "#routes",
             "Routes",
         )
@@ -302,12 +318,12 @@ def _paused(
 
 def _unbalanced(
     route: str, states: list[RouteState], books: Mapping[str, int]
-) -> Iterator[Finding]:
+) -> Iterator[HealthFinding]:
     if all(state.balanced for state in states):
         return
     settled = sum(books.get(verdict, 0) for verdict in Verdict)
     in_flight = sum(state.in_flight for state in states)
-    yield Finding(
+    yield HealthFinding(
         "bad",
         f"The books of route {_named(route)} do not balance: {books.get('arrived', 0):,} arrived, "
         f"{settled:,} have a verdict, {in_flight:,} are in flight.",
@@ -317,47 +333,47 @@ def _unbalanced(
     )
 
 
-def _owed(route: str, states: list[RouteState]) -> Iterator[Finding]:
+def _owed(route: str, states: list[RouteState]) -> Iterator[HealthFinding]:
     if owed := sum(state.owed for state in states):
-        yield Finding(
+        yield HealthFinding(
             "warn",
             f"{format_count(owed, 'delivery', 'deliveries')} of route {_named(route)} could not be "
             "recorded in the store yet.",
-            "If the worker dies before that, they may be passed on once more.",
+            "If the worker dies before that, these events may be delivered again.",
             "#routes",
             "Routes",
         )
 
 
-def _spool(view: View, pulse: Pulse) -> Iterator[Finding]:
-    """Return what waits on disk; what leaves it as fast as it comes is no news."""
+def _spool(view: FleetView, tracker: RateTracker) -> Iterator[HealthFinding]:
+    """Report events in the spool, unless they leave it as fast as they arrive."""
     waiting = spooled(view) or 0
-    since_ms = pulse.since_ms("spool", lasts=waiting > 0)
+    since_ms = tracker.since_ms("spool", lasts=waiting > 0)
     is_held = any(
         route.paused or route.down
         for state in present(view)
         if state.spooled
         for route in state.routes.values()
     )
-    if is_held or (waiting and pulse.now_ms - since_ms >= MINUTE):
-        yield Finding(
+    if is_held or (waiting and tracker.now_ms - since_ms >= MINUTE):
+        yield HealthFinding(
             "warn" if is_held else "note",
-            f"{format_count(waiting, 'arrival waits', 'arrivals wait')} on disk.",
-            "Their senders have been told that they are kept. They pass on when what holds them "
-            "is over."
+            f"{format_count(waiting, 'event waits', 'events wait')} on disk.",
+            "Their senders got a success response. They are delivered as soon as the route is "
+            "resumed or the sink and the store are available again."
             if is_held
-            else "The disk was not seen empty for a minute: they come as fast as they pass on, "
-            "or faster, or the sink does not take some of them.",
+            else "The spool was not empty for a minute: events arrive at least as fast as they "
+            "are delivered, or the sink refuses some of them.",
             "#store",
             "Spool",
         )
 
 
-def _stores(view: View, pulse: Pulse) -> Iterator[Finding]:
+def _stores(view: FleetView, tracker: RateTracker) -> Iterator[HealthFinding]:
     here = present(view)
     mute = [state.name for state in here if not state.store.answers]
     if mute:
-        yield Finding(
+        yield HealthFinding(
             "bad",
             f"The store did not answer {_workers_named(mute)}.",
             "",
@@ -367,38 +383,38 @@ def _stores(view: View, pulse: Pulse) -> Iterator[Finding]:
     offset_ms = max((state.store.clock_offset_ms or 0 for state in here), key=abs, default=0)
     if abs(offset_ms) > _CLOCK_MS:
         ahead = "ahead of" if offset_ms > 0 else "behind"
-        yield Finding(
+        yield HealthFinding(
             "warn",
             f"The store's clock is {format_elapsed(abs(offset_ms))} {ahead} a worker's.",
-            "Windows go by the store's clock, so nothing is let through by it; but times that are "
-            "shown may be off. Look at the hosts' time service.",
+            "Deduplication uses the store's clock only and is not affected, but displayed times may be "
+            "wrong. Check the time service (NTP) of the hosts.",
             "#store",
             "Store",
         )
     lost_ms = max((state.store.records_lost_ms for state in here), default=0)
     if lost_ms:
-        yield Finding(
+        yield HealthFinding(
             "warn",
-            f"The store lost its records; this was noticed at {format_instant(lost_ms)} UTC.",
-            "Events that were delivered before may be delivered once more. Deliveries count as "
-            "unprotected until the windows of their rules are over.",
+            f"The store lost its records; noticed at {format_instant(lost_ms)} UTC.",
+            "Events that were delivered before may be delivered again. Deliveries count as "
+            "unprotected until the windows of their rules have passed.",
             "#store",
             "Store",
         )
     evicted = max((state.store.evicted or 0 for state in here), default=0)
-    finding = Finding(
+    finding = HealthFinding(
         "bad",
-        f"The store's server has thrown out {format_count(evicted, 'record')} for want of room.",
-        'Events whose record is gone may pass again. Give it memory, or "noeviction".',
+        f"The store's server evicted {format_count(evicted, 'record')} to free memory.",
+        "These events may be delivered again. Add memory, or set the policy to noeviction.",
         "#store",
         "Store",
     )
-    yield from _counter("evicted", evicted, pulse, finding)
+    yield from _counter("evicted", evicted, tracker, finding)
 
 
-def _dead(letters: Letters) -> Iterator[Finding]:
+def _dead(letters: DeadLetterCount) -> Iterator[HealthFinding]:
     if letters.problem:
-        yield Finding(
+        yield HealthFinding(
             "warn",
             f"The dead letters cannot be read: {printable(letters.problem, 200)}",
             "",
@@ -406,11 +422,11 @@ def _dead(letters: Letters) -> Iterator[Finding]:
         )
     elif letters.count:
         told = f"More than {letters.count:,} dead letters" if letters.more else ""
-        yield Finding(
+        yield HealthFinding(
             "warn",
             f"{told or format_count(letters.count, 'dead letter')} "
-            f"{'waits' if letters.count == 1 and not letters.more else 'wait'} for you.",
-            "They are kept whole until somebody replays or drops them.",
+            f"{'needs' if letters.count == 1 and not letters.more else 'need'} attention.",
+            "They are kept until you replay or drop them.",
             "/dead",
             "Dead letters",
         )
@@ -419,27 +435,27 @@ def _dead(letters: Letters) -> Iterator[Finding]:
 COUNTERS: Final[Mapping[str, tuple[Kind, str, str, str]]] = {
     "forgotten": (
         "bad",
-        "commit was given up, as too many waited for the store",
-        "commits were given up, as too many waited for the store",
-        "These events were delivered, and may be delivered once more.",
+        "commit was given up: too many were waiting for the store",
+        "commits were given up: too many were waiting for the store",
+        "These events were delivered, and may be delivered again.",
     ),
     "unprotected": (
         "warn",
         "event was delivered unprotected",
         "events were delivered unprotected",
-        'on_store_outage = "deliver", or the store lost its records. They may have gone twice.',
+        'on_store_outage = "deliver", or the store lost its records. They may be delivered twice.',
     ),
     "ambiguous": (
         "warn",
         "send ended without a clear answer",
         "sends ended without a clear answer",
-        "A timeout, a broken connection or an error. What may have arrived was sent again.",
+        "A timeout, a broken connection or an error. The event may have arrived, and was retried.",
     ),
     "unwell": (
         "note",
         "send was answered with 502, 503 or 504",
         "sends were answered with 502, 503 or 504",
-        "The event may have arrived, and was sent again.",
+        "The event may have arrived, and was retried.",
     ),
     "retried": (
         "note",
@@ -451,19 +467,19 @@ COUNTERS: Final[Mapping[str, tuple[Kind, str, str, str]]] = {
         "warn",
         "event was acknowledged before its delivery was recorded",
         "events were acknowledged before their delivery was recorded",
-        "The store was slow or away. A crash at that moment could have repeated them.",
+        "The store was slow or unavailable. A crash at that moment could have duplicated them.",
     ),
     "late_commits": (
         "warn",
         "delivery was recorded after its lease had ended",
         "deliveries were recorded after their lease had ended",
-        "Another worker could have taken them meanwhile. A longer lease helps.",
+        "Another worker could have claimed them meanwhile. Use a longer lease.",
     ),
     "registers_behind": (
         "warn",
-        "newest state could not be written down",
-        "newest states could not be written down",
-        "An older state of the same entity may pass later.",
+        "newest state could not be recorded",
+        "newest states could not be recorded",
+        "An older state of the same entity may be delivered later.",
     ),
     "stale_runs": (
         "warn",
@@ -473,30 +489,34 @@ COUNTERS: Final[Mapping[str, tuple[Kind, str, str, str]]] = {
     ),
     "lease_lost": (
         "warn",
-        "event was taken over by another worker",
-        "events were taken over by another worker",
-        "A worker was frozen or cut off for longer than its lease. Both may have delivered it.",
+        "event was claimed by another worker",
+        "events were claimed by another worker",
+        "A worker was frozen or disconnected for longer than its lease. Both may have delivered it.",
     ),
 }
-"""By the name in the books: how bad it is while it rises, one, several, and what it means."""
+"""By the name in the books: severity while it rises, singular, plural, and meaning."""
 
 
-def _counters(books: _Books, pulse: Pulse) -> Iterator[Finding]:
+def _counters(books: _Books, tracker: RateTracker) -> Iterator[HealthFinding]:
     for name, (kind, one, several, meaning) in COUNTERS.items():
         value = sum(route.get(name, 0) for route in books.values())
-        finding = Finding(
+        finding = HealthFinding(
             kind, f"{format_count(value, one, several)}.", meaning, "#routes", "Routes"
         )
-        yield from _counter(name, value, pulse, finding)
+        yield from _counter(name, value, tracker, finding)
 
 
-def _counter(name: str, value: int, pulse: Pulse, finding: Finding) -> Iterator[Finding]:
-    """Return what is found as it is while its counter rises, and as a note afterwards."""
-    rises = pulse.rose_lately(name, value)
+def _counter(
+    name: str, value: int, tracker: RateTracker, finding: HealthFinding
+) -> Iterator[HealthFinding]:
+    """Yield *finding* while its counter rises, and a note afterwards."""
+    rises = tracker.rose_lately(name, value)
     if rises:
-        yield replace(finding, help=f"{finding.help} It rose in the last minutes.")
+        yield replace(finding, help=f"{finding.help} It rose in the last 15 minutes.")
     elif value:
-        yield replace(finding, kind="note", help=f"{finding.help} None lately, as seen here.")
+        yield replace(
+            finding, kind="note", help=f"{finding.help} None in the last 15 minutes, as seen here."
+        )
 
 
 def _named(name: str) -> str:

@@ -22,7 +22,7 @@ _LONGEST: Final = 400
 _encoder: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
-class Miss(Struct, frozen=True):
+class FieldMismatch(Struct, frozen=True):
     """A part of a pattern that an event does not fit."""
 
     path: str
@@ -30,14 +30,14 @@ class Miss(Struct, frozen=True):
     found: str
 
 
-class Passed(Struct, frozen=True):
+class NotMatched(Struct, frozen=True):
     """A rule or route that is not for an event."""
 
     name: str
-    misses: tuple[Miss, ...]
+    misses: tuple[FieldMismatch, ...]
 
 
-class Part(Struct, frozen=True):
+class PatternPart(Struct, frozen=True):
     """One part of a pattern, by itself."""
 
     path: tuple[str, ...]
@@ -45,16 +45,16 @@ class Part(Struct, frozen=True):
     alone: Pattern
 
 
-class Misfits:
+class MismatchFinder:
     """Tells why rules and routes are not for events, as long as there is room."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, tuple[Pattern, list[Part]]] = {}
+        self._parts: dict[int, tuple[Pattern, list[PatternPart]]] = {}
         self._room = MOST_TOLD
 
     def of(
         self, event: Event, tried: Iterable[tuple[str, Pattern | None, Rule | None]]
-    ) -> tuple[tuple[Passed, ...], int]:
+    ) -> tuple[tuple[NotMatched, ...], int]:
         """Return why each of *tried* is not for *event*, and of how many there is no room to tell."""
         told, more = [], 0
         for name, match, rule in tried:
@@ -65,34 +65,36 @@ class Misfits:
                 more += 1
         return tuple(told), more
 
-    def _passed(self, name: str, match: Pattern | None, rule: Rule | None, event: Event) -> Passed:
+    def _passed(
+        self, name: str, match: Pattern | None, rule: Rule | None, event: Event
+    ) -> NotMatched:
         if match is None or (rule is not None and rule.takes(event)):
-            return Passed(name, ())
-        # By its identity, kept from being another's: a pattern has no hash.
+            return NotMatched(name, ())
+        # By id(): a pattern has no hash. The pattern is kept so that its id is not reused.
         _, parts = self._parts.setdefault(id(match), (match, []))
         parts += [] if parts else parts_of(match.spec)
-        return Passed(name, tuple(islice(misses(parts, event.envelope), _MOST_PARTS)))
+        return NotMatched(name, tuple(islice(misses(parts, event.envelope), _MOST_PARTS)))
 
 
-def misses(parts: Sequence[Part], envelope: Mapping[str, Any]) -> Iterator[Miss]:
-    """Name the parts of a pattern that an event does not fit; each is asked by itself."""
+def misses(parts: Sequence[PatternPart], envelope: Mapping[str, Any]) -> Iterator[FieldMismatch]:
+    """Yield the parts of a pattern that an event does not match, each tested separately."""
     fits_all = True
     for part in parts:
         if not part.alone.matches(envelope):
             fits_all = False
-            yield Miss(".".join(part.path), part.wanted, _found(envelope, part.path))
+            yield FieldMismatch(".".join(part.path), part.wanted, _found(envelope, part.path))
     if fits_all:
-        yield Miss("", "all of it in one element of an array", "each part in another")
+        yield FieldMismatch("", "all parts in one array element", "each in a different element")
 
 
-def parts_of(spec: Mapping[str, Any]) -> list[Part]:
-    """Take a pattern apart."""
+def parts_of(spec: Mapping[str, Any]) -> list[PatternPart]:
+    """Split a pattern into its parts."""
     parts = []
     for path, leaf in _leaves(spec, ()):
         alone: Any = leaf
         for name in reversed(path):
             alone = {name: alone}
-        parts.append(Part(path, shown(leaf), Pattern.compile(alone)))
+        parts.append(PatternPart(path, shown(leaf), Pattern.compile(alone)))
     return parts
 
 
@@ -110,15 +112,15 @@ def _found(envelope: Mapping[str, Any], path: Sequence[str]) -> str:
     value: Any = envelope
     for name in path:
         if not isinstance(value, Mapping) or name not in value:
-            return "" if path[-1] == "$or" else "(not there)"
+            return "" if path[-1] == "$or" else "(missing)"
         value = value[name]
     return shown(value)
 
 
 def shown(value: Any) -> str:
-    """Write a value as JSON, or the beginning of a long one: no more of it is encoded."""
+    """Return a value as JSON, cut if it is long: no more of it is encoded."""
     if value is UNSET:
-        return "(not there)"
+        return "(missing)"
     if isinstance(value, float):
         return cut(repr(value))  # json would round an ExactFloat
     text = ""
@@ -130,5 +132,5 @@ def shown(value: Any) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text, or the beginning of a long one."""
+    """Return a text, cut if it is long."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,65 +1,65 @@
-"""What a view is: a function from what was asked to what is shown."""
+"""The types of a page: request, response and route."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from oncebridge.dashboard.data import Desk
+from oncebridge.dashboard.data import DashboardData
 
 
-class Ask(Struct, frozen=True, kw_only=True):
-    """What a browser asks for, once it was let in."""
+class PageRequest(Struct, frozen=True, kw_only=True):
+    """A request of an authenticated browser."""
 
     path: str
     names: Mapping[str, str] = {}
-    """What stood in the places of the route's path: `/dead/{number}`; decoded."""
+    """The values of the names in the route's path (`/dead/{number}`), decoded."""
     query: Mapping[str, str] = {}
-    """Decoded; of a name that came twice, the last."""
+    """Decoded; of a repeated name, the last value."""
     form: Mapping[str, Sequence[str]] = {}
-    """What was posted; the token against forgery is checked and taken out."""
+    """The posted form, after its token was checked and removed."""
     user: str = ""
-    """Who asks: a name, where it is known; for the trail."""
+    """The user's name, if known; for the operator log."""
     may_write: bool = False
-    """State may be changed by this one (`dashboard_write`)."""
-    may_leave: bool = False
-    """They logged in here, so they can log out here: by a POST to `/logout`."""
+    """True if state may be changed (`dashboard_write`)."""
+    can_log_out: bool = False
+    """True if the user logged in here, so a POST to `/logout` logs them out."""
     token: str = ""
-    """What every form has to send back in its field `token`; another in every answer."""
+    """Every form sends this in its field `token`; new in every response."""
     is_live: bool = False
-    """The script asks again, to keep a page fresh."""
+    """True for the script's requests that refresh a page."""
 
 
-class Shown(Struct, frozen=True):
-    """A page to be made of a template; `ask`, `here` (the view's name) and `note` are added."""
+class TemplatePage(Struct, frozen=True):
+    """A page from a template; `page_request`, `here` (the view's name) and `note` are added."""
 
     template: str
     values: Mapping[str, Any] = {}
     status: int = 200
 
 
-class Elsewhere(Struct, frozen=True):
-    """After something was done: see this page, and above it a note about it."""
+class Redirect(Struct, frozen=True):
+    """A redirect after an action, with a note to show on the next page."""
 
     to: str
-    """A path here, with a query if need be; what came from outside is percent-encoded in it."""
+    """A path of this dashboard, optionally with a query; outside values are percent-encoded."""
     note: str = ""
 
 
-Answer = Shown | Elsewhere
-Page = Callable[[Desk, Ask], Awaitable[Answer]]
+PageResponse = TemplatePage | Redirect
+PageHandler = Callable[[DashboardData, PageRequest], Awaitable[PageResponse]]
 
 
-class Route(Struct, frozen=True):
+class PageRoute(Struct, frozen=True):
     """One address of a view."""
 
     method: Literal["GET", "POST"]
     path: str
-    """With names in braces for one segment each: `/decisions/{name}`."""
-    page: Page
+    """Names in braces match one segment each: `/decisions/{name}`."""
+    page: PageHandler
     writes: bool = False
-    """It changes something: refused unless `dashboard_write` is true."""
+    """True if it changes state: refused unless `dashboard_write` is true."""
 
 
-class NotFound(Exception):
-    """There is no such thing; told as a page with status 404."""
+class PageNotFound(Exception):
+    """Shown as a page with status 404."""

@@ -1,8 +1,8 @@
 """
-What pages are written on: one Jinja environment, with the words they use.
+The Jinja environment of all pages, with its filters.
 
-Everything is escaped unless it is drawn here. A name that a template uses and a view forgot is an
-error, and not an empty place.
+Everything is escaped, except for charts that are drawn here. A variable that a template uses and
+a view does not pass is an error.
 """
 
 import re
@@ -27,16 +27,16 @@ from oncebridge.engine.causes import MEANINGS
 from oncebridge.engine.verdict import Verdict
 
 VERDICTS: Final[dict[str, str]] = {
-    Verdict.DELIVERED: "the first of its kind: the sink took it",
+    Verdict.DELIVERED: "first arrival: delivered to the sink",
     Verdict.DUPLICATE: "delivered before, within its window",
     Verdict.STALE: "a newer state of the same entity was delivered",
     Verdict.UNCHANGED: "the same state as the last delivered one, inside the quiet time",
     Verdict.CONFLICT: "the same identity with other content",
-    Verdict.BUSY: "another worker holds it right now: it will come again",
-    Verdict.FAILED: "the sink or the store could not take it: it will come again",
-    Verdict.DEAD: "it can never succeed, and is kept in the dead letters",
-    Verdict.BYPASSED: "a rule says not to deduplicate: forwarded as it is",
-    Verdict.DISCARDED: "a rule says to drop it, or no route is for it",
+    Verdict.BUSY: "another worker is processing it: it will be retried",
+    Verdict.FAILED: "the sink or the store did not accept it: it will be retried",
+    Verdict.DEAD: "it cannot be delivered, and is kept in the dead letters",
+    Verdict.BYPASSED: "its rule does not deduplicate: delivered each time",
+    Verdict.DISCARDED: "its rule drops it, or no route matches it",
 }
 """What each verdict means, in a few words."""
 
@@ -65,7 +65,7 @@ _UNITS: Final = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"))
 
 
 def iso(ms: float) -> str:
-    """Tell a moment for machines, in UTC; what is beyond any calendar is empty."""
+    """Return a time in ISO format, in UTC; empty if it is beyond the calendar."""
     try:
         found = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -74,7 +74,7 @@ def iso(ms: float) -> str:
 
 
 def short(number: float) -> str:
-    """Tell a number in at most seven signs: `999,999`, `1.23M`."""
+    """Return a number in at most seven characters: `999,999`, `1.23M`."""
     for unit, name in _UNITS:
         if abs(number) >= unit:
             told = number / unit
@@ -83,7 +83,7 @@ def short(number: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """Return how many in a second, with as many places as mean something."""
+    """Return a rate per second, rounded to what is significant."""
     if per_second >= 1000:
         return short(round(per_second))
     if per_second >= 100 or not per_second:
@@ -92,7 +92,7 @@ def rate(per_second: float) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Return how long something took; a dash where nothing did."""
+    """Return a duration; a dash for None."""
     if value is None:
         return _NONE
     if value < 0.01:
@@ -101,12 +101,12 @@ def seconds(value: float | None) -> str:
 
 
 def soft(text: str) -> Markup:
-    """Let a name that is one long word be broken where its parts end."""
+    """Allow line breaks inside a long name, after its punctuation."""
     return Markup(_JOINT.sub("\\g<0><wbr>", str(escape(text))))  # noqa: S704 - it is escaped
 
 
 def _word(text: str) -> str:
-    """Make a class of a verdict; of what is none, `other`."""
+    """Return the CSS class of a verdict; `other` if it is not one."""
     return text if text in VERDICTS else "other"
 
 
@@ -136,7 +136,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
 
 @cache
 def environment() -> Environment:
-    """Return the environment that all pages are made in."""
+    """Return the environment of all pages."""
     made = Environment(
         loader=PackageLoader("oncebridge.dashboard"),
         autoescape=select_autoescape(default=True, default_for_string=True),

@@ -1,9 +1,8 @@
 """
-What a request says, read once and strictly.
+Reads the path, query, form and cookies of a request strictly.
 
-A path is taken apart before it is decoded, so an encoded slash is part of a name and never
-parts two. What is not UTF-8, or holds control characters where a name should be, is nothing we
-have written and is not read any further.
+A path is split before it is decoded, so an encoded slash is part of a name. Anything that is not
+UTF-8, and names with control characters, are refused: no page of this dashboard sends them.
 """
 
 import re
@@ -19,42 +18,42 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _FORM: Final = b"application/x-www-form-urlencoded"
 
 
-class Unreadable(Exception):
-    """It cannot be read; told as a page with status 400."""
+class UnreadableRequest(Exception):
+    """Shown as a page with status 400."""
 
 
-class WrongKind(Exception):
-    """A body that no form of ours sends; told as a page with status 415."""
+class WrongContentType(Exception):
+    """The body is not a form; shown as a page with status 415."""
 
 
 def segments(path: str) -> tuple[str, ...]:
-    """Take a path apart and decode each part."""
+    """Split a path, and decode each part."""
     if _PERCENT.search(path):
-        raise Unreadable
+        raise UnreadableRequest
     try:
         parts = tuple(unquote(part, errors="strict") for part in path.split("/")[1:])
     except UnicodeDecodeError:
-        raise Unreadable from None
+        raise UnreadableRequest from None
     if any(_CONTROL.search(part) for part in parts):
-        raise Unreadable
+        raise UnreadableRequest
     return parts
 
 
 def query(request: Request) -> dict[str, str]:
-    """Read what stands behind the path; of a name that came twice, the last."""
+    """Return the query; of a repeated name, the last value."""
     return dict(_pairs(request.query, 100))
 
 
 def form(request: Request) -> Mapping[str, Sequence[str]]:
-    """Read what was posted."""
+    """Return the posted form."""
     kind = (request.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     if request.body and kind != _FORM:
-        raise WrongKind
+        raise WrongContentType
     found: dict[str, list[str]] = {}
     try:
         text = request.body.decode("ascii")
-    except UnicodeDecodeError:  # a browser encodes whatever is not
-        raise Unreadable from None
+    except UnicodeDecodeError:  # a browser percent-encodes other characters
+        raise UnreadableRequest from None
     for name, value in _pairs(text, MOST_FIELDS):
         found.setdefault(name, []).append(value)
     return found
@@ -62,15 +61,15 @@ def form(request: Request) -> Mapping[str, Sequence[str]]:
 
 def _pairs(text: str, most: int) -> list[tuple[str, str]]:
     if _PERCENT.search(text):
-        raise Unreadable
+        raise UnreadableRequest
     try:
         return parse_qsl(text, keep_blank_values=True, max_num_fields=most, errors="strict")
     except ValueError:  # not UTF-8, or too many
-        raise Unreadable from None
+        raise UnreadableRequest from None
 
 
 def cookies(request: Request) -> dict[str, str]:
-    """Read the cookies; of a name that came twice, none: one of them is not ours."""
+    """Return the cookies, without repeated names: one of them is not ours."""
     found: dict[str, str] = {}
     doubled: set[str] = set()
     for header in request.values(b"cookie"):

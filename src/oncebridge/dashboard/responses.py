@@ -1,4 +1,4 @@
-"""What every answer has in common: the headers that keep a browser careful, and gzip."""
+"""Responses with the security headers, and gzip."""
 
 import gzip
 from typing import Final
@@ -17,7 +17,7 @@ _POLICY: Final = (
 SAFE: Final[_Headers] = (
     ("Content-Security-Policy", _POLICY),
     ("X-Content-Type-Options", "nosniff"),
-    # Without a referrer a form would be sent with `Origin: null`, and we look at it.
+    # Without a referrer, forms would be sent with `Origin: null`, and the origin is checked.
     ("Referrer-Policy", "same-origin"),
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
@@ -33,14 +33,14 @@ _LEVEL: Final = 5
 
 
 def html(request: Request, status: int, text: str, headers: _Headers = ()) -> Response:
-    """Answer with a page, which nobody keeps."""
+    """Return a page, which is not cached."""
     return _answer(request, status, text.encode("utf-8", "replace"), _HTML, headers)
 
 
 def text(
     request: Request, status: int, body: bytes, content_type: str = TEXT, headers: _Headers = ()
 ) -> Response:
-    """Answer a program."""
+    """Return plain text or another content type, which is not cached."""
     return _answer(request, status, body, content_type, headers)
 
 
@@ -54,7 +54,7 @@ def _answer(
 
 
 def asset(request: Request, found: Asset) -> Response:
-    """Answer with a file, or say that the one the browser has is still the same."""
+    """Return a static file, or 304 if the browser has it."""
     headers = (*SAFE, *_ASK_AGAIN, *_VARIES, ("ETag", found.tag))
     known = [tag.strip() for tag in (request.header(b"if-none-match") or b"").split(b",")]
     if found.tag.encode() in [tag.removeprefix(b"W/") for tag in known]:
@@ -64,31 +64,31 @@ def asset(request: Request, found: Asset) -> Response:
     return Response(200, found.body, found.content_type, headers)
 
 
-def elsewhere(to: str, headers: _Headers = ()) -> Response:
-    """Send the browser to a page of ours, by GET."""
+def redirect(to: str, headers: _Headers = ()) -> Response:
+    """Redirect the browser to a page of this dashboard (GET)."""
     return Response(303, headers=(*SAFE, *_NEVER, ("Location", address(to)), *headers))
 
 
 def address(to: str) -> str:
-    """Write a path of ours as a header may hold it; raises `ValueError` for any other."""
+    """Return a path encoded for a header; raise `ValueError` if it leads to another site."""
     if not is_here(to):
-        raise ValueError("leads away from here")
+        raise ValueError("leads to another site")
     return quote(to, safe="/?&=%#:;,+@!$'()*~-._")
 
 
-def careful(response: Response) -> Response:
-    """Add to an answer of somebody else what all of ours have."""
+def with_safe_headers(response: Response) -> Response:
+    """Add the security headers to *response*."""
     return replace(response, headers=(*SAFE, *_NEVER, *response.headers))
 
 
 def is_here(to: str) -> bool:
-    """Return whether *to* is a path of ours, however a browser reads it."""
+    """Return True if *to* is a path of this dashboard, however a browser reads it."""
     is_path = to.startswith("/") and not to.startswith(("//", "/\\"))
     return is_path and to.isprintable() and "\\" not in to
 
 
 def takes_gzip(request: Request) -> bool:
-    """Return whether the client understands gzip."""
+    """Return True if the client accepts gzip."""
     for one in b",".join(request.values(b"accept-encoding")).lower().split(b","):
         name, _, rest = one.strip().partition(b";")
         if name.strip() in (b"gzip", b"*"):

@@ -1,14 +1,14 @@
-"""Which page is for which address."""
+"""The addresses of all pages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.dashboard.page import Route
+from oncebridge.dashboard.page import PageRoute
 from oncebridge.dashboard.views import dead, decisions, overview, rules
 
-Views = Mapping[str, Sequence[Route]]
+Views = Mapping[str, Sequence[PageRoute]]
 VIEWS: Final[Views] = {
     "overview": overview.ROUTES,
     "decisions": decisions.ROUTES,
@@ -17,17 +17,17 @@ VIEWS: Final[Views] = {
 }
 
 
-class Match(Struct, frozen=True):
-    """A page, and what stood in the places of its path."""
+class RouteMatch(Struct, frozen=True):
+    """A route that matches a request, and the values of its path names."""
 
     here: str
     """The view that it belongs to."""
-    route: Route
+    route: PageRoute
     names: dict[str, str]
 
 
 class Routes:
-    """Find pages by method and path; of two that fit, the one that names more of the path."""
+    """Find routes by method and path; of two matches, the more literal path wins."""
 
     def __init__(self, views: Views = VIEWS) -> None:
         self._known = [
@@ -37,15 +37,15 @@ class Routes:
         ]
         self._known.sort(key=lambda one: sum(_is_name(part) for part in one[0]))
 
-    def find(self, method: str, path: Sequence[str]) -> Match | list[str]:
-        """Return the page for a path that was taken apart, or the methods that it has."""
+    def find(self, method: str, path: Sequence[str]) -> RouteMatch | list[str]:
+        """Return the match for a path that was split, or the methods that the path allows."""
         methods: list[str] = []
         for parts, view, route in self._known:
             names = _fit(parts, path)
             if names is None:
                 continue
             if route.method == ("GET" if method == "HEAD" else method):
-                return Match(view, route, names)
+                return RouteMatch(view, route, names)
             methods += ["GET", "HEAD"] if route.method == "GET" else [route.method]
         return sorted(set(methods))
 

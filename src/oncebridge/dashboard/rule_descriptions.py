@@ -1,9 +1,8 @@
 """
-The configured routes and rules, as people read them, with what each rule has matched.
+Descriptions of the configured routes and rules, with the counts of each rule.
 
-Rules are told in the order in which they are tried: a route's own, then those that all routes
-share, then what becomes of an event that none is for. What `oncebridge check` finds wrong with a
-rule is told beside it.
+Rules are listed in the order in which they are tried: a route's own rules, the shared rules, then
+the default. Each comes with its findings of `oncebridge check`.
 """
 
 import json
@@ -23,38 +22,38 @@ from oncebridge.events.key import ContentKey, FieldsKey, IdKey
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule, Tier
 from oncebridge.observe.counts import Counts, added
-from oncebridge.observe.fleet import View
+from oncebridge.observe.fleet import FleetView
 from oncebridge.service.config import Config, Route, Setup
 
 DEFAULT: Final = "default"
-"""What stands for a rule where none was for an event."""
+"""The name of the rule for events that no rule matches."""
 _ODD: Final = re.compile(r"[^A-Za-z0-9-]")
 _ONE_LINE: Final = 72
 _ALWAYS: Final = ("mode", "window", "lease", "max_attempts", "order", "on_store_outage")
 _OF_RECEIVING: Final = ("limits", "explain")
 
 _ON_MISSING: Final = {
-    "content": "the content counts instead",
-    "deliver": "passed on without a key",
+    "content": "deduplicated by content instead",
+    "deliver": "delivered without deduplication",
     "dead": "to the dead letters",
 }
 _ON_CONFLICT: Final = {
-    "deliver": "delivered as an event of its own",
+    "deliver": "delivered as a separate event",
     "dead": "to the dead letters",
     "duplicate": "dropped",
 }
 _ON_REPLAY: Final = {
-    "deduplicate": "treated like any other",
-    "deliver": "passed on as it is",
-    "separate": "deduplicated among the events of its replay",
+    "deduplicate": "deduplicated like any event",
+    "deliver": "delivered without deduplication",
+    "separate": "deduplicated within its replay",
 }
 _SCOPES: Final = {
-    "source": "each source by itself",
+    "source": "each source separately",
     "organisation": "all Genesys integrations of one organisation together",
 }
 
 
-class KeyShown(Struct, frozen=True):
+class KeyDescription(Struct, frozen=True):
     """One tier of a rule."""
 
     by: str
@@ -62,20 +61,20 @@ class KeyShown(Struct, frozen=True):
     ignored: tuple[str, ...]
     window: str
     checks: bool
-    """Other content under the same key is a conflict."""
+    """True if different content under the same key is a conflict."""
 
 
-class RuleShown(Struct, frozen=True, kw_only=True):
+class RuleDescription(Struct, frozen=True, kw_only=True):
     """One rule."""
 
     name: str
     id: str
-    """An anchor; empty where the name has one elsewhere."""
+    """An anchor; empty if an earlier rule has the same name."""
     origin: str
     action: str
     match: str = ""
-    """Its pattern; empty where it is for every event."""
-    keys: tuple[KeyShown, ...] = ()
+    """Its pattern; empty if it matches every event."""
+    keys: tuple[KeyDescription, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     counts: Mapping[str, int] = {}
     by_route: Mapping[str, Mapping[str, int]] = {}
@@ -86,44 +85,44 @@ class RuleShown(Struct, frozen=True, kw_only=True):
         return sum(self.counts.values())
 
 
-class RouteShown(Struct, frozen=True, kw_only=True):
+class RouteDescription(Struct, frozen=True, kw_only=True):
     """One route."""
 
     name: str
     sink: str
     match: str
     facts: tuple[tuple[str, str], ...]
-    rules: tuple[RuleShown, ...]
-    """Its own."""
+    rules: tuple[RuleDescription, ...]
+    """Its own rules."""
     matched: int
 
 
-class Book(Struct, frozen=True, kw_only=True):
-    """All of it."""
+class RuleDescriptions(Struct, frozen=True, kw_only=True):
+    """All routes and rules."""
 
-    routes: tuple[RouteShown, ...]
-    shared: tuple[RuleShown, ...]
+    routes: tuple[RouteDescription, ...]
+    shared: tuple[RuleDescription, ...]
     findings: tuple[Finding, ...]
-    """What is wrong with the rules as a whole."""
+    """Findings about the rules as a whole."""
     since_ms: int | None
-    """Since when is counted, where that is known."""
+    """When counting began, if known."""
     is_counted: bool
 
 
 def anchor(name: str) -> str:
-    """Name the place of a rule on its page: another for every name, and good for an address."""
+    """Return the anchor of a rule: unique for each name, and valid in a URL."""
     return "rule-" + _ODD.sub(
         lambda found: "_" if found[0] == " " else f".{ord(found[0]):x}.", name
     )
 
 
-def read(setup: Setup, view: View | None) -> Book:
-    """Return what is configured, and, where a *view* of the workers is given, what it matched."""
-    return Reader(setup).book(view)
+def describe_rules(setup: Setup, view: FleetView | None) -> RuleDescriptions:
+    """Return the configured routes and rules, with counts if *view* is given."""
+    return RuleDescriber(setup).book(view)
 
 
-class Reader:
-    """Tells of one configuration; all but the counts is found out once, which takes its time."""
+class RuleDescriber:
+    """Describes one configuration; everything but the counts is computed once, as it is slow."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -140,10 +139,10 @@ class Reader:
         about = {f"rule {rule.name}" for route in setup.routes for rule in route.rules}
         self._others = tuple(one for one in findings if one.subject not in about)
 
-    def book(self, view: View | None) -> Book:
-        """Tell all of it, with what *view* has counted."""
+    def book(self, view: FleetView | None) -> RuleDescriptions:
+        """Return the descriptions, with the counts of *view*."""
         counts = view.total if view is not None else Counts()
-        return Book(
+        return RuleDescriptions(
             routes=tuple(_counted_route(route, counts) for route in self._routes),
             shared=tuple(_counted(rule, self._names, counts) for rule in self._shared),
             findings=self._others,
@@ -151,33 +150,33 @@ class Reader:
             is_counted=view is not None,
         )
 
-    def _read(self) -> tuple[list[RouteShown], list[RuleShown]]:
+    def _read(self) -> tuple[list[RouteDescription], list[RuleDescription]]:
         own = {way.name: len(way.rules) for way in self._config.routes}
-        routes: list[RouteShown] = []
-        shared: list[RuleShown] = []
+        routes: list[RouteDescription] = []
+        shared: list[RuleDescription] = []
         for route in self._setup.routes:
             guards = [rule for rule in route.rules if rule.guard is not None]
             others = [rule for rule in route.rules if rule.guard is None]
             count = own.get(route.name, 0)
-            mine = [self._rule(rule, "this route") for rule in others[:count]]
-            if not routes:  # what follows is the same for all of them
+            mine = [self._rule(rule, "route") for rule in others[:count]]
+            if not routes:  # the rest is the same for all routes
                 shared = [self._guard(rule) for rule in guards]
                 shared += self._of_all(others[count:])
             routes.append(_route(route, mine))
         return routes, shared
 
-    def _of_all(self, rules: Sequence[Rule]) -> list[RuleShown]:
+    def _of_all(self, rules: Sequence[Rule]) -> list[RuleDescription]:
         of_file = len(self._config.rules)
-        shown = [self._rule(rule, "the file") for rule in rules[:of_file]]
-        preset = f"the preset {self._config.preset}"
+        shown = [self._rule(rule, "configuration") for rule in rules[:of_file]]
+        preset = f"preset {self._config.preset}"
         shown += [self._rule(rule, preset) for rule in rules[of_file:]]
         default = Rule(name=DEFAULT, tiers=(Tier(window=self._config.window),))
         if DEFAULT not in [rule.name for rule in rules]:
-            shown.append(self._rule(default, "what no rule is for"))
+            shown.append(self._rule(default, "built-in"))
         return shown
 
-    def _rule(self, rule: Rule, origin: str) -> RuleShown:
-        return RuleShown(
+    def _rule(self, rule: Rule, origin: str) -> RuleDescription:
+        return RuleDescription(
             name=rule.name,
             id=self._id(rule.name),
             origin=origin,
@@ -188,7 +187,7 @@ class Reader:
             findings=tuple(self._findings.get(f"rule {rule.name}", ())),
         )
 
-    def _guard(self, rule: Rule) -> RuleShown:
+    def _guard(self, rule: Rule) -> RuleDescription:
         allow = self._config.allow
         end = "dropped" if allow.otherwise == "discard" else "kept in the dead letters"
         facts = [
@@ -196,11 +195,11 @@ class Reader:
             for name in ("sources", "accounts", "regions")
             if (values := getattr(allow, name))
         ]
-        return RuleShown(
+        return RuleDescription(
             name=rule.name,
             id=self._id(rule.name),
-            origin="the allow list",
-            action=f"an event from anybody else is {end}",
+            origin="allow list",
+            action=f"events from other senders are {end}",
             facts=tuple(facts),
         )
 
@@ -211,8 +210,8 @@ class Reader:
         return anchor(name)
 
 
-def _route(route: Route, rules: Sequence[RuleShown]) -> RouteShown:
-    return RouteShown(
+def _route(route: Route, rules: Sequence[RuleDescription]) -> RouteDescription:
+    return RouteDescription(
         name=route.name,
         sink=str(route.sink),
         match=pretty(route.match),
@@ -222,16 +221,16 @@ def _route(route: Route, rules: Sequence[RuleShown]) -> RouteShown:
     )
 
 
-# --- what was counted ---------------------------------------------------------------------
+# --- counts -------------------------------------------------------------------------------
 
 
-def _since_ms(view: View | None) -> int | None:
+def _since_ms(view: FleetView | None) -> int | None:
     if view is None or view.past.routes or not view.reports:
         return None
     return min(report.state.started_ms for report in view.reports)
 
 
-def _counted_route(route: RouteShown, counts: Counts) -> RouteShown:
+def _counted_route(route: RouteDescription, counts: Counts) -> RouteDescription:
     counted = counts.routes.get(route.name)
     by_rule = counted.rules.values() if counted else ()
     return replace(
@@ -241,7 +240,7 @@ def _counted_route(route: RouteShown, counts: Counts) -> RouteShown:
     )
 
 
-def _counted(rule: RuleShown, routes: Sequence[str], counts: Counts) -> RuleShown:
+def _counted(rule: RuleDescription, routes: Sequence[str], counts: Counts) -> RuleDescription:
     by_route = {name: found for name in routes if (found := _matched(counts, name, rule.name))}
     if not by_route:
         return rule
@@ -260,7 +259,7 @@ def _matched(counts: Counts, route: str, rule: str) -> Mapping[str, int]:
 
 
 def pretty(match: Pattern | None) -> str:
-    """Lay a pattern out to be read: on one line, or one for each member that fits on it."""
+    """Return a pattern as formatted JSON."""
     return "" if match is None else _laid_out(match.spec, "")
 
 
@@ -282,13 +281,13 @@ def _laid_out(value: Any, indent: str) -> str:
 def _action(rule: Rule) -> str:
     if rule.tiers:
         return "deduplicate"
-    return "discard: dropped each time" if rule.discard else "bypass: passed on each time"
+    return "discard: always dropped" if rule.discard else "bypass: always delivered"
 
 
-def _key(rule: Rule, tier: Tier) -> KeyShown:
+def _key(rule: Rule, tier: Tier) -> KeyDescription:
     window = format_duration(tier.window)
     if tier.sliding:
-        window += f", prolonged by each repeat up to {format_duration(tier.max_window)}"
+        window += f", extended by each duplicate up to {format_duration(tier.max_window)}"
     match tier.key:
         case FieldsKey():
             by, expressions = "fields", tier.key.expressions
@@ -298,21 +297,23 @@ def _key(rule: Rule, tier: Tier) -> KeyShown:
             by, expressions = "content", ()
     compared = rule.content_of(tier)
     ignored = compared.ignore if isinstance(tier.key, ContentKey) or tier.check else ()
-    return KeyShown(by, tuple(expressions), tuple(ignored), window, tier.check)
+    return KeyDescription(by, tuple(expressions), tuple(ignored), window, tier.check)
 
 
 def _facts(rule: Rule) -> tuple[tuple[str, str], ...]:
     facts = [("entity", rule.entity or "")]
     if rule.latest is not None:
-        latest = f"of one {rule.latest.entity}, what is older by {rule.latest.version} is dropped"
+        latest = f"for each {rule.latest.entity}, older events by {rule.latest.version} are dropped"
         facts.append(("latest", latest))
     if rule.quiet is not None:
         quiet = rule.quiet
         time = format_duration(quiet.time)
-        text = f"of one {quiet.entity}, the same {quiet.state} again within {time} is dropped"
+        text = f"for each {quiet.entity}, the same {quiet.state} within {time} is dropped"
         facts.append(("quiet", text))
     if rule.bare is not None:
-        facts.append(("without an envelope", f"also details that match {pretty(rule.bare.match)}"))
+        facts.append(
+            ("without an envelope", f"also bare details that match {pretty(rule.bare.match)}")
+        )
     if rule.tiers:
         facts += [
             ("on_missing", _ON_MISSING[rule.on_missing]),
@@ -328,7 +329,7 @@ def _has_checks(rule: Rule) -> bool:
 
 
 def _settings(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """List the settings that matter: a few always, the others where they are not the default."""
+    """Return the main settings, and others that differ from the default."""
     usual: Any = Settings()
     found = []
     for name in Settings.__struct_fields__:

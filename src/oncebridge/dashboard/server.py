@@ -1,8 +1,8 @@
 """
-Serves the pages.
+The HTTP server of the dashboard.
 
-Each request is a task of its own, and so many at most are at work at once: pages are looked at
-beside events, and events come first. Of large bodies so many at most are kept at once.
+Each request is a task. The number of requests that run at once is limited, as events come first;
+so is the number of large bodies in memory.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
-from oncebridge.dashboard import responses as answers
+from oncebridge.dashboard import responses
 from oncebridge.dashboard.app import App
-from oncebridge.dashboard.auth import Gate
-from oncebridge.dashboard.data import Desk
+from oncebridge.dashboard.auth import AccessControl
+from oncebridge.dashboard.data import DashboardData
 from oncebridge.dashboard.routes import VIEWS, Views
 from oncebridge.dashboard.sessions import Sessions
-from oncebridge.dashboard.signatures import Seal
+from oncebridge.dashboard.signatures import CookieSigner
 from oncebridge.errors import ConfigError
 from oncebridge.http.addresses import ListenAddress, is_loopback
 from oncebridge.http.server import Request, Response, Server, ServerLimits
@@ -40,16 +40,16 @@ _AT_ONCE: Final = 16
 _LARGE: Final = 64 * 1024
 _MOST_LARGE: Final = 8
 _SWEPT_S: Final = 5.0
-"""After its time is up, a body is given up by then."""
+"""Extra time before a body that was not received completely is given up."""
 
 
 class Dashboard:
-    """Listen where `dashboard` says, and answer with pages."""
+    """Listen on the address of the setting `dashboard`, and serve pages."""
 
     def __init__(
         self,
         setup: Setup,
-        desk: Desk,
+        data: DashboardData,
         *,
         views: Views = VIEWS,
         clock: Clock = system_clock,
@@ -59,10 +59,12 @@ class Dashboard:
         self._address = ListenAddress.read(config.dashboard or "", "dashboard")
         token = config.dashboard_token.reveal() if config.dashboard_token else ""
         dice = dice or SystemDice()
-        seal = Seal(token, clock=clock, dice=dice)
-        sessions = Sessions(desk.store, dice)
-        self._gate = Gate(config, self._address.host, seal=seal, clock=clock, sessions=sessions)
-        self._app = App(config, desk, self._gate, seal, views)
+        signer = CookieSigner(token, clock=clock, dice=dice)
+        sessions = Sessions(data.store, dice)
+        self._access = AccessControl(
+            config, self._address.host, signer=signer, clock=clock, sessions=sessions
+        )
+        self._app = App(config, data, self._access, signer, views)
         self._server = Server(
             self._handle,
             host=self._address.host,
@@ -71,89 +73,93 @@ class Dashboard:
             bounds=_BOUNDS,
         )
         self._clock = clock
-        self._desk = desk
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._room = _Room(_MOST_LARGE, _BOUNDS.body_time.total_seconds() + _SWEPT_S)
+        self._data = data
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._large_bodies = _LargeBodies(_MOST_LARGE, _BOUNDS.body_time.total_seconds() + _SWEPT_S)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
-        """Where it is, once it is open."""
+        """The URL, after `open`."""
         return f"http://{self._address.url_host}:{self._server.port}/"
 
     async def open(self) -> None:
         """Listen, or raise `ConfigError`."""
-        if not self._gate.is_guarded:
-            await self._check_that_it_is_here()
+        if not self._access.is_guarded:
+            await self._check_is_loopback()
         try:
             await self._server.open()
         except ConfigError as error:
             raise ConfigError("dashboard", error.message) from error
 
-    async def _check_that_it_is_here(self) -> None:
-        """Refuse where even `localhost` stands for an address that others reach."""
+    async def _check_is_loopback(self) -> None:
+        """Raise `ConfigError` if `localhost` resolves to an address that other hosts can reach."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(self._address.host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            return  # which listening will say in its own words
+            return  # `open` reports it
         if not all(is_loopback(str(entry[4][0])) for entry in found):
             raise not_local_error(f"{self._address.url_host}:{self._address.port}")
 
     async def aclose(self) -> None:
-        """Stop listening; what is being done is given a moment to end."""
+        """Stop listening; running requests have two seconds to finish."""
         await self._server.aclose(timedelta(seconds=2))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._desk.aclose()
+        await self._data.aclose()
 
     def _screen(self, request: Request) -> Response | None:
-        refused = self._app.screen(request)
-        if refused is None and _is_large(request) and not self._room.enter(request, _now_s()):
-            refused = self._app.no_room(request)
+        refused = self._app.check_before_body(request)
+        if (
+            refused is None
+            and _is_large(request)
+            and not self._large_bodies.enter(request, _now_s())
+        ):
+            refused = self._app.too_many_large_bodies(request)
         return refused
 
     def _handle(self, request: Request, respond: Callable[[Response], None]) -> None:
-        at_once = self._app.at_once(request)
-        if at_once is not None:
-            respond(at_once)
+        answer_immediately = self._app.answer_immediately(request)
+        if answer_immediately is not None:
+            respond(answer_immediately)
             return
         task = asyncio.get_running_loop().create_task(self._answer(request, respond))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if _is_large(request) and self._room.arrive(request):
-            task.add_done_callback(self._room.leave)
+        if _is_large(request) and self._large_bodies.arrive(request):
+            task.add_done_callback(self._large_bodies.leave)
 
     async def _answer(self, request: Request, respond: Callable[[Response], None]) -> None:
         try:
-            async with self._turns:
+            async with self._slots:
                 answer = await self._app.answer(request)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer
+        except Exception as error:  # noqa: BLE001 - the client needs a response
             _log.error("oncebridge.dashboard_failed", extra={"error": type(error).__name__})
-            answer = answers.text(request, 500, b"internal error\n")
+            answer = responses.text(request, 500, b"internal error\n")
         now = datetime.fromtimestamp(self._clock() / 1000, UTC)
         dated = (*answer.headers, ("Date", format_datetime(now, usegmt=True)))
         respond(replace(answer, headers=dated))
 
 
-class _Room:
+class _LargeBodies:
     """
-    Room for large bodies: *most* at once.
+    Limit large bodies to *most* at once.
 
-    A body has its place from when its head is here until it is answered. Of one that never comes
-    whole nobody tells; the server has given it up *within_s* seconds, and so do we.
+    A body counts from when its head was received until the response. A body that is never
+    received completely is not reported; it stops counting after *within_s* seconds.
     """
 
     def __init__(self, most: int, within_s: float) -> None:
         self._most = most
         self._within_s = within_s
         self._coming: list[tuple[float, Request]] = []
-        """Until when each is waited for, and its head."""
+        """Deadline and head of each body that is being received."""
         self._here = 0
 
     def enter(self, head: Request, now_s: float) -> bool:
-        """Take a place for what follows *head*; False if there is none."""
+        """Reserve a place for the body of *head*; False if there is none."""
         self._coming = [one for one in self._coming if one[0] > now_s]
         if len(self._coming) + self._here >= self._most:
             return False
@@ -161,10 +167,10 @@ class _Room:
         return True
 
     def arrive(self, request: Request) -> bool:
-        """Keep the place of *request*, which is whole, until it leaves; False if it has none."""
+        """Keep the place of a complete *request* until it leaves; False if it has none."""
         head = replace(request, body=b"")
         for at, (_, known) in enumerate(self._coming):
-            if known == head:  # of two that are alike, either will do
+            if known == head:  # equal heads are interchangeable
                 del self._coming[at]
                 self._here += 1
                 return True
@@ -179,7 +185,7 @@ def _now_s() -> float:
 
 
 def _is_large(request: Request) -> bool:
-    """Return whether a body takes up room; one that is too large is not even read."""
+    """Return True if the body counts as large; one above the maximum is refused unread."""
     if request.header(b"transfer-encoding") is not None:
         return True
     return _LARGE < int(request.header(b"content-length") or 0) <= _BOUNDS.max_body

@@ -1,12 +1,12 @@
 """
-Which sessions were logged out of.
+Sessions, and which of them ended.
 
 A session is a signed cookie, so it holds without any record of it, also over a restart and in
 every dashboard with the same token. A log-out is a record in the store: it outlasts a restart
 and holds for every dashboard on that store. It is read with each request of a session.
 
-While the store does not answer, only sessions that this process has seen to be live are let in;
-others have to log in again, which does not need the store.
+While the store does not answer, only sessions that this process has verified before are accepted;
+other users log in again, which does not need the store.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ class Sessions:
         self._store = store
         self._dice = dice
         self._live: OrderedDict[str, bool] = OrderedDict()
-        """What this process knows of the latest sessions."""
+        """The latest sessions that this process knows: True if live."""
 
     def begin(self, session: str) -> None:
-        """Note that *session* is new."""
+        """Record a new session."""
         self._note(session, is_live=True)
 
     async def end(self, session: str) -> None:
-        """End *session*; raise `StoreError` if that could be noted in this process only."""
+        """End *session*; raise `StoreError` if only this process knows it."""
         self._note(session, is_live=False)
         (token,) = self._dice.tokens(1)
         memory = Memory(_key(session), token, Fate.DROPPED, _KEPT_MS)

@@ -1,9 +1,9 @@
 """
-What only this dashboard can have written: sessions, form tokens, notes.
+Signs sessions, form tokens and notes.
 
-Each is signed for one purpose, so that none can stand in for another. With a token the key is
-made of it: a restart keeps sessions, and another token ends them. Without one the key is drawn
-anew for each process.
+Each is signed for one purpose, so that one cannot be used as another. If `dashboard_token` is set,
+the key is derived from it: sessions survive a restart, and a new token ends them. Otherwise each
+process draws its own key.
 """
 
 import base64
@@ -14,11 +14,11 @@ from typing import Final
 from oncebridge.base.clock import Clock, Dice
 
 _ROUNDS: Final = 100_000
-"""So that whoever has a cookie can hardly try out which token it was made with."""
+"""Makes it slow to guess the token from a cookie."""
 
 
-class Seal:
-    """Sign, and know one's own signature again; *token* is what people log in with, if any."""
+class CookieSigner:
+    """Sign and verify values; *token* is the dashboard's token, if any."""
 
     def __init__(self, token: str, *, clock: Clock, dice: Dice) -> None:
         drawn = b"".join(dice.tokens(2))
@@ -28,31 +28,31 @@ class Seal:
         self._clock = clock
         self._dice = dice
         self.name = self._sign("name", "")[:8]
-        """Tells the cookies of this dashboard from those of others on the same host."""
+        """Part of the cookie names: dashboards on the same host share cookies."""
 
     def nonce(self) -> str:
-        """Draw what never comes again."""
+        """Return a random value that is never repeated."""
         return self._dice.tokens(1)[0].hex()
 
-    def mark(self, purpose: str, text: str) -> str:
-        """Sign *text*, which the reader has too; no two marks are alike."""
+    def sign(self, purpose: str, text: str) -> str:
+        """Return a signature of *text*; each is different."""
         nonce = self.nonce()
         return f"{nonce}.{self._sign(purpose, f'{nonce}.{text}')}"
 
-    def is_mark(self, purpose: str, text: str, mark: str) -> bool:
-        """Return whether *mark* was made of *text* here."""
-        nonce, _, signature = mark.partition(".")
+    def is_signature(self, purpose: str, text: str, given: str) -> bool:
+        """Return True if *given* is a signature of *text* made here."""
+        nonce, _, signature = given.partition(".")
         return _equal(self._sign(purpose, f"{nonce}.{text}"), signature)
 
-    def close(self, purpose: str, text: str, *, for_s: int) -> str:
-        """Put *text* into a form that travels in a cookie, and holds for so many seconds."""
+    def sign_value(self, purpose: str, text: str, *, for_s: int) -> str:
+        """Return *text* signed for a cookie, valid for *for_s* seconds."""
         packed = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
         body = f"{self._clock() // 1000 + for_s}.{packed}"
         return f"{body}.{self._sign(purpose, body)}"
 
-    def open(self, purpose: str, sealed: str) -> str | None:
-        """Return the text back; None where it is not of us, or too old."""
-        body, _, signature = sealed.rpartition(".")
+    def read_value(self, purpose: str, signed: str) -> str | None:
+        """Return the text of a signed value; None if it was not signed here, or has expired."""
+        body, _, signature = signed.rpartition(".")
         if not _equal(self._sign(purpose, body), signature):
             return None
         until, _, packed = body.partition(".")

@@ -1,9 +1,9 @@
 """
-What the history does not have: looked up in the store, and in the dead letters.
+Searches the store and the dead letters for events that the history does not have.
 
-An event may be older than the history, or not among those that are kept. A key leads straight to
-its record. An id does not: every record has to be read for it, which is done at once only where
-that is cheap, and else when somebody asks for it who was told what it costs.
+An event may be older than the history, or not sampled. A key is looked up directly. For an id,
+every record has to be read: without asking only if that is cheap, and otherwise after the user has
+seen the cost and confirmed.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.dead_letters import downwards, opened
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.dead_letters import newest_first, open_dead_letters
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import remembered
 from oncebridge.engine.settings import Settings
@@ -29,101 +29,105 @@ from oncebridge.stores.api import Record
 from oncebridge.stores.copying import is_portable
 
 _LOCAL: Final = frozenset({"memory", "sqlite"})
-"""Stores whose records cost nobody anything to read."""
+"""Stores whose records are free to read."""
 _GLANCE_S: Final = 0.5
 _SEARCH_S: Final = 10.0
 _MOST_FOUND: Final = 20
 
 
-class Letters(Struct, frozen=True):
-    """Dead letters that were looked for."""
+class FoundDeadLetters(Struct, frozen=True):
+    """The result of a search for dead letters."""
 
     found: tuple[DeadLetter, ...] = ()
-    """The newest that fit, without what they hold."""
+    """The newest matches, without their events."""
     missed: str = ""
-    """Why none may have been found; empty where all were looked at."""
+    """Why matches may be missing; empty if all were read."""
 
 
-class Beyond(Struct, frozen=True, kw_only=True):
-    """What else is known of what somebody has looked for."""
+class StoreLookup(Struct, frozen=True, kw_only=True):
+    """What the store and the dead letters have for a search text."""
 
     text: str
     key: bytes = b""
-    """Where the text is a whole key."""
+    """Set if the text is a complete key."""
     events: tuple[KeyExplanation, ...] = ()
-    """What the store has, where anything is known of it."""
-    letters: Letters = Letters()
+    """What the store has."""
+    letters: FoundDeadLetters = FoundDeadLetters()
     scanned: int | None = None
-    """How many records were read for an id; None where that was not done."""
+    """How many records were read for an id; None if none were."""
     is_all: bool = False
-    """Those were all there are."""
+    """True if all records were read."""
     costs: str = ""
-    """What it costs to read them all, in words; empty where they cannot be."""
+    """The cost of reading all records, in words; empty if that is not possible."""
     hint: str = ""
     trouble: str = ""
-    """Why the store could not be asked."""
+    """Why the store did not answer."""
 
 
-async def look_beyond(desk: Desk, text: str, *, thorough: bool = False) -> Beyond:
-    """Look for *text*, a key or an id, where the history does not reach; *thorough*: in all of it."""
+async def look_up(data: DashboardData, text: str, *, thorough: bool = False) -> StoreLookup:
+    """Search for *text*, a key or an id; *thorough*: read all records for an id."""
     key = key_in(text)
     try:
         if key is not None:
-            return await _by_key(desk, text, key)
-        return await _by_id(desk, text.removeprefix("id:"), thorough=thorough)
+            return await _by_key(data, text, key)
+        return await _by_id(data, text.removeprefix("id:"), thorough=thorough)
     except StoreError as error:
-        return Beyond(text=text, key=key or b"", trouble=str(error))
+        return StoreLookup(text=text, key=key or b"", trouble=str(error))
 
 
-async def known(desk: Desk, key: bytes, record: Record | None = None) -> KeyExplanation:
+async def explain_stored_key(
+    data: DashboardData, key: bytes, record: Record | None = None
+) -> KeyExplanation:
     """
-    Return what the store knows under a key, without what `mask` hides of it: the first one's id.
+    Return what the store has for a key, without the first id if `mask` hides it.
 
-    *record* is what a scan has just found there.
+    *record* is the record, if a scan has just read it.
     """
-    told = await explain_key(key, desk.store, None, record=record)
+    told = await explain_key(key, data.store, None, record=record)
     standing, first = told.standing, told.first
     if not (first and first.id and standing and standing.record):
         return told
-    if not mask_of(desk.setup.config).hides("id"):
+    if not mask_of(data.setup.config).hides("id"):
         return told
     memo = replace(standing.memo, id=None).write()
     return replace(told, standing=replace(standing, record=replace(standing.record, memo=memo)))
 
 
-async def _by_key(desk: Desk, text: str, key: bytes) -> Beyond:
-    told = await known(desk, key)
-    letters = await letters_that(desk, lambda letter: letter.key == key)
+async def _by_key(data: DashboardData, text: str, key: bytes) -> StoreLookup:
+    told = await explain_stored_key(data, key)
+    letters = await find_dead_letters(data, lambda letter: letter.key == key)
     events = (told,) if told.is_known else ()
-    return Beyond(text=text, key=key, events=events, letters=letters, is_all=True)
+    return StoreLookup(text=text, key=key, events=events, letters=letters, is_all=True)
 
 
-async def _by_id(desk: Desk, id_: str, *, thorough: bool) -> Beyond:
-    settings = desk.setup.config.settings()
+async def _by_id(data: DashboardData, id_: str, *, thorough: bool) -> StoreLookup:
+    settings = data.setup.config.settings()
 
-    letters = Letters(missed="they are in a queue, which is not read without need")
-    if thorough or scheme_of(desk.setup.config.dead.url) != "sqs":
+    letters = FoundDeadLetters(missed="they are in an SQS queue, which is only read on request")
+    if thorough or scheme_of(data.setup.config.dead.url) != "sqs":
         within_s = _SEARCH_S if thorough else _GLANCE_S
-        letters = await letters_that(
-            desk, lambda letter: has_id(letter, id_, settings), within_s=within_s
+        letters = await find_dead_letters(
+            data, lambda letter: has_id(letter, id_, settings), within_s=within_s
         )
-    told = Beyond(text=id_, letters=letters, hint=EventReference(id_, "id").hint.removeprefix("; "))
-    if not is_portable(desk.store):
+    told = StoreLookup(
+        text=id_, letters=letters, hint=EventReference(id_, "id").hint.removeprefix("; ")
+    )
+    if not is_portable(data.store):
         return told
-    place = desk.setup.config.store
-    told = replace(told, costs=scan_costs(place) or "every record of the store is read for it")
+    place = data.setup.config.store
+    told = replace(told, costs=scan_costs(place) or "this reads every record of the store")
     if thorough or scheme_of(place.url) in _LOCAL:
-        return await _scanned(desk, told, _SEARCH_S if thorough else _GLANCE_S)
+        return await _scanned(data, told, _SEARCH_S if thorough else _GLANCE_S)
     return told
 
 
 class _Enough(Exception):
-    """It has taken long enough."""
+    """The time is up."""
 
 
-async def _scanned(desk: Desk, told: Beyond, within_s: float) -> Beyond:
-    """Read records as long as there is time."""
-    assert is_portable(desk.store)  # noqa: S101 - the caller looked
+async def _scanned(data: DashboardData, told: StoreLookup, within_s: float) -> StoreLookup:
+    """Read records until the time is up."""
+    assert is_portable(data.store)  # noqa: S101 - the caller has checked
     now_s = asyncio.get_running_loop().time
     ends, scanned, is_all = now_s() + within_s, 0, True
     found: dict[bytes, KeyExplanation] = {}
@@ -135,26 +139,26 @@ async def _scanned(desk: Desk, told: Beyond, within_s: float) -> Beyond:
             raise _Enough
 
     try:
-        async for record in records_with_id(desk.store, told.text, progress):
+        async for record in records_with_id(data.store, told.text, progress):
             if len(found) < _MOST_FOUND and record.key not in found:
-                found[record.key] = await known(desk, record.key, record)
+                found[record.key] = await explain_stored_key(data, record.key, record)
     except _Enough:
         is_all = False
     return replace(told, events=tuple(found.values()), scanned=scanned, is_all=is_all)
 
 
-# --- in the dead letters ------------------------------------------------------------------
+# --- dead letters -------------------------------------------------------------------------
 
 
-async def letters_that(
-    desk: Desk, fits: Callable[[DeadLetter], bool], *, within_s: float = _GLANCE_S
-) -> Letters:
-    """Look for dead letters that fit, from the newest down, for as long as there is time."""
+async def find_dead_letters(
+    data: DashboardData, fits: Callable[[DeadLetter], bool], *, within_s: float = _GLANCE_S
+) -> FoundDeadLetters:
+    """Return the newest dead letters for which *fits* is true, until the time is up."""
     now_s = asyncio.get_running_loop().time
     ends, looked_at = now_s() + within_s, 0
 
     def fitting(piece: list[DeadLetter]) -> tuple[list[DeadLetter], int]:
-        """Look into letters, which may be large, as long as there is time."""
+        """Check dead letters, which may be large, until the time is up."""
         found: list[DeadLetter] = []
         for at, letter in enumerate(piece, 1):
             if fits(letter):
@@ -164,19 +168,19 @@ async def letters_that(
         return found, len(piece)
 
     try:
-        async for piece in downwards(await opened(desk)):
+        async for piece in newest_first(await open_dead_letters(data)):
             found, count = await asyncio.to_thread(fitting, piece)
             looked_at += count
             if found:
-                return Letters(tuple(found[:_MOST_FOUND]))
+                return FoundDeadLetters(tuple(found[:_MOST_FOUND]))
             if now_s() >= ends:
-                return Letters(missed=f"only the newest {looked_at:,} were looked at")
+                return FoundDeadLetters(missed=f"only the newest {looked_at:,} were read")
     except OncebridgeError as error:
-        return Letters(missed=str(error))
-    return Letters()
+        return FoundDeadLetters(missed=str(error))
+    return FoundDeadLetters()
 
 
 def has_id(letter: DeadLetter, id_: str, settings: Settings) -> bool:
-    """Return whether an event in *letter* has an id, as far as the history keeps ids."""
+    """Return True if an event in *letter* has the id, as far as the history keeps ids."""
     events = events_in(letter.raw, settings)
     return any(isinstance(e, Event) and remembered(e.id) == remembered(id_) for e in events)

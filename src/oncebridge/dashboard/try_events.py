@@ -1,9 +1,9 @@
 """
-Try events against the rules: what would become of each now, and which of them are the same.
+Tries events against the rules: the verdict each would get now, and which are duplicates.
 
-The text is read as `oncebridge explain` reads a file, wrappings of queues and topics included.
-Nothing is claimed and nothing changed; the text is neither stored nor logged. It is read beside
-the loop, and what is told of it is bounded.
+The text is read like a file of `oncebridge explain`, including envelopes of queues and topics.
+Nothing is claimed or changed; the text is neither stored nor logged. It is parsed in a thread, and
+the result is limited in size.
 """
 
 import io
@@ -14,8 +14,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.dashboard.background_work import beside
-from oncebridge.dashboard.mismatches import Misfits, Passed, cut, shown
+from oncebridge.dashboard.background_work import run_in_thread
+from oncebridge.dashboard.mismatches import MismatchFinder, NotMatched, cut, shown
 from oncebridge.engine.verdict import First
 from oncebridge.errors import OncebridgeError
 from oncebridge.events.canonical import decode_canonical
@@ -40,33 +40,33 @@ _MOST_DIFFERENCES: Final = 20
 _MOST_CANONICAL: Final = 20_000
 _MOST_CANONICAL_IN_ALL: Final = 150_000
 _CHUNK: Final = 32 * 1024
-"""A chunk may be all line ends, and is taken apart in one go."""
+"""A chunk may consist of line ends only, and is split at once."""
 
 
-class KeyTried(Struct, frozen=True):
+class KeyTrial(Struct, frozen=True):
     """One key of an event."""
 
     kind: str
     hex: str
     window: str
     canonical: str
-    """What is hashed, or its beginning."""
+    """The hashed text, or its beginning."""
     left_out: int
-    """How many characters follow."""
+    """How many more characters there are."""
     instead: bool
 
 
-class Way(Struct, frozen=True, kw_only=True):
-    """What one route makes of an event."""
+class RouteTrial(Struct, frozen=True, kw_only=True):
+    """The result of one event on one route."""
 
     route: str
     rule: str
     action: str
     why: str
     summary: str
-    keys: tuple[KeyTried, ...] = ()
+    keys: tuple[KeyTrial, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
-    """Entity, version and state: by which expression, and what it finds."""
+    """Entity, version and state: expression and value."""
     verdict: str = ""
     verdict_why: str = ""
     is_watched: bool = False
@@ -74,20 +74,20 @@ class Way(Struct, frozen=True, kw_only=True):
     first_ms: int = 0
     cause: str = ""
     cause_words: str = ""
-    passed: tuple[Passed, ...] = ()
-    """The rules before it, which are not for the event."""
+    passed: tuple[NotMatched, ...] = ()
+    """Earlier rules that do not match."""
     more_passed: int = 0
-    """How many further ones there are."""
+    """How many more there are."""
     same_as: int | None = None
-    """The number of an event above that it has a key of."""
+    """The number of an earlier event with the same key."""
     clashes: bool = False
     differs_from: int | None = None
-    """Where it is not the same: the number of the event it is compared with."""
+    """If it is different: the number of the event it is compared with."""
     differences: tuple[str, ...] = ()
     more_differences: int = 0
 
 
-class Tried(Struct, frozen=True, kw_only=True):
+class EventTrial(Struct, frozen=True, kw_only=True):
     """One event."""
 
     number: int
@@ -96,47 +96,47 @@ class Tried(Struct, frozen=True, kw_only=True):
     source: str = ""
     detail_type: str = ""
     reason: str = ""
-    """One word, where it is no event."""
+    """One word, if it is not an event."""
     why: str = ""
     summary: str = ""
-    ways: tuple[Way, ...] = ()
-    passed: tuple[Passed, ...] = ()
-    """The routes that are not for it."""
+    ways: tuple[RouteTrial, ...] = ()
+    passed: tuple[NotMatched, ...] = ()
+    """Routes that do not match."""
     more_passed: int = 0
 
 
-class Result(Struct, frozen=True):
-    """All that came of a text."""
+class TrialResult(Struct, frozen=True):
+    """The results of a text."""
 
-    events: tuple[Tried, ...] = ()
+    events: tuple[EventTrial, ...] = ()
     more: bool = False
-    """There are more events in it, which were not looked at."""
+    """True if there are more events, which were not tried."""
     refused: str = ""
-    """Why it was not read at all."""
+    """Why the text was not read."""
     trouble: str = ""
     """Why there are no verdicts."""
 
 
-async def try_out(text: str, setup: Setup, store: Store) -> Result:
-    """Return what would become of the events in *text*."""
-    return await beside(store, lambda far: _tried_out(text, setup, far))
+async def try_events(text: str, setup: Setup, store: Store) -> TrialResult:
+    """Return the results of the events in *text*."""
+    return await run_in_thread(store, lambda far: _tried_out(text, setup, far))
 
 
-async def _tried_out(text: str, setup: Setup, store: Store) -> Result:
+async def _tried_out(text: str, setup: Setup, store: Store) -> TrialResult:
     raw = text.encode("utf-8", "surrogatepass")
     if len(raw) > MOST_BYTES:
-        return Result(refused=f"it has {len(raw):,} bytes, and at most {MOST_BYTES:,} are read")
+        return TrialResult(refused=f"it has {len(raw):,} bytes, the limit is {MOST_BYTES:,}")
     if not raw.strip():
-        return Result(refused="there is nothing in it: paste an event")
+        return TrialResult(refused="the text is empty; paste an event")
     trial = _Trial(setup)
     try:
         found = list(islice(trial.events(raw), MOST_EVENTS + 1))
     except BadGzip as error:
-        return Result(refused=str(error))
+        return TrialResult(refused=str(error))
     if not found:
-        return Result(refused="there is no event in it")
+        return TrialResult(refused="it contains no event")
     events, trouble = await trial.run(found[:MOST_EVENTS], store)
-    return Result(tuple(events), len(found) > MOST_EVENTS, trouble=trouble)
+    return TrialResult(tuple(events), len(found) > MOST_EVENTS, trouble=trouble)
 
 
 class _Trial:
@@ -145,19 +145,19 @@ class _Trial:
         self._settings = setup.config.settings()
         self._identities = Identities(setup)
         self._hides_id = mask_of(setup.config).hides("id")
-        self._misfits = Misfits()
+        self._mismatches = MismatchFinder()
         self._room = _MOST_CANONICAL_IN_ALL
 
     def events(self, raw: bytes) -> Iterator[Event | Unreadable]:
-        """Take a text apart, and what is in it out of its wrappings."""
+        """Yield the events in a text, without their envelopes."""
         for record in RecordReader(io.BytesIO(raw), chunk=_CHUNK):
             yield from events_in(record, self._settings)
 
     async def run(
         self, found: Sequence[Event | Unreadable], store: Store
-    ) -> tuple[list[Tried], str]:
-        """Explain what was found; without a store that answers, all but the verdicts."""
-        # Each on a line of its own, so that one is told from the other.
+    ) -> tuple[list[EventTrial], str]:
+        """Explain the events; without verdicts if the store does not answer."""
+        # One line each, so that results can be assigned.
         lines = [RawRecord(one.raw, at, at, at) for at, one in enumerate(found, 1)]
         trouble = ""
         try:
@@ -165,7 +165,7 @@ class _Trial:
         except OncebridgeError as error:
             trouble = str(error)
         except TimeoutError:
-            trouble = "it did not answer in time"
+            trouble = "the store did not answer in time"
         if trouble:
             told = await self._explained(lines, None)
         return self._tried(found, told), trouble
@@ -179,7 +179,7 @@ class _Trial:
         return by_line
 
     def _blanked(self, told: Explanation) -> Explanation:
-        """Leave out what `mask` hides of an event that is not in the text: the first one's id."""
+        """Remove the first arrival's id, which is not in the text, if `mask` hides it."""
         judged = told.judged
         if not self._hides_id or judged is None or judged.first is None:
             return told
@@ -188,13 +188,13 @@ class _Trial:
 
     def _tried(
         self, found: Sequence[Event | Unreadable], told: Mapping[int, Sequence[Explanation]]
-    ) -> list[Tried]:
+    ) -> list[EventTrial]:
         above: dict[str, tuple[int, Event, RouteIdentity]] = {}
         tried = []
         for number, one in enumerate(found, 1):
             if isinstance(one, Unreadable):
                 tried.append(
-                    Tried(number=number, size=len(one.raw), reason=one.reason, why=one.message)
+                    EventTrial(number=number, size=len(one.raw), reason=one.reason, why=one.message)
                 )
                 continue
             mine = {each.route: each for each in told.get(number, ())}
@@ -206,9 +206,9 @@ class _Trial:
                     ways.append(self._way(one, way, mine[name], first))
             taken = {way.route for way in ways}
             others = [route for route in self._setup.routes if route.name not in taken]
-            passed, more = self._misfits.of(one, [(r.name, r.match, None) for r in others])
+            passed, more = self._mismatches.of(one, [(r.name, r.match, None) for r in others])
             tried.append(
-                Tried(
+                EventTrial(
                     number=number,
                     size=len(one.raw),
                     id=one.id or "",
@@ -228,9 +228,9 @@ class _Trial:
         way: RouteIdentity,
         told: Explanation,
         first: tuple[int, Event, RouteIdentity],
-    ) -> Way:
+    ) -> RouteTrial:
         judged = told.judged
-        passed, more = self._misfits.of(event, _rules_before(way))
+        passed, more = self._mismatches.of(event, _rules_before(way))
         number, then, its = first
         differing: list[str] = []
         is_compared = told.same_as is None and then is not event
@@ -238,7 +238,7 @@ class _Trial:
             differing = _differing(then, its, event, way)
         elif told.changes:
             differing = [_change(change) for change in told.changes]
-        return Way(
+        return RouteTrial(
             route=way.route.name,
             rule=way.plan.rule.name,
             action=told.action,
@@ -262,11 +262,11 @@ class _Trial:
             more_differences=max(len(differing) - _MOST_DIFFERENCES, 0),
         )
 
-    def _key(self, known: EventKey) -> KeyTried:
+    def _key(self, known: EventKey) -> KeyTrial:
         canonical = known.canonical
         told = canonical[: min(_MOST_CANONICAL, self._room)]
         self._room -= len(told)
-        return KeyTried(
+        return KeyTrial(
             known.kind,
             known.key.hex(),
             window(known),
@@ -277,7 +277,7 @@ class _Trial:
 
 
 def _rules_before(way: RouteIdentity) -> Iterator[tuple[str, Pattern | None, Rule | None]]:
-    """List the rules that were tried before the one that decides."""
+    """Yield the rules that were tried before the one that matches."""
     for rule in way.route.rules:
         if rule.name == way.plan.rule.name:
             return
@@ -286,12 +286,12 @@ def _rules_before(way: RouteIdentity) -> Iterator[tuple[str, Pattern | None, Rul
 
 
 def _words(told: Explanation) -> str:
-    """Tell it in sentences; here events have numbers, and no lines."""
+    """Return the explanation in sentences, with event numbers instead of lines."""
     return summary(told).replace("the one on line ", "event ")
 
 
 def _facts(way: RouteIdentity, event: Event) -> tuple[tuple[str, str], ...]:
-    """Return what entity, version and state an event has, and by which expression."""
+    """Return the entity, version and state of an event, with their expressions."""
     rule = way.plan.rule
     parts = {
         "entity": next((part.entity for part in (rule.latest, rule.quiet) if part), rule.entity),
@@ -305,15 +305,15 @@ def _facts(way: RouteIdentity, event: Event) -> tuple[tuple[str, str], ...]:
     )
 
 
-# --- what differs -------------------------------------------------------------------------
+# --- differences --------------------------------------------------------------------------
 
 
 def _differing(one: Event, its: RouteIdentity, other: Event, way: RouteIdentity) -> list[str]:
-    """Return why two events are not the same: which of what counts is not equal."""
+    """Return the differences that make two events distinct."""
     if its.plan.rule.name != way.plan.rule.name:
-        return [f"another rule decides: {its.plan.rule.name} there, {way.plan.rule.name} here"]
+        return [f"different rules: {its.plan.rule.name} there, {way.plan.rule.name} here"]
     if not its.keys or not way.keys:
-        return ["an event without a key is like no other"]
+        return ["an event without a key is never a duplicate"]
     found = []
     for name in ("source", "detail_type"):
         was, now = getattr(one, name), getattr(other, name)
@@ -321,7 +321,7 @@ def _differing(one: Event, its: RouteIdentity, other: Event, way: RouteIdentity)
             found.append(f"{name.replace('_', '-')}: {shown(was)} → {shown(now)}")
     first, second = its.keys[-1], way.keys[-1]
     if first.kind != second.kind:
-        return [*found, f"known by its {second.kind}, and the other by its {first.kind}"]
+        return [*found, f"identified by {second.kind}, the other by {first.kind}"]
     if first.kind == "content":
         return found + _inside(first.canonical, second.canonical)
     pairs = [(name, first.values.get(name, ""), value) for name, value in second.values.items()]
@@ -329,7 +329,7 @@ def _differing(one: Event, its: RouteIdentity, other: Event, way: RouteIdentity)
 
 
 def _inside(one: str, other: str) -> list[str]:
-    """Name the places where two canonical details differ."""
+    """Return the paths at which two canonical details differ."""
     try:
         return differences(decode_canonical(one), decode_canonical(other), "detail")
     except (ValueError, RecursionError):

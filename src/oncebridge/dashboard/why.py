@@ -1,9 +1,9 @@
 """
-Why an arrival was treated so: all that is known of it, put together for a page.
+Everything that is known of one arrival or event, for its page.
 
-It comes out of four places: the history (this arrival, and the others of the same event), the
-configuration (rule and keys), the store (what it knows by now, and what was done by hand), and
-the dead letters. Each may be without an answer; the others are told all the same.
+It comes from the history (this arrival and the others of the same event), the configuration (rule
+and keys), the store (record and operator actions) and the dead letters. If one of them does not
+answer, the page shows the others.
 """
 
 import json
@@ -16,16 +16,21 @@ from msgspec import UNSET, Struct
 
 from oncebridge.base.formatting import format_elapsed
 from oncebridge.dashboard.arrival_text import (
-    Likely,
-    Story,
+    ArrivalContext,
+    LikelyCause,
     Words,
     death_of,
+    describe_arrival,
     is_acknowledged,
     likely_cause,
-    tell,
 )
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.store_lookup import Letters, has_id, known, letters_that
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.store_lookup import (
+    FoundDeadLetters,
+    explain_stored_key,
+    find_dead_letters,
+    has_id,
+)
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import remembered
 from oncebridge.engine.router import UNROUTED
@@ -34,7 +39,7 @@ from oncebridge.errors import StoreError
 from oncebridge.events.differences import FieldChange, changes
 from oncebridge.events.key import ContentKey, FieldsKey
 from oncebridge.events.rules import Rule, Tier
-from oncebridge.observe.history import Found, Query, Row, Seen
+from oncebridge.observe.history import HistoryQuery, HistoryRow, RecordedArrival, SearchResult
 from oncebridge.observe.masking import indented
 from oncebridge.observe.report import Report
 from oncebridge.operate.explain.explanation import KeyExplanation, lasting
@@ -48,97 +53,99 @@ _DIED_WITHIN_MS: Final = 60_000
 _DIES: Final = frozenset({Verdict.DEAD, Verdict.CONFLICT})
 
 
-class Tie(Struct, frozen=True):
-    """One way in which a rule knows an event again."""
+class KeyUse(Struct, frozen=True):
+    """One key by which a rule identifies duplicates."""
 
     kind: str
     made_of: tuple[str, ...]
-    """The fields that it is made of; of the content, what does not count."""
+    """The fields of the key; for a content key, the ignored fields."""
     window: str
     is_last: bool
-    """It identifies the event: the key that is shown is made by it."""
+    """True if this is the key that is shown."""
 
 
-class Arrival(Struct, frozen=True):
+class TimelineEntry(Struct, frozen=True):
     """One arrival on the time line."""
 
-    seen: Seen
+    seen: RecordedArrival
     gap: str
-    """How long after the one before it."""
+    """Time since the previous arrival."""
     since: str
-    """How long after the first."""
+    """Time since the first."""
     is_this: bool = False
     left_out: int = 0
-    """How many there are between the one before it and this one, that are not shown."""
+    """How many arrivals before this one are not shown."""
 
 
-class Whole(Struct, frozen=True, kw_only=True):
-    """A logical event: all of its arrivals, and what is known of it by now."""
+class EventSummary(Struct, frozen=True, kw_only=True):
+    """A logical event: all of its arrivals, its record and its dead letters."""
 
     key: bytes
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: tuple[TimelineEntry, ...] = ()
     count: int = 0
     is_complete: bool = True
-    """False where there may have been arrivals that were not kept."""
+    """False if there may have been arrivals that were not kept."""
     told: KeyExplanation | None = None
-    letters: Letters = Letters()
+    letters: FoundDeadLetters = FoundDeadLetters()
     trouble: str = ""
-    """Why the store could not be asked."""
+    """Why the store did not answer."""
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
-    """How an arrival differs from the first."""
+class ArrivalComparison(Struct, frozen=True, kw_only=True):
+    """The differences between an arrival and the first."""
 
     envelope: tuple[FieldChange, ...]
     same: tuple[str, ...]
-    """The fields of the envelope in which they agree."""
+    """Envelope fields that are equal."""
     payload: tuple[FieldChange, ...] | None
-    """None where one of the two payloads is not kept."""
+    """None if one of the payloads is not kept."""
     more: int = 0
-    """How many further places there are."""
+    """How many more differences there are."""
 
 
-class Why(Struct, frozen=True, kw_only=True):
-    """All there is to tell of one arrival."""
+class ArrivalExplanation(Struct, frozen=True, kw_only=True):
+    """All that is known of one arrival."""
 
-    seen: Seen
+    seen: RecordedArrival
     sentences: list[Words]
     is_acknowledged: bool
     rule: Rule | None
-    """None where it is not configured any more, or there was none."""
-    ties: tuple[Tie, ...]
-    likely: Likely | None
-    twin: Seen | None
-    """The earlier copy whose envelope id it has, where that is not the first arrival."""
-    first: Seen | None
-    """The arrival to compare with, where the history has it."""
+    """None if it is no longer configured, or there was none."""
+    key_uses: tuple[KeyUse, ...]
+    likely: LikelyCause | None
+    twin: RecordedArrival | None
+    """The earlier arrival with the same envelope id, if that is not the first."""
+    first: RecordedArrival | None
+    """The arrival to compare with, if the history has it."""
     first_id: str
     first_ms: int
     earlier: str
-    """How long before this one the first came."""
-    comparison: Comparison | None
-    whole: Whole
-    namesakes: tuple[Seen, ...]
-    """Arrivals with the same envelope id that are another event, or another route's."""
+    """Time between the first arrival and this one."""
+    comparison: ArrivalComparison | None
+    whole: EventSummary
+    namesakes: tuple[RecordedArrival, ...]
+    """Arrivals with the same envelope id of another event or route."""
     body: str
 
 
 # --- one arrival --------------------------------------------------------------------------
 
 
-async def explain_arrival(desk: Desk, seen: Seen, reports: Sequence[Report]) -> Why:
-    """Find out all there is to tell of an arrival."""
+async def explain_arrival(
+    data: DashboardData, seen: RecordedArrival, reports: Sequence[Report]
+) -> ArrivalExplanation:
+    """Return all that is known of an arrival."""
     row = seen.row
-    alike = await _alike(desk, seen, reports)
-    others, is_complete = await _namesakes(desk, row, alike, reports)
-    first = await _first(desk, seen, alike, others, reports)
-    told, trouble = await _known(desk, row.key)
-    rule = rule_of(desk.setup, row)
+    alike = await _alike(data, seen, reports)
+    others, is_complete = await _namesakes(data, row, alike, reports)
+    first = await _first(data, seen, alike, others, reports)
+    told, trouble = await _known(data, row.key)
+    rule = rule_of(data.setup, row)
     at = [one.name for one in alike].index(seen.name)
     twin = next((one for one in alike[:at] if row.id and one.row.id == row.id), None)
     likely = likely_cause(row, first.row if first else None, rule, twin=twin.row if twin else None)
     record = told.standing.record if told and told.standing else None
-    story = Story(
+    context = ArrivalContext(
         row=row,
         before=[one.row for one in alike[:at]],
         after=[one.row for one in alike[at + 1 :]],
@@ -148,12 +155,12 @@ async def explain_arrival(desk: Desk, seen: Seen, reports: Sequence[Report]) -> 
         likely=likely,
     )
     first_ms = row.first_ms or (first.row.at_ms if first else 0)
-    return Why(
+    return ArrivalExplanation(
         seen=seen,
-        sentences=tell(story),
+        sentences=describe_arrival(context),
         is_acknowledged=is_acknowledged(row),
         rule=rule,
-        ties=ties_of(rule),
+        key_uses=key_uses(rule),
         likely=likely,
         twin=twin if likely and likely.twin_ms else None,
         first=first,
@@ -161,13 +168,13 @@ async def explain_arrival(desk: Desk, seen: Seen, reports: Sequence[Report]) -> 
         first_ms=first_ms,
         earlier=format_elapsed(max(row.at_ms - first_ms, 0)) if first_ms else "",
         comparison=compared(first.row, row) if first else None,
-        whole=Whole(
+        whole=EventSummary(
             key=row.key,
-            arrivals=time_line(alike, seen),
+            arrivals=timeline(alike, seen),
             count=len(alike),
             is_complete=is_complete,
             told=told,
-            letters=await _letters_of(desk, row, story.fate),
+            letters=await _letters_of(data, row, context.fate),
             trouble=trouble,
         ),
         namesakes=tuple(others[:_MOST_NAMESAKES]),
@@ -175,24 +182,29 @@ async def explain_arrival(desk: Desk, seen: Seen, reports: Sequence[Report]) -> 
     )
 
 
-async def _alike(desk: Desk, seen: Seen, reports: Sequence[Report]) -> list[Seen]:
-    """Find all arrivals of the same event, this one among them, oldest first."""
+async def _alike(
+    data: DashboardData, seen: RecordedArrival, reports: Sequence[Report]
+) -> list[RecordedArrival]:
+    """Return all arrivals of the same event, including this one, oldest first."""
     found = {seen.name: seen}
     if seen.row.key:
-        found |= {one.name: one for one in await desk.archive.alike(seen.row.key, reports)}
+        found |= {one.name: one for one in await data.history.alike(seen.row.key, reports)}
     return sorted(found.values(), key=lambda one: one.place)
 
 
 async def _namesakes(
-    desk: Desk, row: Row, alike: Sequence[Seen], reports: Sequence[Report]
-) -> tuple[list[Seen], bool]:
+    data: DashboardData,
+    row: HistoryRow,
+    alike: Sequence[RecordedArrival],
+    reports: Sequence[Report],
+) -> tuple[list[RecordedArrival], bool]:
     """
     Find what else came under the same envelope id, newest first.
 
     Tells too whether the history has all arrivals of its time.
     """
     text = row.id or row.key.hex()
-    found = await desk.archive.search(Query(text=text, limit=_MOST_ARRIVALS), reports)
+    found = await data.history.search(HistoryQuery(text=text, limit=_MOST_ARRIVALS), reports)
     if not row.id:
         return [], _is_complete(found)
     names = {one.name for one in alike}
@@ -200,25 +212,25 @@ async def _namesakes(
     return its, _is_complete(found)
 
 
-def _is_complete(found: Found) -> bool:
+def _is_complete(found: SearchResult) -> bool:
     return found.is_whole and not (found.left_out or found.lost)
 
 
 async def _first(
-    desk: Desk,
-    seen: Seen,
-    alike: Sequence[Seen],
-    others: Sequence[Seen],
+    data: DashboardData,
+    seen: RecordedArrival,
+    alike: Sequence[RecordedArrival],
+    others: Sequence[RecordedArrival],
     reports: Sequence[Report],
-) -> Seen | None:
+) -> RecordedArrival | None:
     """Find the arrival that this one repeats, or clashes with."""
     row = seen.row
     if row.first_ms:
         candidates = [*alike, *others]
         if row.first_id and not any(_is_first_of(one, seen) for one in candidates):
             # A rule with tiers may have known it by another key.
-            found = await desk.archive.search(
-                Query(text=row.first_id, route=row.route, limit=_MOST_ARRIVALS), reports
+            found = await data.history.search(
+                HistoryQuery(text=row.first_id, route=row.route, limit=_MOST_ARRIVALS), reports
             )
             candidates += found.rows
         return next((one for one in candidates if _is_first_of(one, seen)), None)
@@ -228,7 +240,7 @@ async def _first(
     return alike[0] if alike[0].name != seen.name else None
 
 
-def _is_first_of(one: Seen, later: Seen) -> bool:
+def _is_first_of(one: RecordedArrival, later: RecordedArrival) -> bool:
     """Return whether *one* is the arrival that the store remembers as the first."""
     row, other = one.row, later.row
     if one.name == later.name or row.route != other.route or row.at_ms != other.first_ms:
@@ -236,7 +248,13 @@ def _is_first_of(one: Seen, later: Seen) -> bool:
     return remembered(row.id) == remembered(other.first_id)
 
 
-def _is_whole(row: Row, alike: Sequence[Seen], first: Seen | None, *, is_complete: bool) -> bool:
+def _is_whole(
+    row: HistoryRow,
+    alike: Sequence[RecordedArrival],
+    first: RecordedArrival | None,
+    *,
+    is_complete: bool,
+) -> bool:
     """Return whether the history has all arrivals up to this one."""
     if first is None:
         # The store had never heard of it before.
@@ -244,7 +262,7 @@ def _is_whole(row: Row, alike: Sequence[Seen], first: Seen | None, *, is_complet
     return is_complete and alike[0].name == first.name
 
 
-def rule_of(setup: Setup, row: Row) -> Rule | None:
+def rule_of(setup: Setup, row: HistoryRow) -> Rule | None:
     """Find the rule by which an arrival was judged, as it is configured now."""
     if row.route == UNROUTED:
         return next((rule for rule in setup.rules if rule.name == row.rule), None)
@@ -261,38 +279,40 @@ def _default(route: Route, name: str) -> Rule | None:
     )
 
 
-def ties_of(rule: Rule | None) -> tuple[Tie, ...]:
+def key_uses(rule: Rule | None) -> tuple[KeyUse, ...]:
     """Tell by what a rule knows events again, the identifying one first."""
     if rule is None:
         return ()
-    ties = [_tie(tier, is_last=tier is rule.tiers[-1]) for tier in rule.tiers]
+    ties = [_key_use(tier, is_last=tier is rule.tiers[-1]) for tier in rule.tiers]
     return tuple(reversed(ties))
 
 
-def _tie(tier: Tier, *, is_last: bool) -> Tie:
+def _key_use(tier: Tier, *, is_last: bool) -> KeyUse:
     made_of: tuple[str, ...] = ()
     if isinstance(tier.key, FieldsKey):
         made_of = tuple(tier.key.expressions)
     elif isinstance(tier.key, ContentKey):
         made_of = tuple(tier.key.ignore)
     longest = tier.max_window if tier.sliding else None
-    return Tie(tier.key.kind.decode(), made_of, lasting(tier.window, longest), is_last)
+    return KeyUse(tier.key.kind.decode(), made_of, lasting(tier.window, longest), is_last)
 
 
 # --- a logical event ----------------------------------------------------------------------
 
 
-async def explain_event(desk: Desk, key: bytes, reports: Sequence[Report]) -> Whole | None:
-    """Find out all there is to tell of a logical event; None where nothing is known of it."""
-    alike = sorted(await desk.archive.alike(key, reports), key=lambda one: one.place)
-    found = await desk.archive.search(Query(text=key.hex(), limit=1), reports)
-    told, trouble = await _known(desk, key)
-    letters = await letters_that(desk, lambda letter: letter.key == key)
+async def explain_event(
+    data: DashboardData, key: bytes, reports: Sequence[Report]
+) -> EventSummary | None:
+    """Return all that is known of a logical event; None if nothing is."""
+    alike = sorted(await data.history.alike(key, reports), key=lambda one: one.place)
+    found = await data.history.search(HistoryQuery(text=key.hex(), limit=1), reports)
+    told, trouble = await _known(data, key)
+    letters = await find_dead_letters(data, lambda letter: letter.key == key)
     if not (alike or trouble or letters.found or (told and told.is_known)):
         return None
-    return Whole(
+    return EventSummary(
         key=key,
-        arrivals=time_line(alike, None),
+        arrivals=timeline(alike, None),
         count=len(alike),
         is_complete=_is_complete(found),
         told=told,
@@ -301,25 +321,29 @@ async def explain_event(desk: Desk, key: bytes, reports: Sequence[Report]) -> Wh
     )
 
 
-async def _known(desk: Desk, key: bytes) -> tuple[KeyExplanation | None, str]:
-    """Ask the store what it knows by now, or tell why it does not answer."""
+async def _known(data: DashboardData, key: bytes) -> tuple[KeyExplanation | None, str]:
+    """Return what the store knows of a key, and why it does not answer."""
     if not key:
         return None, ""
     try:
-        return await known(desk, key), ""
+        return await explain_stored_key(data, key), ""
     except StoreError as error:
         return None, str(error)
 
 
-async def _letters_of(desk: Desk, row: Row, fate: Fate | None) -> Letters:
-    """Find the dead letter of an event: by its key, or else by when and how it died."""
+async def _letters_of(data: DashboardData, row: HistoryRow, fate: Fate | None) -> FoundDeadLetters:
+    """Return the dead letter of an event: by its key, or by its time and reason."""
     if row.key:
         key = row.key
         is_due = row.verdict in _DIES or fate is Fate.DEAD
-        return await letters_that(desk, lambda letter: letter.key == key) if is_due else Letters()
+        return (
+            await find_dead_letters(data, lambda letter: letter.key == key)
+            if is_due
+            else FoundDeadLetters()
+        )
     if row.verdict != Verdict.DEAD:
-        return Letters()
-    settings = desk.setup.config.settings()
+        return FoundDeadLetters()
+    settings = data.setup.config.settings()
 
     def fits(letter: DeadLetter) -> bool:
         is_alike = (
@@ -330,19 +354,21 @@ async def _letters_of(desk: Desk, row: Row, fate: Fate | None) -> Letters:
         )
         return is_alike and (not row.id or has_id(letter, row.id, settings))
 
-    return await letters_that(desk, fits)
+    return await find_dead_letters(data, fits)
 
 
-def time_line(alike: Sequence[Seen], this: Seen | None) -> tuple[Arrival, ...]:
-    """Set arrivals on a line, oldest first, with the gaps between them; of many, some are left out."""
+def timeline(
+    alike: Sequence[RecordedArrival], this: RecordedArrival | None
+) -> tuple[TimelineEntry, ...]:
+    """Return arrivals oldest first, with the time between them; if there are many, only some."""
     shown = _shown(alike, this)
     if not shown:
         return ()
     began_ms = shown[0][1].row.at_ms
-    line = [Arrival(shown[0][1], "", "", is_this=_is(shown[0][1], this))]
+    line = [TimelineEntry(shown[0][1], "", "", is_this=_is(shown[0][1], this))]
     for (before, earlier), (at, seen) in pairwise(shown):
         line.append(
-            Arrival(
+            TimelineEntry(
                 seen,
                 format_elapsed(max(seen.row.at_ms - earlier.row.at_ms, 0)),
                 format_elapsed(max(seen.row.at_ms - began_ms, 0)),
@@ -353,12 +379,14 @@ def time_line(alike: Sequence[Seen], this: Seen | None) -> tuple[Arrival, ...]:
     return tuple(line)
 
 
-def _is(seen: Seen, this: Seen | None) -> bool:
+def _is(seen: RecordedArrival, this: RecordedArrival | None) -> bool:
     return this is not None and seen.name == this.name
 
 
-def _shown(alike: Sequence[Seen], this: Seen | None) -> list[tuple[int, Seen]]:
-    """Choose the first ones, the last ones, and those around *this*, with their places."""
+def _shown(
+    alike: Sequence[RecordedArrival], this: RecordedArrival | None
+) -> list[tuple[int, RecordedArrival]]:
+    """Return the first, the last, and those around *this*, with their indexes."""
     numbered = list(enumerate(alike))
     if len(alike) <= _MOST_ARRIVALS:
         return numbered
@@ -373,8 +401,8 @@ def _shown(alike: Sequence[Seen], this: Seen | None) -> list[tuple[int, Seen]]:
 # --- what differs -------------------------------------------------------------------------
 
 
-def envelope_of(row: Row) -> dict[str, Any]:
-    """Return what the history keeps of an envelope, whatever else is kept; what is empty is not there."""
+def envelope_of(row: HistoryRow) -> dict[str, Any]:
+    """Return the envelope fields that the history has, without empty ones."""
     fields = {
         "id": row.id,
         "time": row.time,
@@ -388,8 +416,8 @@ def envelope_of(row: Row) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def compared(first: Row, row: Row) -> Comparison:
-    """Return how an arrival differs from the first."""
+def compared(first: HistoryRow, row: HistoryRow) -> ArrivalComparison:
+    """Return the differences between an arrival and the first."""
     one, other = envelope_of(first), envelope_of(row)
     differing = changes(one, other, values=True)
     paths = {change.path for change in differing}
@@ -397,7 +425,7 @@ def compared(first: Row, row: Row) -> Comparison:
     then, now = payload_of(first), payload_of(row)
     if then is not None and now is not None:
         payload = [c for c in changes(then, now, values=True) if c.path not in _KEPT]
-    return Comparison(
+    return ArrivalComparison(
         envelope=tuple(differing),
         same=tuple(name for name in one if name not in paths),
         payload=None if payload is None else tuple(payload[:_MOST_CHANGES]),
@@ -411,14 +439,14 @@ _KEPT: Final = frozenset(
 
 
 def shown(value: Any) -> str:
-    """Write one value of a comparison."""
+    """Return one value of a comparison as text."""
     if value is UNSET:
         return "(not there)"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def payload_of(row: Row) -> Any:
-    """Read the masked event that the history has; None where it has none."""
+def payload_of(row: HistoryRow) -> Any:
+    """Return the masked event in the history; None if it was not kept."""
     try:
         return msgspec.json.decode(row.payload) if row.payload else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

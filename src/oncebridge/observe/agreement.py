@@ -1,12 +1,12 @@
 """
-Whether the workers that share a store fit together.
+Checks that the workers that share a store have compatible configurations.
 
 Two workers of one route that make different keys deliver an event twice, with two
 Idempotency-Keys. Two with different sinks deliver it to one of them only: it is a duplicate for
-the other. Both are normal during a rolling restart, and a mistake when they last longer.
+the other. Both are normal during a rolling restart, and an error if they last longer.
 
-A route is part of every key, so a route with a new name remembers nothing of what was delivered
-under the old one. Keys are hashes and cannot tell; the reports of earlier workers can.
+The route name is part of every key, so a renamed route does not recognise events that were
+delivered under its old name. Keys are hashes; only the reports of earlier workers have old names.
 """
 
 import logging
@@ -21,7 +21,7 @@ from oncebridge.base.clock import Dice
 from oncebridge.base.formatting import format_list, printable
 from oncebridge.base.secrets import mask_address
 from oncebridge.events.key import make_key
-from oncebridge.observe.fleet import GONE_AFTER_MS, View, here_ms, present
+from oncebridge.observe.fleet import GONE_AFTER_MS, FleetView, here_ms, present
 from oncebridge.stores.api import Store
 from oncebridge.stores.cell import Cell
 
@@ -30,13 +30,13 @@ ROLLING_RESTART_MS: Final = 10 * 60 * 1000
 _KEEP_MS: Final = 365 * 24 * 60 * 60 * 1000
 _AGAIN_MS: Final = 60 * 60 * 1000
 """How often a difference that lasts is logged."""
-# Files and functions are each worker's own, and what a reference stands for is not reported.
+# Files and functions are local to a worker, and the target of a reference is not reported.
 _OWN: Final = re.compile(r"-$|(?:file|python|env|ssm|secretsmanager):")
 _log = logging.getLogger("oncebridge")
 
 
-class Problem(Struct, frozen=True):
-    """One thing that does not fit together, as the log, the dashboard and `check` show it."""
+class Disagreement(Struct, frozen=True):
+    """One incompatibility, as the log, the dashboard and `check` show it."""
 
     code: str
     route: str
@@ -68,8 +68,8 @@ _LOST: Final = (
 )
 
 
-def differences(view: View) -> list[Problem]:
-    """Return what workers that have run for longer than a rolling restart takes disagree on."""
+def differences(view: FleetView) -> list[Disagreement]:
+    """Return incompatibilities of workers that have run longer than a rolling restart takes."""
     states = [s for s in present(view) if s.at_ms - s.started_ms >= ROLLING_RESTART_MS]
     found: dict[str, dict[str, dict[str, list[str]]]] = {}
     for state in states:
@@ -87,14 +87,14 @@ def differences(view: View) -> list[Problem]:
     ]
 
 
-def _difference(what: str, route: str, groups: list[list[str]]) -> Problem:
-    """Say who differs; workers that agree are named together."""
+def _difference(what: str, route: str, groups: list[list[str]]) -> Disagreement:
+    """Return one incompatibility; workers that agree are named together."""
     names = " / ".join(format_list([printable(name) for name in group], most=3) for group in groups)
     seen = f"workers have different {what} for route {printable(route)}: {names}"
-    return Problem(f"mixed-{what}", route, seen, *(_RULES if what == "rules" else _SINKS))
+    return Disagreement(f"mixed-{what}", route, seen, *(_RULES if what == "rules" else _SINKS))
 
 
-def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
+def lost_routes(view: FleetView, routes: Collection[str]) -> list[Disagreement]:
     """Return the routes that workers reported, except *routes* and those of workers that may run."""
     reported: set[str] = set()
     running = set(routes)
@@ -104,10 +104,10 @@ def lost_routes(view: View, routes: Collection[str]) -> list[Problem]:
     return [_lost(route) for route in sorted(reported - running)]
 
 
-def _lost(route: str) -> Problem:
+def _lost(route: str) -> Disagreement:
     shown = mask_address(route)  # an earlier build named routes after the address of a sink
     name = quote(route) if shown == route else "OLD (oncebridge dead list shows it)"
-    return Problem(
+    return Disagreement(
         "route-lost",
         shown,
         f"earlier workers had a route {printable(shown)}, which this configuration does not have "
@@ -125,10 +125,10 @@ def sink_key(route: str) -> bytes:
 
 async def warn_of_new_sinks(store: Store, sinks: Mapping[str, str], dice: Dice) -> None:
     """
-    Log if routes delivered elsewhere before; *sinks* are addresses as they may be shown, by route.
+    Log if routes had another sink before; *sinks* are masked addresses by route.
 
-    What was delivered there counts as delivered. That is right if the sink has moved, and a
-    surprise to whoever starts a second service, or tries another sink, on the same store.
+    Events that the old sink got count as delivered. That is right if the sink has moved, and
+    unexpected if a second service, or another sink, is started on the same store.
     """
     keys = {route: sink_key(route) for route in sinks}
     records = await store.peek(list(keys.values()))
@@ -151,15 +151,15 @@ async def _write(cell: Cell, text: str) -> None:
     await cell.edit(lambda _memo, _now_ms: text.encode("utf-8", "replace"))
 
 
-class Warnings:
-    """Log what does not fit together, for a worker with *routes*."""
+class DisagreementWarnings:
+    """Log incompatibilities, for a worker with *routes*."""
 
     def __init__(self, routes: Collection[str]) -> None:
         self._routes = routes
-        self._logged: dict[Problem, int] = {}
+        self._logged: dict[Disagreement, int] = {}
 
-    def log(self, view: View) -> None:
-        """Log each problem when it is new, and a difference again every hour."""
+    def log(self, view: FleetView) -> None:
+        """Log each new incompatibility, and one that lasts every hour."""
         # A difference on another service's route is logged by its own workers.
         ours = [one for one in differences(view) if one.route in self._routes]
         lost = lost_routes(view, self._routes)

@@ -1,10 +1,10 @@
 """
-Charts as SVG: drawn here, with nothing to load and nothing that runs.
+Charts as static SVG, without scripts.
 
-Colours are classes, so that the page's style decides on them, by light and by dark. Each chart
-has a title and a description for those who do not see it, and the page has its numbers in a
-table beside it. A chart is drawn for a width: the page has one for a desk and one for a phone,
-as a picture that is only scaled down has letters that nobody can read.
+Colours are classes, so that the page's style sets them for light and dark mode. Each chart has a
+title and a description for screen readers, and the page has the numbers in a table. A chart is
+drawn for a given width: a page contains one for wide screens and one for phones, as text in a chart
+that is scaled down is too small to read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ WIDE: Final = 860
 NARROW: Final = 350
 LEFT: Final = 52
 RIGHT: Final = 12
-"""What is left free beside the bars."""
+"""Margins left and right of the bars."""
 _TICK: Final = 14
 _BELOW: Final = 34
-_MOST_MOMENTS: Final = 10_000
+_MOST_SLOTS: Final = 10_000
 _STEPS_MS: Final = (
     *(1000 * n for n in (1, 5, 15, 30)),
     *(MINUTE * n for n in (1, 5, 15, 30)),
@@ -36,16 +36,16 @@ _STEPS_MS: Final = (
 
 
 class Chart(Struct, frozen=True):
-    """What a chart is called, and says to those who cannot see it."""
+    """The name, title and description of a chart."""
 
     name: str
-    """For ids: letters only."""
+    """Used in element ids: letters only."""
     title: str
     text: str
 
 
-class Moment(Protocol):
-    """What arrived in one span of time."""
+class TimeSlot(Protocol):
+    """The verdicts of one period."""
 
     @property
     def begins_ms(self) -> int: ...
@@ -59,18 +59,18 @@ class _Span(Struct, frozen=True):
     verdicts: dict[Verdict, int]
 
 
-def arrivals(moments: Sequence[Moment], width: int, chart: Chart, *, height: int = 240) -> str:
-    """Draw what arrived over time, with the verdicts on top of each other."""
-    shown = _gathered(_filled(moments), (width - LEFT - RIGHT) // 6)
+def arrivals(slots: Sequence[TimeSlot], width: int, chart: Chart, *, height: int = 240) -> str:
+    """Draw arrivals over time, as bars stacked by verdict."""
+    shown = _gathered(_filled(slots), (width - LEFT - RIGHT) // 6)
     verdicts = [verdict for verdict in Verdict if any(m.verdicts.get(verdict) for m in shown)]
-    most = max((sum(moment.verdicts.values()) for moment in shown), default=0)
+    most = max((sum(slot.verdicts.values()) for slot in shown), default=0)
     frame = Frame(width, height, most)
     step = (width - LEFT - RIGHT) / max(len(shown), 1)
     bars: dict[Verdict, str] = dict.fromkeys(verdicts, "")
-    for at, moment in enumerate(shown):
+    for at, slot in enumerate(shown):
         total = 0
         for verdict in verdicts:
-            count = moment.verdicts.get(verdict, 0)
+            count = slot.verdicts.get(verdict, 0)
             if count:
                 bars[verdict] += frame.bar(LEFT + at * step, step, total, total + count)
             total += count
@@ -81,7 +81,7 @@ def arrivals(moments: Sequence[Moment], width: int, chart: Chart, *, height: int
 
 
 def share_bar(part: int, whole: int, kind: str) -> str:
-    """Draw a bar for one row of a list; the number stands beside it as text."""
+    """Draw a bar for one row of a list, without its number."""
     width = max(round(1000 * part / whole), 4 if part else 0) if whole else 0
     return (
         '<svg class="share" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">'
@@ -94,20 +94,20 @@ def share_bar(part: int, whole: int, kind: str) -> str:
 
 
 class Frame:
-    """The room of a chart, its vertical scale, and what stands around it."""
+    """The area of a chart, with its vertical scale, grid and labels."""
 
     def __init__(self, width: int, height: int, most: int, *, top: int = 10) -> None:
         self.width = width
         self.height = height
         self.top = top
         self.bottom = height - _BELOW
-        self.step, self.most = _rounded(most)
+        self.step, self.most = rounded_scale(most)
 
     def y(self, number: float) -> float:
         return self.bottom - (self.bottom - self.top) * number / self.most
 
     def bar(self, x: float, width: float, low: int, high: int) -> str:
-        """Return the outline of a bar; what is there at all is seen."""
+        """Return the outline of a bar, at least one pixel high."""
         top, bottom = self.y(high), self.y(low)
         if bottom - top < 1:
             top = bottom - 1
@@ -131,7 +131,7 @@ class Frame:
                 yield label(x, self.bottom + 4 + _TICK * (at + 1) - 2, line, "middle")
 
     def draw(self, chart: Chart, parts: Iterable[str]) -> str:
-        # The same chart stands there for two widths, and ids are for one element each.
+        # A page has the same chart in two widths, and ids must be unique.
         name = f"{chart.name}{self.width}"
         return (
             f'<svg class="chart" viewBox="0 0 {self.width} {self.height}" role="img" '
@@ -140,8 +140,8 @@ class Frame:
         )
 
 
-class Log:
-    """A logarithmic scale from left to right."""
+class LogScale:
+    """A logarithmic scale between two coordinates."""
 
     def __init__(self, low: float, high: float, left: float, right: float) -> None:
         self._low, self._high = log10(low), log10(high)
@@ -155,36 +155,36 @@ class Log:
         return self._low <= log10(value) <= self._high
 
 
-def _filled(moments: Sequence[Moment]) -> Sequence[Moment]:
-    """Put in the spans in which nothing arrived."""
-    if len(moments) < 2:
-        return moments
-    begins = [moment.begins_ms for moment in moments]
+def _filled(slots: Sequence[TimeSlot]) -> Sequence[TimeSlot]:
+    """Add the periods without arrivals."""
+    if len(slots) < 2:
+        return slots
+    begins = [slot.begins_ms for slot in slots]
     width = min(later - earlier for earlier, later in pairwise(begins))
-    if width <= 0 or (begins[-1] - begins[0]) // width > _MOST_MOMENTS:
-        return moments
-    known = {moment.begins_ms: moment for moment in moments}
+    if width <= 0 or (begins[-1] - begins[0]) // width > _MOST_SLOTS:
+        return slots
+    known = {slot.begins_ms: slot for slot in slots}
     spans = range(begins[0], begins[-1] + 1, width)
     return [known.get(at) or _Span(at, {}) for at in spans]
 
 
-def _gathered(moments: Sequence[Moment], most: int) -> Sequence[Moment]:
-    """Add neighbours up until there are few enough to be drawn."""
-    size = -(-len(moments) // max(most, 1)) or 1
-    shown: list[Moment] = []
-    for at in range(0, len(moments), size):
+def _gathered(slots: Sequence[TimeSlot], most: int) -> Sequence[TimeSlot]:
+    """Merge neighbouring periods until at most *most* are left."""
+    size = -(-len(slots) // max(most, 1)) or 1
+    shown: list[TimeSlot] = []
+    for at in range(0, len(slots), size):
         total: dict[Verdict, int] = {}
-        for moment in moments[at : at + size]:
-            for verdict, count in moment.verdicts.items():
+        for slot in slots[at : at + size]:
+            for verdict, count in slot.verdicts.items():
                 total[verdict] = total.get(verdict, 0) + count
-        shown.append(_Span(moments[at].begins_ms, total))
+        shown.append(_Span(slots[at].begins_ms, total))
     return shown
 
 
 def _time_ticks(
-    shown: Sequence[Moment], spacing_ms: int, step: float, *, narrow: bool
+    shown: Sequence[TimeSlot], spacing_ms: int, step: float, *, narrow: bool
 ) -> Iterator[tuple[float, str]]:
-    """Name some round moments, with the date where it changes."""
+    """Yield labels for some round times, with the date if it changes."""
     if not shown:
         return
     first_ms = shown[0].begins_ms
@@ -209,8 +209,8 @@ def _time_ticks(
         at_ms += every_ms
 
 
-def _rounded(most: int) -> tuple[int, int]:
-    """Find round steps for a scale that goes up to *most*."""
+def rounded_scale(most: float) -> tuple[int, float]:
+    """Return a round step, and the end of a scale that includes *most*."""
     if most <= 5:
         return 1, max(most, 1)
     rough = most / 5
@@ -221,7 +221,7 @@ def _rounded(most: int) -> tuple[int, int]:
 
 
 def path(outline: str, kind: str) -> str:
-    """Draw all bars of one kind at once: there may be many."""
+    """Return a path element; empty without an outline."""
     return f'<path class="{kind}" d="{outline}"/>' if outline else ""
 
 

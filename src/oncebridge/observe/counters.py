@@ -1,11 +1,11 @@
 """
-The counters of one process, turned by hooks.
+The counters of one process, updated by hooks.
 
-They run for every event, so they do little: what can be found out later, such as how many there
-were in a minute, is found out when somebody asks.
+The hooks run for every event, so they do as little as possible: sums such as arrivals per minute
+are computed when a report is made.
 
-What is counted by route, rule or verdict is bounded by the configuration. Topics and entities
-are the senders' to invent: of those, only the noisiest are kept (`Noisiest`).
+Counts by route, rule or verdict are bounded by the configuration. Topics and entities are chosen
+by senders: of those, only the ones with the highest counts are kept (`TopCounts`).
 """
 
 from bisect import bisect_left
@@ -40,24 +40,24 @@ _LONGEST_NAME: Final = 200
 _REPEATS: Final = frozenset({Verdict.DUPLICATE, Verdict.STALE, Verdict.UNCHANGED})
 
 
-class Noisiest:
+class TopCounts:
     """
-    Count what anybody may name, and keep at most twice *most* of it.
+    Count names chosen by senders, and keep at most twice *most* of them.
 
-    When there is no more room, the quieter half goes, and what is new after that ranks as if it
-    had been counted as often as the loudest of those: so whatever is loud from now on stays,
-    and a flood of names that come once each only drives out others of its kind. What is told is
-    what was really counted, and so never too much.
+    When the limit is reached, the half with the lower counts is removed, and new names rank as if
+    they had the highest count that was removed: so names that are frequent from now on stay, and a
+    flood of names that occur once replaces only other such names. Reported counts are real counts,
+    and never too high.
     """
 
     def __init__(self, most: int = 200) -> None:
         self._most = most
         self._head_start = 0
         self.found: dict[str, list[int]] = {}
-        """Counted, repeats among them, and the head start."""
+        """Count, duplicates, and the rank offset."""
 
     def add(self, name: str) -> list[int]:
-        """Find the counts of *name*, which are not in `found`, or make them."""
+        """Return the counts of *name* if it is not in `found`; make them if necessary."""
         name = name[:_LONGEST_NAME]
         counts = self.found.get(name)
         if counts is None:
@@ -73,20 +73,20 @@ class Noisiest:
         self._head_start = max(self._head_start, loudest[0] + loudest[2])
 
     def top(self, most: int = NOISIEST) -> dict[str, list[int]]:
-        """Return those that were counted most often."""
+        """Return the names with the highest counts."""
         ranked = sorted(self.found.items(), key=lambda item: (-item[1][0], item[0]))
         return dict(islice(ranked, most))
 
 
 class _Tally:
-    """What is counted of one verdict, by one rule of one route."""
+    """The counts of one verdict of one rule of one route."""
 
     __slots__ = ("before", "count", "is_delivery", "is_repeat", "lag", "lag_s", "took", "took_s")
 
     def __init__(self, verdict: Verdict) -> None:
         self.count = 0
         self.before = 0
-        """How many there were when the minute began."""
+        """The count at the beginning of the minute."""
         self.is_delivery = verdict is Verdict.DELIVERED
         self.is_repeat = verdict in _REPEATS
         self.took = [0] * (len(SECONDS) + 1)
@@ -96,7 +96,7 @@ class _Tally:
 
 
 class _Calls:
-    """What is counted of one kind of call."""
+    """The counts of one kind of call."""
 
     __slots__ = ("failed", "items", "items_sum", "took", "took_s")
 
@@ -108,11 +108,11 @@ class _Calls:
         self.failed = 0
 
 
-class Meters:
+class WorkerCounters:
     """
-    Count what the hooks tell.
+    Count decisions and calls.
 
-    What is noisy is named by topic and entity, unless these are hidden.
+    Topics and entities are counted by name, unless they are masked.
     """
 
     def __init__(
@@ -125,18 +125,18 @@ class Meters:
         self._causes: dict[str, dict[Cause, int]] = {}
         self._calls: dict[str, _Calls] = {}
         self._sends: dict[str, _Calls] = {}
-        self._topics = Noisiest()
-        self._entities = Noisiest()
+        self._topics = TopCounts()
+        self._entities = TopCounts()
         self._times: dict[str | None, int | None] = {}
-        """What time events bear: EventBridge cuts it to the second, so most agree."""
+        """Parsed times of events: EventBridge truncates them to seconds, so many are equal."""
         self._forwarded = 0
-        """What the sink took since the minute began, though its verdict is another."""
+        """Events that the sink accepted in this minute with another verdict than delivered."""
         self._minutes: dict[int, dict[str, int]] = {}
         self._minute = clock() // _MINUTE_MS
         self._minute_ends_ms = (self._minute + 1) * _MINUTE_MS
 
-    def decided(self, decision: Decision, cause: Cause | None) -> None:  # noqa: C901 - in one piece, as a call would double its cost
-        """Count one arrival; *cause* says why it came again, if it did."""
+    def decided(self, decision: Decision, cause: Cause | None) -> None:  # noqa: C901 - one function, as a call would double its cost
+        """Count one arrival; *cause* is that of a duplicate."""
         outcome, event, took_s = decision.outcome, decision.event, decision.took_s
         if decision.arrived_ms >= self._minute_ends_ms:
             self._turn(decision.arrived_ms // _MINUTE_MS)
@@ -176,7 +176,7 @@ class Meters:
             causes[cause] = causes.get(cause, 0) + 1
 
     def travelled(self, trip: RoundTrip) -> None:
-        """Count one call of the store or a sink."""
+        """Count one call to the store or a sink."""
         at_store = trip.place == "store"
         of, name = (self._calls, trip.call) if at_store else (self._sends, trip.route)
         calls = of.get(name)
@@ -190,7 +190,7 @@ class Meters:
             calls.failed += 1
 
     def counts(self, books: Mapping[str, Books]) -> Counts:
-        """Return all sums, with the books of each route."""
+        """Return all counts, with the books of each route."""
         self._turn(self._clock() // _MINUTE_MS)
         return Counts(
             self._routes(books),
@@ -211,7 +211,7 @@ class Meters:
             },
         )
 
-    # --- on the way -----------------------------------------------------------------------
+    # --- counting -------------------------------------------------------------------------
 
     def _add_tally(self, decision: Decision) -> _Tally:
         outcome = decision.outcome
@@ -235,7 +235,7 @@ class Meters:
             counts[0] += 1
 
     def _turn(self, minute: int) -> None:
-        """Write down what was counted in the minute that is over, and begin another."""
+        """Store the counts of the past minute, and begin the next."""
         verdicts: dict[str, int] = {}
         for (_, _, verdict), tally in self._tallies.items():
             if tally.count != tally.before:
@@ -254,7 +254,7 @@ class Meters:
         for old in [each for each in self._minutes if not minute - MINUTES < each <= minute]:
             del self._minutes[old]
 
-    # --- when it is asked for -------------------------------------------------------------
+    # --- reporting ------------------------------------------------------------------------
 
     def _routes(self, books: Mapping[str, Books]) -> dict[str, RouteCounts]:
         routes = {name: RouteCounts(_sums(its)) for name, its in books.items()}

@@ -1,9 +1,9 @@
 """
-What a worker counts, in a form that can be added up.
+The counts of a worker, in a form that can be added up.
 
-`Counts` holds nothing but sums, so those of several workers, or of one before and after a
-restart, add up by `+`. Everything in it is bounded: routes, rules, verdicts and causes are few by
-nature, and of topics and entities only the noisiest are kept.
+`Counts` contains sums only, so the counts of several workers, or of one before and after a
+restart, are added with `+`. Its size is bounded: there are few routes, rules, verdicts and causes,
+and of topics and entities only those with the highest counts are kept.
 """
 
 from bisect import bisect_left
@@ -20,26 +20,26 @@ SECONDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Upper ends for how long something took."""
+"""Upper bounds for durations, in seconds."""
 LAGS: Final = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
-"""Upper ends, in seconds, for how old an event was when it was delivered."""
+"""Upper bounds for the age of events at delivery, in seconds."""
 ITEMS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
-"""Upper ends for how many went together."""
+"""Upper bounds for batch sizes."""
 MINUTES: Final = 60
-"""For how many minutes it is known how many there were in each."""
+"""Verdicts are kept for so many minutes."""
 NOISIEST: Final = 20
-"""How many topics and entities a worker tells."""
+"""The most topics and entities in a report."""
 _MOST: Final = 1 << 53
-"""More than anybody counts to, and few enough that what is added up can still be written."""
+"""Higher than any real count, and low enough that sums can still be encoded."""
 _MOST_AHEAD: Final = 24 * 60
 """By how many minutes a worker's clock may be ahead."""
 
 
 class Histogram(Struct, omit_defaults=True):
-    """How often a value was at most each of some ends; the last place is for what is above all."""
+    """Counts of values by upper bound; the last is for values above all bounds."""
 
     counts: list[int] = []
-    """As many as there are ends, and one; none at all before the first value."""
+    """One more than there are bounds; empty before the first value."""
     sum: float = 0.0
 
     def add(self, value: float, ends: Sequence[float]) -> None:
@@ -53,7 +53,7 @@ class Histogram(Struct, omit_defaults=True):
         return sum(self.counts)
 
     def quantile(self, part: float, ends: Sequence[float]) -> float | None:
-        """Guess the value that *part* of all values are not above, as Prometheus does."""
+        """Return an estimate of a quantile, as Prometheus computes it."""
         total = self.count
         if not total:
             return None
@@ -68,13 +68,13 @@ class Histogram(Struct, omit_defaults=True):
         return ends[-1]
 
     def fitted(self, ends: Sequence[float]) -> list[int]:
-        """Return as many counts as *ends* need: another version may have told more of them, or less."""
+        """Return the counts fitted to *ends*: another version may have more or fewer bounds."""
         places = len(ends)
         own = self.counts[:places] + [0] * (places - len(self.counts))
         return [*own, sum(self.counts[places:])]
 
     def mended(self, ends: Sequence[float]) -> "Histogram":
-        """Make what somebody wrote one that can be for *ends*."""
+        """Return a valid histogram for *ends* from untrusted data."""
         if not self.counts:
             return Histogram()
         likely = Histogram([_mended(count) for count in self.counts]).fitted(ends)
@@ -93,24 +93,24 @@ class Histogram(Struct, omit_defaults=True):
 
 
 class RouteCounts(Struct, omit_defaults=True):
-    """What was counted on one route."""
+    """The counts of one route."""
 
     books: dict[str, int] = {}
-    """`Books.counts()`, without what is in flight: that is a state, and no sum."""
+    """`Books.counts()` without `in_flight`, which is a state and not a sum."""
     rules: dict[str, dict[str, int]] = {}
     """By rule and verdict."""
     causes: dict[str, int] = {}
-    """Why what was not delivered came again: by `oncebridge.engine.causes.Cause`."""
+    """Duplicates by `oncebridge.engine.causes.Cause`."""
     took: Histogram = field(default_factory=Histogram)
     """Seconds from an arrival to its verdict (`SECONDS`)."""
     lag: Histogram = field(default_factory=Histogram)
-    """Seconds from the time an event bears to its delivery (`LAGS`)."""
+    """Seconds from the time in the event to its delivery (`LAGS`)."""
     sends: Histogram = field(default_factory=Histogram)
-    """Seconds that calls of the sink took (`SECONDS`)."""
+    """Seconds of calls to the sink (`SECONDS`)."""
     sent_together: Histogram = field(default_factory=Histogram)
-    """How many events a call of the sink was for (`ITEMS`)."""
+    """Events per call to the sink (`ITEMS`)."""
     failed_sends: int = 0
-    """Calls of the sink after which not all was taken."""
+    """Calls to the sink in which not every event was accepted."""
 
     def __add__(self, other: "RouteCounts") -> "RouteCounts":
         names = {*self.rules, *other.rules}
@@ -151,14 +151,14 @@ class RouteCounts(Struct, omit_defaults=True):
 
 
 class CallCounts(Struct, omit_defaults=True):
-    """What was counted of one kind of call of the store."""
+    """The counts of one kind of store call."""
 
     took: Histogram = field(default_factory=Histogram)
     """Seconds (`SECONDS`)."""
     together: Histogram = field(default_factory=Histogram)
-    """For how many it was asked (`ITEMS`)."""
+    """Items per call (`ITEMS`)."""
     failed: int = 0
-    """Calls without an answer."""
+    """Calls without a response."""
 
     def __add__(self, other: "CallCounts") -> "CallCounts":
         return CallCounts(
@@ -177,7 +177,7 @@ class CallCounts(Struct, omit_defaults=True):
 
 
 class Counts(Struct, omit_defaults=True):
-    """All sums of a worker, or of several together."""
+    """All counts of one or more workers."""
 
     routes: dict[str, RouteCounts] = {}
     store: dict[str, CallCounts] = {}
@@ -186,10 +186,9 @@ class Counts(Struct, omit_defaults=True):
     """The verdicts of the last hour, and how many were `forwarded`, by the minute since 1970 (by
     the worker's clock)."""
     topics: dict[str, dict[str, int]] = {}
-    """The noisiest topics: how many `arrived`, and how many of these were `repeats` (duplicates,
-    and what was stale or unchanged)."""
+    """The topics with the highest counts: `arrived`, and `repeats` (duplicate, stale, unchanged)."""
     entities: dict[str, int] = {}
-    """What came again most often: repeats by entity."""
+    """The entities with the most duplicates."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
@@ -201,7 +200,7 @@ class Counts(Struct, omit_defaults=True):
         )
 
     def __sub__(self, other: "Counts") -> "Counts":
-        """Take away what the same worker had counted at an earlier time."""
+        """Subtract earlier counts of the same worker."""
         none, nothing = RouteCounts(), CallCounts()
         return Counts(
             {n: counts - other.routes.get(n, none) for n, counts in self.routes.items()},
@@ -212,7 +211,7 @@ class Counts(Struct, omit_defaults=True):
         )
 
     def trimmed(self, minute: int, noisiest: int | None = None) -> "Counts":
-        """Leave out minutes that cannot be of the last hour, and all but so many of the noisiest."""
+        """Remove minutes outside of the last hour, and topics and entities with low counts."""
         topics = sorted(self.topics.items(), key=lambda item: -item[1].get("arrived", 0))
         entities = sorted(self.entities.items(), key=lambda item: -item[1])
         return Counts(
@@ -224,7 +223,7 @@ class Counts(Struct, omit_defaults=True):
         )
 
     def mended(self) -> "Counts":
-        """Make what somebody wrote something that can be counted, and so be added up and shown."""
+        """Return valid counts from untrusted data."""
         return Counts(
             {name: counts.mended() for name, counts in self.routes.items()},
             {name: counts.mended() for name, counts in self.store.items()},
@@ -235,7 +234,7 @@ class Counts(Struct, omit_defaults=True):
 
 
 def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Add up what stands under the same names."""
+    """Add two mappings."""
     total = dict(one)
     for name, count in other.items():
         total[name] = total.get(name, 0) + count
@@ -243,7 +242,7 @@ def added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 
 
 def taken(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Take away what stands under the same names."""
+    """Subtract two mappings."""
     return {name: count - other.get(name, 0) for name, count in one.items()}
 
 
@@ -258,7 +257,7 @@ def _mended_all(counts: Mapping[str, int]) -> dict[str, int]:
 def _taken_each(
     one: Mapping[_Name, Mapping[str, int]], other: Mapping[_Name, Mapping[str, int]]
 ) -> dict[_Name, dict[str, int]]:
-    """Take away within each; what is left of nothing is left out, for not all is kept."""
+    """Subtract nested mappings; entries without counts are removed."""
     each = {name: taken(counts, other.get(name, {})) for name, counts in one.items()}
     return {
         name: {n: max(count, 0) for n, count in counts.items()}

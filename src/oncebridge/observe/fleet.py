@@ -1,29 +1,29 @@
 """
-The reports of all workers, in the store that they share.
+The reports of all workers, in their shared store.
 
-Each worker has a record of its own with its latest report, and its name stands in one list. Both
-are records used as registers, like a trail: claimed, which keeps others off, and handed back
-with what is new in the memo. So every store has it.
+Each worker has a record with its latest report, and its name is in one shared list. Both are
+changed by compare-and-set: the record is claimed, which excludes other workers, and released with
+the new memo. So every store supports it.
 
-With the list stands the *past*: the sum of all that workers counted that are gone. A worker that
-has told nothing for ten minutes is taken for gone, and whoever notices
+The record of the list also has the *past*: the sum of the counts of workers that are gone. A worker
+that has not reported for ten minutes is considered gone, and the worker that notices it
 
-1. closes its record: it is marked, and nobody changes it any more;
-2. adds what is in it to the past and takes the name off the list, which is one step, as both
-   stand in one record.
+1. closes its record: it is marked, and not changed any more;
+2. adds its counts to the past and removes its name from the list, in one step, as both are in
+   one record.
 
-What is counted is the past, and the records of those on the list; so at any moment everything
-that was told is counted once, whoever dies, and wherever. A worker that was only frozen finds
-its record closed when it wakes. What it had told is part of the past then or about to be, so it
-goes on with a new record (a new *life*), in which it counts from there.
+The total is the past plus the records of the workers on the list; so at any moment every reported
+count is included exactly once, even if a worker dies in between. A worker that was only frozen
+finds its record closed. Its reported counts are in the past by then or will be, so it continues
+with a new record (a new *life*) and counts from there.
 
-The list itself may get lost with a store's newest writes: each worker looks every two minutes, and
-before it goes, whether it is on it. Who is gone is looked for once a minute, by one for all: by
-whoever first sees that nobody has done it lately.
+The list may be lost with the newest writes of a store: each worker checks every two minutes, and
+before it stops, that it is on the list. Workers that are gone are searched once a minute, by the
+first worker that notices that no other has done so recently.
 
-Lost is only what a worker that was killed had counted since it last told. Counted twice is only
-what one wrote last that was then frozen for more than a day, if it never heard that the store
-took it: by then its record, which would tell, is forgotten.
+Lost are only counts of a killed worker since its last report. Counted twice are only counts of the
+last write of a worker that was then frozen for more than a day and did not see the store's
+response: by then its record is forgotten.
 """
 
 import asyncio
@@ -54,46 +54,44 @@ from oncebridge.stores.api import (
 )
 
 GONE_AFTER_MS: Final = 10 * 60 * 1000
-"""A worker that has told nothing for so long is taken for gone."""
+"""A worker that has not reported for this long is considered gone."""
 KEPT_MS: Final = 365 * 24 * 3600 * 1000
-"""For how long after the last worker told anything it is all remembered."""
+"""How long everything is kept after the last report of any worker."""
 SEEN_AFTER_MS: Final = 24 * 3600 * 1000
-"""For how long it is known who was there."""
+"""How long workers that are gone are listed."""
 SILENT_MS: Final = 30 * 1000
-"""A worker that has reported nothing for so long may not run any more: they report every ten
-seconds."""
+"""A worker that has not reported for this long may be down: workers report every ten seconds."""
 MOST_GONE: Final = 100
 MOST_PAST: Final = 50
-"""How many topics and entities of the past are kept."""
+"""The most topics and entities of the past."""
 
 _LIST: Final = make_key("", b"workers", "", "", ())
 _LEASE_MS: Final = 2000
 _PATIENCE_S: Final = 4.0
-"""Longer than a lease: whoever died while writing is waited for."""
+"""Longer than a lease: waits for a worker that died while writing."""
 _LOOK_AGAIN_S: Final = (0.04, 0.08, 0.16, 0.3, 0.5)
 _LIST_PATIENCE_S: Final = 10.0
-"""About as long as until the next report."""
+"""About the time until the next report."""
 _LIST_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0)
-"""Over how long those spread that found the list taken: where many begin at once, they take turns
-instead of keeping each other off."""
+"""Retries for a claimed list are spread over this time: many workers may start at once."""
 _LOOK_MS: Final = 120_000
-"""Within what time each worker looks whether it is on the list."""
+"""How often each worker checks that it is on the list."""
 _FOLD_MS: Final = 60_000
-"""How often somebody, out of all, looks who is gone."""
+"""How often one of the workers searches for workers that are gone."""
 _TRIES: Final = 4
 _MOST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999: no worker's clock tells more."""
+"""The end of the year 9999: later times are invalid."""
 
 _FORM: Final = b"\x01"
-"""The first byte of a memo; another form has another one."""
+"""The first byte of a memo: the version of its format."""
 _MOST_BYTES: Final = 16 << 20
 _T = TypeVar("_T")
 
 
-# --- what is in the records ---------------------------------------------------------------
+# --- record formats -----------------------------------------------------------------------
 
 
-class _Life(Struct, frozen=True, array_like=True):
+class _WorkerEntry(Struct, frozen=True, array_like=True):
     """A worker on the list, and the name of its record."""
 
     id: str
@@ -104,23 +102,23 @@ class _Life(Struct, frozen=True, array_like=True):
         return _key(self.id)
 
 
-class _Gone(Struct, frozen=True, omit_defaults=True):
-    """A worker that is not on the list any more; its record is still there."""
+class _GoneWorker(Struct, frozen=True, omit_defaults=True):
+    """A worker that was removed from the list; its record still exists."""
 
     id: str
     until_ms: int
     state: State
 
 
-class _List(Struct, frozen=True, omit_defaults=True):
-    """The one record that all share."""
+class _WorkerList(Struct, frozen=True, omit_defaults=True):
+    """The record that all workers share."""
 
-    lives: tuple[_Life, ...] = ()
+    lives: tuple[_WorkerEntry, ...] = ()
     past: Counts = field(default_factory=Counts)
-    gone: tuple[_Gone, ...] = ()
+    gone: tuple[_GoneWorker, ...] = ()
     """The latest last."""
     folded_ms: int = 0
-    """When somebody last looked who is gone, by the store's clock."""
+    """When workers that are gone were last searched, by the store's clock."""
 
     def has(self, life: str) -> bool:
         return any(each.id == life for each in self.lives)
@@ -128,23 +126,23 @@ class _List(Struct, frozen=True, omit_defaults=True):
     def had(self, life: str) -> bool:
         return any(each.id == life for each in self.gone)
 
-    def and_(self, life: _Life) -> "_List":
+    def and_(self, life: _WorkerEntry) -> "_WorkerList":
         return replace(self, lives=(*self.lives, life))
 
-    def without(self, closed: dict[str, "_Told"], now_ms: int) -> "_List":
-        """Add what is *closed* to the past; what is not on the list was added before."""
+    def without(self, closed: dict[str, "_WorkerRecord"], now_ms: int) -> "_WorkerList":
+        """Return the list with *closed* records added to the past; each is added once."""
         past, gone = self.past, list(self.gone)
         for life in self.lives:
             told = closed.get(life.id)
             if told is not None:
                 past = past + told.counts
-                gone.append(_Gone(life.id, now_ms + SEEN_AFTER_MS, _in_short(told.state)))
+                gone.append(_GoneWorker(life.id, now_ms + SEEN_AFTER_MS, _in_short(told.state)))
         left = tuple(life for life in self.lives if life.id not in closed)
         past = past.mended().trimmed(now_ms // 60_000, MOST_PAST)
         return replace(self, lives=left, past=past, gone=tuple(gone))
 
-    def forgettable(self, now_ms: int) -> list[_Gone]:
-        """Name those that were there too long ago, or before too many others."""
+    def forgettable(self, now_ms: int) -> list[_GoneWorker]:
+        """Return workers that are no longer kept, by age or by number."""
         return [
             each
             for at, each in enumerate(self.gone)
@@ -152,7 +150,7 @@ class _List(Struct, frozen=True, omit_defaults=True):
         ]
 
 
-class _Told(Struct, frozen=True, omit_defaults=True):
+class _WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """The record of one life."""
 
     told_ms: int
@@ -161,13 +159,13 @@ class _Told(Struct, frozen=True, omit_defaults=True):
     counts: Counts
     """Since this life began."""
     base: Counts | None = None
-    """What the worker had counted before; where this is its first life, nothing."""
+    """Counts of the worker before this life; None for its first life."""
     closed: bool = False
-    """Somebody took it for gone: this is what it has told, for ever."""
+    """True if the worker was considered gone: the record is final."""
 
     @property
     def whole(self) -> Counts:
-        """All that the worker had counted when it told this."""
+        """All counts of the worker at this report."""
         return self.counts if self.base is None else self.base + self.counts
 
     def is_over(self, now_ms: int) -> bool:
@@ -175,12 +173,12 @@ class _Told(Struct, frozen=True, omit_defaults=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_list: Final = msgspec.msgpack.Decoder(_List).decode
-_decode_told: Final = msgspec.msgpack.Decoder(_Told).decode
+_decode_list: Final = msgspec.msgpack.Decoder(_WorkerList).decode
+_decode_told: Final = msgspec.msgpack.Decoder(_WorkerRecord).decode
 
 
 def _is_due(last_ms: int, every_ms: int, now_ms: int) -> bool:
-    """Return whether so much time lies between; what is long yet to come was told by another clock."""
+    """Return True if *every_ms* have passed; a time far in the future is from another clock."""
     return abs(now_ms - last_ms) >= every_ms
 
 
@@ -188,12 +186,12 @@ def _key(life: str) -> bytes:
     return make_key("", b"worker", "", "", (life.encode(),))
 
 
-def _write(value: _List | _Told) -> bytes:
+def _write(value: _WorkerList | _WorkerRecord) -> bytes:
     return _FORM + zlib.compress(_encode(value))
 
 
 def _read(memo: bytes, decode: Callable[[bytes], _T]) -> _T | None:
-    """Read a memo; None where there is none, or another version's."""
+    """Decode a memo; None if there is none, or it is of another version."""
     if not memo.startswith(_FORM):
         return None
     try:
@@ -202,14 +200,14 @@ def _read(memo: bytes, decode: Callable[[bytes], _T]) -> _T | None:
         return None
 
 
-def _read_list(memo: bytes) -> _List | None:
+def _read_list(memo: bytes) -> _WorkerList | None:
     listed = _read(memo, _decode_list)
     if listed is None or not all(_is_likely(each.state) for each in listed.gone):
         return None
     return replace(listed, past=listed.past.mended())
 
 
-def _read_told(memo: bytes) -> _Told | None:
+def _read_told(memo: bytes) -> _WorkerRecord | None:
     told = _read(memo, _decode_told)
     if told is None or not _is_likely(told.state):
         return None
@@ -221,18 +219,18 @@ def _is_likely(state: State) -> bool:
     return 0 <= state.started_ms <= _MOST_MS and 0 <= state.at_ms <= _MOST_MS
 
 
-def _told_in(record: Record | None) -> _Told | None:
+def _told_in(record: Record | None) -> _WorkerRecord | None:
     return None if record is None else _read_told(record.memo)
 
 
-async def _peek_list(store: Store) -> _List | None:
-    """Read the list; None where there is none, or another version's."""
+async def _peek_list(store: Store) -> _WorkerList | None:
+    """Read the list; None if there is none, or it is of another version."""
     (record,) = await store.peek([_LIST])
     return None if record is None else _read_list(record.memo)
 
 
 def _in_short(state: State) -> State:
-    """Keep of a worker that is gone what tells who it was."""
+    """Return the identity of a worker that is gone."""
     return State(
         name=state.name,
         host=state.host,
@@ -249,21 +247,21 @@ def _in_short(state: State) -> State:
 # --- reading ------------------------------------------------------------------------------
 
 
-class View(Struct):
-    """All workers, as far as they have told."""
+class FleetView(Struct):
+    """The reports of all workers."""
 
     reports: list[Report]
-    """Of those that run, and of those that went lately; in the order of their names."""
+    """Of workers that are running or stopped recently, by name."""
     past: Counts
-    """What was counted by workers that are gone, and not listed any more."""
+    """The counts of workers that are not listed any more."""
     now_ms: int
     """The store's time."""
     gone: list[Report] = []
-    """Of those that were listed until a day ago: who they were. What they counted is in the past."""
+    """Workers that were listed until a day ago, without counts, which are in the past."""
 
     @property
     def total(self) -> Counts:
-        """Everything that was ever counted."""
+        """The counts of all workers."""
         total = self.past
         for report in self.reports:
             total = total + report.counts
@@ -271,18 +269,18 @@ class View(Struct):
 
 
 def here_ms(report: Report, store_ms: int) -> int:
-    """Return what a worker's clock shows when the store's shows *store_ms*."""
+    """Return the time of a worker's clock when the store's clock shows *store_ms*."""
     return store_ms - (report.state.store.clock_offset_ms or 0)
 
 
 def is_silent(report: Report, now_ms: int) -> bool:
-    """Return whether a worker has neither stopped in good order nor reported lately."""
+    """Return True if a worker has neither stopped normally nor reported recently."""
     silent_ms = here_ms(report, now_ms) - report.state.at_ms
     return not report.state.ended and silent_ms > SILENT_MS
 
 
-def present(view: View) -> list[State]:
-    """Return the workers that run, as far as is known."""
+def present(view: FleetView) -> list[State]:
+    """Return the workers that are running, as far as is known."""
     return [
         report.state
         for report in view.reports
@@ -290,15 +288,15 @@ def present(view: View) -> list[State]:
     ]
 
 
-async def read(store: Store, own: Report | None = None) -> View:
+async def read(store: Store, own: Report | None = None) -> FleetView:
     """
-    Read what the workers have told; *own* is this process's, and newer than what it wrote.
+    Read the reports of all workers; *own* is this process's, and newer than what it wrote.
 
-    Raises `StoreUnavailable`. What another version wrote, and this one cannot read, is left out.
+    Raise `StoreUnavailable`. Records of other versions that cannot be decoded are left out.
     """
     now_ms = await store.now_ms()
-    # The list comes first: what is on it then has a record that stays, closed or not.
-    listed = await _peek_list(store) or _List()
+    # The list is read first: the records of workers on it are kept, closed or not.
+    listed = await _peek_list(store) or _WorkerList()
     lives = {life.id: life.name for life in listed.lives}
     if own is not None:
         lives |= {each.id: "" for each in listed.gone if each.state.name == own.state.name}
@@ -314,7 +312,7 @@ async def read(store: Store, own: Report | None = None) -> View:
         counts = own.counts - _counted_elsewhere(own.state.name, listed, told)
         reports[own.state.name] = Report(own.state, counts)
     gone = {each.state.name: Report(each.state, Counts()) for each in listed.gone}
-    return View(
+    return FleetView(
         [reports[name] for name in sorted(reports)],
         listed.past,
         now_ms,
@@ -322,8 +320,10 @@ async def read(store: Store, own: Report | None = None) -> View:
     )
 
 
-def _counted_elsewhere(name: str, listed: _List, told: dict[str, _Told | None]) -> Counts:
-    """Return what of all that a worker has counted is part of the past."""
+def _counted_elsewhere(
+    name: str, listed: _WorkerList, told: dict[str, _WorkerRecord | None]
+) -> Counts:
+    """Return the counts of a worker that are part of the past."""
     for life in listed.lives:
         its = told[life.id]
         if life.name == name and its is not None:
@@ -339,51 +339,51 @@ def _counted_elsewhere(name: str, listed: _List, told: dict[str, _Told | None]) 
 
 
 class _Taken(StoreUnavailable):
-    """Others have a record, and patience is at its end."""
+    """Another worker holds a record, and the time is up."""
 
 
-class Member:
-    """A worker, among all that share *store*."""
+class FleetMember:
+    """One worker among all that share *store*."""
 
     def __init__(self, store: Store, *, dice: Dice) -> None:
         self._store = store
         self._dice = dice
         self._life = ""
         self._base: Counts | None = None
-        """What was counted before this life, and is part of the past."""
+        """Counts before this life, which are part of the past."""
         self._told: Counts | None = None
-        """What the store is known to have of this life, and all before."""
+        """Counts that are known to be in the store, of this and earlier lives."""
         self._told_ms = 0
         self._is_listed = False
         self._may_be_listed = False
         self._looked_ms = 0
         self._look_ms = 0
-        """For how long what was seen then is relied on."""
+        """Until when the last check of the list is valid."""
         self._has_turn = False
-        """It is for this worker to look who is gone."""
+        """True if this worker searches for workers that are gone."""
 
     async def tell(self, report: Report) -> None:
-        """Write *report*; raises `StoreUnavailable` where it cannot, and may be repeated."""
+        """Write *report*; raise `StoreUnavailable` if that fails. Safe to retry."""
         self._has_turn = False
         listed = await self._tell(report)
         if listed is None:
             return
         if not self._has_turn and _is_due(listed.folded_ms, _FOLD_MS, self._told_ms):
-            # Written whoever is gone: so the list does not expire as long as anybody tells.
-            with suppress(_Taken):  # most likely by another, for the same turn
+            # Written in any case, so that the list does not expire while workers report.
+            with suppress(_Taken):  # probably by another worker, for the same purpose
                 listed = await self._change_list(self._take_turn, patience_s=0)
         if self._has_turn:
             await self._fold(listed)
 
     async def leave(self, report: Report) -> None:
-        """Write the last report of a worker that goes in good order."""
-        self._look_ms = 0  # there is no later look that could put it right
+        """Write the last report of a worker that stops normally."""
+        self._look_ms = 0  # no later check could fix it
         await self._tell(Report(replace(report.state, ended=True), report.counts))
 
-    async def _tell(self, report: Report) -> _List | None:
-        """Write *report*, and be on the list, which is given where it was looked at."""
+    async def _tell(self, report: Report) -> _WorkerList | None:
+        """Write *report*, and make sure to be on the list; return the list if it was read."""
         for _ in range(_TRIES):
-            # The record comes first: whoever is on the list has one.
+            # The record is written first: every worker on the list must have one.
             if not await self._write(report):
                 continue
             if self._is_listed and not _is_due(self._looked_ms, self._look_ms, self._told_ms):
@@ -396,7 +396,7 @@ class Member:
     # --- the record of this worker --------------------------------------------------------
 
     async def _write(self, report: Report) -> bool:
-        """Write *report* into this life's record; False where a new life began instead."""
+        """Write *report* into this life's record; return False if a new life began instead."""
         if not self._life:
             self._begin(None)
         key = _key(self._life)
@@ -414,20 +414,20 @@ class Member:
             self._begin(self._told)
             return False
         counts = report.counts if self._base is None else report.counts - self._base
-        told = _Told(claim.now_ms, report.state, counts, self._base)
+        told = _WorkerRecord(claim.now_ms, report.state, counts, self._base)
         if not await self._release(key, claim, _write(told)):
             return False
         self._told, self._told_ms = report.counts, claim.now_ms
         return True
 
     def _begin(self, base: Counts | None) -> None:
-        """Begin a life; *base* is what was counted before, and is not this life's to tell."""
+        """Begin a life; *base* are earlier counts, which it does not report."""
         self._life = self._dice.tokens(1)[0].hex()
         self._base = self._told = base
         self._is_listed = self._may_be_listed = False
 
     async def _was_forgotten(self, now_ms: int) -> bool:
-        """Return whether the record is not there because this worker was taken for gone long ago."""
+        """Return True if the record is missing because this worker was considered gone long ago."""
         if not self._may_be_listed or now_ms - self._told_ms < GONE_AFTER_MS:
             return False
         listed = await _peek_list(self._store)
@@ -435,8 +435,8 @@ class Member:
 
     # --- the list -------------------------------------------------------------------------
 
-    async def _look(self, name: str) -> _List:
-        """Look at the list, and get onto it."""
+    async def _look(self, name: str) -> _WorkerList:
+        """Read the list, and add this worker to it."""
         listed = await _peek_list(self._store) if self._is_listed else None
         if listed is None or not listed.has(self._life):
             self._is_listed = False
@@ -446,12 +446,12 @@ class Member:
         self._look_ms = int(_LOOK_MS * (0.5 + self._dice.fraction() / 2))
         return listed
 
-    async def _enter(self, name: str) -> _List:
-        """Get onto the list, unless too much time has gone by to be sure of the record."""
-        life = _Life(self._life, name)
+    async def _enter(self, name: str) -> _WorkerList:
+        """Add this worker to the list, unless its record may have expired."""
+        life = _WorkerEntry(self._life, name)
 
-        def entered(listed: _List, now_ms: int) -> _List | None:
-            # An earlier try may have worked, and this life may be over since.
+        def entered(listed: _WorkerList, now_ms: int) -> _WorkerList | None:
+            # An earlier try may have succeeded, and this life may have ended since.
             may_be_over = now_ms - self._told_ms >= GONE_AFTER_MS or listed.had(life.id)
             if may_be_over or listed.has(life.id):
                 return None
@@ -462,14 +462,14 @@ class Member:
 
     async def _change_list(
         self,
-        change: Callable[[_List, int], _List | None],
+        change: Callable[[_WorkerList, int], _WorkerList | None],
         patience_s: float = _LIST_PATIENCE_S,
-    ) -> _List:
-        """Put what *change* makes of the list in its place, if anything, and give what is there."""
+    ) -> _WorkerList:
+        """Replace the list by the result of *change*, if not None, and return the list."""
         for _ in range(_TRIES):
             claim = await self._hold(_LIST, _LIST_AGAIN_S, patience_s)
             memo = claim.held[0].memo
-            listed = _read_list(memo) if memo else _List()
+            listed = _read_list(memo) if memo else _WorkerList()
             if listed is None:
                 await self._release(_LIST, claim, None)
                 raise StoreUnavailable("the list of workers in the store is another version's")
@@ -481,15 +481,15 @@ class Member:
                 return after
         raise StoreUnavailable("others keep writing where the workers are listed")
 
-    # --- those that are gone --------------------------------------------------------------
+    # --- workers that are gone ------------------------------------------------------------
 
-    def _take_turn(self, listed: _List, now_ms: int) -> _List:
-        """Let the others know that this worker looks who is gone, unless another just did."""
+    def _take_turn(self, listed: _WorkerList, now_ms: int) -> _WorkerList:
+        """Announce that this worker searches for workers that are gone, unless another did."""
         self._has_turn = _is_due(listed.folded_ms, _FOLD_MS, now_ms)
         return replace(listed, folded_ms=now_ms) if self._has_turn else listed
 
-    async def _fold(self, listed: _List) -> None:
-        """Look who is gone, and add what they counted to the past."""
+    async def _fold(self, listed: _WorkerList) -> None:
+        """Find workers that are gone, and add their counts to the past."""
         now_ms = listed.folded_ms
         closed = await self._close([each for each in listed.lives if each.id != self._life], now_ms)
         forgotten = {each.id for each in listed.forgettable(now_ms)}
@@ -497,18 +497,18 @@ class Member:
             await self._store.forget([_key(life) for life in forgotten])
         if closed or forgotten:
 
-            def tidied(listed: _List, now_ms: int) -> _List:
+            def tidied(listed: _WorkerList, now_ms: int) -> _WorkerList:
                 after = listed.without(closed, now_ms)
                 kept = tuple(each for each in after.gone if each.id not in forgotten)
                 return replace(after, gone=kept)
 
             await self._change_list(tidied)
 
-    async def _close(self, lives: Sequence[_Life], now_ms: int) -> dict[str, _Told]:
-        """Close the records of those that are gone, and tell what is in them."""
+    async def _close(self, lives: Sequence[_WorkerEntry], now_ms: int) -> dict[str, _WorkerRecord]:
+        """Close the records of workers that are gone, and return them."""
         records = await self._store.peek([life.key for life in lives]) if lives else []
-        closed: dict[str, _Told] = {}
-        over: dict[bytes, _Life] = {}
+        closed: dict[str, _WorkerRecord] = {}
+        over: dict[bytes, _WorkerEntry] = {}
         for life, record in zip(lives, records, strict=True):
             told = _told_in(record)
             if told is not None and told.closed:
@@ -530,7 +530,7 @@ class Member:
                     closed[over[release.key].id] = told
         return closed
 
-    # --- holding a record -----------------------------------------------------------------
+    # --- claiming a record ----------------------------------------------------------------
 
     async def _hold(
         self,
@@ -538,7 +538,7 @@ class Member:
         pauses: Sequence[float] = _LOOK_AGAIN_S,
         patience_s: float = _PATIENCE_S,
     ) -> Claim:
-        """Take hold of a record, and wait for others that have it."""
+        """Claim a record, and wait while another worker holds it."""
         now_s = asyncio.get_running_loop().time
         ends, tries = now_s() + patience_s, 0
         while True:
@@ -554,24 +554,24 @@ class Member:
             await asyncio.sleep(pause_s)
 
     def _want(self, key: bytes) -> Want:
-        # Fresh for each try: a release that is under way still must not touch a later hold.
+        # New for each try: a delayed release must not affect a later claim.
         token, generation = self._dice.tokens(2)
         return Want((Part(key),), token, generation, _LEASE_MS, KEPT_MS)
 
     async def _release(self, key: bytes, claim: Claim, memo: bytes | None) -> bool:
-        """Hand a record back with *memo*; False where somebody else had taken it."""
+        """Release a record with *memo*; return False if another worker had claimed it."""
         (reply,) = await self._store.release([_release(key, claim, memo)])
         if isinstance(reply, NoAnswer):
             raise StoreUnavailable(reply.reason)
         return reply is Reply.RELEASED
 
 
-def _closed(life: _Life, claim: Claim) -> _Told | None:
-    """Close the record that was taken hold of; None where it is not over, or not to be read."""
+def _closed(life: _WorkerEntry, claim: Claim) -> _WorkerRecord | None:
+    """Return the closed record; None if the worker is not gone, or it cannot be decoded."""
     memo = claim.held[0].memo
     if not memo:  # the store has lost it
         nobody = State(life.name, "", 0, "", claim.now_ms, claim.now_ms)
-        return _Told(claim.now_ms, nobody, Counts(), closed=True)
+        return _WorkerRecord(claim.now_ms, nobody, Counts(), closed=True)
     told = _read_told(memo)
     if told is None or not told.is_over(claim.now_ms):
         return None

@@ -1,10 +1,10 @@
 """
-Whether the process lives, whether events can pass, and what was measured: for whoever looks on.
+The endpoints `/healthz`, `/readyz` and `/metrics`.
 
-`/healthz` answers as long as the process turns; `/readyz` names what stands in the way, if
-anything does. An HTTP source answers both beside its events; a worker that is not called by
-anybody listens here for nothing else. `/metrics` is for Prometheus: numbers, and the names of
-routes and rules. Nothing of an event or a secret is in any of them, so anybody may ask.
+`/healthz` answers while the event loop runs; `/readyz` lists the reasons why events cannot be
+delivered. An HTTP source answers both on its own port; other workers listen here. `/metrics` is for
+Prometheus: numbers, and the names of routes and rules. None of them contains events or secrets, so
+no authentication is needed.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _BOUNDS = ServerLimits(
 )
 _SMALL: Final = 1024
 _LEVEL: Final = 3
-"""Of gzip: half the time of the usual, and hardly larger."""
+"""The gzip level: half the time of the default, and hardly larger."""
 
 Respond = Callable[[Response], None]
 Page = Callable[[Request, Respond], None]
@@ -51,7 +51,7 @@ def listeners(
     reasons: Callable[[], list[str]],
     report: Callable[[], Report],
 ) -> "list[Health]":
-    """Make what listens at the address of *health*, of *metrics*, or of both if they are one."""
+    """Return the servers for *health* and *metrics*; one if the addresses are equal."""
     if health and metrics and _address(health, "health") == _address(metrics, "metrics"):
         return [Health(health, reasons, report)]
     made = [Health(health, reasons)] if health else []
@@ -62,8 +62,8 @@ class Health:
     """
     Listen at `http://HOST:PORT`.
 
-    *reasons* names what keeps events from passing; *report* tells what was measured. What is not
-    given is not answered.
+    *reasons* returns why the worker is not ready; *report* returns the measurements. Endpoints
+    without their function are not served.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class Health:
 
 class MetricsPage:
     """
-    Answer with what *report* tells, as Prometheus reads it.
+    Answer with *report* in the format of Prometheus.
 
-    It is written beside the loop, and one at a time: whoever asks meanwhile gets the same.
+    It is encoded in a thread, one at a time: concurrent requests share the result.
     """
 
     def __init__(self, report: Callable[[], Report]) -> None:
@@ -129,9 +129,9 @@ class MetricsPage:
         self._writing: asyncio.Future[tuple[bytes, bytes]] | None = None
 
     def __call__(self, request: Request, respond: Respond) -> None:
-        """Answer *request*, later."""
+        """Answer *request* when the page is encoded."""
         if self._writing is None:
-            # On the loop, where nothing changes meanwhile.
+            # On the event loop, so that nothing changes meanwhile.
             report = self._report()
             loop = asyncio.get_running_loop()
             self._writing = loop.run_in_executor(self._beside, self._written, report)
@@ -159,7 +159,7 @@ class MetricsPage:
 
 
 def _takes_gzip(request: Request) -> bool:
-    """Return whether gzip is among the encodings that are accepted, with a weight above nought."""
+    """Return True if gzip is accepted with a weight above 0."""
     accepted = b",".join(request.values(b"accept-encoding")).decode("latin-1").lower()
     for part in accepted.split(","):
         coding, _, weight = part.replace(" ", "").partition(";")

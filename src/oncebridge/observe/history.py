@@ -1,11 +1,10 @@
 """
-Recent arrivals, and what became of each: a bounded history in the store.
+The format of the history: recent arrivals and their verdicts, in the store.
 
-A row is one arrival. Rows are gathered into pages, and a page is a record in the store, used as a
-register like a trail: so every store has it, and whoever reaches the store can read it. Each
-worker has a ring of 128 pages, of which the oldest is written over, and one small record more,
-the tail: it tells which page is the latest, and holds the rows that are not in that page yet. So
-a page need not be written again for each few rows.
+A row is one arrival. Rows are collected in pages, and a page is the memo of a record, so every
+store supports it, and every client of the store can read it. Each worker has a ring of 128 pages,
+of which the oldest is overwritten, and one small record, the tail: it has the number of the latest
+page, and the rows that are not in that page yet. So a page is not rewritten for every few rows.
 """
 
 import zlib
@@ -18,18 +17,18 @@ from msgspec import Struct
 from oncebridge.events.key import make_key
 
 Mode = Literal["off", "sample", "all"]
-Place = tuple[int, str, int]
-"""When an arrival came, to which worker, and its number there: lists have the greatest first."""
+HistoryPosition = tuple[int, str, int]
+"""Time, worker and number of an arrival: lists are sorted by it, descending."""
 SLOTS: Final = 128
-"""So many pages each worker has."""
+"""Pages per worker."""
 _MARK: Final = b"history1"
-"""No JSON begins like this, so no record is mistaken for another."""
+"""No JSON begins like this, so other records are not mistaken for pages."""
 _LARGEST: Final = 4 << 20
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What reading raises: whoever reaches the store may have written anything."""
+"""Errors of decoding: every client of the store can write anything."""
 
 
-class Row(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+class HistoryRow(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """One arrival."""
 
     number: int
@@ -45,37 +44,37 @@ class Row(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     detail_type: str = ""
     topic: str = ""
     entity: str = ""
-    """What it is about: a conversation, mostly."""
+    """Usually a conversation."""
     account: str = ""
     region: str = ""
     replay: str = ""
     time: str = ""
-    """The time that the event bears."""
+    """The time in the event."""
     size: int = 0
     reason: str = ""
     first_id: str = ""
     first_ms: int = 0
-    """The arrival that it repeats, as far as the store remembers it."""
+    """The first arrival, as far as the store has it."""
     cause: str = ""
     took_ms: float = 0.0
     attempt: int = 1
     forwarded: bool = False
     unprotected: bool = False
     payload: bytes = b""
-    """The event, with fields masked; empty unless that was allowed."""
+    """The masked event; empty unless payloads are kept."""
     bare: bool = False
-    """Its payload is not kept, as too many came at the time."""
+    """True if its payload was not kept because of the load."""
     sent_as: bytes = b""
-    """The `Idempotency-Key` it was sent with, where that is not the key."""
+    """The `Idempotency-Key` it was sent with, if different from the key."""
 
 
-class Sheet(Struct, frozen=True, array_like=True, gc=False):
-    """A page or a tail, as it stands in a record."""
+class HistoryPage(Struct, frozen=True, array_like=True, gc=False):
+    """A page or a tail, as stored in a record."""
 
     number: int
-    """Of the page; of a tail: of the latest page."""
+    """The number of the page; for a tail, of the latest page."""
     is_full: bool
-    """Nothing is added any more."""
+    """True if no rows will be added."""
     count: int
     last: int
     """The number of its last row."""
@@ -85,15 +84,15 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
     keep_ms: int
     """How long rows are kept after they arrived."""
     left_out: int
-    """How many arrivals this worker did not keep, so far, as there were too many."""
+    """How many arrivals this worker has not kept because of the load."""
     is_zipped: bool
     body: bytes
     lost: int = 0
-    """How many rows this worker could not bring to the store, so far."""
+    """How many rows this worker could not write to the store."""
 
     @classmethod
-    def read(cls, memo: bytes) -> "Sheet | None":
-        """Read what stands in a record; None where it is no page."""
+    def read(cls, memo: bytes) -> "HistoryPage | None":
+        """Decode a memo; None if it is not a page."""
         if not memo.startswith(_MARK):
             return None
         try:
@@ -105,7 +104,7 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
         return _MARK + _write(self)
 
     def text(self) -> bytes:
-        """Return its rows, encoded; nothing where they cannot be read."""
+        """Return its encoded rows; empty if they cannot be decoded."""
         if not self.is_zipped:
             return self.body
         try:
@@ -113,8 +112,8 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
         except zlib.error:
             return b""
 
-    def rows(self) -> list[Row]:
-        """Return its rows, in the order of their numbers; none where they cannot be read."""
+    def rows(self) -> list[HistoryRow]:
+        """Return its rows by number; empty if they cannot be decoded."""
         try:
             return _read_rows(self.text())
         except _UNREADABLE:
@@ -122,69 +121,69 @@ class Sheet(Struct, frozen=True, array_like=True, gc=False):
 
 
 def joined(rows: Sequence[bytes]) -> bytes:
-    """Make one text of encoded rows."""
+    """Join encoded rows."""
     return b"\xdd" + len(rows).to_bytes(4) + b"".join(rows)
 
 
-_read_sheet = msgspec.msgpack.Decoder(Sheet).decode
-_read_rows = msgspec.msgpack.Decoder(list[Row]).decode
+_read_sheet = msgspec.msgpack.Decoder(HistoryPage).decode
+_read_rows = msgspec.msgpack.Decoder(list[HistoryRow]).decode
 _write = msgspec.msgpack.Encoder().encode
 
 
 def page_key(worker: str, number: int) -> bytes:
-    """Name the record of a page; one that is 128 pages younger has the same."""
+    """Return the key of a page; the page 128 later has the same."""
     return make_key("", b"history", worker, str(number % SLOTS), ())
 
 
 def tail_key(worker: str) -> bytes:
-    """Name the record of a worker's latest rows."""
+    """Return the key of a worker's tail."""
     return make_key("", b"history", worker, "tail", ())
 
 
-class Seen(Struct, frozen=True):
-    """One arrival, and which worker saw it."""
+class RecordedArrival(Struct, frozen=True):
+    """One arrival, and the worker that received it."""
 
     worker: str
-    row: Row
+    row: HistoryRow
 
     @property
     def name(self) -> str:
-        """Names it among all arrivals; good for an address."""
+        """A unique name, valid in a URL."""
         return f"{self.worker}.{self.row.number}"
 
     @property
-    def place(self) -> Place:
-        """Its place among all arrivals; no two have the same, be it in one millisecond."""
+    def place(self) -> HistoryPosition:
+        """Its unique position among all arrivals."""
         return self.row.at_ms, self.worker, self.row.number
 
 
-class Query(Struct, frozen=True, kw_only=True):
-    """Which arrivals are wanted; all that is given has to fit."""
+class HistoryQuery(Struct, frozen=True, kw_only=True):
+    """A search; all conditions must match."""
 
     text: str = ""
-    """An envelope id, an entity (a conversation), a key or the beginning of one, or a topic."""
+    """An envelope id or key or its beginning, an entity, or a topic."""
     verdict: str = ""
     route: str = ""
     topic: str = ""
     cause: str = ""
-    before: Place | None = None
-    """Only what comes after the arrival of this place: for the next page of a list."""
+    before: HistoryPosition | None = None
+    """Only arrivals after this position in the list: for the next page."""
     limit: int = 100
 
 
-class Found(Struct, frozen=True):
-    """What was found, newest first."""
+class SearchResult(Struct, frozen=True):
+    """The result of a search, newest first."""
 
-    rows: tuple[Seen, ...]
+    rows: tuple[RecordedArrival, ...]
     more: bool
-    """There are older ones that fit."""
+    """True if there are older matches."""
     looked_at: int
-    """How many rows there are in all."""
+    """How many rows were searched."""
     since_ms: int | None
     """When the oldest of them arrived."""
     left_out: int = 0
-    """How many arrivals were not kept, as there were too many at the time."""
+    """How many arrivals were not kept because of the load."""
     is_whole: bool = True
-    """False where the store could not be asked, and these are only those of this process."""
+    """False if the store did not answer, and only rows of this process were searched."""
     lost: int = 0
-    """How many arrivals are missing, as the store was away for too long."""
+    """How many arrivals are missing because the store was unavailable for too long."""

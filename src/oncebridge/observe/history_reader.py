@@ -1,9 +1,8 @@
 """
-Reads the history of all workers out of the store they share.
+Reads the history of all workers from their shared store.
 
-What this process has seen itself is in its memory; of others, tails and pages are read. A page
-that is full never changes, so it is read once and remembered: to look again every two seconds
-costs little more than to read the tails.
+Rows of this process are in memory; of other workers, tails and pages are read. A full page never
+changes, so it is read once and cached: a refresh every two seconds mainly reads the tails.
 """
 
 import asyncio
@@ -20,153 +19,157 @@ from oncebridge.base.clock import Clock, system_clock
 from oncebridge.errors import StoreError
 from oncebridge.observe.history import (
     SLOTS,
-    Found,
-    Place,
-    Query,
-    Row,
-    Seen,
-    Sheet,
+    HistoryPage,
+    HistoryPosition,
+    HistoryQuery,
+    HistoryRow,
+    RecordedArrival,
+    SearchResult,
     page_key,
     tail_key,
 )
-from oncebridge.observe.history_writer import Recorder
+from oncebridge.observe.history_writer import HistoryWriter
 from oncebridge.observe.report import Report
 from oncebridge.stores.api import Store
 
 MOST_SHEETS: Final = 1024
-"""So many pages are remembered as they stand in the store, about 40 MB;"""
+"""The most cached pages, about 40 MB."""
 MOST_READ: Final = 24
-"""and of so many the rows."""
+"""The most pages whose decoded rows are cached."""
 _TOGETHER: Final = 16
-"""So many pages are asked for in one call."""
+"""The most pages in one store call."""
 _SETTLED_MS: Final = 60_000
-"""Who has told nothing for so long writes no more either."""
+"""A worker that has not reported for this long does not write history either."""
 _KEY: Final = re.compile(r"([0-9a-f]{6,66})(?:…|\.\.\.)?")
 _CUT: Final = re.compile(r"(.*?)(?:…|\.\.\.)(.*)")
 _LEAST: Final = 8
-"""So much of an id has to be told."""
-_place: Final[Callable[[Seen], Place]] = attrgetter("place")
-_left_out: Final[Callable[["_Leaf"], int]] = attrgetter("left_out")
-_lost: Final[Callable[["_Leaf"], int]] = attrgetter("lost")
+"""The least length of the beginning of an id."""
+_place: Final[Callable[[RecordedArrival], HistoryPosition]] = attrgetter("place")
+_left_out: Final[Callable[["_PageRef"], int]] = attrgetter("left_out")
+_lost: Final[Callable[["_PageRef"], int]] = attrgetter("lost")
 
 
-class Archive:
+class HistoryReader:
     """
-    Search the history; *own* is that of this process, where it has one.
+    Search the history; *own* is the writer of this process, if any.
 
-    Where the store cannot be asked, what this process has seen itself is all there is, and
-    `Found` says so; without any, it raises `StoreError`.
+    If the store does not answer, only rows of this process are searched, and `SearchResult.is_whole`
+    is False; without a writer, `StoreError` is raised.
     """
 
     def __init__(
-        self, store: Store, own: Recorder | None = None, *, clock: Clock = system_clock
+        self, store: Store, own: HistoryWriter | None = None, *, clock: Clock = system_clock
     ) -> None:
         self._own = own
         self._clock = clock
-        self._shelf = _Shelf(store, clock)
-        self._read: OrderedDict[tuple[str, int, int], Sequence[Row]] = OrderedDict()
+        self._cache = _PageCache(store, clock)
+        self._read: OrderedDict[tuple[str, int, int], Sequence[HistoryRow]] = OrderedDict()
 
-    async def search(self, query: Query, reports: Sequence[Report]) -> Found:
-        """Find arrivals; *reports* tell which workers there are."""
-        everything, is_whole = await self._leaves(reports)
-        filled = [leaf for leaf in everything if leaf.count]
-        leaves = sorted(filled, key=lambda leaf: leaf.last_ms, reverse=True)
+    async def search(self, query: HistoryQuery, reports: Sequence[Report]) -> SearchResult:
+        """Return matching arrivals; *reports* name the workers."""
+        everything, is_whole = await self._all_pages(reports)
+        filled = [page for page in everything if page.count]
+        pages = sorted(filled, key=lambda page: page.last_ms, reverse=True)
         fits, before, wanted = _fits(query), query.before, query.limit + 1
-        found: list[Seen] = []
-        for leaf in leaves:
-            if len(found) == wanted and found[-1].row.at_ms > leaf.last_ms:
-                break  # all that is left is older
-            if before is not None and leaf.first_ms > before[0]:
+        found: list[RecordedArrival] = []
+        for page in pages:
+            if len(found) == wanted and found[-1].row.at_ms > page.last_ms:
+                break  # all others are older
+            if before is not None and page.first_ms > before[0]:
                 continue
-            rows = await self._rows(leaf)
-            seen = [Seen(leaf.worker, row) for row in rows if fits(leaf.worker, row)]
+            rows = await self._rows(page)
+            seen = [RecordedArrival(page.worker, row) for row in rows if fits(page.worker, row)]
             if before is not None:
                 seen = [one for one in seen if one.place < before]
             found = nlargest(wanted, [*found, *seen], key=_place)
-        return Found(
+        return SearchResult(
             tuple(found[: query.limit]),
             len(found) > query.limit,
-            sum(leaf.count for leaf in leaves),
-            min([leaf.first_ms for leaf in leaves], default=None),
+            sum(page.count for page in pages),
+            min([page.first_ms for page in pages], default=None),
             _counted(everything, _left_out),
             is_whole,
             _counted(everything, _lost),
         )
 
-    async def named(self, name: str, reports: Sequence[Report]) -> Seen | None:
-        """Find one arrival by its name; its worker need not be known any more."""
+    async def named(self, name: str, reports: Sequence[Report]) -> RecordedArrival | None:
+        """Return one arrival by its name, even if its worker is not listed any more."""
         worker, _, text = name.rpartition(".")
         if not (worker and text.isascii() and text.isdigit() and len(text) < 20):
             return None
-        leaves, _ = await self._leaves(reports, worker)
-        for leaf in leaves:
-            if leaf.worker == worker and leaf.last >= int(text):
-                rows = await self._rows(leaf)
-                return next((Seen(worker, row) for row in rows if row.number == int(text)), None)
+        pages, _ = await self._all_pages(reports, worker)
+        for page in pages:
+            if page.worker == worker and page.last >= int(text):
+                rows = await self._rows(page)
+                return next(
+                    (RecordedArrival(worker, row) for row in rows if row.number == int(text)), None
+                )
         return None
 
-    async def alike(self, key: bytes, reports: Sequence[Report]) -> list[Seen]:
-        """Find all arrivals of one event by its key, oldest first."""
-        leaves, _ = await self._leaves(reports)
-        found: list[Seen] = []
-        for leaf in leaves:
-            if leaf.sheet is not None:
+    async def alike(self, key: bytes, reports: Sequence[Report]) -> list[RecordedArrival]:
+        """Return all arrivals of one event by its key, oldest first."""
+        pages, _ = await self._all_pages(reports)
+        found: list[RecordedArrival] = []
+        for page in pages:
+            if page.sheet is not None:
                 await asyncio.sleep(0)
-                if key not in leaf.sheet.text():  # much quicker than to read its rows
+                if key not in page.sheet.text():  # much faster than decoding its rows
                     continue
-            rows = await self._rows(leaf)
-            found += [Seen(leaf.worker, row) for row in rows if row.key == key]
+            rows = await self._rows(page)
+            found += [RecordedArrival(page.worker, row) for row in rows if row.key == key]
         return sorted(found, key=_place)
 
-    # --- what there is ----------------------------------------------------------------------
+    # --- pages ------------------------------------------------------------------------------
 
-    async def _leaves(self, reports: Sequence[Report], *further: str) -> tuple[list["_Leaf"], bool]:
-        """Return all that is not past keeping, and tell whether the store could be asked."""
+    async def _all_pages(
+        self, reports: Sequence[Report], *further: str
+    ) -> tuple[list["_PageRef"], bool]:
+        """Return all pages that have not expired, and whether the store answered."""
         own = self._own.worker if self._own is not None else None
-        workers = {name: _Worker(name) for name in further}
+        workers = {name: _WorkerHistory(name) for name in further}
         workers |= {
-            state.name: _Worker(state.name, state.history, state.at_ms)
+            state.name: _WorkerHistory(state.name, state.history, state.at_ms)
             for state in (report.state for report in reports)
         }
         others = [worker for worker in workers.values() if worker.name != own]
-        leaves = self._own_leaves()
+        pages = self._own_pages()
         is_whole = True
         try:
-            leaves += await self._shelf.leaves(others)
+            pages += await self._cache.pages(others)
         except StoreError:
             if own is None:
                 raise
             is_whole = False
         now_ms = self._clock()
-        return [await self._lasting(leaf, now_ms - leaf.keep_ms) for leaf in leaves], is_whole
+        return [await self._lasting(page, now_ms - page.keep_ms) for page in pages], is_whole
 
-    def _own_leaves(self) -> list["_Leaf"]:
+    def _own_pages(self) -> list["_PageRef"]:
         own = self._own
         if own is None:
             return []
-        leaves = [_Leaf.of_sheet(own.worker, sheet) for sheet in own.sheets()]
+        pages = [_PageRef.of_sheet(own.worker, sheet) for sheet in own.sheets()]
         rows = own.latest()
-        latest = _Leaf.of_rows(own.worker, rows, own.keep_ms, own.left_out, own.lost)
-        return [*leaves, latest]
+        latest = _PageRef.of_rows(own.worker, rows, own.keep_ms, own.left_out, own.lost)
+        return [*pages, latest]
 
-    async def _lasting(self, leaf: "_Leaf", since_ms: int) -> "_Leaf":
-        """Leave out what is past keeping."""
-        if leaf.first_ms >= since_ms:
-            return leaf
-        if leaf.last_ms < since_ms:
-            rows: Sequence[Row] = ()
+    async def _lasting(self, page: "_PageRef", since_ms: int) -> "_PageRef":
+        """Remove expired rows."""
+        if page.first_ms >= since_ms:
+            return page
+        if page.last_ms < since_ms:
+            rows: Sequence[HistoryRow] = ()
         else:
-            rows = [row for row in await self._rows(leaf) if row.at_ms >= since_ms]
-        return _Leaf.of_rows(leaf.worker, rows, leaf.keep_ms, leaf.left_out, leaf.lost)
+            rows = [row for row in await self._rows(page) if row.at_ms >= since_ms]
+        return _PageRef.of_rows(page.worker, rows, page.keep_ms, page.left_out, page.lost)
 
-    async def _rows(self, leaf: "_Leaf") -> Sequence[Row]:
-        sheet = leaf.sheet
+    async def _rows(self, page: "_PageRef") -> Sequence[HistoryRow]:
+        sheet = page.sheet
         if sheet is None:
-            return leaf.rows
-        name = leaf.worker, sheet.number, sheet.count
+            return page.rows
+        name = page.worker, sheet.number, sheet.count
         rows = self._read.get(name)
         if rows is None:
-            await asyncio.sleep(0)  # a millisecond each, and there may be many
+            await asyncio.sleep(0)  # a millisecond each, and there may be many of them
             rows = self._read[name] = sheet.rows()
         self._read.move_to_end(name)
         while len(self._read) > MOST_READ:
@@ -174,8 +177,8 @@ class Archive:
         return rows
 
 
-class _Leaf(Struct, frozen=True):
-    """Rows of one worker: a page as it stands in the store, or loose ones."""
+class _PageRef(Struct, frozen=True):
+    """Rows of one worker: an encoded page, or decoded rows."""
 
     worker: str
     count: int
@@ -185,126 +188,130 @@ class _Leaf(Struct, frozen=True):
     keep_ms: int
     left_out: int
     lost: int
-    rows: Sequence[Row] = ()
-    sheet: Sheet | None = None
+    rows: Sequence[HistoryRow] = ()
+    sheet: HistoryPage | None = None
 
     @classmethod
-    def of_sheet(cls, worker: str, sheet: Sheet) -> "_Leaf":
+    def of_sheet(cls, worker: str, sheet: HistoryPage) -> "_PageRef":
         times = sheet.first_ms, sheet.last_ms, sheet.keep_ms
         missing = sheet.left_out, sheet.lost
         return cls(worker, sheet.count, sheet.last, *times, *missing, sheet=sheet)
 
     @classmethod
     def of_rows(
-        cls, worker: str, rows: Sequence[Row], keep_ms: int, left_out: int, lost: int
-    ) -> "_Leaf":
+        cls, worker: str, rows: Sequence[HistoryRow], keep_ms: int, left_out: int, lost: int
+    ) -> "_PageRef":
         times = [row.at_ms for row in rows] or [0]
         last = rows[-1].number if rows else 0
         return cls(worker, len(rows), last, min(times), max(times), keep_ms, left_out, lost, rows)
 
 
-def _counted(leaves: Sequence[_Leaf], count: Callable[[_Leaf], int]) -> int:
-    """Add up what each worker has counted last."""
+def _counted(pages: Sequence[_PageRef], count: Callable[[_PageRef], int]) -> int:
+    """Add up the latest count of each worker."""
     counts: dict[str, int] = {}
-    for leaf in leaves:
-        counts[leaf.worker] = max(counts.get(leaf.worker, 0), count(leaf))
+    for page in pages:
+        counts[page.worker] = max(counts.get(page.worker, 0), count(page))
     return sum(counts.values())
 
 
-# --- what stands in the store ---------------------------------------------------------------
+# --- reading the store ----------------------------------------------------------------------
 
 
-class _Worker(Struct, frozen=True):
-    """A worker, and what it has told of itself."""
+class _WorkerHistory(Struct, frozen=True):
+    """A worker, from its report."""
 
     name: str
     history: int = 0
     at_ms: int = 0
 
 
-class _Volume(Struct):
-    """The history of one worker, as far as it was read."""
+class _CachedHistory(Struct):
+    """The cached history of one worker."""
 
-    sheets: dict[int, Sheet] = field(default_factory=dict)
-    tail: Sheet | None = None
+    sheets: dict[int, HistoryPage] = field(default_factory=dict)
+    tail: HistoryPage | None = None
     gone: set[int] = field(default_factory=set)
-    """Pages that were there once."""
+    """Pages that no longer exist."""
     read_ms: int = 0
 
 
-class _Shelf:
-    """Remembers what was read from *store*, and reads only what may have changed."""
+class _PageCache:
+    """Caches pages of *store*, and reads only those that may have changed."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._volumes: dict[str, _Volume] = {}
+        self._cached: dict[str, _CachedHistory] = {}
 
-    async def leaves(self, workers: Sequence[_Worker]) -> list[_Leaf]:
-        """Return the histories of *workers*, and forget those of all others."""
+    async def pages(self, workers: Sequence[_WorkerHistory]) -> list[_PageRef]:
+        """Return the pages of *workers*, and drop those of others."""
         now_ms = self._clock()
-        old = self._volumes
-        volumes = {worker.name: old.get(worker.name, _Volume()) for worker in workers}
-        asked = [w for w in workers if volumes[w.name].read_ms <= w.at_ms + _SETTLED_MS]
-        await self._read_tails({worker.name: volumes[worker.name] for worker in asked})
+        old = self._cached
+        cached_by_worker = {
+            worker.name: old.get(worker.name, _CachedHistory()) for worker in workers
+        }
+        asked = [w for w in workers if cached_by_worker[w.name].read_ms <= w.at_ms + _SETTLED_MS]
+        await self._read_tails({worker.name: cached_by_worker[worker.name] for worker in asked})
         most = max(min(SLOTS, MOST_SHEETS // max(len(workers), 1)), 1)
-        missing: list[tuple[_Volume, int, bytes]] = []
+        missing: list[tuple[_CachedHistory, int, bytes]] = []
         for worker in asked:
-            volume = volumes[worker.name]
-            numbers = _trimmed(volume, worker.history, most)
-            missing += [(volume, n, page_key(worker.name, n)) for n in numbers]
+            cached = cached_by_worker[worker.name]
+            numbers = _trimmed(cached, worker.history, most)
+            missing += [(cached, n, page_key(worker.name, n)) for n in numbers]
         for at in range(0, len(missing), _TOGETHER):
             await self._read_pages(missing[at : at + _TOGETHER])
         for worker in asked:
-            volumes[worker.name].read_ms = now_ms
-        self._volumes = volumes
-        return [leaf for name, volume in volumes.items() for leaf in _leaves_of(name, volume)]
+            cached_by_worker[worker.name].read_ms = now_ms
+        self._cached = cached_by_worker
+        return [
+            page for name, cached in cached_by_worker.items() for page in _pages_of(name, cached)
+        ]
 
-    async def _read_tails(self, volumes: dict[str, _Volume]) -> None:
-        # Before the pages: what leaves a tail is in its page by then.
-        keys = [tail_key(name) for name in volumes]
+    async def _read_tails(self, cached_by_worker: dict[str, _CachedHistory]) -> None:
+        # Before the pages: rows that leave a tail are in a page by then.
+        keys = [tail_key(name) for name in cached_by_worker]
         records = await self._store.peek(keys) if keys else []
-        for volume, record in zip(volumes.values(), records, strict=True):
-            volume.tail = Sheet.read(record.memo) if record is not None else None
+        for cached, record in zip(cached_by_worker.values(), records, strict=True):
+            cached.tail = HistoryPage.read(record.memo) if record is not None else None
 
-    async def _read_pages(self, missing: Sequence[tuple[_Volume, int, bytes]]) -> None:
+    async def _read_pages(self, missing: Sequence[tuple[_CachedHistory, int, bytes]]) -> None:
         records = await self._store.peek([key for _, _, key in missing])
-        for (volume, number, _), record in zip(missing, records, strict=True):
-            sheet = Sheet.read(record.memo) if record is not None else None
+        for (cached, number, _), record in zip(missing, records, strict=True):
+            sheet = HistoryPage.read(record.memo) if record is not None else None
             if sheet is not None and sheet.number == number:
-                volume.sheets[number] = sheet
+                cached.sheets[number] = sheet
                 continue
-            volume.sheets.pop(number, None)
-            if volume.tail is not None and number < volume.tail.number:
-                volume.gone.add(number)
+            cached.sheets.pop(number, None)
+            if cached.tail is not None and number < cached.tail.number:
+                cached.gone.add(number)
 
 
-def _trimmed(volume: _Volume, history: int, most: int) -> list[int]:
-    """Let go of pages that were written over, and name those that are to be read."""
-    tail = volume.tail
+def _trimmed(cached: _CachedHistory, history: int, most: int) -> list[int]:
+    """Drop pages that were overwritten, and return those to read."""
+    tail = cached.tail
     newest = max(history, tail.number + 1 if tail is not None else 0)
     numbers = range(max(newest - most, 0), newest)
-    volume.sheets = {n: sheet for n, sheet in volume.sheets.items() if n in numbers}
-    volume.gone.intersection_update(numbers)
-    full = {n for n, sheet in volume.sheets.items() if sheet.is_full}
-    return [n for n in numbers if n not in full and n not in volume.gone]
+    cached.sheets = {n: sheet for n, sheet in cached.sheets.items() if n in numbers}
+    cached.gone.intersection_update(numbers)
+    full = {n for n, sheet in cached.sheets.items() if sheet.is_full}
+    return [n for n in numbers if n not in full and n not in cached.gone]
 
 
-def _leaves_of(worker: str, volume: _Volume) -> list[_Leaf]:
-    leaves = [_Leaf.of_sheet(worker, sheet) for _, sheet in sorted(volume.sheets.items())]
-    tail = volume.tail
+def _pages_of(worker: str, cached: _CachedHistory) -> list[_PageRef]:
+    pages = [_PageRef.of_sheet(worker, sheet) for _, sheet in sorted(cached.sheets.items())]
+    tail = cached.tail
     if tail is not None:
-        paged = max([leaf.last for leaf in leaves], default=0)
+        paged = max([page.last for page in pages], default=0)
         rows = [row for row in tail.rows() if row.number > paged]
-        leaves.append(_Leaf.of_rows(worker, rows, tail.keep_ms, tail.left_out, tail.lost))
-    return leaves
+        pages.append(_PageRef.of_rows(worker, rows, tail.keep_ms, tail.left_out, tail.lost))
+    return pages
 
 
-# --- what is wanted -------------------------------------------------------------------------
+# --- matching -------------------------------------------------------------------------------
 
 
-def _fits(query: Query) -> Callable[[str, Row], bool]:
-    """Make what tells whether a row is wanted."""
+def _fits(query: HistoryQuery) -> Callable[[str, HistoryRow], bool]:
+    """Return a function that is True for matching rows."""
     asked = {"verdict": query.verdict, "route": query.route, "cause": query.cause}
     checks = [_is(name, value) for name, value in asked.items() if value]
     if query.topic.strip():
@@ -314,16 +321,16 @@ def _fits(query: Query) -> Callable[[str, Row], bool]:
     return lambda worker, row: all(check(worker, row) for check in checks)
 
 
-def _is(name: str, asked: str) -> Callable[[str, Row], bool]:
+def _is(name: str, asked: str) -> Callable[[str, HistoryRow], bool]:
     value = attrgetter(name)
     return lambda _, row: bool(value(row) == asked)
 
 
-def _is_of_topic(folded: str) -> Callable[[str, Row], bool]:
+def _is_of_topic(folded: str) -> Callable[[str, HistoryRow], bool]:
     return lambda _, row: folded in row.topic.casefold() or folded in row.detail_type.casefold()
 
 
-def _says(text: str) -> Callable[[str, Row], bool]:
+def _says(text: str) -> Callable[[str, HistoryRow], bool]:
     folded = text.casefold()
     names = {text[:128], folded[:128]}
     key = _KEY.fullmatch(folded)
@@ -331,7 +338,7 @@ def _says(text: str) -> Callable[[str, Row], bool]:
     has_topic = _is_of_topic(folded)
     has_id = _begins(text)
 
-    def says(worker: str, row: Row) -> bool:
+    def says(worker: str, row: HistoryRow) -> bool:
         return (
             row.id in names
             or row.entity in names
@@ -346,7 +353,7 @@ def _says(text: str) -> Callable[[str, Row], bool]:
 
 
 def _begins(text: str) -> Callable[[str], bool]:
-    """Make what knows an id by its beginning, or as a list shows it: `6f1c2a10-…0001`."""
+    """Return a matcher for the beginning of an id, or its short form: `6f1c2a10-…0001`."""
     cut = _CUT.fullmatch(text)
     start, end = cut.groups() if cut else (text, "")
     if len(start) + len(end) < _LEAST or not start:

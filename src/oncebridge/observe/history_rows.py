@@ -1,4 +1,4 @@
-"""One arrival as a row of the history: short, whatever the event held."""
+"""Makes a history row of an arrival, with bounded length."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,19 +10,19 @@ from oncebridge.engine.hooks import Decision
 from oncebridge.engine.verdict import Outcome
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.summary import ENTITIES, body_of, entity_of, topic_of
-from oncebridge.observe.history import Row
+from oncebridge.observe.history import HistoryRow
 from oncebridge.observe.masking import Mask
 
 _SHORT, _LONG = 128, 300
-"""How long texts may be, and reasons."""
+"""The greatest length of texts and of reasons."""
 
 
 def row_of(
     number: int, decision: Decision, event: Event, outcome: Outcome, cause: Cause | None
-) -> Row:
-    """Write down an event, and what became of it."""
+) -> HistoryRow:
+    """Return the row of an event and its verdict."""
     first = outcome.first
-    return Row(
+    return HistoryRow(
         number,
         decision.arrived_ms,
         decision.route,
@@ -51,11 +51,11 @@ def row_of(
     )
 
 
-def row_of_refused(number: int, decision: Decision) -> Row:
-    """Write down what is no event: nothing of its content."""
+def row_of_refused(number: int, decision: Decision) -> HistoryRow:
+    """Return the row of input that is not an event, without its content."""
     outcome, event = decision.outcome, decision.event
     reason = event.reason if isinstance(event, Unreadable) else ""
-    return Row(
+    return HistoryRow(
         number,
         decision.arrived_ms,
         decision.route,
@@ -82,8 +82,8 @@ _ENVELOPE: Final = {
 }
 
 
-class Secrets:
-    """What a mask hides of that which rows hold beside payloads; mostly nothing."""
+class RowMask:
+    """Applies a mask to the fields of rows other than the payload."""
 
     def __init__(self, mask: Mask | None) -> None:
         def hides(*path: str) -> bool:
@@ -103,16 +103,16 @@ class Secrets:
 
     @property
     def hide_topics(self) -> bool:
-        """Return whether the topic of some event is hidden."""
+        """Return True if topics may be masked."""
         return "topic" in self._blank or "topicName" in self._entities
 
     @property
     def hide_entities(self) -> bool:
-        """Return whether the entity of some event is hidden."""
+        """Return True if entities may be masked."""
         return bool(self._entities)
 
-    def blanked(self, row: Row, event: Event) -> Row:
-        """Return *row* without what is hidden."""
+    def blanked(self, row: HistoryRow, event: Event) -> HistoryRow:
+        """Return *row* without masked fields."""
         blank = self._blank
         bodies = (body_of(event.detail), event.detail)
         if any(self._is_at(name, body, row) for name in self._entities for body in bodies):
@@ -121,6 +121,6 @@ class Secrets:
             blank = {**blank, "topic": ""}
         return replace(row, **blank) if blank else row
 
-    def _is_at(self, name: str, body: Mapping[str, Any], row: Row) -> bool:
+    def _is_at(self, name: str, body: Mapping[str, Any], row: HistoryRow) -> bool:
         value = body.get(name)
         return type(value) is str and bool(value) and value[:_SHORT] == row.entity

@@ -1,12 +1,12 @@
 """
-Writes the history: what the hooks tell, row by row, page by page into the store.
+Writes the history into the store, page by page.
 
-A row costs the loop a few microseconds when it is taken down. Every two seconds the new ones are
-gathered into pages, and what the store does not have yet is written there. While the store is
-away, rows wait in memory, as many as the ring of pages has room for; then the oldest go.
+Recording a row takes a few microseconds on the event loop. Every two seconds, new rows are
+collected into pages, and pages that changed are written. While the store is unavailable, rows wait
+in memory, up to the size of the ring of pages; then the oldest are dropped.
 
-Nothing is kept for longer than it may be: a page ends when its oldest row does, and spans at most
-an eighth of that time.
+No row is kept for too long: a page expires with its oldest row, and spans at most an eighth of the
+retention time.
 """
 
 import asyncio
@@ -24,42 +24,51 @@ from oncebridge.engine.causes import Cause
 from oncebridge.engine.hooks import Decision
 from oncebridge.events.event import Event
 from oncebridge.events.key import Part
-from oncebridge.observe.history import SLOTS, Mode, Row, Seen, Sheet, joined, page_key, tail_key
-from oncebridge.observe.history_rows import Secrets, row_of, row_of_refused
+from oncebridge.observe.history import (
+    SLOTS,
+    HistoryPage,
+    HistoryRow,
+    Mode,
+    RecordedArrival,
+    joined,
+    page_key,
+    tail_key,
+)
+from oncebridge.observe.history_rows import RowMask, row_of, row_of_refused
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import Sampler
 from oncebridge.stores.api import Claim, Release, Reply, Store, Want
 
 MOST_ROWS: Final = 512
 MOST_BYTES: Final = 160 << 10
-"""A page is full at either; bytes count before they are compressed, to about a third."""
+"""A page is full at either limit; bytes are counted before compression to about a third."""
 MOST_WAITING: Final = 16_384
-"""So many rows wait for the next write."""
+"""The most rows that wait for the next write."""
 MOST_PAYLOADS: Final = 500
 _MOST_RAW: Final = 8 << 20
-"""So many events wait for being masked, and so many bytes; all others are kept without."""
+"""The most events and bytes that wait to be masked; further rows have no payload."""
 _TAIL_ROWS: Final = 64
-"""With so many new rows, the page itself is written."""
+"""The page itself is written after this many new rows; fewer are written to the tail."""
 _PARTS: Final = 8
-"""A page spans at most this part of the time that rows are kept."""
+"""A page spans at most this part of the retention time."""
 _TOGETHER: Final = 4
-"""So many pages go in one call of the store."""
+"""The most pages in one store call."""
 _LEASE_MS: Final = 5000
 _TRIES: Final = 3
 _MANY, _MUCH = 500, 32 << 10
-"""So many rows are worth a thread, or so many bytes: from about half a millisecond on."""
+"""From this many rows or bytes on, a thread is used: about half a millisecond of work."""
 _SPELL: Final = 16 << 10
 _SPELL_ROWS: Final = 200
-"""So many bytes of events, or so many rows, are written down in one go: about a millisecond."""
+"""Bytes or rows that are encoded at once: about a millisecond of work."""
 
 
-class Recorder:
+class HistoryWriter:
     """
-    Keep what was decided lately, for whoever looks.
+    Records recent decisions.
 
-    *payloads* masks the events that are kept with their rows; without it, none are. What *mask*
-    hides by name is not kept in any other place either. Rows may wait for *lag* before they are
-    written, where writing costs money.
+    *payloads* masks the events that are kept with their rows; without it, none are kept. Fields
+    that *mask* hides are not kept anywhere. Rows wait up to *lag* before they are written, if
+    writes cost money.
     """
 
     def __init__(
@@ -79,51 +88,51 @@ class Recorder:
         self.worker = worker
         self.keep_ms = max(ms(keep), 1000)
         self.left_out = 0
-        """How many arrivals were not taken down, as there were too many."""
+        """How many arrivals were not recorded because of the load."""
         self._sampler = Sampler() if mode == "sample" else None
         self._payloads = payloads
-        self._secrets = Secrets(mask or payloads)
+        self._secrets = RowMask(mask or payloads)
         self._clock = clock
         self._dice = dice
         self._lag_ms = ms(lag)
         self._number = 0
-        self._waiting: deque[Row] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[HistoryRow] = deque(maxlen=MOST_WAITING)
         self._raws = _Raws()
         self._paged = 0
-        """The number of the last row that went into a page."""
+        """The number of the last row in a page."""
         self._lost = 0
-        """How many were not there to go into one, or were dropped with one."""
+        """How many rows were lost before or with a page."""
         self._page = _Page(0)
-        self._full: dict[int, Sheet] = {}
+        self._full: dict[int, HistoryPage] = {}
         self._tail = 0, 0
-        """What was last written there: the latest page, and how many rows that had."""
+        """The last write of the tail: the latest page, and its number of rows."""
         self._unsaved: set[int] = set()
-        """Which of the full pages the store does not have yet."""
+        """Full pages that are not in the store yet."""
         self._holds: dict[bytes, tuple[bytes, bytes]] = {}
-        """Token and generation of claims that may stand in the store."""
+        """Token and generation of claims that may exist in the store."""
         self._lock = asyncio.Lock()
 
     @property
     def pages(self) -> int:
-        """How many pages were begun."""
+        """The number of pages begun."""
         return self._page.number + bool(self._page.rows)
 
     @property
     def lost(self) -> int:
-        """How many rows never came to the store, as it was away for too long."""
+        """How many rows were lost because the store was unavailable for too long."""
         first = self._waiting[0].number if self._waiting else 0
         return self._lost + max(first - self._paged - 1, 0)
 
-    # --- taking down ------------------------------------------------------------------------
+    # --- recording --------------------------------------------------------------------------
 
     def decided(self, decision: Decision, cause: Cause | None) -> None:
-        """Take one arrival down, if it is to be kept."""
+        """Record one arrival, if it is selected."""
         event, outcome = decision.event, decision.outcome
         sampler = self._sampler
         if sampler is not None and not sampler.takes(event, outcome, decision.arrived_ms):
             self.left_out += 1
             return
-        if len(self._waiting) == MOST_WAITING:  # the oldest makes room
+        if len(self._waiting) == MOST_WAITING:  # the oldest is dropped
             self._raws.drop(self._waiting[0].number)
         self._number = number = self._number + 1
         if type(event) is Event:
@@ -136,26 +145,26 @@ class Recorder:
             row = row_of_refused(number, decision)
         self._waiting.append(row)
 
-    def rows(self) -> Sequence[Seen]:
-        """Return what this process remembers itself, oldest first: all its pages, and what follows."""
+    def rows(self) -> Sequence[RecordedArrival]:
+        """Return all rows that this process has in memory, oldest first."""
         kept = [row for sheet in self._full.values() for row in sheet.rows()]
-        return [Seen(self.worker, row) for row in (*kept, *self.latest())]
+        return [RecordedArrival(self.worker, row) for row in (*kept, *self.latest())]
 
-    def sheets(self) -> Sequence[Sheet]:
-        """Return the full pages that this process remembers."""
+    def sheets(self) -> Sequence[HistoryPage]:
+        """Return the full pages in memory."""
         return list(self._full.values())
 
-    def latest(self) -> Sequence[Row]:
-        """Return the rows that are in no full page yet."""
+    def latest(self) -> Sequence[HistoryRow]:
+        """Return the rows that are not in a full page yet."""
         return [*self._page.rows, *self._waiting]
 
     # --- writing ----------------------------------------------------------------------------
 
     async def write(self, *, last: bool = False) -> None:
         """
-        Write to the store what is not there yet; raises `StoreUnavailable` where it cannot.
+        Write new rows to the store; raise `StoreUnavailable` if that fails.
 
-        With *last*, nothing waits any longer.
+        With *last*, rows do not wait for the lag.
         """
         async with self._lock:
             await self._gather()
@@ -164,10 +173,10 @@ class Recorder:
                 await self._save()
 
     async def _gather(self) -> None:
-        """Put the rows that wait into pages."""
+        """Move waiting rows into pages."""
         rows, raws = list(self._waiting), self._raws.waiting()
         if raws or len(rows) > _MANY:
-            # A thread that works on and on holds the loop up by five milliseconds, each time.
+            # A thread that runs without pause delays the event loop by five milliseconds each time.
             for spell in _spells(rows, raws):
                 await self._add(await asyncio.to_thread(self._encoded, spell, raws))
         else:
@@ -175,21 +184,23 @@ class Recorder:
         if self._page.rows and self._clock() - self._page.first_ms > self.keep_ms // _PARTS:
             await self._turn()
 
-    async def _add(self, texts: Sequence[tuple[Row, bytes]]) -> None:
-        """Add rows to the page, and to those that follow."""
+    async def _add(self, texts: Sequence[tuple[HistoryRow, bytes]]) -> None:
+        """Add rows to the current page and the next ones."""
         for row, text in texts:
             if self._page.is_full_with(text):
                 await self._turn()
             self._page.add(row, text)
             self._lost += row.number - self._paged - 1
             self._paged = row.number
-            # Not before: whoever reads meanwhile is to find it, here or there.
+            # Not earlier: concurrent readers must find each row here or there.
             self._raws.drop(row.number)
             if self._waiting and self._waiting[0].number <= row.number:
                 self._waiting.popleft()
 
-    def _encoded(self, rows: Sequence[Row], raws: Mapping[int, bytes]) -> list[tuple[Row, bytes]]:
-        encoded: list[tuple[Row, bytes]] = []
+    def _encoded(
+        self, rows: Sequence[HistoryRow], raws: Mapping[int, bytes]
+    ) -> list[tuple[HistoryRow, bytes]]:
+        encoded: list[tuple[HistoryRow, bytes]] = []
         for row in rows:
             kept = row
             raw = raws.get(row.number)
@@ -198,13 +209,13 @@ class Recorder:
                 kept = replace(row, payload=payload, bare=not raw)
             try:
                 encoded.append((kept, _encode(kept)))
-            except UnicodeEncodeError:  # the message of a driver may hold half characters
+            except UnicodeEncodeError:  # the message of a driver may contain surrogates
                 kept = replace(kept, reason=kept.reason.encode("utf-8", "replace").decode())
                 encoded.append((kept, _encode(kept)))
         return encoded
 
     async def _turn(self) -> None:
-        """Begin the next page, in the place of the oldest."""
+        """Begin the next page, which replaces the oldest."""
         page = self._page
         sheet = await self._sheet(page, is_full=True)
         self._full[page.number] = sheet
@@ -213,7 +224,7 @@ class Recorder:
         self._drop(page.number + 1 - SLOTS)
 
     def _let_go(self) -> None:
-        """Forget what is past keeping."""
+        """Drop expired rows."""
         ended_ms = self._clock() - self.keep_ms
         for number, sheet in list(self._full.items()):
             if sheet.first_ms < ended_ms:
@@ -227,24 +238,24 @@ class Recorder:
 
     def _is_due(self) -> bool:
         new = self._page.rows[self._told() :]
-        # A clock may be set back, and then a row is of the future: it need not wait for that.
+        # The clock may have been set back, so that rows are in the future.
         is_young = bool(new) and 0 <= self._clock() - new[0].at_ms < self._lag_ms
         return bool(self._unsaved) or (bool(new) and not is_young)
 
     def _told(self) -> int:
-        """Return how many rows of the latest page are in the store, there or in the tail."""
+        """Return how many rows of the latest page are in the store, in the page or the tail."""
         number, count = self._tail
         return max(count if number == self._page.number else 0, self._page.saved)
 
     async def _save(self) -> None:
-        """Write full pages, oldest first; then the one that is not full, or its latest rows."""
+        """Write full pages, oldest first; then the current page, or its latest rows as the tail."""
         while self._unsaved:
             numbers = sorted(self._unsaved)[:_TOGETHER]
             keys = {page_key(self.worker, number): number for number in numbers}
             written = await self._put({key: self._full[number] for key, number in keys.items()})
             self._unsaved.difference_update(keys[key] for key in written)
             if len(written) < len(numbers):
-                return  # the next will fare no better
+                return  # the next would fail as well
         page = self._page
         count = len(page.rows)
         if count - page.saved >= _TAIL_ROWS:
@@ -257,15 +268,15 @@ class Recorder:
             if await self._put({tail_key(self.worker): tail}):
                 self._tail = page.number, count
 
-    async def _sheet(self, page: "_Page", *, since: int = 0, is_full: bool = False) -> Sheet:
-        """Write down a page as it is now, or its rows *since* some."""
+    async def _sheet(self, page: "_Page", *, since: int = 0, is_full: bool = False) -> HistoryPage:
+        """Encode a page, or its rows after *since*."""
         texts, rows = page.texts[since:], page.rows[since:]
         if page.size > _MUCH:
             zipped, body = await asyncio.to_thread(_zipped, texts)
         else:
             zipped, body = _zipped(texts)
         times = [row.at_ms for row in rows] or [self._clock()]
-        return Sheet(
+        return HistoryPage(
             page.number,
             is_full,
             len(rows),
@@ -279,8 +290,8 @@ class Recorder:
             self._lost,
         )
 
-    async def _put(self, sheets: Mapping[bytes, Sheet]) -> set[bytes]:
-        """Write records, and tell which were written."""
+    async def _put(self, sheets: Mapping[bytes, HistoryPage]) -> set[bytes]:
+        """Write records, and return which were written."""
         left, written = dict(sheets), set[bytes]()
         for _ in range(_TRIES):
             fenced = await self._try(left, written)
@@ -289,8 +300,8 @@ class Recorder:
                 break
         return written
 
-    async def _try(self, sheets: Mapping[bytes, Sheet], written: set[bytes]) -> set[bytes]:
-        """Claim and release; tell for which a release of ours came late and was in the way."""
+    async def _try(self, sheets: Mapping[bytes, HistoryPage], written: set[bytes]) -> set[bytes]:
+        """Claim and release; return the keys for which an earlier release arrived late."""
         now_ms = self._clock()
         keeps = {
             key: max(sheet.first_ms + sheet.keep_ms - now_ms, 1) for key, sheet in sheets.items()
@@ -306,8 +317,8 @@ class Recorder:
         replies = await self._store.release(releases) if releases else []
         for release, reply in zip(releases, replies, strict=True):
             if reply is Reply.RELEASED or reply is Reply.FENCED:
-                # A token is used again until it is known to be of no use, so that a claim that
-                # was cut off is no obstacle to the next.
+                # A token is reused until it is known to be invalid, so that a claim that was
+                # cancelled does not block the next one.
                 self._holds.pop(release.key, None)
                 (written if reply is Reply.RELEASED else fenced).add(release.key)
         return fenced
@@ -320,7 +331,7 @@ class Recorder:
 
 
 class _Raws:
-    """Events that wait for being masked, by the numbers of their rows."""
+    """Events that wait to be masked, by row number."""
 
     def __init__(self) -> None:
         self._raws: dict[int, bytes] = {}
@@ -328,7 +339,7 @@ class _Raws:
         self._room = _MOST_RAW
 
     def add(self, number: int, raw: bytes) -> None:
-        """Let an event wait; where there is no room, only that it was there is remembered."""
+        """Add an event; if the limit is reached, only its row number."""
         if not self._places or len(raw) > self._room:
             raw = b""
         else:
@@ -346,9 +357,11 @@ class _Raws:
         return self._raws.copy()
 
 
-def _spells(rows: Sequence[Row], raws: Mapping[int, bytes]) -> Iterator[Sequence[Row]]:
-    """Part *rows* so that each part is little work."""
-    spell: list[Row] = []
+def _spells(
+    rows: Sequence[HistoryRow], raws: Mapping[int, bytes]
+) -> Iterator[Sequence[HistoryRow]]:
+    """Split *rows* into small units of work."""
+    spell: list[HistoryRow] = []
     size = 0
     for row in rows:
         spell.append(row)
@@ -365,7 +378,7 @@ class _Page:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.rows: list[Row] = []
+        self.rows: list[HistoryRow] = []
         self.texts: list[bytes] = []
         self.size = 0
         self.first_ms = 0
@@ -375,7 +388,7 @@ class _Page:
     def is_full_with(self, text: bytes) -> bool:
         return len(self.rows) >= MOST_ROWS or (self.size > 0 and self.size + len(text) > MOST_BYTES)
 
-    def add(self, row: Row, text: bytes) -> None:
+    def add(self, row: HistoryRow, text: bytes) -> None:
         self.first_ms = min(self.first_ms, row.at_ms) if self.rows else row.at_ms
         self.rows.append(row)
         self.texts.append(text)

@@ -1,12 +1,11 @@
 """
-What of a payload may be seen: values are hidden by the names of their members, or all are.
+Masks payloads: hides values by field name, or all values.
 
-The names of members are always shown; only values are hidden. What is JSON inside a string is
-looked into as well. Other text is not: a number that somebody has typed into a note is hidden
-with the note, or not at all.
+Field names are always shown; only values are hidden. JSON inside a string is masked as well. Other
+text is not parsed: a phone number in a note is hidden only if the note is.
 
-What is shown is bounded, however large or deep the event: long strings are cut, what lies deeper
-than 64 levels is left out, and so is what comes after about 200 KB. Each cut is marked by an `…`.
+The result is bounded for any event: long strings are cut, levels below 64 are removed, and so is
+everything after about 200 KB. Each cut is marked by an `…`.
 """
 
 import json
@@ -18,7 +17,7 @@ import msgspec
 
 HIDDEN: Final = "•••"
 LARGEST: Final = 4 << 20
-"""Nothing larger is read, in bytes."""
+"""Larger payloads are not parsed, in bytes."""
 
 _ROOM: Final = 200_000
 _BRIEF_LARGEST, _BRIEF = 256 << 10, 4096
@@ -33,26 +32,25 @@ _ENVELOPE: Final = frozenset(
         "replay-name",
     }
 )
-"""Written by the transport, and of nobody."""
+"""Fields set by the transport, without personal data."""
 _BLANK: Final = "\ufeff \t\r\n"
 _LIKE_JSON: Final = ("{", "[", '"')
 _ODD: Final = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""What cannot be seen, or turns around what stands beside it."""
+"""Invisible characters, and those that change the text direction."""
 
 _Path = tuple[str, ...]
 
 
 class Mask:
     """
-    Hide what is not for everybody's eyes.
+    Hides values of events.
 
-    *names* are those of members, in any case, whose whole value is hidden wherever they stand.
-    A dotted name is a path from the event's top, through the elements of lists (`[]` may be
-    written, and is not needed); `*` stands for any member. With *shape_only*, every value is
-    hidden but those of the envelope.
+    *names* are field names, case-insensitive, whose value is hidden at any level. A dotted name is
+    a path from the top of the event, through the elements of lists (`[]` is optional); `*` matches
+    any field. With *shape_only*, every value is hidden except those of the envelope.
     """
 
     def __init__(self, names: Sequence[str], *, shape_only: bool = False) -> None:
@@ -64,7 +62,7 @@ class Mask:
         return self._walked(value, _ROOM)
 
     def masked_text(self, raw: bytes) -> str:
-        """Return an event as indented JSON with values hidden; of what is no JSON, only its size."""
+        """Return an event as indented JSON with values hidden; for other data only its size."""
         size = f"{len(raw):,} bytes"
         if len(raw) > LARGEST:
             return f"{size}: too large to be shown"
@@ -76,7 +74,7 @@ class Mask:
             return f"{size}, not JSON"
 
     def brief(self, raw: bytes) -> bytes:
-        """Return an event for keeping: JSON in at most 4 KB; empty for what is none or too large."""
+        """Return masked JSON of at most 4 KB for the history; empty if not JSON or too large."""
         if len(raw) > _BRIEF_LARGEST:
             return b""
         try:
@@ -88,7 +86,7 @@ class Mask:
         return text[: _BRIEF - 3].decode("utf-8", "ignore").encode() + _CUT.encode()
 
     def hides(self, *path: str) -> bool:
-        """Return whether the value at *path*, from the event's top, is hidden by its name."""
+        """Return True if the value at *path* is hidden."""
         steps = tuple(step.casefold() for step in path)
         if not self._hidden.names.isdisjoint(steps):
             return True
@@ -104,7 +102,7 @@ class Mask:
 
 
 def indented(payload: bytes) -> str:
-    """Return what `Mask.brief` made as people read it; what was cut stays as it is."""
+    """Return the result of `Mask.brief` indented; unchanged if it was cut."""
     try:
         return _written(json.loads(payload), indent=2)
     except (ValueError, RecursionError):
@@ -149,7 +147,7 @@ class _Walk:
         return self._object(value, depth, member)
 
     def _text(self, text: str, paths: Sequence[_Path], depth: int) -> str:
-        """Look into what may be JSON; what only looks like it is hidden where it may tell."""
+        """Mask JSON in a string; hide text that looks like JSON and may contain a hidden name."""
         bare = text.strip(_BLANK)
         if bare.startswith(_LIKE_JSON) and depth < _DEEPEST:
             try:
@@ -166,7 +164,7 @@ class _Walk:
     # --- hiding all -------------------------------------------------------------------------
 
     def shape(self, value: Any) -> Any:
-        """Copy the shape of an event, or of several; of the envelope also the values."""
+        """Copy the structure of events; of the envelope also the values."""
         if type(value) is list:
             return self._list(value, 0, self.shape)
         if type(value) is dict and _DETAIL in value:
@@ -194,7 +192,7 @@ class _Walk:
             return self._object(value, depth, lambda _, item: self._shape(item, depth + 1))
         return HIDDEN
 
-    # --- room -------------------------------------------------------------------------------
+    # --- limits -----------------------------------------------------------------------------
 
     def _object(
         self, value: dict[str, Any], depth: int, copy: Callable[[str, Any], Any]
@@ -231,18 +229,18 @@ class _Walk:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that holds no other; a number of very many digits could not be written."""
+    """Return a scalar; a very long number becomes text, as it could not be encoded."""
     is_long = type(value) is int and value.bit_length() > _LONGEST_NUMBER
     return _CUT if is_long else value
 
 
 class _Hidden:
-    """What is hidden, by the names of members and by paths."""
+    """Hidden field names and paths."""
 
     def __init__(self, names: Sequence[str]) -> None:
         given = [name.strip().casefold() for name in names if name.strip(" .[]")]
         steps = [tuple(step.strip().removesuffix("[]") for step in n.split(".")) for n in given]
-        # A dotted name may also be the name of one member.
+        # A dotted name may also be a single field name.
         self.names = frozenset([*given, *(path[0] for path in steps if len(path) == 1)])
         self.paths = tuple(path for path in steps if len(path) > 1)
         self._all = {*self.names, *(path[-1] for path in self.paths)} - {"*"}
@@ -250,20 +248,20 @@ class _Hidden:
         self._quoted = re.compile(rf'"\s*(?:{either})\s*\\*"') if either else None
 
     def may_be_in(self, text: str) -> bool:
-        """Return whether *text* may hold a name, be it spelt with escapes."""
+        """Return True if *text* may contain a hidden name, possibly with escapes."""
         folded = text.casefold()
         return "\\u" in folded or any(name in folded for name in self._all)
 
     def are_quoted_in(self, text: str) -> bool:
-        """Return whether *text* holds a name as JSON would have it."""
+        """Return True if *text* contains a hidden name as a JSON string."""
         return self._quoted is not None and self._quoted.search(text.casefold()) is not None
 
 
-# --- JSON, be it odd ------------------------------------------------------------------------
+# --- lenient JSON ---------------------------------------------------------------------------
 
 
 def _parsed(raw: bytes | str) -> Any:
-    """Read JSON; more than is taken for events, so that people see what was refused, and why."""
+    """Parse JSON leniently, so that refused events can be shown."""
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError):
@@ -279,7 +277,7 @@ _reader = json.JSONDecoder(parse_int=_read_int, strict=False)
 
 
 def _written(value: Any, indent: int | None = None) -> str:
-    """Write JSON in which every character can be seen, and encoded."""
+    """Return JSON in which invisible characters are escaped."""
     separators = (",", ":") if indent is None else None
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
     return _ODD.sub(_escaped, text)

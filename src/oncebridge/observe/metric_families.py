@@ -1,12 +1,12 @@
 """
-All that is measured, named once, for whoever writes it down.
+All metrics, defined once for Prometheus and OpenTelemetry.
 
-A family is one measure: its name, what it means, and its numbers, each under the values of its
-labels. They are made from a `Report` when somebody asks; nothing here is done while events pass.
+A family is one metric: its name, meaning, and values by label values. Families are made from a
+`Report` on each scrape; nothing here runs for each event.
 
-Labels are few by nature (routes, rules, verdicts, causes, kinds of calls), and of the rules of
-one route only so many have a number of their own. What belongs to a route is there from the
-start, as a nought: a number that first appears as 1 has never risen, for Prometheus.
+The number of label values is bounded (routes, rules, verdicts, causes, kinds of calls), and of the
+rules of a route only so many have their own series. Every series of a route exists from the start
+with 0: for Prometheus, a series that first appears as 1 has not increased.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,36 +18,36 @@ from msgspec import Struct
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.verdict import Verdict
 from oncebridge.observe.counts import ITEMS, LAGS, SECONDS, CallCounts, Histogram, RouteCounts
-from oncebridge.observe.report import Report, RouteState, Vitals
+from oncebridge.observe.report import Report, RouteState, StoreHealth
 
 MOST_RULES: Final = 200
-"""So many rules of a route have numbers of their own; the rest is counted as `OTHER`."""
+"""The most rules of a route that have their own series; the rest is counted as `OTHER`."""
 OTHER: Final = "other"
 DEFAULT: Final = "default"
-"""What stands for a rule where none matched; it has a number of its own in any case."""
+"""The rule label of events that no rule matched; it always has its own series."""
 NO_RULE: Final = "none"
-"""What stands for a rule where there was none: no event, or no verdict of a rule."""
+"""The rule label if no rule was applied: not an event, or the worker was stopping."""
 
 COUNTED: Final[Mapping[str, str]] = {
-    "forwarded": "Events that the sink said yes to.",
+    "forwarded": "Events that the sink accepted.",
     "retried": "Claims of events that were tried before: an earlier attempt may have arrived.",
-    "ambiguous": "Sends without a clear answer: the event may have been taken.",
-    "throttled": "Sends that the sink refused because there were too many.",
-    "unwell": "Sends that the sink answered with its own trouble (HTTP 502, 503, 504).",
-    "late_commits": "Deliveries recorded after their lease had ended: they may have repeated.",
+    "ambiguous": "Sends without a clear response: the event may have arrived.",
+    "throttled": "Sends that the sink throttled (HTTP 429 or the like).",
+    "unwell": "Sends that the sink answered with HTTP 502, 503 or 504.",
+    "late_commits": "Deliveries recorded after their lease had ended: possible duplicates.",
     "acked_uncommitted": "Deliveries acknowledged to the source before they could be recorded.",
-    "fenced_commits": "Records refused because somebody else had started the event anew.",
-    "registers_behind": "Newest states that could not be recorded: an older one may pass later.",
+    "fenced_commits": "Commits refused because another worker had claimed the event again.",
+    "registers_behind": "Newest states that could not be recorded: an older one may be delivered later.",
     "stale_runs": "Entities with many stale events in a row: their newest version may be wrong.",
-    "lease_lost": "Events that two workers held, as a lease ended too early: both may have sent them.",
-    "unprotected": "Events sent while the store was down or after it lost its records: may repeat.",
+    "lease_lost": "Events that two workers held because a lease ended: both may have delivered them.",
+    "unprotected": "Events delivered while the store was down or had lost its records: possible duplicates.",
     "store_errors": "Calls that the store did not answer.",
-    "forgotten": "Deliveries whose record was given up, as too many waited for the store.",
+    "forgotten": "Deliveries that were never recorded because too many waited for the store.",
 }
-"""What `Books` counts besides arrivals and verdicts, by its names there."""
+"""The counters of `Books` besides arrivals and verdicts."""
 
 CALLS: Final = ("claim", "commit", "release", "extend", "remember")
-"""What the store is asked while events pass."""
+"""The store calls of event processing."""
 
 _CAUSES: Final = tuple(cause.value for cause in Cause)
 _VERDICTS: Final = tuple(verdict.value for verdict in Verdict)
@@ -58,28 +58,28 @@ Labels = tuple[str, ...]
 
 
 class Family(Struct, frozen=True):
-    """One measure, and its numbers by the values of its labels."""
+    """One metric, with its values by label values."""
 
     name: str
-    """Without what Prometheus adds for unit and kind."""
+    """Without the suffixes that Prometheus adds for unit and type."""
     kind: Kind
     help: str
     labels: Labels = ()
     unit: Unit = ""
     numbers: Sequence[tuple[Labels, float]] = ()
-    """Of a counter or a gauge."""
+    """Values of a counter or gauge."""
     histograms: Sequence[tuple[Labels, Histogram]] = ()
     ends: Sequence[float] = ()
-    """Of histograms: the upper ends of their buckets."""
+    """The upper bounds of the histogram's buckets."""
 
 
 def cumulative(histogram: Histogram, ends: Sequence[float]) -> list[int]:
-    """Count for each end how many values are not above it; the last place is for all."""
+    """Return cumulative counts by upper bound; the last is the total."""
     return list(accumulate(histogram.fitted(ends)))
 
 
 def families(report: Report) -> list[Family]:
-    """Tell all that a worker has measured."""
+    """Return all metrics of a worker's report."""
     states, counts = report.state.routes, report.counts
     routes = list(dict.fromkeys([*states, *counts.routes]))
     told = {route: counts.routes.get(route, RouteCounts()) for route in routes}
@@ -93,21 +93,21 @@ def families(report: Report) -> list[Family]:
     ]
 
 
-# --- what passed ----------------------------------------------------------------------------
+# --- counters -------------------------------------------------------------------------------
 
 
 def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> Iterable[Family]:
     yield Family(
         "arrivals",
         "counter",
-        "Events that came, each time they came.",
+        "Arrivals of events; each redelivery counts.",
         ("route",),
         numbers=[((route,), one.books.get("arrived", 0)) for route, one in told.items()],
     )
     yield Family(
         "verdicts",
         "counter",
-        "What became of arrivals; of all routes and rules together, as many as there were.",
+        "Arrivals by verdict; summed over rules, as many as arrivals.",
         ("route", "rule", "verdict"),
         numbers=[
             ((route, rule, verdict), number)
@@ -119,7 +119,7 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
     yield Family(
         "repeats",
         "counter",
-        "Arrivals that were not the first of their kind, by why they came again.",
+        "Duplicates by cause.",
         ("route", "cause"),
         numbers=[
             ((route, cause), number)
@@ -135,7 +135,7 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
 def _by_rule(counts: RouteCounts, state: RouteState) -> dict[str, list[int]]:
     """Return the verdicts of each rule, in the order of `Verdict`."""
     names = dict.fromkeys([*state.rules, *filter(None, counts.rules)])
-    # By place, not by number: a rule must not lose its series to a busier one.
+    # By position, not by count: a rule must not lose its series to a busier one.
     own = [name for name in names if name != DEFAULT][:MOST_RULES]
     own += [name for name in names if name == DEFAULT]
     found = {rule: [0] * len(_VERDICTS) for rule in [*own, NO_RULE]}
@@ -145,7 +145,7 @@ def _by_rule(counts: RouteCounts, state: RouteState) -> dict[str, list[int]]:
         sums = found.setdefault(name, [0] * len(_VERDICTS))
         for at, verdict in enumerate(_VERDICTS):
             sums[at] += verdicts.get(verdict, 0)
-    # What was broken off before any rule was asked is in the books only.
+    # Arrivals that were cancelled before a rule was applied are in the books only.
     for at, verdict in enumerate(_VERDICTS):
         told = sum([sums[at] for sums in found.values()])
         found[NO_RULE][at] += max(counts.books.get(verdict, 0) - told, 0)
@@ -159,7 +159,7 @@ def _by_cause(causes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-# --- how long it took -----------------------------------------------------------------------
+# --- durations ------------------------------------------------------------------------------
 
 
 def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
@@ -175,7 +175,7 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
     yield Family(
         "event_lag",
         "histogram",
-        "From the time that an event bears to its delivery.",
+        "From the time in the event to its delivery.",
         ("route",),
         "seconds",
         histograms=[((route,), one.lag) for route, one in told.items()],
@@ -184,7 +184,7 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
     yield Family(
         "sink_call",
         "histogram",
-        "How long calls of the sink took.",
+        "Duration of calls to the sink.",
         ("route",),
         "seconds",
         histograms=[((route,), one.sends) for route, one in told.items()],
@@ -193,7 +193,7 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
     yield Family(
         "sink_call_events",
         "histogram",
-        "How many events a call of the sink was for.",
+        "Events per call to the sink.",
         ("route",),
         histograms=[((route,), one.sent_together) for route, one in told.items()],
         ends=ITEMS,
@@ -201,7 +201,7 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
     yield Family(
         "sink_call_failed",
         "counter",
-        "Calls of the sink after which not every event was taken.",
+        "Calls to the sink in which not every event was accepted.",
         ("route",),
         numbers=[((route,), one.failed_sends) for route, one in told.items()],
     )
@@ -214,7 +214,7 @@ def _calls(told: Mapping[str, CallCounts]) -> Iterable[Family]:
     yield Family(
         "store_call",
         "histogram",
-        "How long calls of the store took.",
+        "Duration of calls to the store.",
         ("call",),
         "seconds",
         histograms=[((call,), one.took) for call, one in calls.items()],
@@ -223,7 +223,7 @@ def _calls(told: Mapping[str, CallCounts]) -> Iterable[Family]:
     yield Family(
         "store_call_items",
         "histogram",
-        "For how many events or keys a call of the store was.",
+        "Events or keys per call to the store.",
         ("call",),
         histograms=[((call,), one.together) for call, one in calls.items()],
         ends=ITEMS,
@@ -231,13 +231,13 @@ def _calls(told: Mapping[str, CallCounts]) -> Iterable[Family]:
     yield Family(
         "store_call_failed",
         "counter",
-        "Calls of the store without an answer.",
+        "Calls to the store without a response.",
         ("call",),
         numbers=[((call,), one.failed) for call, one in calls.items()],
     )
 
 
-# --- how it is right now --------------------------------------------------------------------
+# --- gauges ---------------------------------------------------------------------------------
 
 
 def _states(states: Mapping[str, RouteState]) -> Iterable[Family]:
@@ -246,39 +246,41 @@ def _states(states: Mapping[str, RouteState]) -> Iterable[Family]:
         return Family(name, "gauge", meaning, ("route",), numbers=labelled)
 
     now = states.values()
-    yield gauge("in_flight", "Events that are under way.", [one.in_flight for one in now])
+    yield gauge("in_flight", "Events in flight.", [one.in_flight for one in now])
     meaning = "Deliveries that could not be recorded in the store yet."
     yield gauge("owed_commits", meaning, [one.owed for one in now])
-    meaning = "1: the sink took events when it was last tried; 0: it is down."
+    meaning = "1: the sink accepted events at the last try; 0: it is down."
     yield gauge("sink_up", meaning, ["the sink" not in one.down for one in now])
-    meaning = "1: the store answered when it was last tried; 0: it is down."
+    meaning = "1: the store answered at the last try; 0: it is down."
     yield gauge("store_up", meaning, ["the store" not in one.down for one in now])
     meaning = "1: an operator has paused the route."
     yield gauge("paused", meaning, [one.paused for one in now])
-    meaning = "1: every arrival has a verdict or is under way; 0: a bug, please report it."
+    meaning = "1: every arrival has a verdict or is in flight; 0: a bug, please report it."
     yield gauge("books_balanced", meaning, [one.balanced for one in now])
 
 
-def _store(vitals: Vitals) -> Iterable[Family]:
-    meaning = "1: the store answered when it was last asked how it is."
-    yield Family("store_answers", "gauge", meaning, numbers=[((), vitals.answers)])
-    meaning = "1: the store lost its records within the longest window, so events may repeat."
-    yield Family("store_records_lost", "gauge", meaning, numbers=[((), vitals.records_lost_ms > 0)])
-    if vitals.records is not None:
-        meaning = "Records in the store, or about how many."
-        yield Family("store_records", "gauge", meaning, numbers=[((), vitals.records)])
-    if vitals.bytes is not None:
-        meaning = "How large the store is."
-        yield Family("store", "gauge", meaning, unit="bytes", numbers=[((), vitals.bytes)])
-    if vitals.evicted is not None:
-        meaning = "Records that the store's server threw out for want of room."
-        yield Family("store_evicted", "counter", meaning, numbers=[((), vitals.evicted)])
-    if vitals.clock_offset_ms is not None:
-        offset = vitals.clock_offset_ms / 1000
+def _store(store_health: StoreHealth) -> Iterable[Family]:
+    meaning = "1: the store answered the last health check."
+    yield Family("store_answers", "gauge", meaning, numbers=[((), store_health.answers)])
+    meaning = "1: the store lost its records within the longest window: possible duplicates."
+    yield Family(
+        "store_records_lost", "gauge", meaning, numbers=[((), store_health.records_lost_ms > 0)]
+    )
+    if store_health.records is not None:
+        meaning = "Records in the store, possibly estimated."
+        yield Family("store_records", "gauge", meaning, numbers=[((), store_health.records)])
+    if store_health.bytes is not None:
+        meaning = "Size of the store."
+        yield Family("store", "gauge", meaning, unit="bytes", numbers=[((), store_health.bytes)])
+    if store_health.evicted is not None:
+        meaning = "Records that the store's server evicted to free memory."
+        yield Family("store_evicted", "counter", meaning, numbers=[((), store_health.evicted)])
+    if store_health.clock_offset_ms is not None:
+        offset = store_health.clock_offset_ms / 1000
         yield Family(
             "store_clock_offset",
             "gauge",
-            "The store's clock less this host's.",
+            "The store's clock minus this host's clock.",
             unit="seconds",
             numbers=[((), offset)],
         )
@@ -287,17 +289,17 @@ def _store(vitals: Vitals) -> Iterable[Family]:
 def _worker(report: Report) -> Iterable[Family]:
     state = report.state
     if state.spooled is not None:
-        meaning = "Arrivals that wait on disk to be forwarded."
+        meaning = "Events in the spool, waiting to be delivered."
         yield Family("spool_records", "gauge", meaning, numbers=[((), state.spooled)])
-    meaning = "1: events are taken; 0: they are not, as at /readyz."
+    meaning = "1: ready to receive events; 0: not ready, as at /readyz."
     yield Family("ready", "gauge", meaning, numbers=[((), not state.not_ready)])
     yield Family(
         "start_time",
         "gauge",
-        "When this worker was started, since 1970.",
+        "Start time of this worker, in seconds since 1970.",
         unit="seconds",
         numbers=[((), state.started_ms / 1000)],
     )
-    meaning = "Always 1; the label tells the version of oncebridge."
+    meaning = "Always 1; the label is the version of oncebridge."
     numbers = [((state.version,), 1)]
     yield Family("build_info", "gauge", meaning, ("version",), numbers=numbers)

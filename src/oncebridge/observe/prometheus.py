@@ -1,8 +1,8 @@
 """
-What a worker has measured, as Prometheus reads it.
+Metrics in the format of Prometheus.
 
-Names follow its conventions: the prefix `oncebridge_`, units that nothing has to be divided by,
-`_total` for what only rises. See `oncebridge.observe.metric_families` for what there is.
+Names follow its conventions: the prefix `oncebridge_`, base units, `_total` for counters. The
+metrics are defined in `oncebridge.observe.metric_families`.
 """
 
 from collections.abc import Iterable
@@ -30,14 +30,14 @@ def name_of(family: Family) -> str:
 
 
 def exposition(report: Report) -> bytes:
-    """Write *report* as the text that is answered at `/metrics`."""
+    """Return the body of `/metrics` for *report*."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Reported(report))
     return generate_latest(registry)
 
 
 class _Reported(Collector):
-    """A report, as the client library wants to be told."""
+    """A report as a collector of the client library."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -76,5 +76,5 @@ def _histogram(name: str, family: Family) -> Metric:
 
 
 def _written(values: Labels) -> Labels:
-    """Replace what UTF-8 cannot carry: a name may come from an environment of other bytes."""
+    """Replace characters that UTF-8 cannot encode: a name may come from the environment."""
     return tuple([value.encode(errors="replace").decode() for value in values])

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: what it is, how it is right now, and all that it has counted."""
+"""The report of a worker: identity, current state, and counts."""
 
 from msgspec import Struct, field
 
@@ -6,72 +6,72 @@ from oncebridge.observe.counts import Counts
 
 
 class RouteState(Struct, omit_defaults=True):
-    """How one route is right now."""
+    """The current state of one route."""
 
     sink: str = ""
-    """Its address, without what is secret in it."""
+    """Its address, without secrets."""
     mode: str = "enforce"
     paused: bool = False
     in_flight: int = 0
     owed: int = 0
-    """What is delivered, and could not be recorded in the store yet."""
+    """Deliveries that are not recorded in the store yet."""
     down: tuple[str, ...] = ()
-    """What was down when it was last tried: `the sink`, `the store`."""
+    """What was down at the last try: `the sink`, `the store`."""
     down_for_s: float = 0.0
-    """In how many seconds it is tried again."""
+    """Seconds until the next try."""
     balanced: bool = True
-    """Its books balance."""
+    """True if its books balance."""
     rules: tuple[str, ...] = ()
     """The names of its rules, in their order."""
     keys: str = ""
-    """A hash of what decides the keys of its events (`RuleSet.key_fingerprint`)."""
+    """A hash of everything that determines keys (`RuleSet.key_fingerprint`)."""
 
 
-class Vitals(Struct, omit_defaults=True):
-    """How the store is right now, as far as this kind of store can tell."""
+class StoreHealth(Struct, omit_defaults=True):
+    """The health of the store, as far as this kind of store reports it."""
 
     kind: str = ""
     """The scheme of its address."""
     answers: bool = True
     records: int | None = None
-    """How many records there are, or about how many."""
+    """Number of records, possibly estimated."""
     bytes: int | None = None
     evicted: int | None = None
-    """Records that the server threw out for want of room; any is one too many."""
+    """Records that the server evicted; must be 0."""
     clock_offset_ms: int | None = None
-    """The store's clock less this host's."""
+    """The store's clock minus this host's."""
     records_lost_ms: int = 0
-    """When it lost its records, by its clock, while that can still lead to repeats; else 0."""
+    """When it lost its records, while that can still lead to duplicates; else 0."""
 
 
 class State(Struct, omit_defaults=True):
-    """How a worker is right now."""
+    """The current state of a worker."""
 
     name: str
-    """Nobody else's; letters, digits, dots and dashes only."""
+    """Unique; letters, digits, dots and dashes only."""
     host: str
     pid: int
     version: str
     started_ms: int
     """By its host's clock, as all times of a worker."""
     at_ms: int
-    """When it told this."""
+    """The time of the report."""
     ended: bool = False
-    """It went in good order."""
+    """True if it stopped normally."""
     sources: tuple[str, ...] = ()
-    """Addresses, without what is secret in them."""
+    """Addresses, without secrets."""
     routes: dict[str, RouteState] = {}
-    store: Vitals = field(default_factory=Vitals)
+    store: StoreHealth = field(default_factory=StoreHealth)
     spooled: int | None = None
-    """How many arrivals wait on disk, where there is a spool."""
+    """Events in the spool, if there is one."""
     not_ready: tuple[str, ...] = ()
-    """What keeps events from passing."""
+    """Reasons why it is not ready."""
     history: int = 0
-    """How many pages of history it has begun; see `oncebridge.watch.history`."""
+    """The number of history pages it has begun; see `oncebridge.observe.history`."""
 
 
 class Report(Struct):
-    """All that a worker tells."""
+    """State and counts of a worker."""
 
     state: State
     counts: Counts

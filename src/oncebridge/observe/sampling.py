@@ -1,4 +1,4 @@
-"""Which arrivals are kept, where there are too many for all."""
+"""Selects the arrivals to keep in the history under high load."""
 
 import zlib
 from typing import Final
@@ -11,16 +11,15 @@ _URGENT: Final = frozenset({Verdict.DEAD, Verdict.CONFLICT, Verdict.FAILED})
 _MOST_URGENT: Final = 50
 _MOST_BITS: Final = 32
 _LATEST: Final = 60
-"""So many seconds an arrival may take until it is decided."""
+"""The longest time from arrival to verdict, in seconds."""
 
 
 class Sampler:
     """
-    Chooses arrivals, about 100 a second at most, by their keys: all copies of one event, or none.
+    Selects about 100 arrivals per second at most, by key: all copies of an event, or none.
 
-    Above that, only keys are taken that end in so many zero bits, and these are as many as it
-    takes: one more halves what is taken. What was not delivered and should have been is taken in
-    any case, up to 50 a second more.
+    Above that rate, only keys that end in a number of zero bits are kept; each bit halves the rate.
+    Failed and dead events are always kept, up to 50 more per second.
     """
 
     def __init__(self) -> None:
@@ -31,9 +30,9 @@ class Sampler:
         self._urgent = _MOST_URGENT
 
     def takes(self, event: Event | Unreadable, outcome: Outcome, at_ms: int) -> bool:
-        """Return whether what arrived at *at_ms* is to be kept; they come nearly in order."""
+        """Return True if the arrival at *at_ms* is to be kept; calls are nearly in order."""
         second = at_ms // 1000
-        # Some took longer than others; and a clock that was set back is followed.
+        # Decisions may be out of order, and the clock may have been set back.
         if second > self._second or second < self._second - _LATEST:
             self._turn(second)
         if self._bits and _ending(event, outcome.key) & ((1 << self._bits) - 1):
@@ -48,17 +47,17 @@ class Sampler:
         return True
 
     def _turn(self, second: int) -> None:
-        """Take as many in the next second as is right, by what was taken in the last."""
+        """Adjust the rate of the next second to the last."""
         if self._taken > MOST_A_SECOND:
             self._bits = min(self._bits + 1, _MOST_BITS)
-        elif self._taken < 0.45 * MOST_A_SECOND:  # twice as many will not be too many
+        elif self._taken < 0.45 * MOST_A_SECOND:  # twice as many is within the limit
             self._bits = max(self._bits - max(second - self._second, 1), 0)
         self._second, self._taken = second, 0
         self._room, self._urgent = 2 * MOST_A_SECOND, _MOST_URGENT
 
 
 def _ending(event: Event | Unreadable, key: bytes) -> int:
-    """Return 32 bits that all copies of an event have in common."""
+    """Return 32 bits that are equal for all copies of an event."""
     if key:
         return int.from_bytes(key[-4:])
     id_ = event.id if isinstance(event, Event) else None

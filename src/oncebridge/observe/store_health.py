@@ -1,9 +1,9 @@
 """
-How a store is doing: asked now and then, and never in the way of events.
+Checks the health of a store, in the background.
 
-Every store is asked for its time. One that `TellsVitals` is asked for more; what it tells goes
-over what was found out otherwise. All of it ends within two seconds, and whatever goes wrong on
-the way means that the store does not answer.
+Every store is asked for its time. A store that implements `ReportsHealth` is asked for more, which
+takes precedence. The check ends within two seconds; any error means that the store does not
+answer.
 """
 
 import asyncio
@@ -12,46 +12,46 @@ from contextlib import suppress
 from typing import Final, Protocol, runtime_checkable
 
 from oncebridge.base.clock import Clock
-from oncebridge.observe.report import Vitals
+from oncebridge.observe.report import StoreHealth
 from oncebridge.stores.api import Store
 
 _WITHIN_S: Final = 2.0
-_TOLD: Final = ("records", "bytes", "evicted", "clock_offset_ms")
+_FIELDS: Final = ("records", "bytes", "evicted", "clock_offset_ms")
 
 
 @runtime_checkable
-class TellsVitals(Protocol):
-    """A store that knows how it is; no store has to."""
+class ReportsHealth(Protocol):
+    """A store that reports its health; optional."""
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
-        Tell `records`, `bytes`, `evicted` and `clock_offset_ms`, as `Vitals` means them.
+        Return `records`, `bytes`, `evicted` and `clock_offset_ms`, as in `StoreHealth`.
 
-        What is not known is None or left out. It is called every few seconds, so it is one
-        cheap round trip. It raises only where the store does not answer; a right that is
-        missing is no reason.
+        Unknown values are None or left out. It is called every few seconds, so it must be one cheap
+        round trip. It raises only if the store does not answer; a missing permission is not an
+        error.
         """
         ...
 
 
-async def vitals(kind: str, store: Store, clock: Clock) -> Vitals:
-    """Ask *store* how it is; what it cannot tell is None. Never raises for a store's sake."""
-    found = Vitals(kind, answers=False)
-    # Of an outage others tell more; here it is enough that there is one.
+async def read_store_health(kind: str, store: Store, clock: Clock) -> StoreHealth:
+    """Return the health of *store*; unknown values are None. Never raise."""
+    found = StoreHealth(kind, answers=False)
+    # The error itself is logged elsewhere.
     with suppress(Exception):
         async with asyncio.timeout(_WITHIN_S):
             found.clock_offset_ms = await _offset_ms(store, clock)
-            if isinstance(store, TellsVitals):
-                _take(found, await store.vitals())
+            if isinstance(store, ReportsHealth):
+                _update(found, await store.health())
             found.answers = True
     return found
 
 
 async def _offset_ms(store: Store, clock: Clock) -> int | None:
     """
-    Measure the store's clock less this host's, right to within half the round trip.
+    Return the store's clock minus this host's, accurate to half the round trip.
 
-    Clocks that may well agree do: else a slow answer would look like a clock that is off.
+    Return 0 if the clocks may agree; otherwise a slow response would look like an offset.
     """
     asked_ms = clock()
     told_ms = await store.now_ms()
@@ -59,12 +59,12 @@ async def _offset_ms(store: Store, clock: Clock) -> int | None:
     if answered_ms < asked_ms:  # the host's clock was set back meanwhile
         return None
     low, high = told_ms - answered_ms, told_ms - asked_ms
-    may_agree = low - 1 <= 0 <= high + 1  # all three are cut to the millisecond
+    may_agree = low - 1 <= 0 <= high + 1  # all three are truncated to milliseconds
     return 0 if may_agree else (low + high) // 2
 
 
-def _take(found: Vitals, told: Mapping[str, int | None]) -> None:
-    for name in _TOLD:
+def _update(found: StoreHealth, told: Mapping[str, int | None]) -> None:
+    for name in _FIELDS:
         if name in told:
             value = told[name]
             setattr(found, name, value if type(value) is int else None)

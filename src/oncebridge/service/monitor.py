@@ -12,16 +12,16 @@ from oncebridge.base.clock import Clock, Dice
 from oncebridge.engine.counters import Books
 from oncebridge.engine.hooks import Decision, RoundTrip
 from oncebridge.events.rules import Rule
-from oncebridge.observe.agreement import Warnings, warn_of_new_sinks
-from oncebridge.observe.counters import Meters
-from oncebridge.observe.duplicate_causes import Repeats
-from oncebridge.observe.fleet import Member, read
+from oncebridge.observe.agreement import DisagreementWarnings, warn_of_new_sinks
+from oncebridge.observe.counters import WorkerCounters
+from oncebridge.observe.duplicate_causes import DuplicateCauses
+from oncebridge.observe.fleet import FleetMember, read
 from oncebridge.observe.history import Mode
-from oncebridge.observe.history_rows import Secrets
-from oncebridge.observe.history_writer import Recorder
+from oncebridge.observe.history_rows import RowMask
+from oncebridge.observe.history_writer import HistoryWriter
 from oncebridge.observe.masking import Mask
-from oncebridge.observe.report import Report, State, Vitals
-from oncebridge.observe.store_health import vitals
+from oncebridge.observe.report import Report, State, StoreHealth
+from oncebridge.observe.store_health import read_store_health
 from oncebridge.observe.telemetry import from_environment
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.config import Config
@@ -73,31 +73,31 @@ class Monitor:
     ) -> None:
         self.name = worker_name(dice)
         self.started_ms = clock()
-        self.vitals = Vitals()
+        self.store_health = StoreHealth()
         self._config = config
         self._store = store
         self._look = look
         self._books = books
         self._clock = clock
         self._dice = dice
-        secrets = Secrets(mask_of(config))
-        self._meters = Meters(
+        secrets = RowMask(mask_of(config))
+        self._meters = WorkerCounters(
             clock,
             names_topics=not secrets.hide_topics,
             names_entities=not secrets.hide_entities,
         )
-        self._repeats = Repeats(rules)
-        self._member = Member(store, dice=dice)
+        self._repeats = DuplicateCauses(rules)
+        self._member = FleetMember(store, dice=dice)
         self._is_sharing = config.share_counts
         self.is_charged = scheme_of(config.store.url) in _CHARGED
         self._has_compared_sinks = False
         self._shared: tuple[int, ...] = ()
         self._shared_ms = 0
-        self._warnings = Warnings(rules)
+        self._warnings = DisagreementWarnings(rules)
         mode = mode_of(config)
-        self.recorder: Recorder | None = None
+        self.recorder: HistoryWriter | None = None
         if mode != "off":
-            self.recorder = Recorder(
+            self.recorder = HistoryWriter(
                 store,
                 self.name,
                 mode=mode,
@@ -137,9 +137,9 @@ class Monitor:
         """Measure the health of the store; one that is not open yet does not answer."""
         kind = scheme_of(self._config.store.url)
         if is_open:
-            self.vitals = await vitals(kind, self._store, self._clock)
+            self.store_health = await read_store_health(kind, self._store, self._clock)
         else:
-            self.vitals = Vitals(kind=kind, answers=False)
+            self.store_health = StoreHealth(kind=kind, answers=False)
 
     async def share(self) -> None:
         """

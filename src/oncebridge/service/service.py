@@ -213,7 +213,7 @@ class Service:
                 )
                 for gateway, route in zip(self.router.gateways, self._setup.routes, strict=True)
             },
-            store=replace(monitor.vitals, records_lost_ms=self._records_lost_ms()),
+            store=replace(monitor.store_health, records_lost_ms=self._records_lost_ms()),
             spooled=self.spool.depth if self.spool is not None else None,
             not_ready=tuple(self._not_ready()),
             history=monitor.recorder.pages if monitor.recorder is not None else 0,

@@ -1,5 +1,5 @@
-// Keeps a page fresh without a reload. Without it every page works too; nothing here changes
-// anything on the server.
+// Refreshes pages without a reload. Every page also works without it; nothing here changes state
+// on the server.
 "use strict";
 
 (() => {
@@ -16,7 +16,7 @@
   const two = (n) => String(n).padStart(2, "0");
   const clock = (at) => `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
 
-  // In ISO's order, so that nobody has to guess which is the month.
+  // In ISO order, so that day and month cannot be confused.
   const date = (at) => `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
 
   function local(time, at, now) {
@@ -28,9 +28,9 @@
   function ago(ms) {
     const s = Math.round(Math.abs(ms) / 1000);
     if (s < 2) return "now";
-    const told =
+    const text =
       s < 120 ? `${s} s` : s < 7200 ? `${Math.round(s / 60)} min` : s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} d`;
-    return ms < 0 ? `in ${told}` : `${told} ago`;
+    return ms < 0 ? `in ${text}` : `${text} ago`;
   }
 
   // The server's time less the browser's, so that "3 s ago" is true where a clock is wrong.
@@ -42,12 +42,12 @@
       const at = new Date(time.dateTime);
       if (isNaN(at)) continue;
       if (!time.title) time.title = time.dateTime;
-      const told = local(time, at, now);
-      if (time.textContent !== told) time.textContent = told;
+      const text = local(time, at, now);
+      if (time.textContent !== text) time.textContent = text;
     }
   }
 
-  // --- small helps ------------------------------------------------------------------------
+  // --- small features ---------------------------------------------------------------------
 
   function enhance(root = document) {
     for (const part of all("[data-js], .copy", root)) part.hidden = false;
@@ -56,13 +56,13 @@
 
   async function copy(button) {
     const before = [...button.childNodes];
-    let told = "Copied";
+    let result = "Copied";
     try {
       await navigator.clipboard.writeText(button.dataset.copy);
     } catch {
-      told = "Not allowed";
+      result = "Not allowed";
     }
-    button.textContent = told;
+    button.textContent = result;
     setTimeout(() => button.replaceChildren(...before), 1500);
   }
 
@@ -95,7 +95,7 @@
   let isAsking = false;
   let isOver = false;
 
-  // Somebody is in it: a part that is replaced would take away what they hold.
+  // True if the user is working in this part: replacing it would lose focus, selection or input.
   function isHeld(part) {
     const focus = document.activeElement;
     if (focus && focus !== document.body && part.contains(focus) && focus.matches(":focus-visible")) return true;
@@ -104,7 +104,7 @@
     return all("details[open]:not([id]), input:checked", part).length > 0;
   }
 
-  // What came last for each part, as it came: most parts say the same most of the time.
+  // The last HTML received for each part: most parts rarely change.
   const came = new Map();
 
   function replace(part, fresh) {
@@ -121,19 +121,19 @@
     for (const [id, left, top] of moved) document.getElementById(id)?.scrollTo(left, top);
   }
 
-  function tell(kind, text) {
+  function showState(kind, text) {
     live.className = `live ${kind}`;
     if (live.textContent !== text) live.textContent = text;
   }
 
-  function trouble(text) {
+  function showError(text) {
     if (status.textContent !== text) status.textContent = text;
   }
 
-  // What a change of the page's state is to those who do not see it; not every number that moves.
+  // Announces a change of state to screen readers, but not every changed number.
   let said = document.querySelector("[data-say]")?.dataset.say;
 
-  function say() {
+  function announce() {
     const now = document.querySelector("[data-say]")?.dataset.say;
     if (now !== said) document.getElementById("said").textContent = now ?? "";
     said = now;
@@ -147,13 +147,13 @@
       signal: AbortSignal.timeout(PATIENCE_MS),
     });
     if (answer.type === "opaqueredirect" || answer.status === 401 || answer.status === 403) {
-      trouble("You are no longer logged in. Reload the page to log in again.");
-      tell("lost", "Stopped");
+      showError("You are no longer logged in. Reload the page to log in again.");
+      showState("lost", "Stopped");
       return false;
     }
     if (!answer.ok) throw new Error(String(answer.status));
     const served = Date.parse(answer.headers.get("Date"));
-    // "Date" has whole seconds: less than that is no difference to be told.
+    // "Date" has whole seconds: a smaller difference is not significant.
     if (served && Math.abs(served - Date.now()) > 1500) offset = served - Date.now();
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const part of all("[data-live]")) {
@@ -161,7 +161,7 @@
       if (fresh) replace(part, document.adoptNode(fresh));
     }
     document.title = page.title;
-    say();
+    announce();
     return true;
   }
 
@@ -174,26 +174,26 @@
       wait = EVERY_MS;
       lostAt = null;
       if (!isOver) {
-        trouble("");
-        tell("on", "Live");
+        showError("");
+        showState("on", "Live");
       }
     } catch {
       lostAt ??= new Date();
       wait = Math.min(wait * 2, LONGEST_MS);
-      trouble(`Cannot reach oncebridge since ${clock(lostAt)}. What you see is from then.`);
-      tell("lost", "Not reached");
+      showError(`oncebridge is unreachable since ${clock(lostAt)}. The page shows the state from then.`);
+      showState("lost", "Unreachable");
     } finally {
       isAsking = false;
     }
     if (!isOver) timer = setTimeout(ask, wait);
   }
 
-  for (const zone of all("[data-zone]")) zone.textContent = "your own; UTC is shown when you point at one";
+  for (const zone of all("[data-zone]")) zone.textContent = "in your time zone; point at one to see UTC";
   enhance();
   setInterval(() => document.hidden || showTimes(), 1000);
   if (all("[data-live]").length) {
     document.addEventListener("visibilitychange", ask);
-    tell("on", "Live");
+    showState("on", "Live");
     timer = setTimeout(ask, EVERY_MS);
   }
 })();

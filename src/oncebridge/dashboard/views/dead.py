@@ -1,4 +1,4 @@
-"""Dead letters: what was given up, why, and what to do about it."""
+"""Dead letters: list, one dead letter, replay and drop."""
 
 import asyncio
 from collections import Counter
@@ -12,11 +12,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.dashboard import dead_letters as letters
-from oncebridge.dashboard.actions import MOST_AT_A_TIME, Order, Verb, carry_out
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.page import Answer, Ask, Elsewhere, NotFound, Route, Shown
+from oncebridge.dashboard.actions import MOST_AT_A_TIME, ActionRequest, Verb, run_action
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.page import (
+    PageNotFound,
+    PageRequest,
+    PageResponse,
+    PageRoute,
+    Redirect,
+    TemplatePage,
+)
 from oncebridge.dashboard.rule_descriptions import anchor
-from oncebridge.dashboard.store_lookup import known
+from oncebridge.dashboard.store_lookup import explain_stored_key
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.dead_letters.copies import Copies, copies_of
 from oncebridge.engine import pauses
@@ -32,38 +39,38 @@ from oncebridge.service.monitor import mask_of
 
 _PAGE: Final = 50
 _LONGEST_BECAUSE: Final = 200
-_DIGITS: Final = 18  # more than any number has, and no more than SQLite takes
+_DIGITS: Final = 18  # more than any number has, and within SQLite's range
 _VERBS: Final[tuple[Verb, ...]] = ("replay", "drop")
 _SHOWN_BEFORE: Final = 20
-_MOST_TICKED: Final = 200
-"""Letters that one address names; a page has fewer to tick."""
+_MOST_SELECTED: Final = 200
+"""The most dead letters that one address names; a page lists fewer."""
 
-_counters: WeakKeyDictionary[Desk, letters.Counter] = WeakKeyDictionary()
+_counters: WeakKeyDictionary[DashboardData, letters.TallyCache] = WeakKeyDictionary()
 
 
 # --- the list -----------------------------------------------------------------------------
 
 
-async def _list(desk: Desk, ask: Ask) -> Answer:
-    choice = _choice(ask.query)
-    before = _number(ask.query.get("before", ""))
+async def _list(data: DashboardData, request: PageRequest) -> PageResponse:
+    choice = _choice(request.query)
+    before = _number(request.query.get("before", ""))
     values: dict[str, Any] = {
         "choice": choice,
         "is_filtered": bool(choice.reason or choice.route),
         "before": before,
-        "place": str(desk.setup.config.dead),
-        "is_queue": scheme_of(desk.setup.config.dead.url) == "sqs",
+        "place": str(data.setup.config.dead),
+        "is_queue": scheme_of(data.setup.config.dead.url) == "sqs",
         "meaning_of": letters.meaning_of,
         "most": MOST_AT_A_TIME,
     }
     try:
-        dead = await letters.opened(desk)
+        dead = await letters.open_dead_letters(data)
         page = await letters.page_of(dead, choice, before, _PAGE)
-        tally = await _counter(desk).tally(dead)
+        tally = await _counter(data).tally(dead)
     except OncebridgeError as error:
-        return Shown("dead.html", values | {"trouble": str(error)}, status=503)
-    headlines = letters.Headlines(desk.setup.config)
-    return Shown(
+        return TemplatePage("dead.html", values | {"trouble": str(error)}, status=503)
+    headlines = letters.DeadLetterRows(data.setup.config)
+    return TemplatePage(
         "dead.html",
         values
         | {
@@ -81,13 +88,13 @@ async def _list(desk: Desk, ask: Ask) -> Answer:
 
 
 def _choice(given: Mapping[str, str]) -> DeadLetterFilter:
-    # No form could carry what cannot be printed, so nobody can choose it.
+    # A form cannot carry unprintable characters.
     told = {name: text for name, text in given.items() if text.isprintable()}
     return DeadLetterFilter(reason=told.get("reason", ""), route=told.get("route") or None)
 
 
-def _fitting(choice: DeadLetterFilter, tally: letters.Tally) -> int | None:
-    """Return how many letters fit, where the counts tell it."""
+def _fitting(choice: DeadLetterFilter, tally: letters.DeadLetterTally) -> int | None:
+    """Return the number of matching dead letters, if the counts tell it."""
     if choice.reason and choice.route:
         return None
     if choice.reason:
@@ -96,7 +103,7 @@ def _fitting(choice: DeadLetterFilter, tally: letters.Tally) -> int | None:
 
 
 def _with(counts: Mapping[str, int], chosen: str | None) -> list[str]:
-    """List what can be chosen, and what was."""
+    """Return the options of a choice, including the chosen one."""
     names = dict.fromkeys([*counts, chosen or ""])
     return [name for name in names if name and name.isprintable()]
 
@@ -112,30 +119,32 @@ def _number(text: str) -> int | None:
     return int(text) if is_one and int(text) else None
 
 
-def _counter(desk: Desk) -> letters.Counter:
-    return _counters.setdefault(desk, letters.Counter())
+def _counter(data: DashboardData) -> letters.TallyCache:
+    return _counters.setdefault(data, letters.TallyCache())
 
 
-# --- one letter ---------------------------------------------------------------------------
+# --- one dead letter ----------------------------------------------------------------------
 
 
-async def _show(desk: Desk, ask: Ask) -> Answer:
-    number = _number(ask.names["number"])
+async def _show(data: DashboardData, request: PageRequest) -> PageResponse:
+    number = _number(request.names["number"])
     try:
-        dead = await letters.opened(desk)
+        dead = await letters.open_dead_letters(data)
         letter = await letters.find(dead, number) if number else None
     except OncebridgeError as error:
-        return Shown("dead_letter.html", {"trouble": str(error), "number": number}, status=503)
+        return TemplatePage(
+            "dead_letter.html", {"trouble": str(error), "number": number}, status=503
+        )
     if letter is None:
-        raise NotFound("there is no such letter: it was replayed or dropped, or never there")
-    config = desk.setup.config
-    way = await asyncio.to_thread(_identity, desk, letter)
-    in_store, acts, copies, trouble = await _known(desk, letter, way)
+        raise PageNotFound
+    config = data.setup.config
+    way = await asyncio.to_thread(_identity, data, letter)
+    in_store, acts, copies, trouble = await _known(data, letter, way)
     sent_as = way.sent_as_of(letter.key).hex() if way is not None else ""
-    # It may be large; here, all of it is read.
-    headline = await asyncio.to_thread(letters.Headlines(config).of, letter)
+    # It may be large; all of it is parsed here.
+    headline = await asyncio.to_thread(letters.DeadLetterRows(config).of, letter)
     body = await asyncio.to_thread(mask_of(config).masked_text, letter.raw)
-    return Shown(
+    return TemplatePage(
         "dead_letter.html",
         {
             "trouble": "",
@@ -149,67 +158,69 @@ async def _show(desk: Desk, ask: Ask) -> Answer:
             "copies": copies,
             "sent_as": sent_as,
             "store_trouble": trouble,
-            "is_route": _is_known_route(desk, letter),
+            "is_route": _is_known_route(data, letter),
             "anchor": anchor(letter.rule),
         },
     )
 
 
 async def _known(
-    desk: Desk, letter: DeadLetter, way: RouteIdentity | None
+    data: DashboardData, letter: DeadLetter, way: RouteIdentity | None
 ) -> tuple[str, OperatorActions, Copies, str]:
-    """Return what the store knows of a letter's event, operator actions, and its copies."""
+    """Return the record of a dead letter's event, operator actions, copies, and the problem."""
     copies = Copies()
     try:
-        told = await known(desk, letter.key) if letter.key else None
+        told = await explain_stored_key(data, letter.key) if letter.key else None
         acts = told.acts if told else OperatorActions()
         if way is not None:
-            look = RecordView(desk.store)
+            look = RecordView(data.store)
             await look.prepare([way])
             acts = look.acts_on(way)
         if letter.key and not letter.is_keyed:
-            (copies,) = await copies_of(desk.store, [letter.key])
+            (copies,) = await copies_of(data.store, [letter.key])
     except OncebridgeError as error:
         return "", OperatorActions(), copies, str(error)
     return summary_of_key(told) if told else "", acts, copies, ""
 
 
-def _identity(desk: Desk, letter: DeadLetter) -> RouteIdentity | None:
-    identities = Identities(desk.setup)
+def _identity(data: DashboardData, letter: DeadLetter) -> RouteIdentity | None:
+    identities = Identities(data.setup)
     event = identities.read(letter.raw)
     return identities.on(letter.route, event) if isinstance(event, Event) and letter.rule else None
 
 
-def _is_known_route(desk: Desk, letter: DeadLetter) -> bool:
-    return letter.route in [route.name for route in desk.setup.routes]
+def _is_known_route(data: DashboardData, letter: DeadLetter) -> bool:
+    return letter.route in [route.name for route in data.setup.routes]
 
 
-# --- before something is done -------------------------------------------------------------
+# --- confirmation -------------------------------------------------------------------------
 
 
 class _Group(Struct, frozen=True):
-    """Letters that go the same way."""
+    """Dead letters of the same route."""
 
     route: str
     count: int
     sink: str = ""
     why_not: str = ""
-    """Why they will stay where they are."""
+    """Why they cannot be replayed."""
 
 
-async def _asked(_desk: Desk, ask: Ask) -> Answer:
-    """Lead to the page that asks: one that has an address, so that browsers find back to it."""
-    verb = _verb(_first(ask, "do"))
-    choice = _choice({name: _first(ask, name) for name in ("reason", "route")})
+async def _asked(_data: DashboardData, request: PageRequest) -> PageResponse:
+    """Redirect to the confirmation page, which has an address that browsers can go back to."""
+    verb = _verb(_first(request, "do"))
+    choice = _choice({name: _first(request, name) for name in ("reason", "route")})
     back = _address(choice)
     if verb is None:
-        return Elsewhere(back, "Nothing was done: it was not said what.")
-    numbers = _numbers(ask.form.get("number", ()))
-    is_every = bool(_first(ask, "every"))
+        return Redirect(back, "Nothing was done: choose replay or drop.")
+    numbers = _numbers(request.form.get("number", ()))
+    is_every = bool(_first(request, "every"))
     if not numbers and not is_every:
-        return Elsewhere(back, f"Nothing was done: tick the letters to {verb} first.")
-    if len(numbers) > _MOST_TICKED:
-        return Elsewhere(back, f"Nothing was done: tick at most {_MOST_TICKED} letters at a time.")
+        return Redirect(back, f"Nothing was done: select the dead letters to {verb} first.")
+    if len(numbers) > _MOST_SELECTED:
+        return Redirect(
+            back, f"Nothing was done: select at most {_MOST_SELECTED} dead letters at a time."
+        )
     wanted = {
         "do": verb,
         "numbers": "" if is_every else ",".join(map(str, numbers)),
@@ -218,34 +229,36 @@ async def _asked(_desk: Desk, ask: Ask) -> Answer:
         "route": choice.route,
     }
     query = urlencode({name: value for name, value in wanted.items() if value})
-    return Elsewhere(f"/dead/confirm?{query}")
+    return Redirect(f"/dead/confirm?{query}")
 
 
-async def _confirm(desk: Desk, ask: Ask) -> Answer:
-    """Say what would be done, and ask; nothing is done yet."""
-    verb = _verb(ask.query.get("do", ""))
-    numbers = _numbers(ask.query.get("numbers", "").split(",")[:_MOST_TICKED])
-    is_every = bool(ask.query.get("every"))
-    if not ask.may_write or verb is None or not (numbers or is_every):
-        raise NotFound
-    choice = _choice(ask.query)
+async def _confirm(data: DashboardData, request: PageRequest) -> PageResponse:
+    """Show what would be done, and ask for confirmation."""
+    verb = _verb(request.query.get("do", ""))
+    numbers = _numbers(request.query.get("numbers", "").split(",")[:_MOST_SELECTED])
+    is_every = bool(request.query.get("every"))
+    if not request.may_write or verb is None or not (numbers or is_every):
+        raise PageNotFound
+    choice = _choice(request.query)
     back = _address(choice)
     try:
-        dead = await letters.opened(desk)
+        dead = await letters.open_dead_letters(data)
         if is_every:
             found, more = await letters.oldest(dead, choice, MOST_AT_A_TIME, whole=_SHOWN_BEFORE)
         else:
             found, more = await _found(dead, numbers), False
-        groups = await _groups(desk, found) if verb == "replay" else _counted(found, _route_of)
+        groups = await _groups(data, found) if verb == "replay" else _counted(found, _route_of)
     except OncebridgeError as error:
-        return Elsewhere(back, f"Nothing was done: {error}")
+        return Redirect(back, f"Nothing was done: {error}")
     if not found:
-        return Elsewhere(back, f"There is nothing to {verb}: no such letter is there any more.")
-    headlines = letters.Headlines(desk.setup.config)
+        return Redirect(
+            back, f"Nothing to {verb}: these dead letters were already replayed or dropped."
+        )
+    headlines = letters.DeadLetterRows(data.setup.config)
     values = {
         "verb": verb,
         "count": len(found),
-        "marked": _written({letter.number: letters.mark_of(letter) for letter in found}),
+        "marked": _written({letter.number: letters.fingerprint(letter) for letter in found}),
         "shown": await headlines.all(found[:_SHOWN_BEFORE]),
         "groups": groups,
         "maybe": sum([letter.maybe_delivered for letter in found]),
@@ -256,7 +269,7 @@ async def _confirm(desk: Desk, ask: Ask) -> Answer:
         "back": back if is_every or len(found) > 1 else f"/dead/{found[0].number}",
         "longest": _LONGEST_BECAUSE,
     }
-    return Shown("dead_confirm.html", values)
+    return TemplatePage("dead_confirm.html", values)
 
 
 async def _found(dead: DeadLetters, numbers: Sequence[int]) -> list[DeadLetter]:
@@ -269,18 +282,18 @@ async def _found(dead: DeadLetters, numbers: Sequence[int]) -> list[DeadLetter]:
     return found
 
 
-async def _groups(desk: Desk, found: Sequence[DeadLetter]) -> list[_Group]:
-    """Return where letters would go, and which could not."""
-    sinks = {route.name: str(route.sink) for route in desk.setup.routes}
-    states = await pauses.paused(desk.store, list(sinks))
+async def _groups(data: DashboardData, found: Sequence[DeadLetter]) -> list[_Group]:
+    """Return the routes of dead letters, and which cannot be replayed."""
+    sinks = {route.name: str(route.sink) for route in data.setup.routes}
+    states = await pauses.paused(data.store, list(sinks))
     paused = {name for name, is_paused in zip(sinks, states, strict=True) if is_paused}
     groups = []
     for group in _counted(found, _way_of):
         why_not = ""
         if group.route and group.route not in sinks:
-            why_not = "there is no such route any more, so these stay"
+            why_not = "the route is no longer configured"
         elif group.route in paused or (not group.route and paused):
-            why_not = "it is paused, so these stay until `oncebridge resume`"
+            why_not = "the route is paused; run `oncebridge resume` first"
         groups.append(_Group(group.route, group.count, sinks.get(group.route, ""), why_not))
     return groups
 
@@ -294,43 +307,43 @@ _route_of: Final[Callable[[DeadLetter], str]] = attrgetter("route")
 
 
 def _way_of(letter: DeadLetter) -> str:
-    """Name the route that a replay takes; none where every route is asked anew."""
+    """Return the route of a replay; empty if every route is tried again."""
     return letter.route if letter.rule else ""
 
 
-# --- doing it -----------------------------------------------------------------------------
+# --- actions ------------------------------------------------------------------------------
 
 
-async def _replay(desk: Desk, ask: Ask) -> Answer:
-    return await _act(desk, ask, "replay")
+async def _replay(data: DashboardData, request: PageRequest) -> PageResponse:
+    return await _act(data, request, "replay")
 
 
-async def _drop(desk: Desk, ask: Ask) -> Answer:
-    return await _act(desk, ask, "drop")
+async def _drop(data: DashboardData, request: PageRequest) -> PageResponse:
+    return await _act(data, request, "drop")
 
 
-async def _act(desk: Desk, ask: Ask, verb: Verb) -> Answer:
-    marked = _marked(_first(ask, "letters"))
+async def _act(data: DashboardData, request: PageRequest, verb: Verb) -> PageResponse:
+    marked = _marked(_first(request, "letters"))
     if not marked:
-        return Elsewhere("/dead", "Nothing was done: no letter was named.")
-    because = _first(ask, "because").strip()[:_LONGEST_BECAUSE]
+        return Redirect("/dead", "Nothing was done: no dead letter was selected.")
+    because = _first(request, "because").strip()[:_LONGEST_BECAUSE]
     try:
-        dead = await letters.opened(desk)
+        dead = await letters.open_dead_letters(data)
     except OncebridgeError as error:
-        return Elsewhere("/dead", f"Nothing was done: {error}")
-    done = await carry_out(desk, dead, Order(verb, marked, because, ask.user))
-    _counter(desk).forget()
+        return Redirect("/dead", f"Nothing was done: {error}")
+    done = await run_action(data, dead, ActionRequest(verb, marked, because, request.user))
+    _counter(data).forget()
     values = {
         "verb": verb,
         "done": done,
         "because": because,
         "left": _written({number: marked[number] for number in done.left}),
     }
-    return Shown("dead_done.html", values)
+    return TemplatePage("dead_done.html", values)
 
 
-def _first(ask: Ask, name: str) -> str:
-    return next(iter(ask.form.get(name, ())), "")
+def _first(request: PageRequest, name: str) -> str:
+    return next(iter(request.form.get(name, ())), "")
 
 
 def _verb(text: str) -> Verb | None:
@@ -347,17 +360,17 @@ def _written(marked: Mapping[int, str]) -> str:
 
 
 def _marked(text: str) -> dict[int, str]:
-    """Read letters as a form names them; one without its mark is not named."""
+    """Return the numbers and fingerprints that a form sends; both are needed."""
     pairs = [one.strip().partition(".") for one in text.split(",")]
     found = [(_number(number), mark) for number, _, mark in pairs]
     return {number: mark for number, mark in found if number is not None and mark}
 
 
 ROUTES: Final = (
-    Route("GET", "/dead", _list),
-    Route("GET", "/dead/{number}", _show),
-    Route("POST", "/dead/confirm", _asked, writes=True),
-    Route("GET", "/dead/confirm", _confirm),
-    Route("POST", "/dead/replay", _replay, writes=True),
-    Route("POST", "/dead/drop", _drop, writes=True),
+    PageRoute("GET", "/dead", _list),
+    PageRoute("GET", "/dead/{number}", _show),
+    PageRoute("POST", "/dead/confirm", _asked, writes=True),
+    PageRoute("GET", "/dead/confirm", _confirm),
+    PageRoute("POST", "/dead/replay", _replay, writes=True),
+    PageRoute("POST", "/dead/drop", _drop, writes=True),
 )

@@ -1,9 +1,9 @@
 """
-Decisions: recent arrivals, search, and why each was treated so.
+Decisions: recent arrivals, search, and the reason of each verdict.
 
-What is asked for stands in the address, so that it can be sent to somebody else. What the history
-does not have is looked up where it may still be known; where that costs something, somebody has
-to press a button for it, and a button is no address that another page could send people to.
+A search is part of the address, so that it can be shared. If the history has no match, the store
+and the dead letters are searched; if that costs money, the user has to press a button (a POST, so
+that no link can start it).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.dashboard.arrival_text import is_unreadable
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.page import Answer, Ask, NotFound, Route, Shown
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.page import (
+    PageNotFound,
+    PageRequest,
+    PageResponse,
+    PageRoute,
+    TemplatePage,
+)
 from oncebridge.dashboard.rule_descriptions import anchor
-from oncebridge.dashboard.store_lookup import Beyond, look_beyond
+from oncebridge.dashboard.store_lookup import StoreLookup, look_up
 from oncebridge.dashboard.why import explain_arrival, explain_event, shown
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.router import UNROUTED
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import StoreError
-from oncebridge.observe.history import Found, Place, Query, Seen
+from oncebridge.observe.history import HistoryPosition, HistoryQuery, RecordedArrival, SearchResult
 from oncebridge.observe.report import Report
 from oncebridge.operate.explain.words import state, summary_of_key
 from oncebridge.operate.lookup import key_in
@@ -34,19 +40,19 @@ _PAGE: Final = 50
 _LONGEST_TEXT: Final = 400
 
 
-class Asked(Struct, frozen=True, kw_only=True):
-    """What is looked for, as the address says it."""
+class DecisionSearch(Struct, frozen=True, kw_only=True):
+    """A search, as it is in the address."""
 
     q: str = ""
     verdict: str = ""
     route: str = ""
     cause: str = ""
     before: str = ""
-    """The arrival at the end of the page before."""
+    """The last arrival of the previous page."""
 
     @classmethod
-    def read(cls, given: Mapping[str, str]) -> "Asked":
-        """Read what was asked; a choice that there is none is none."""
+    def read(cls, given: Mapping[str, str]) -> "DecisionSearch":
+        """Read a search; unknown choices are ignored."""
         text = given.get("q", "").strip()[:_LONGEST_TEXT]
         verdict, cause = given.get("verdict", ""), given.get("cause", "")
         return cls(
@@ -59,16 +65,16 @@ class Asked(Struct, frozen=True, kw_only=True):
 
     @property
     def is_search(self) -> bool:
-        return bool(self.q or self.is_narrowed)
+        return bool(self.q or self.is_filtered)
 
     @property
-    def is_narrowed(self) -> bool:
-        """Return whether something was chosen beside the text."""
+    def is_filtered(self) -> bool:
+        """True if a verdict, route or cause was chosen."""
         return bool(self.verdict or self.route or self.cause)
 
-    def query(self) -> Query:
-        """Put it to the history."""
-        return Query(
+    def query(self) -> HistoryQuery:
+        """Return the query for the history."""
+        return HistoryQuery(
             text=self.q,
             verdict=self.verdict,
             route=self.route,
@@ -78,7 +84,7 @@ class Asked(Struct, frozen=True, kw_only=True):
         )
 
     def address(self) -> str:
-        """Write it as an address."""
+        """Return the address of this search."""
         named = {name: getattr(self, name) for name in self.__struct_fields__}
         filled = {name: text for name, text in named.items() if text}
         return f"/decisions?{urlencode(filled)}" if filled else "/decisions"
@@ -88,8 +94,8 @@ _VERDICTS: Final = tuple(verdict.value for verdict in Verdict)
 _CAUSES: Final = tuple(cause.value for cause in Cause)
 
 
-def _place(text: str) -> Place | None:
-    """Read the place of an arrival as an address has it: `MILLISECONDS.WORKER.NUMBER`."""
+def _place(text: str) -> HistoryPosition | None:
+    """Return the position of an arrival from an address: `MILLISECONDS.WORKER.NUMBER`."""
     at_ms, _, rest = text.partition(".")
     worker, _, number = rest.rpartition(".")
     if not (worker and _is_number(at_ms) and _is_number(number)):
@@ -101,7 +107,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 18
 
 
-def _after(seen: Seen) -> str:
+def _after(seen: RecordedArrival) -> str:
     at_ms, worker, number = seen.place
     return f"{at_ms}.{worker}.{number}"
 
@@ -109,116 +115,122 @@ def _after(seen: Seen) -> str:
 # --- the list -----------------------------------------------------------------------------
 
 
-async def _list(desk: Desk, ask: Ask) -> Answer:
-    asked = Asked.read(ask.query)
-    reports, is_whole = await _reports(desk)
-    found = await desk.archive.search(asked.query(), reports)
+async def _list(data: DashboardData, request: PageRequest) -> PageResponse:
+    search = DecisionSearch.read(request.query)
+    reports, is_whole = await _reports(data)
+    found = await data.history.search(search.query(), reports)
     found = found if is_whole else replace(found, is_whole=False)
-    beyond = None
-    if asked.q and not (found.rows or asked.before or ask.is_live):
-        beyond = await look_beyond(desk, asked.q)
-    return _listed(desk, asked, found, reports, beyond)
+    lookup = None
+    if search.q and not (found.rows or search.before or request.is_live):
+        lookup = await look_up(data, search.q)
+    return _listed(data, search, found, reports, lookup)
 
 
-async def _scan(desk: Desk, ask: Ask) -> Answer:
-    """Look for an id in all of the store, as somebody has asked for in so many words."""
-    asked = Asked.read({"q": next(iter(ask.form.get("q", ())), "")})
-    reports, is_whole = await _reports(desk)
-    found = await desk.archive.search(asked.query(), reports)
+async def _scan(data: DashboardData, request: PageRequest) -> PageResponse:
+    """Search the whole store for an id, on request."""
+    search = DecisionSearch.read({"q": next(iter(request.form.get("q", ())), "")})
+    reports, is_whole = await _reports(data)
+    found = await data.history.search(search.query(), reports)
     found = found if is_whole else replace(found, is_whole=False)
-    beyond = await look_beyond(desk, asked.q, thorough=True) if asked.q else None
-    return _listed(desk, asked, found, reports, beyond)
+    lookup = await look_up(data, search.q, thorough=True) if search.q else None
+    return _listed(data, search, found, reports, lookup)
 
 
 def _listed(
-    desk: Desk, asked: Asked, found: Found, reports: Sequence[Report], beyond: Beyond | None
-) -> Answer:
-    routes = [route.name for route in desk.setup.routes]
-    if any(route.match is not None for route in desk.setup.routes):
+    data: DashboardData,
+    search: DecisionSearch,
+    found: SearchResult,
+    reports: Sequence[Report],
+    lookup: StoreLookup | None,
+) -> PageResponse:
+    routes = [route.name for route in data.setup.routes]
+    if any(route.match is not None for route in data.setup.routes):
         routes.append(UNROUTED)
     workers = {seen.worker for seen in found.rows} | {report.state.name for report in reports}
-    older = replace(asked, before=_after(found.rows[-1])) if found.more and found.rows else None
-    return Shown(
+    older = replace(search, before=_after(found.rows[-1])) if found.more and found.rows else None
+    return TemplatePage(
         "decisions.html",
         {
-            "asked": asked,
+            "search": search,
             "found": found,
-            "beyond": beyond,
-            "mode": mode_of(desk.setup.config),
-            "keep": desk.setup.config.history_keep,
+            "lookup": lookup,
+            "mode": mode_of(data.setup.config),
+            "keep": data.setup.config.history_keep,
             "verdicts": _VERDICTS,
             "causes": _CAUSES,
-            "routes": [*routes, *({asked.route} - {*routes, ""})],
+            "routes": [*routes, *({search.route} - {*routes, ""})],
             "has_routes": len(routes) > 1,
             "has_workers": len(workers) > 1,
-            "newest": replace(asked, before="").address() if asked.before else "",
+            "newest": replace(search, before="").address() if search.before else "",
             "older": older.address() if older else "",
-            "unnarrowed": Asked(q=asked.q).address() if asked.is_narrowed and asked.q else "",
+            "unnarrowed": DecisionSearch(q=search.q).address()
+            if search.is_filtered and search.q
+            else "",
             **_LINKS,
         },
     )
 
 
-async def _reports(desk: Desk) -> tuple[list[Report], bool]:
+async def _reports(data: DashboardData) -> tuple[list[Report], bool]:
     """
-    Return the reports of all workers that may have a history, and tell whether these are all.
+    Return the reports of all workers that may have a history, and whether these are all.
 
-    While the store is away, nothing is known of others than this process.
+    While the store is unavailable, only this process is known.
     """
     try:
-        view = await desk.view()
+        view = await data.view()
     except StoreError:
-        if desk.monitor is None:
+        if data.monitor is None:
             raise
-        return [desk.monitor.report()], False
+        return [data.monitor.report()], False
     return [*view.reports, *view.gone], True
 
 
-# --- one of them --------------------------------------------------------------------------
+# --- one arrival --------------------------------------------------------------------------
 
 
-async def _show(desk: Desk, ask: Ask) -> Answer:
-    if desk.monitor is not None and desk.setup.config.dashboard_payloads:
-        with suppress(StoreError):  # what has just come has no payload before that
-            await desk.monitor.record()
-    reports, _ = await _reports(desk)
-    seen = await desk.archive.named(ask.names["name"], reports)
+async def _show(data: DashboardData, request: PageRequest) -> PageResponse:
+    if data.monitor is not None and data.setup.config.dashboard_payloads:
+        with suppress(StoreError):  # payloads of the latest arrivals are written here
+            await data.monitor.record()
+    reports, _ = await _reports(data)
+    seen = await data.history.named(request.names["name"], reports)
     if seen is None:
-        raise NotFound
-    why = await explain_arrival(desk, seen, reports)
-    config = desk.setup.config
+        raise PageNotFound
+    why = await explain_arrival(data, seen, reports)
+    config = data.setup.config
     values = {
         "why": why,
         "row": seen.row,
         "whole": why.whole,
         "keeps_payloads": config.dashboard_payloads,
-        "has_routes": len(desk.setup.routes) > 1,
+        "has_routes": len(data.setup.routes) > 1,
         "is_unrouted": seen.row.route == UNROUTED,
     }
-    return Shown("decision.html", values | _LINKS)
+    return TemplatePage("decision.html", values | _LINKS)
 
 
-async def _event(desk: Desk, ask: Ask) -> Answer:
-    key = key_in(ask.names["key"])
+async def _event(data: DashboardData, request: PageRequest) -> PageResponse:
+    key = key_in(request.names["key"])
     if key is None:
-        raise NotFound
-    reports, _ = await _reports(desk)
-    whole = await explain_event(desk, key, reports)
+        raise PageNotFound
+    reports, _ = await _reports(data)
+    whole = await explain_event(data, key, reports)
     if whole is None:
-        raise NotFound
-    return Shown("event.html", {"whole": whole, **_LINKS})
+        raise PageNotFound
+    return TemplatePage("event.html", {"whole": whole, **_LINKS})
 
 
 # --- addresses ----------------------------------------------------------------------------
 
 
-def address_of(seen: Seen) -> str:
+def address_of(seen: RecordedArrival) -> str:
     """Return the address of an arrival."""
     return f"/decisions/{quote(seen.name, safe='')}"
 
 
 def _search_for(text: str) -> str:
-    return Asked(q=text).address()
+    return DecisionSearch(q=text).address()
 
 
 _LINKS: Final[dict[str, Any]] = {
@@ -232,8 +244,8 @@ _LINKS: Final[dict[str, Any]] = {
 }
 
 ROUTES: Final = (
-    Route("GET", "/decisions", _list),
-    Route("POST", "/decisions/scan", _scan),
-    Route("GET", "/decisions/{name}", _show),
-    Route("GET", "/events/{key}", _event),
+    PageRoute("GET", "/decisions", _list),
+    PageRoute("POST", "/decisions/scan", _scan),
+    PageRoute("GET", "/decisions/{name}", _show),
+    PageRoute("GET", "/events/{key}", _event),
 )

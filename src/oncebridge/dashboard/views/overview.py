@@ -1,4 +1,4 @@
-"""Overview: is it working, what is dropped and why, what needs me."""
+"""Overview: health, rates, duplicates by cause, routes, durations, store and workers."""
 
 import asyncio
 import shlex
@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from oncebridge.base.formatting import format_list, printable
 from oncebridge.dashboard import charts, health
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.dead_letters import opened
-from oncebridge.dashboard.health import Health, Kind, Letters
-from oncebridge.dashboard.page import Answer, Ask, Route, Shown
-from oncebridge.dashboard.rates import Pulse, Sums, Times, sums, times
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.dead_letters import open_dead_letters
+from oncebridge.dashboard.health import DeadLetterCount, HealthSummary, Kind
+from oncebridge.dashboard.page import PageRequest, PageResponse, PageRoute, TemplatePage
+from oncebridge.dashboard.rates import Durations, RateTracker, Totals, durations, totals
 from oncebridge.dashboard.rendering import seconds
 from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.engine.causes import MEANINGS, Cause
@@ -21,8 +21,8 @@ from oncebridge.engine.router import UNROUTED
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import OncebridgeError, StoreError
 from oncebridge.observe.counts import LAGS, SECONDS, Counts, Histogram, RouteCounts, added
-from oncebridge.observe.fleet import View, is_silent, present
-from oncebridge.observe.report import Report, RouteState, State, Vitals
+from oncebridge.observe.fleet import FleetView, is_silent, present
+from oncebridge.observe.report import Report, RouteState, State, StoreHealth
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.monitor import mode_of
 
@@ -33,10 +33,10 @@ _VIEW_WITHIN_S: Final = 5.0
 _NOISIEST: Final = 8
 _MOST_LOST: Final = 20
 _FEW: Final = 50
-"""The counts of so many workers are added up in no time."""
+"""The counts of up to this many workers are added up on the event loop."""
 _PIECE: Final = 10
 _MOST_BYTES: Final = 8 * 1024 * 1024
-"""Letters are counted by reading them, and no more than that is read."""
+"""Dead letters are counted by reading them, up to this many bytes."""
 _CALLS: Final = ("claim", "commit", "release", "extend", "remember")
 _FIRST_EVENT: Final = (
     '{"version":"0","id":"my-first-event","source":"com.example","detail-type":"Hello",'
@@ -44,49 +44,49 @@ _FIRST_EVENT: Final = (
 )
 
 
-class _Kept:
-    """What is kept between two looks at one desk."""
+class _OverviewCache:
+    """Kept between two requests for the overview."""
 
     def __init__(self) -> None:
-        self.pulse = Pulse()
-        self._letters = Letters()
+        self.tracker = RateTracker()
+        self._letters = DeadLetterCount()
         self._counted: tuple[float, int] | None = None
-        """When letters were counted, and how many events had died by then."""
+        """When dead letters were counted, and how many events had died by then."""
         self._counting = asyncio.Lock()
 
-    async def letters(self, desk: Desk, view: View) -> Letters:
-        """Count the dead letters: now and then, and when another event has died."""
+    async def letters(self, data: DashboardData, view: FleetView) -> DeadLetterCount:
+        """Count the dead letters, at most every few seconds unless another event has died."""
         counted = [view.past, *(report.counts for report in view.reports)]
         routes = [route for counts in counted for route in counts.routes.values()]
         died = sum(route.books.get(Verdict.DEAD, 0) for route in routes)
-        if scheme_of(desk.setup.config.dead.url) == "sqs":
-            # To look at a queue is to receive from it, which others would notice.
-            return Letters(died)
+        if scheme_of(data.setup.config.dead.url) == "sqs":
+            # Listing a queue receives its messages and hides them from other readers.
+            return DeadLetterCount(died)
         async with self._counting:
             now_s = asyncio.get_running_loop().time()
             at_s, before = self._counted or (0.0, -1)
             if died != before or now_s - at_s > _LETTERS_LAST_S:
-                self._letters = await _count(desk)
+                self._letters = await _count(data)
                 self._counted = now_s, died
         return self._letters
 
 
-_kept: WeakKeyDictionary[Desk, _Kept] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[DashboardData, _OverviewCache] = WeakKeyDictionary()
 
 
-async def _count(desk: Desk) -> Letters:
+async def _count(data: DashboardData) -> DeadLetterCount:
     try:
         async with asyncio.timeout(_LETTERS_WITHIN_S):
-            count, more = await _counted(await opened(desk))
+            count, more = await _counted(await open_dead_letters(data))
     except OncebridgeError as error:
-        return Letters(problem=str(error))
+        return DeadLetterCount(problem=str(error))
     except TimeoutError:
-        return Letters(problem="there was no answer in time")
-    return Letters(min(count, _MOST_LETTERS), more or count > _MOST_LETTERS)
+        return DeadLetterCount(problem="no answer in time")
+    return DeadLetterCount(min(count, _MOST_LETTERS), more or count > _MOST_LETTERS)
 
 
 async def _counted(dead: DeadLetters) -> tuple[int, bool]:
-    """Count letters, and tell whether there may be more: no more are read than have to be."""
+    """Return the number of dead letters read, and whether there may be more."""
     count = size = after = 0
     while count <= _MOST_LETTERS and size < _MOST_BYTES:
         piece = await dead.list(after=after, limit=_PIECE)
@@ -98,51 +98,53 @@ async def _counted(dead: DeadLetters) -> tuple[int, bool]:
     return count, True
 
 
-async def _show(desk: Desk, _ask: Ask) -> Answer:
-    kept = _kept.setdefault(desk, _Kept())
-    view, problem = await _look(desk)
+async def _show(data: DashboardData, _ask: PageRequest) -> PageResponse:
+    cache = _caches.setdefault(data, _OverviewCache())
+    view, problem = await _read_view(data)
     if view is None:
         values = {"health": health.store_away(problem), "view": None}
-        return Shown("overview.html", values)
-    kept.pulse.observe(view)
+        return TemplatePage("overview.html", values)
+    cache.tracker.observe(view)
     found = health.of(
         view,
-        kept.pulse,
-        await kept.letters(desk, view),
-        history_is_off=mode_of(desk.setup.config) == "off",
+        cache.tracker,
+        await cache.letters(data, view),
+        history_is_off=mode_of(data.setup.config) == "off",
         store_problem=problem,
     )
-    rates, lately = kept.pulse.rates(), kept.pulse.times()
+    rates, lately = cache.tracker.rates(), cache.tracker.durations()
     if len(view.reports) <= _FEW:
-        return Shown("overview.html", _laid_out(view, rates, lately, found))
-    # To add up what very many workers have counted takes its time, and events come first.
-    return Shown("overview.html", await asyncio.to_thread(_laid_out, view, rates, lately, found))
+        return TemplatePage("overview.html", _laid_out(view, rates, lately, found))
+    # Adding up the counts of many workers takes long enough to delay events.
+    return TemplatePage(
+        "overview.html", await asyncio.to_thread(_laid_out, view, rates, lately, found)
+    )
 
 
-async def _look(desk: Desk) -> tuple[View | None, str]:
-    """See all workers; where the store is away, the one here, and what is wrong."""
+async def _read_view(data: DashboardData) -> tuple[FleetView | None, str]:
+    """Return all workers; if the store is unavailable, only this one, and the problem."""
     try:
         async with asyncio.timeout(_VIEW_WITHIN_S):
-            return await desk.view(), ""
+            return await data.view(), ""
     except StoreError as error:
         problem = str(error)
     except TimeoutError:
         problem = "it did not answer in time"
-    if desk.monitor is None:
+    if data.monitor is None:
         return None, problem
-    own = desk.monitor.report()
+    own = data.monitor.report()
     offset_ms = own.state.store.clock_offset_ms or 0
-    return View([own], Counts(), own.state.at_ms + offset_ms), problem
+    return FleetView([own], Counts(), own.state.at_ms + offset_ms), problem
 
 
-ROUTES: Final = (Route("GET", "/", _show),)
+ROUTES: Final = (PageRoute("GET", "/", _show),)
 
 
-# --- what the page shows ------------------------------------------------------------------
+# --- content ------------------------------------------------------------------------------
 
 
-class Line(Struct, frozen=True):
-    """How long something takes."""
+class DurationRow(Struct, frozen=True):
+    """Durations of one step."""
 
     name: str
     meaning: str
@@ -153,10 +155,10 @@ class Line(Struct, frozen=True):
     spread: str
     failed: int | None
     lately: bool
-    """It is of the last minute; otherwise of all time."""
+    """True if measured in the last minute; otherwise since counting began."""
 
 
-class Way(Struct, frozen=True):
+class RouteRow(Struct, frozen=True):
     """One route, on all workers together."""
 
     name: str
@@ -166,32 +168,34 @@ class Way(Struct, frozen=True):
     forwarded: int
     verdicts: tuple[tuple[str, int], ...]
     counters: tuple[tuple[str, int], ...]
-    """What else was counted: why events may have been delivered twice, and the like."""
+    """Other counters, such as reasons for possible double deliveries."""
     settled: int
     in_flight: int
     kind: Kind
     state: str
     lost: int
-    """Arrivals without a verdict that were with workers that are gone."""
+    """Arrivals without a verdict, held by workers that disappeared."""
     balance: Kind
     balance_text: str
 
 
-class Hand(Struct, frozen=True):
+class WorkerRow(Struct, frozen=True):
     """One worker."""
 
     state: State
     in_flight: int
     kind: Kind
-    told: str
+    status: str
 
 
-def values_of(view: View, pulse: Pulse, found: Health) -> dict[str, Any]:
-    """Lay out all that the template shows."""
-    return _laid_out(view, pulse.rates(), pulse.times(), found)
+def values_of(view: FleetView, tracker: RateTracker, found: HealthSummary) -> dict[str, Any]:
+    """Return the values for the template."""
+    return _laid_out(view, tracker.rates(), tracker.durations(), found)
 
 
-def _laid_out(view: View, rates: Sums, lately: Times | None, found: Health) -> dict[str, Any]:
+def _laid_out(
+    view: FleetView, rates: Totals, lately: Durations | None, found: HealthSummary
+) -> dict[str, Any]:
     total = view.total
     hour = charts.last_hour(total.minutes, view.now_ms)
     causes = _causes(total)
@@ -199,19 +203,19 @@ def _laid_out(view: View, rates: Sums, lately: Times | None, found: Health) -> d
         "health": found,
         "view": view,
         "rates": rates,
-        "sums": sums(total),
+        "sums": totals(total),
         "hour": hour,
         "shown": [v for v in Verdict if any(v in minute.verdicts for minute in hour)],
         "chart": charts.over_time(hour) if any(minute.total for minute in hour) else [],
         "causes": causes,
         "repeats": sum(count for _, count, _, _ in causes),
-        "lines": _lines(lately, times(total)),
+        "lines": _lines(lately, durations(total)),
         "now": _now(view),
         "store": _store(view),
         "ways": _ways(view, total),
-        "hands": [
-            *(_hand(report, view.now_ms) for report in view.reports),
-            *(Hand(state, 0, "off", "gone without a word") for state in health.lost(view)),
+        "workers": [
+            *(_worker_row(report, view.now_ms) for report in view.reports),
+            *(WorkerRow(state, 0, "off", "disappeared") for state in health.lost(view)),
         ][: len(view.reports) + _MOST_LOST],
         "several_workers": len(view.reports) + len(view.gone) > 1,
         "routes": len(health.routes_of(view)),
@@ -224,7 +228,7 @@ def _laid_out(view: View, rates: Sums, lately: Times | None, found: Health) -> d
 
 
 def _causes(total: Counts) -> list[tuple[str, int, str, str]]:
-    """Count the repeats by cause: name, count, meaning and a bar; the most frequent first."""
+    """Return duplicates by cause (name, count, meaning and a bar), the most frequent first."""
     counted: dict[str, int] = {}
     for route in total.routes.values():
         counted = added(counted, route.causes)
@@ -237,10 +241,10 @@ def _causes(total: Counts) -> list[tuple[str, int, str, str]]:
     ]
 
 
-def _lines(lately: Times | None, ever: Times) -> list[Line]:
-    now = lately or Times()
+def _lines(lately: Durations | None, ever: Durations) -> list[DurationRow]:
+    now = lately or Durations()
     found = [
-        _line("Arrival to verdict", "all of it, in oncebridge", now.took, ever.took),
+        _line("Arrival to verdict", "total time in oncebridge", now.took, ever.took),
         _line(
             "Sink",
             "one call",
@@ -263,7 +267,7 @@ def _lines(lately: Times | None, ever: Times) -> list[Line]:
                 )
             )
     found.append(
-        _line("Lag", "how old events are when they are delivered", now.lag, ever.lag, ends=LAGS)
+        _line("Lag", "the age of events when they are delivered", now.lag, ever.lag, ends=LAGS)
     )
     return [line for line in found if line.count]
 
@@ -276,22 +280,22 @@ def _line(
     *,
     ends: tuple[float, ...] = SECONDS,
     failed: tuple[int, int] | None = None,
-) -> Line:
+) -> DurationRow:
     is_now = lately.count > 0
     shown = lately if is_now else ever
     p50, p95, p99 = (_quantile(shown, part, ends) for part in (0.5, 0.95, 0.99))
     lost = failed[0 if is_now else 1] if failed else None
     bars = charts.spread(shown)
-    return Line(name, meaning, shown.count, p50, p95, p99, bars, lost, is_now)
+    return DurationRow(name, meaning, shown.count, p50, p95, p99, bars, lost, is_now)
 
 
 def _quantile(found: Histogram, part: float, ends: tuple[float, ...]) -> str:
     value = found.quantile(part, ends)
-    # A histogram does not know how far above its last end something was.
+    # Values above the last bucket have no upper bound.
     return f"> {seconds(value)}" if value == ends[-1] else seconds(value)
 
 
-def _now(view: View) -> dict[str, int | None]:
+def _now(view: FleetView) -> dict[str, int | None]:
     here = present(view)
     routes = [route for state in here for route in state.routes.values()]
     return {
@@ -302,11 +306,11 @@ def _now(view: View) -> dict[str, int | None]:
     }
 
 
-def _store(view: View) -> Vitals:
-    """Return the worst of what the workers say of the store that they share."""
+def _store(view: FleetView) -> StoreHealth:
+    """Return the worst values that workers report of their shared store."""
     here = [state.store for state in present(view)]
     offsets = [one.clock_offset_ms for one in here if one.clock_offset_ms is not None]
-    return Vitals(
+    return StoreHealth(
         next((one.kind for one in here if one.kind), ""),
         all(one.answers for one in here),
         max((one.records for one in here if one.records is not None), default=None),
@@ -316,7 +320,7 @@ def _store(view: View) -> Vitals:
     )
 
 
-def _ways(view: View, total: Counts) -> list[Way]:
+def _ways(view: FleetView, total: Counts) -> list[RouteRow]:
     states = health.routes_of(view)
     names = sorted({*states, *total.routes} - {UNROUTED})
     names += [UNROUTED] if UNROUTED in total.routes else []
@@ -325,14 +329,14 @@ def _ways(view: View, total: Counts) -> list[Way]:
     ]
 
 
-def _way(name: str, states: list[RouteState], counts: RouteCounts) -> Way:
+def _way(name: str, states: list[RouteState], counts: RouteCounts) -> RouteRow:
     books = counts.books
     verdicts = tuple((v.value, count) for v in Verdict if (count := books.get(v, 0)))
     settled = sum(count for _, count in verdicts)
     in_flight = sum(state.in_flight for state in states)
     kind, told = _state_of(name, states)
     is_balanced = all(state.balanced for state in states)
-    return Way(
+    return RouteRow(
         name,
         tuple(sorted({state.sink for state in states if state.sink})),
         tuple(sorted({state.mode for state in states})),
@@ -344,7 +348,7 @@ def _way(name: str, states: list[RouteState], counts: RouteCounts) -> Way:
         in_flight,
         kind,
         told,
-        # Whoever was killed had no time to settle what it held: that comes again, as new arrivals.
+        # A killed worker did not decide the events it held: they arrive again, and are counted again.
         max(books.get("arrived", 0) - settled - in_flight, 0) if is_balanced else 0,
         "good" if is_balanced else "bad",
         "yes" if is_balanced else "no",
@@ -352,7 +356,7 @@ def _way(name: str, states: list[RouteState], counts: RouteCounts) -> Way:
 
 
 def _state_of(name: str, states: list[RouteState]) -> tuple[Kind, str]:
-    """Return how a route is, by the worst of its workers."""
+    """Return the state of a route: the worst that its workers report."""
     down = sorted({what for state in states for what in state.down})
     if down:
         return "bad", f"{' and '.join(what.removeprefix('the ') for what in down)} down"
@@ -360,21 +364,21 @@ def _state_of(name: str, states: list[RouteState]) -> tuple[Kind, str]:
         return "warn", "paused"
     if states:
         return "good", "open"
-    return ("off", "no route is for it") if name == UNROUTED else ("off", "no worker has it")
+    return ("off", "no route matches") if name == UNROUTED else ("off", "no running worker")
 
 
-def _hand(report: Report, now_ms: int) -> Hand:
+def _worker_row(report: Report, now_ms: int) -> WorkerRow:
     state = report.state
     in_flight = sum(route.in_flight for route in state.routes.values())
     if state.ended:
-        return Hand(state, 0, "off", "ended in good order")
+        return WorkerRow(state, 0, "off", "stopped")
     if is_silent(report, now_ms):
-        return Hand(state, in_flight, "bad", "not heard of")
+        return WorkerRow(state, in_flight, "bad", "not reporting")
     if state.not_ready:
-        return Hand(
+        return WorkerRow(
             state, in_flight, "warn", format_list([printable(why) for why in state.not_ready])
         )
-    return Hand(state, in_flight, "good", "working")
+    return WorkerRow(state, in_flight, "good", "running")
 
 
 def _topics(total: Counts) -> list[tuple[str, dict[str, int]]]:
@@ -385,8 +389,8 @@ def _topics(total: Counts) -> list[tuple[str, dict[str, int]]]:
     return sorted(total.topics.items(), key=noise)[:_NOISIEST]
 
 
-def _first_event(view: View) -> dict[str, Any]:
-    """Say how to send a first event: by a command, where a source takes them by HTTP."""
+def _first_event(view: FleetView) -> dict[str, Any]:
+    """Return how to send a first event: a command, if a source accepts HTTP."""
     sources = sorted({source for state in present(view) for source in state.sources})
     address = next((one for one in sources if one.startswith("http://")), "")
     header = "'Content-Type: application/json'"

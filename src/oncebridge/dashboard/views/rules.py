@@ -1,14 +1,14 @@
-"""Rules: what is configured, what each matched, and a box to try an event."""
+"""Rules: the configuration, counts of each rule, and a form to try events."""
 
 import asyncio
 import json
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from oncebridge.dashboard import rule_descriptions as rulebook
-from oncebridge.dashboard.data import Desk
-from oncebridge.dashboard.page import Answer, Ask, Route, Shown
-from oncebridge.dashboard.try_events import Result, try_out
+from oncebridge.dashboard import rule_descriptions
+from oncebridge.dashboard.data import DashboardData
+from oncebridge.dashboard.page import PageRequest, PageResponse, PageRoute, TemplatePage
+from oncebridge.dashboard.try_events import TrialResult, try_events
 from oncebridge.errors import OncebridgeError
 
 _ORDER: Final = {
@@ -46,79 +46,81 @@ _VIEW_WITHIN_S: Final = 5.0
 _MOST_SHOWN: Final = 512 * 1024
 
 
-class _Kept:
-    """What is kept for one desk."""
+class _RulesCache:
+    """Kept for one dashboard."""
 
     def __init__(self) -> None:
-        self.trying = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._reading = asyncio.Lock()
-        self._reader: rulebook.Reader | None = None
+        self._reader: rule_descriptions.RuleDescriber | None = None
 
-    async def reader(self, desk: Desk) -> rulebook.Reader:
-        """Read the configuration once, beside the loop: some hundred rules take their time."""
+    async def reader(self, data: DashboardData) -> rule_descriptions.RuleDescriber:
+        """Return the describer, made once in a thread: several hundred rules take a while."""
         async with self._reading:
             if self._reader is None:
-                self._reader = await asyncio.to_thread(rulebook.Reader, desk.setup)
+                self._reader = await asyncio.to_thread(rule_descriptions.RuleDescriber, data.setup)
             return self._reader
 
 
-_kept: WeakKeyDictionary[Desk, _Kept] = WeakKeyDictionary()
+_caches: WeakKeyDictionary[DashboardData, _RulesCache] = WeakKeyDictionary()
 
 
-def _of(desk: Desk) -> _Kept:
-    return _kept.setdefault(desk, _Kept())
+def _cache_of(data: DashboardData) -> _RulesCache:
+    return _caches.setdefault(data, _RulesCache())
 
 
-async def _show(desk: Desk, ask: Ask) -> Answer:  # noqa: ARG001 - like every page
-    is_genesys = desk.setup.config.preset == "genesys"
+async def _show(data: DashboardData, request: PageRequest) -> PageResponse:  # noqa: ARG001 - like every page
+    is_genesys = data.setup.config.preset == "genesys"
     example = json.dumps(_CONVERSATION if is_genesys else _ORDER, indent=2)
-    return await _page(desk, example, None)
+    return await _page(data, example, None)
 
 
-async def _try(desk: Desk, ask: Ask) -> Answer:
-    text = next(iter(ask.form.get("event", ())), "")
-    result = await _tried(desk, text)
-    # Whoever has pasted so much does not read it here again.
+async def _try(data: DashboardData, request: PageRequest) -> PageResponse:
+    text = next(iter(request.form.get("event", ())), "")
+    result = await _tried(data, text)
+    # A very long text is not shown again.
     is_shown = len(text) <= _MOST_SHOWN
-    return await _page(desk, text if is_shown else "", result, is_shown=is_shown)
+    return await _page(data, text if is_shown else "", result, is_shown=is_shown)
 
 
-async def _tried(desk: Desk, text: str) -> Result:
-    """Try one text after the other: events come first, and need the processor too."""
-    trying = _of(desk).trying
+async def _tried(data: DashboardData, text: str) -> TrialResult:
+    """Try one text at a time, so that events are not delayed."""
+    lock = _cache_of(data).lock
     try:
         async with asyncio.timeout(_TURN_S):
-            await trying.acquire()
+            await lock.acquire()
     except TimeoutError:
-        return Result(refused="others are trying events just now; try again in a moment")
+        return TrialResult(refused="other users are trying events; try again in a moment")
     try:
-        return await try_out(text, desk.setup, desk.store)
+        return await try_events(text, data.setup, data.store)
     finally:
-        trying.release()
+        lock.release()
 
 
-async def _page(desk: Desk, text: str, result: Result | None, *, is_shown: bool = True) -> Answer:
+async def _page(
+    data: DashboardData, text: str, result: TrialResult | None, *, is_shown: bool = True
+) -> PageResponse:
     trouble = ""
     view = None
     try:
         async with asyncio.timeout(_VIEW_WITHIN_S):
-            view = await desk.view()
+            view = await data.view()
     except OncebridgeError as error:
         trouble = str(error)
     except TimeoutError:
         trouble = "the store did not answer in time"
     values: dict[str, Any] = {
-        "book": (await _of(desk).reader(desk)).book(view),
+        "book": (await _cache_of(data).reader(data)).book(view),
         "trouble": trouble,
         "text": text.encode("utf-8", "replace").decode(),
         "result": result,
         "is_shown": is_shown,
-        "file": desk.setup.file,
+        "file": data.setup.file,
     }
-    return Shown("rules.html", values)
+    return TemplatePage("rules.html", values)
 
 
 ROUTES: Final = (
-    Route("GET", "/rules", _show),
-    Route("POST", "/rules/try", _try),
+    PageRoute("GET", "/rules", _show),
+    PageRoute("POST", "/rules/try", _try),
 )

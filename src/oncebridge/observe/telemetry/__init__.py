@@ -1,15 +1,15 @@
 """
-OpenTelemetry, where the usual `OTEL_…` environment asks for it.
+OpenTelemetry, if the usual `OTEL_…` environment variables configure it.
 
-Nothing of OpenTelemetry is loaded before it is asked for. Where it is asked for and not there,
-that is said once and events pass all the same: to be watched is no condition for working.
+OpenTelemetry is imported only if it is configured. If it is configured but not installed, that is
+logged once, and events are processed without telemetry.
 
-| variable                                      | what it does here                               |
+| variable                                      | effect                                          |
 | --------------------------------------------- | ----------------------------------------------- |
-| `OTEL_EXPORTER_OTLP_ENDPOINT`                 | turns traces and metrics on                     |
-| `OTEL_EXPORTER_OTLP_{TRACES,METRICS}_ENDPOINT`| turns one of them on                            |
+| `OTEL_EXPORTER_OTLP_ENDPOINT`                 | enables traces and metrics                      |
+| `OTEL_EXPORTER_OTLP_{TRACES,METRICS}_ENDPOINT`| enables one of them                             |
 | `OTEL_{TRACES,METRICS}_EXPORTER`              | `otlp`, `console` or `none`, for one of them    |
-| `OTEL_SDK_DISABLED`                           | `true` turns all off                            |
+| `OTEL_SDK_DISABLED`                           | `true` disables everything                      |
 | `OTEL_PROPAGATORS`                            | `tracecontext`, `xray`, `none`                  |
 
 All others (sampler, limits, headers, timeouts, resource) are read by OpenTelemetry itself.
@@ -36,30 +36,30 @@ class Telemetry(Protocol):
 
     @property
     def tracer(self) -> Tracer | None:
-        """Who follows events, where traces are asked for."""
+        """The tracer, if traces are enabled."""
         ...
 
     def context(self, traceparent: str, xray: str, /) -> str:
-        """Read the context that came beside an event; see `oncebridge.sources.api.Context`."""
+        """Return the trace context that came with an event; see `oncebridge.sources.api.Context`."""
         ...
 
     def open(self) -> None:
-        """Begin, on the running loop."""
+        """Begin to export, on the running event loop."""
         ...
 
     async def aclose(self) -> None:
-        """Send what is left, for as long as that is reasonable."""
+        """Export the rest, within a few seconds."""
         ...
 
 
-class Wish(Struct, frozen=True):
-    """What the environment asks for."""
+class TelemetryOptions(Struct, frozen=True):
+    """The configuration from the environment."""
 
     traces: str = "none"
-    """`otlp`, `console` or `none`, as the next."""
+    """`otlp`, `console` or `none`; so is `metrics`."""
     metrics: str = "none"
     propagators: frozenset[str] = frozenset({"tracecontext"})
-    """Which of `tracecontext` and `xray` are understood."""
+    """Which of `tracecontext` and `xray` are enabled."""
 
     def __bool__(self) -> bool:
         return (self.traces, self.metrics) != ("none", "none")
@@ -68,7 +68,7 @@ class Wish(Struct, frozen=True):
 def from_environment(
     environment: Mapping[str, str], report: Callable[[], Report], name: str
 ) -> Telemetry | None:
-    """Set up what the environment asks for, for the worker *name*; None where it asks for nothing."""
+    """Set up telemetry for the worker *name*; None if the environment does not enable it."""
     asked = wish(environment)
     if not asked:
         return None
@@ -79,22 +79,22 @@ def from_environment(
     except ImportError as error:
         missing = {"missing": error.name or "", "do": "pip install 'oncebridge[otel]'"}
         _log.warning("oncebridge.telemetry_not_installed", extra=missing)
-    except Exception as error:  # noqa: BLE001 - OpenTelemetry refuses some settings so
+    except Exception as error:  # noqa: BLE001 - OpenTelemetry raises this for some settings
         _log.warning("oncebridge.telemetry_failed", extra={"error": type(error).__name__})
     return None
 
 
-def wish(environment: Mapping[str, str]) -> Wish:
-    """Read what the environment asks for."""
+def wish(environment: Mapping[str, str]) -> TelemetryOptions:
+    """Read the configuration from the environment."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return Wish()
-    return Wish(
+        return TelemetryOptions()
+    return TelemetryOptions(
         _exporter(environment, "TRACES"), _exporter(environment, "METRICS"), _read(environment)
     )
 
 
 def _exporter(environment: Mapping[str, str], signal: str) -> str:
-    """Return where *signal* goes; an endpoint alone asks for OTLP."""
+    """Return the exporter of *signal*; an endpoint alone means OTLP."""
     setting = f"OTEL_{signal}_EXPORTER"
     named = environment.get(setting, "").strip().lower()
     if named in _EXPORTERS:

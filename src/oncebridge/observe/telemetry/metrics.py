@@ -1,8 +1,8 @@
 """
-What a worker has measured, as OpenTelemetry exports it.
+Metrics in the format of OpenTelemetry.
 
 The names are those of Prometheus with a dot after the prefix, and without unit and `_total`, which
-a Prometheus that takes OTLP adds again: `oncebridge.decision` in `s` is its
+a Prometheus server that receives OTLP adds again: `oncebridge.decision` in `s` is its
 `oncebridge_decision_seconds`. Sums count from the start of the worker (cumulative).
 """
 
@@ -37,7 +37,7 @@ def name_of(family: Family) -> str:
 
 
 def metrics_data(report: Report, resource: Resource) -> MetricsData:
-    """Tell *report* as OpenTelemetry wants it."""
+    """Return *report* as OpenTelemetry metrics."""
     state = report.state
     times = _Times(state.started_ms * 1_000_000, state.at_ms * 1_000_000)
     metrics = [
@@ -49,7 +49,7 @@ def metrics_data(report: Report, resource: Resource) -> MetricsData:
 
 
 class _Times:
-    """Makes points of what was counted between two times, in nanoseconds."""
+    """Makes data points for counts between two times, in nanoseconds."""
 
     def __init__(self, start: int, now: int) -> None:
         self._start = start
@@ -95,5 +95,5 @@ def _labelled(family: Family, values: Labels) -> dict[str, str]:
 
 
 def _plain(number: float) -> float:
-    """Write what is true or false as a number."""
+    """Return a boolean as a number."""
     return int(number) if isinstance(number, bool) else number

@@ -1,8 +1,8 @@
 """
-What is exported, and how it ends.
+Exports traces and metrics, and shuts the exporters down.
 
-Everything that waits for a collector does so in a thread that nobody waits for: not an event, not
-a stop, and not the end of the process. What cannot be sent in the few seconds of a stop is lost.
+Waiting for a collector happens in daemon threads, so it delays neither events nor a stop of the
+process. Data that cannot be sent within the few seconds of a stop is lost.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from oncebridge import __version__
 from oncebridge.events.trace_context import read_traceparent, read_xray
 from oncebridge.observe.report import Report
-from oncebridge.observe.telemetry import Wish
+from oncebridge.observe.telemetry import TelemetryOptions
 from oncebridge.observe.telemetry.metrics import metrics_data
 from oncebridge.observe.telemetry.spans import Spans
 
@@ -30,50 +30,52 @@ _log = logging.getLogger("oncebridge")
 
 _LEAVE_S: Final = 3.0
 _GIVE_UP_S: Final = 0.5
-"""For what was broken off to come to its end."""
+"""Time for a cancelled export to end."""
 _INTERVAL_S: Final = 60.0
 _TELL_EVERY_S: Final = 60.0
 
 
 class Exports:
-    """Export what *wish* says, for the worker *name*."""
+    """Export telemetry by *options*, for the worker *name*."""
 
-    def __init__(self, wish: Wish, report: Callable[[], Report], name: str) -> None:
+    def __init__(self, options: TelemetryOptions, report: Callable[[], Report], name: str) -> None:
         resource = _resource(name)
-        self._reads = wish.propagators
-        self._spans = _Spans(_span_exporter(wish.traces), resource) if _is_on(wish.traces) else None
+        self._reads = options.propagators
+        self._spans = (
+            _Spans(_span_exporter(options.traces), resource) if _is_on(options.traces) else None
+        )
         self._metrics: _Metrics | None = None
-        if _is_on(wish.metrics):
-            self._metrics = _Metrics(_metric_exporter(wish.metrics), resource, report)
+        if _is_on(options.metrics):
+            self._metrics = _Metrics(_metric_exporter(options.metrics), resource, report)
         self.tracer: Spans | None = None
         if self._spans is not None:
             tracer = self._spans.provider.get_tracer("oncebridge", __version__)
-            is_known = "tracecontext" in wish.propagators
-            self.tracer = Spans(tracer, reads=is_known, sends=bool(wish.propagators))
-        self._trouble = _Trouble()
+            is_known = "tracecontext" in options.propagators
+            self.tracer = Spans(tracer, reads=is_known, sends=bool(options.propagators))
+        self._trouble = _ExportErrorHandler()
         _hear(self._trouble)
 
     def context(self, traceparent: str, xray: str, /) -> str:
-        """Read the context that came beside an event; see `oncebridge.sources.api.Context`."""
+        """Return the trace context that came with an event; see `oncebridge.sources.api.Context`."""
         found = ""
         if traceparent and "tracecontext" in self._reads:
             found = read_traceparent(traceparent)
         return found or (read_xray(xray) if xray and "xray" in self._reads else "")
 
     def open(self) -> None:
-        """Begin to export metrics, on the running loop."""
+        """Begin to export metrics, on the running event loop."""
         if self._metrics is not None:
             self._metrics.open()
 
     async def aclose(self) -> None:
-        """Send what is left, for as long as that is reasonable."""
+        """Export the rest, within a few seconds."""
         ends = [one.aclose() for one in (self._spans, self._metrics) if one is not None]
         await asyncio.gather(*ends)
         logging.getLogger("opentelemetry").removeHandler(self._trouble)
 
 
 class _Spans:
-    """Spans on their way to *exporter*; they are sent by a thread of OpenTelemetry's."""
+    """Exports spans to *exporter*, in a thread of OpenTelemetry."""
 
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
         self._exporter = exporter
@@ -87,7 +89,7 @@ class _Spans:
 
 
 class _Metrics:
-    """What *report* tells on its way to *exporter*, every now and then."""
+    """Exports *report* to *exporter* periodically."""
 
     def __init__(
         self, exporter: MetricExporter, resource: Resource, report: Callable[[], Report]
@@ -117,19 +119,19 @@ class _Metrics:
     async def _send(self, within_s: float) -> None:
         try:
             report = self._report()
-        except Exception as error:  # noqa: BLE001 - the next time may be better
+        except Exception as error:  # noqa: BLE001 - retried at the next interval
             _log.warning("oncebridge.telemetry_failed", extra={"error": type(error).__name__})
             return
 
         def send() -> None:
-            data = metrics_data(report, self._resource)  # some 50 ms where rules are many
+            data = metrics_data(report, self._resource)  # about 50 ms with many rules
             self._exporter.export(data, timeout_millis=within_s * 1000)
 
         await _beside(send, within_s)
 
 
 async def _beside(work: Callable[[], object], within_s: float) -> bool:
-    """Do *work* in a thread that keeps nobody from leaving; tell whether it ended in time."""
+    """Run *work* in a daemon thread; return True if it ended in time."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
 
@@ -139,7 +141,7 @@ async def _beside(work: Callable[[], object], within_s: float) -> bool:
         except Exception as error:  # noqa: BLE001 - an exporter may raise anything
             _log.warning("oncebridge.telemetry_failed", extra={"error": type(error).__name__})
         finally:
-            with suppress(RuntimeError):  # the loop has not waited
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=run, name="oncebridge-telemetry", daemon=True).start()
@@ -179,7 +181,7 @@ def _metric_exporter(kind: str) -> MetricExporter:
 
 
 def _resource(name: str) -> Resource:
-    """Say who we are, where the environment does not."""
+    """Return the resource, with defaults for what the environment does not set."""
     ours = {
         "service.name": "oncebridge",
         "service.version": __version__,
@@ -197,11 +199,11 @@ def _interval() -> float:
     return every_s if every_s > 0 else _INTERVAL_S
 
 
-# --- trouble ---------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------
 
 
-class _Trouble(logging.Handler):
-    """Tell in our own log what OpenTelemetry complains of, now and then."""
+class _ExportErrorHandler(logging.Handler):
+    """Logs errors of OpenTelemetry in our own log, at most once a minute."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -211,15 +213,15 @@ class _Trouble(logging.Handler):
         if record.created - self._told_at < _TELL_EVERY_S:
             return
         self._told_at = record.created
-        # Without what was filled in, which may be an address; a status is none.
+        # Without arguments, which may contain an address; a status is safe.
         filled = record.args if isinstance(record.args, tuple) else ()
         status = next((one for one in filled if isinstance(one, int)), None)
         told = {"said": str(record.msg), **({} if status is None else {"status": status})}
         _log.warning("oncebridge.telemetry_trouble", extra=told)
 
 
-def _hear(trouble: _Trouble) -> None:
-    """Listen, unless somebody does so already."""
+def _hear(trouble: _ExportErrorHandler) -> None:
+    """Install the handler, once."""
     theirs = logging.getLogger("opentelemetry")
     if not theirs.hasHandlers():
         theirs.addHandler(trouble)

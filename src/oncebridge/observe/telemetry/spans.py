@@ -1,11 +1,11 @@
 """
-Events as spans: one for each arrival, one for each delivery of it.
+Events as spans: one for each arrival, and one for each delivery of it.
 
-    oncebridge process   from the arrival to the verdict; child of what the event came with
-      oncebridge deliver   from the send to the verdict; what the receiver continues
+    oncebridge process   from the arrival to the verdict; child of the event's context
+      oncebridge deliver   from the send to the verdict; parent of the receiver's span
 
-A span tells the route, the rule, the verdict and the beginning of the key; never a payload. What
-the sampler does not want costs a decision and no more, and its receiver is told so.
+A span has the route, the rule, the verdict and the beginning of the key; never a payload. An
+unsampled arrival costs only the sampling decision, which is forwarded to the receiver.
 """
 
 from typing import Final
@@ -36,10 +36,10 @@ _KEY_DIGITS: Final = 16
 
 class Spans:
     """
-    Follow events by *tracer*, or by the one of the provider that the program has set.
+    Trace events with *tracer*, by default that of the program's tracer provider.
 
-    *reads* says whether a `traceparent` in an event counts, and *sends* whether one goes along
-    with it. An arrival that comes with none belongs to the span that is the current one, if any.
+    *reads*: use a `traceparent` in an event; *sends*: send one with it. An arrival without a
+    context belongs to the current span, if any.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Spans:
         self._reads = reads
         self._sends = sends
         self._attributes: dict[str, _Attributes] = {}
-        """Of arrivals, by route: they differ in nothing else before the verdict."""
+        """Attributes of arrivals by route: before the verdict, they differ in nothing else."""
 
     def arrived(self, route: str, event: Event | Unreadable) -> "hooks.Trace | None":
         """Begin the span of an arrival."""
@@ -61,16 +61,16 @@ class Spans:
             attributes=self._attributes.get(route) or self._attributes_of(route),
         )
         if not span.is_recording():
-            return _Unwanted(_written(span)) if self._sends else None
-        return _Followed(self._tracer, span, route, event, sends=self._sends)
+            return _UnsampledArrival(_written(span)) if self._sends else None
+        return _TracedArrival(self._tracer, span, route, event, sends=self._sends)
 
     def _attributes_of(self, route: str) -> "_Attributes":
         made = self._attributes[route] = _operation("process", "process", route)
         return made
 
 
-class _Unwanted:
-    """An arrival that the sampler does not want."""
+class _UnsampledArrival:
+    """An unsampled arrival."""
 
     __slots__ = ("_traceparent",)
 
@@ -84,7 +84,7 @@ class _Unwanted:
         pass
 
 
-class _Followed:
+class _TracedArrival:
     """An arrival with its spans."""
 
     __slots__ = ("_delivery", "_event", "_route", "_sends", "_span", "_tracer")
@@ -132,7 +132,7 @@ _Attributes = dict[str, str | int]
 
 
 def _operation(name: str, kind: str, route: str) -> _Attributes:
-    """Return what is done, as OpenTelemetry's conventions have it."""
+    """Return the attributes of an operation, by OpenTelemetry's conventions."""
     return {
         "messaging.system": "eventbridge",
         "messaging.operation.name": name,
@@ -156,7 +156,7 @@ def _told(event: Event | Unreadable, outcome: Outcome) -> _Attributes:
 
 
 def _in_event(event: Event | Unreadable) -> str:
-    """Find the context in the event itself: at its top, or in its detail."""
+    """Return the context in the event: at the top level, or in its detail."""
     if _NAME_BYTES not in event.raw or isinstance(event, Unreadable):
         return ""
     found = read_traceparent(event.envelope.get(NAME))
@@ -164,7 +164,7 @@ def _in_event(event: Event | Unreadable) -> str:
 
 
 def _context(traceparent: str) -> Context:
-    """Make the context in which whoever wrote *traceparent* is the parent."""
+    """Return a context with *traceparent* as the parent."""
     _, trace_id, span_id, flags = traceparent.split("-")
     parent = SpanContext(
         int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16))

@@ -290,7 +290,7 @@ class DynamoDBStore(ConditionalStore):
 
     # --- state ---------------------------------------------------------------------------
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Check that DynamoDB answers, and return the size that it reports for the table.
 

@@ -329,7 +329,7 @@ class PostgresStore:
         ((now_ms,),) = await self._ask(self._statements.now, None)
         return int(now_ms)
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Return the size of the table with its index, and about how many rows it has.
 

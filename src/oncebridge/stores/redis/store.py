@@ -260,7 +260,7 @@ class RedisStore:
         self._note_time(now)
         return now
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Return how much memory the servers use, and how many keys they have evicted, in total.
 

@@ -329,7 +329,7 @@ class S3Store(ConditionalStore):
     async def now_ms(self) -> int:
         return self._clock()
 
-    async def vitals(self) -> Mapping[str, int | None]:
+    async def health(self) -> Mapping[str, int | None]:
         """
         Check that S3 answers, by reading an object that does not exist.
 

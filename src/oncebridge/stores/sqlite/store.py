@@ -210,7 +210,7 @@ class SQLiteStore:
     async def now_ms(self) -> int:
         return self._clock()
 
-    async def vitals(self) -> Mapping[str, int]:
+    async def health(self) -> Mapping[str, int]:
         """
         Return the size of the file with its write-ahead log.
 
