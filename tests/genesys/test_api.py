@@ -20,8 +20,8 @@ from oncebridge.genesys.api import (
     Exists,
     Hidden,
     Hosts,
+    LookupFailed,
     Missing,
-    NoAnswer,
     is_conversation_id,
 )
 
@@ -157,11 +157,11 @@ async def test_a_client_that_is_not_known_is_refused_and_nothing_secret_is_told(
 async def test_a_login_in_trouble_is_an_outage_and_not_a_refusal(genesys):
     genesys.login_status = 503
     async with asking(genesys) as api:
-        assert await api.find(CALL) == NoAnswer("the Genesys login answers HTTP 503")
+        assert await api.find(CALL) == LookupFailed("the Genesys login answers HTTP 503")
         genesys.login_status, genesys.headers = 429, {"Retry-After": "7"}
-        assert await api.find(CALL) == NoAnswer("the Genesys login answers HTTP 429", 7000)
+        assert await api.find(CALL) == LookupFailed("the Genesys login answers HTTP 429", 7000)
         genesys.login_status = 200
-        assert await api.find(CALL) == NoAnswer("the Genesys login returned no token")
+        assert await api.find(CALL) == LookupFailed("the Genesys login returned no token")
         genesys.login_status = 0
         assert await api.find(CALL) == Exists()
 
@@ -190,7 +190,7 @@ FOREIGN_ERRORS = [
 
 
 def foreign(status):
-    return NoAnswer(f"the Genesys API answers HTTP {status}, but not in its own format")
+    return LookupFailed(f"the Genesys API answers HTTP {status}, but not in its own format")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_it_is_there_if_it_is_shown_and_not_if_anything_is(genesys, body):
 async def test_no_other_success_shows_a_conversation(genesys, status):
     genesys.status, genesys.body = status, b""
     async with asking(genesys) as api:
-        assert await api.find(CALL) == NoAnswer(f"the Genesys API answers HTTP {status}")
+        assert await api.find(CALL) == LookupFailed(f"the Genesys API answers HTTP {status}")
 
 
 async def test_while_nothing_is_shown_the_client_lacks_a_permission_which_is_named(genesys):
@@ -260,7 +260,7 @@ async def test_somebody_elses_403_is_neither(genesys):
 async def test_all_else_says_nothing_about_the_conversation(genesys, status):
     genesys.status = status
     async with asking(genesys) as api:
-        assert await api.find(CALL) == NoAnswer(f"the Genesys API answers HTTP {status}")
+        assert await api.find(CALL) == LookupFailed(f"the Genesys API answers HTTP {status}")
 
 
 @pytest.mark.parametrize(
@@ -270,22 +270,22 @@ async def test_all_else_says_nothing_about_the_conversation(genesys, status):
 async def test_it_is_heard_how_long_to_stay_away(genesys, text, waits_ms):
     genesys.status, genesys.headers = 429, {"Retry-After": text}
     async with asking(genesys) as api:
-        assert await api.find(CALL) == NoAnswer("the Genesys API answers HTTP 429", waits_ms)
+        assert await api.find(CALL) == LookupFailed("the Genesys API answers HTTP 429", waits_ms)
 
 
 async def test_no_answer_is_told_in_words(genesys):
     async with asking(genesys, seconds=1) as api:
         assert await api.find(CALL) == Exists()
         genesys.delay = 3
-        assert await api.find(CALL) == NoAnswer("the Genesys API did not answer within 1 s")
+        assert await api.find(CALL) == LookupFailed("the Genesys API did not answer within 1 s")
         genesys.delay, genesys.hangs_up = 0, True
-        assert await api.find(CALL) == NoAnswer(
+        assert await api.find(CALL) == LookupFailed(
             "the Genesys API: connection closed without an answer"
         )
         genesys.hangs_up = False
         assert await api.find(CALL) == Exists()
     async with asking(genesys, url=f"http://127.0.0.1:{free_port()}") as api:
-        assert await api.find(CALL) == NoAnswer("the Genesys login: connection refused")
+        assert await api.find(CALL) == LookupFailed("the Genesys login: connection refused")
 
 
 async def test_a_long_conversation_is_there_too(genesys):

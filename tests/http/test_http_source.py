@@ -333,7 +333,7 @@ def test_a_large_body_that_fails_unforeseen_has_to_come_again(door, monkeypatch,
         raise ZeroDivisionError("payload")
 
     with monkeypatch.context() as patched:
-        patched.setattr("oncebridge.sources.http.source.split", broken)
+        patched.setattr("oncebridge.sources.http.source.split_body", broken)
         assert is_later(door.post(LARGE))
     assert [r.error for r in caplog.records if r.name == "oncebridge"] == ["ZeroDivisionError"]
     assert "payload" not in caplog.text

@@ -12,7 +12,7 @@ A lookup has one of five results, and never raises:
 | 404, 400 or 410, in the format of the API         | `Missing`       |
 | 403 in that format, while others are visible      | `Hidden`        |
 | any other such 403; 401 to a new token; no token  | `ClientRefused` |
-| any other response, or none                       | `NoAnswer`      |
+| any other response, or none                       | `LookupFailed`  |
 
 A response of another server (a proxy's error, a login page) says nothing about a conversation.
 A token is fetched once for all concurrent callers, and kept until shortly before it expires.
@@ -95,7 +95,7 @@ class ClientRefused(Struct, frozen=True, gc=False):
     reason: str
 
 
-class NoAnswer(Struct, frozen=True, gc=False):
+class LookupFailed(Struct, frozen=True, gc=False):
     """The API gave no usable response; a retry may succeed."""
 
     reason: str
@@ -103,7 +103,7 @@ class NoAnswer(Struct, frozen=True, gc=False):
     """How long the API asked to wait."""
 
 
-LookupResult = Exists | Missing | Hidden | ClientRefused | NoAnswer
+LookupResult = Exists | Missing | Hidden | ClientRefused | LookupFailed
 
 
 def is_conversation_id(conversation: object) -> bool:
@@ -180,7 +180,7 @@ class Api:
         self._rate_limit = rate_limit
         self._clients: dict[str, Client] = {}
         self._token: _AccessToken | None = None
-        self._fetching: asyncio.Task[_AccessToken | ClientRefused | NoAnswer] | None = None
+        self._fetching: asyncio.Task[_AccessToken | ClientRefused | LookupFailed] | None = None
         self._hidden = _MAX_HIDDEN
         """The hidden conversations in a row; a new token starts at the limit until one is visible."""
 
@@ -198,7 +198,7 @@ class Api:
             answer = await self._bounded(
                 "the Genesys API", client.request("GET", path, headers=headers)
             )
-            if isinstance(answer, NoAnswer):
+            if isinstance(answer, LookupFailed):
                 return answer
             if answer.status != 401:
                 return self._interpret_hidden(_interpret(answer, conversation))
@@ -226,7 +226,7 @@ class Api:
                 )
         return found
 
-    async def log_in(self) -> ClientRefused | NoAnswer | None:
+    async def log_in(self) -> ClientRefused | LookupFailed | None:
         """Get a token if there is none; return the problem if that fails."""
         self._client_for(self._hosts.api)  # raises now if the proxy cannot be used
         token = await self._get_token()
@@ -244,7 +244,7 @@ class Api:
 
     # --- the token ---------------------------------------------------------------------
 
-    async def _get_token(self) -> _AccessToken | ClientRefused | NoAnswer:
+    async def _get_token(self) -> _AccessToken | ClientRefused | LookupFailed:
         """Return the token; concurrent callers wait for the same fetch."""
         loop = asyncio.get_running_loop()
         if self._token is not None and loop.time() < self._token.until_s:
@@ -253,7 +253,7 @@ class Api:
             self._fetching = loop.create_task(self._fetch())
         return await asyncio.shield(self._fetching)
 
-    async def _fetch(self) -> _AccessToken | ClientRefused | NoAnswer:
+    async def _fetch(self) -> _AccessToken | ClientRefused | LookupFailed:
         both = f"{self._id.reveal()}:{self._secret.reveal()}".encode()
         headers = [
             ("Authorization", f"Basic {base64.b64encode(both).decode()}"),
@@ -264,16 +264,16 @@ class Api:
         answer = await self._bounded(
             "the Genesys login", client.request("POST", f"{prefix}/oauth/token", body, headers)
         )
-        if isinstance(answer, NoAnswer):
+        if isinstance(answer, LookupFailed):
             return answer
         said = _read(answer.body)
         if answer.status in _REFUSALS:
             return ClientRefused(f"the OAuth client is refused: HTTP {answer.status}{_error(said)}")
         if answer.status != 200:
-            return _no_answer("the Genesys login", answer)
+            return _failed_lookup("the Genesys login", answer)
         token, life_s = said.get("access_token"), said.get("expires_in")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            return NoAnswer("the Genesys login returned no token")
+            return LookupFailed("the Genesys login returned no token")
         if isinstance(life_s, bool) or not isinstance(life_s, int | float) or life_s <= 0:
             life_s = _USUAL_LIFE_S
         until_s = asyncio.get_running_loop().time() + life_s - min(_EARLY_S, life_s / 5)
@@ -285,14 +285,14 @@ class Api:
 
     async def _bounded(
         self, who: str, request: Awaitable[ClientResponse]
-    ) -> ClientResponse | NoAnswer:
+    ) -> ClientResponse | LookupFailed:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await request
         except TimeoutError:
-            return NoAnswer(f"{who} did not answer within {self._timeout_s:g} s")
+            return LookupFailed(f"{who} did not answer within {self._timeout_s:g} s")
         except (NotSent, Unclear) as error:
-            return NoAnswer(f"{who}: {error}")
+            return LookupFailed(f"{who}: {error}")
 
     def _client_for(self, url: str) -> tuple[Client, str]:
         """Return the client for *url*, and the prefix of its paths."""
@@ -318,10 +318,10 @@ def _interpret(answer: ClientResponse, conversation: str) -> LookupResult:
         case 403 if _is_error(answer):
             return Hidden()
         case 200 | 400 | 403 | 404 | 410:
-            return NoAnswer(
+            return LookupFailed(
                 f"the Genesys API answers HTTP {answer.status}, but not in its own format"
             )
-    return _no_answer("the Genesys API", answer)
+    return _failed_lookup("the Genesys API", answer)
 
 
 def _is_conversation(body: bytes, conversation: str) -> bool:
@@ -340,10 +340,10 @@ def _is_error(answer: ClientResponse) -> bool:
     return isinstance(said.get("code"), str) and said.get("status") == answer.status
 
 
-def _no_answer(who: str, answer: ClientResponse) -> NoAnswer:
+def _failed_lookup(who: str, answer: ClientResponse) -> LookupFailed:
     text = answer.headers.get(b"retry-after", b"").decode("latin-1").strip()
     seconds = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-    return NoAnswer(f"{who} answers HTTP {answer.status}", min(seconds, _MAX_WAIT_S) * 1000)
+    return LookupFailed(f"{who} answers HTTP {answer.status}", min(seconds, _MAX_WAIT_S) * 1000)
 
 
 def _read(body: bytes) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from oncebridge.genesys.api import (
     ClientRefused,
     Exists,
     Hidden,
+    LookupFailed,
     LookupResult,
     Missing,
-    NoAnswer,
 )
 from oncebridge.service.genesys_options import GenesysOptions
 
@@ -70,7 +70,7 @@ class Lookups:
         self._options = options
         self._counts = counts
         self._breaker = Breaker(_FAILURES, dice)
-        self._problem: NoAnswer | ClientRefused = NoAnswer("")
+        self._problem: LookupFailed | ClientRefused = LookupFailed("")
         """The latest problem, for callers that are not sent to the API."""
         self._unavailable_until_s = 0.0
         self._known: OrderedDict[str, tuple[LookupResult, float]] = OrderedDict()
@@ -121,11 +121,11 @@ class Lookups:
         left_s = asking.at_s - now()
         if left_s > 0:
             return LookupDelayed(_TOO_MANY, int(left_s * 1000) + 1)
-        return NoAnswer("the Genesys API did not answer in the time left")
+        return LookupFailed("the Genesys API did not answer in the time left")
 
     def _start(
         self, conversation: str, within_s: float
-    ) -> _PendingLookup | ClientRefused | NoAnswer | LookupDelayed:
+    ) -> _PendingLookup | ClientRefused | LookupFailed | LookupDelayed:
         """Start a lookup if its turn is early enough; otherwise return why not."""
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -157,12 +157,12 @@ class Lookups:
             wait_s += _MOST_WAIT_S
         return LookupDelayed(_TOO_MANY, int(wait_s * 1000) + 1)
 
-    def _last_problem(self, now: float) -> NoAnswer | ClientRefused:
+    def _last_problem(self, now: float) -> LookupFailed | ClientRefused:
         """Return the problem of the last request."""
         if isinstance(self._problem, ClientRefused):
             return self._problem
         left_s = max(self._breaker.left_s(now), self._unavailable_until_s - now)
-        return NoAnswer(self._problem.reason, int(left_s * 1000) + 1)
+        return LookupFailed(self._problem.reason, int(left_s * 1000) + 1)
 
     async def _look_up(self, conversation: str, turn_s: float, *, is_try: bool) -> LookupResult:
         await asyncio.sleep(turn_s)
@@ -186,7 +186,7 @@ class Lookups:
             case ClientRefused():
                 self._problem = found
                 self._breaker.failed(now, at_once=True)
-            case NoAnswer():
+            case LookupFailed():
                 self._problem = found
                 self._breaker.failed(now)
                 self._unavailable_until_s = max(

@@ -48,9 +48,9 @@ from oncebridge.genesys.api import (
     Exists,
     Hidden,
     Hosts,
+    LookupFailed,
     LookupResult,
     Missing,
-    NoAnswer,
     is_conversation_id,
 )
 from oncebridge.genesys.lookups import BRIEFLY_S, LookupDelayed, Lookups
@@ -126,7 +126,7 @@ class Verifier:
         match await self._api.log_in():
             case ClientRefused(reason):
                 raise ConfigError("genesys.client_secret", reason)
-            case NoAnswer(reason):
+            case LookupFailed(reason):
                 self.warn("oncebridge.genesys_is_away", error=reason)
 
     async def aclose(self) -> None:
@@ -333,11 +333,11 @@ class VerifyingSink:
             case LookupDelayed(reason, wait_ms):
                 counts["held"] += 1
                 return No(reason, wait_ms, too_early=True)
-            case NoAnswer(reason, wait_ms) if verifier.options.on_api_outage == "hold":
+            case LookupFailed(reason, wait_ms) if verifier.options.on_api_outage == "hold":
                 counts["held"] += 1
                 verifier.warn("oncebridge.genesys_is_away", error=reason)
                 return No(reason, wait_ms)
-            case NoAnswer(reason):
+            case LookupFailed(reason):
                 counts["unverified"] += 1
                 verifier.warn("oncebridge.sent_unverified", error=reason)
                 return None
