@@ -354,7 +354,7 @@ WITHOUT_BOTOCORE = """
 import sys
 sys.modules["botocore"] = None
 from oncebridge.errors import ConfigError
-from oncebridge.secret import resolve
+from oncebridge.base.secrets import resolve
 try:
     resolve("ssm:x", "store")
 except ConfigError as error:
