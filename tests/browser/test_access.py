@@ -44,7 +44,7 @@ def show(page, centre, view):
         page.get_by_role("button", name="Try").click()
         expect(page.locator("#result")).to_be_visible()
     titles = {"overview": "", "why": "", "dead": "Dead letters", "confirm": "Drop 1 dead letter?"}
-    titles |= {"tried": "Rules"}
+    titles |= {"tried": "Rules", "letter": "Dead letter"}
     heading = page.get_by_role("heading", level=1)
     expect(heading).to_contain_text(titles.get(view, view.capitalize()))
 
@@ -119,7 +119,7 @@ def test_a_first_visit_is_light_and_soon_there(visits, centre, path):
 @pytest.mark.full
 def test_without_a_script_everything_is_there(visits, centre):
     page = visits.open(centre.url, java_script_enabled=False)
-    expect(page.locator("#rates")).to_contain_text("In")
+    expect(page.locator("#rates")).to_contain_text("Received")
     expect(page.locator("#causes")).to_contain_text("redelivery")
     expect(page.get_by_role("link", name="Reload")).to_be_visible()
     page.get_by_role("navigation", name="Views").get_by_role("link", name="Decisions").click()

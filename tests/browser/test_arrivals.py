@@ -61,10 +61,10 @@ def test_an_arrival_is_found_by_id_conversation_key_topic_and_verdict(visits, sh
     expect(found(topic, "duplicate")).to_have_count(1)
     expect(page.locator("table.decisions tbody tr")).to_contain_text("redelivery")
     expect(found(topic, "dead")).to_have_count(0)
-    expect(page.locator("#arrivals")).to_contain_text("no arrival that fits")
+    expect(page.locator("#arrivals")).to_contain_text("No matching arrival")
     search.get_by_label("Cause").select_option("redelivery")
     expect(found(topic)).to_have_count(1)
-    page.get_by_role("link", name="All", exact=True).click()
+    page.get_by_role("link", name="Show all", exact=True).click()
     expect(page).to_have_url(f"{shop.url}/decisions")
 
 
@@ -137,4 +137,4 @@ def test_what_there_is_not_is_said_plainly(visits, shop):
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     expect(page.get_by_role("main").get_by_role("link", name="Overview")).to_be_visible()
     page.goto(f"{shop.url}/nowhere")
-    expect(page.get_by_role("main")).to_contain_text("nothing here")
+    expect(page.get_by_role("main")).to_contain_text("Not found")

@@ -49,7 +49,7 @@ def test_a_letter_is_replayed_once_the_sink_is_well(visits, office):
     page.get_by_role("button", name=re.compile("Replay")).click()
     assert not office.sink.has(word)  # it was asked first
     expect(page.get_by_role("main")).to_contain_text(event["id"])
-    page.get_by_label(re.compile("^Why")).fill("the CRM is back")
+    page.get_by_label(re.compile("^Reason")).fill("the CRM is back")
     page.get_by_role("button", name=re.compile("Replay")).click()
     expect(page.get_by_role("main")).to_contain_text("delivered")
     assert office.sink.has(word) == 1

@@ -52,7 +52,7 @@ def stop(worker):
 def test_the_counts_of_workers_add_up_and_outlast_them(fleet, visits):
     one, two = fleet.worker(), fleet.worker()
     page = visits.open(fleet.dashboard())
-    working = page.locator("#workers tbody tr").filter(has_text="working")
+    working = page.locator("#workers tbody tr").filter(has_text="running")
     expect(working).to_have_count(2)
     events = [order() for _ in range(6)]
     assert {one.send(event) for event in events} == {"delivered"}
@@ -60,18 +60,18 @@ def test_the_counts_of_workers_add_up_and_outlast_them(fleet, visits):
     stop(one)
     stop(two)
     tiles = page.locator("#rates > div")
-    expect(tiles.nth(0)).to_contain_text("10 arrived")
-    expect(tiles.nth(1)).to_contain_text("6 the sink took")
+    expect(tiles.nth(0)).to_contain_text("10 in total")
+    expect(tiles.nth(1)).to_contain_text("6 in total")
     expect(tiles.nth(2)).to_contain_text("4 in total")
     expect(working).to_have_count(0)
     three = fleet.worker()
     assert three.send(events[0]) == "duplicate"
     own = visits.open(three.url)
-    expect(own.locator("#rates > div").nth(0)).to_contain_text("11 arrived")
+    expect(own.locator("#rates > div").nth(0)).to_contain_text("11 in total")
     own.goto("about:blank")
     stop(three)
-    expect(tiles.nth(0)).to_contain_text("11 arrived")
-    expect(page.locator("#routes")).to_contain_text("11 in = 11 decided")
+    expect(tiles.nth(0)).to_contain_text("11 in total")
+    expect(page.locator("#routes")).to_contain_text("11 received = 11 decided")
 
 
 def test_arrivals_of_all_workers_are_found_from_beside_them(fleet, visits):
