@@ -164,7 +164,7 @@ def test_while_the_store_is_away_it_is_told_what_is_known_without_it(service):
     away = views(PageRoute("GET", "/", raises(StoreUnavailable("quoted"))))
 
     async def beside():
-        data = DashboardData(live.setup, live.store, live.service.router, live.service.watch)
+        data = DashboardData(live.setup, live.store, live.service.router, live.service.monitor)
         dashboard = Dashboard(live.setup, data, views=away)
         await dashboard.open()
         return dashboard

@@ -56,8 +56,8 @@ async def told(tmp_path):
         "spool": str(tmp_path / "spool.db"),
     }
     service = Service(load(environment={}, flags=flags))
-    service.watch.store_health = StoreHealth(records=1, bytes=1, evicted=1, clock_offset_ms=1)
-    text = exposition(service.watch.report()).decode()
+    service.monitor.store_health = StoreHealth(records=1, bytes=1, evicted=1, clock_offset_ms=1)
+    text = exposition(service.monitor.report()).decode()
     return {
         sample.name: sample.labels.keys()
         for family in text_string_to_metric_families(text)
@@ -188,7 +188,7 @@ def test_every_verdict_has_a_colour():
 async def test_the_page_about_metrics_names_each_of_them(tmp_path):
     flags = {"source": "-", "store": "memory:", "dead": "memory:", "sink": "python:builtins:repr"}
     service = Service(load(environment={}, flags={**flags, "spool": str(tmp_path / "spool.db")}))
-    service.watch.store_health = StoreHealth(records=1, bytes=1, evicted=1, clock_offset_ms=1)
+    service.monitor.store_health = StoreHealth(records=1, bytes=1, evicted=1, clock_offset_ms=1)
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(oncebridge_\w+)`", page))
     found = families(service.monitor.report())

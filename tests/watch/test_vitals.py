@@ -509,7 +509,7 @@ async def test_metrics_show_how_a_store_elsewhere_is_and_when_it_is_down(tmp_pat
         place = place_at(proxy.port)
         async with serving(tmp_path, place | {"timeout": "20s"}) as service:
             found = await scraped(service)
-            kind = service.watch.store_health.kind
+            kind = service.monitor.store_health.kind
             assert {f"oncebridge_store_{name}" for name in TELLS[kind]} <= found.keys()
 
             proxy.strike(Fault.REFUSE)
