@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.check.aws_account import Town
+from tests.check.aws_account import AwsAccount
 from tests.http.targets import TLS, answering, refusing_port, server_tls, serving
 from tests.servers.aws import AWS
 
@@ -100,7 +100,7 @@ async def test_check_asks_through_the_proxy_and_names_it(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     proxy = start_proxy()
     where = guarded_aws.endpoint.replace("http://127.0.0.1", "aws.example")
-    with Town(guarded_aws) as town:
+    with AwsAccount(guarded_aws) as town:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{where}")
         proxies_of(HTTP_PROXY=proxy.url)
         checkup = await town.check()
