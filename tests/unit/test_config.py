@@ -537,7 +537,10 @@ def test_a_check_that_would_need_what_is_wrong_is_left_for_later():
         ("sink = 5", "sink: must be an address, or a table with url and options"),
         ("sink = { concurrency = 5 }", "sink: must be an address, or a table with url and options"),
         ('source = ["-", "bogus:"]', "source[1]: 'bogus' is no kind of address here; allowed: "),
-        ('source = "http://0.0.0.0:80/"', "source: others can reach 0.0.0.0, and nothing says who"),
+        (
+            'source = "http://0.0.0.0:80/"',
+            "source: other machines can reach 0.0.0.0, and no auth is configured",
+        ),
         ('source = "http://127.0.0.1/"', "source: 'http://127.0.0.1/': the port is missing"),
         ('sink = "http://crm.example.com/"', "sink: http:// sends events unencrypted"),
         ('sink = "python:nowhere:x"', "sink: 'python:nowhere:x': ModuleNotFoundError"),
