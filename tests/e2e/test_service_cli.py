@@ -299,7 +299,7 @@ def test_a_spool_of_another_process_is_refused(tmp_path, receiver):
         command.ready()
         with http_run(tmp_path, receiver, "--spool", "spool.db") as other:
             assert other.ended() == 3
-            assert b"another process uses it" in other.said
+            assert b"another process uses this spool" in other.said
 
 
 # --- files ----------------------------------------------------------------------------------

@@ -311,7 +311,7 @@ def test_an_authority_that_cannot_be_used_is_told_at_the_start(tmp_path, content
         source__tls_cert=SERVER,
         source__client_ca=str(file),
     )
-    with pytest.raises(ConfigError, match="client_ca: cannot be used"):
+    with pytest.raises(ConfigError, match="client_ca: the certificates cannot be loaded"):
         running.start()
 
 

@@ -979,15 +979,15 @@ def test_an_answer_is_200_202_or_503_and_retry_after_is_a_positive_integer(answe
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("http://127.0.0.1/events", "which port"),
+        ("http://127.0.0.1/events", "the port is missing"),
         ("http://127.0.0.1:99999/events", "host or port"),
         ("http://127.0.0.1:x/events", "host or port"),
         ("http://:8080/events", "HOST:PORT/PATH"),
         ("http://127.0.0.1:8080/events?a=b", "HOST:PORT/PATH"),
         ("http://127.0.0.1:8080/events#a", "HOST:PORT/PATH"),
         ("http://mill:grain@127.0.0.1:8080/events", "send with api_keys, basic"),
-        ("http://127.0.0.1:8080/healthz", "/healthz is taken"),
-        ("http://127.0.0.1:8080/oauth/token", "/oauth/token is taken"),
+        ("http://127.0.0.1:8080/healthz", "/healthz is reserved"),
+        ("http://127.0.0.1:8080/oauth/token", "/oauth/token is reserved"),
         ("https://127.0.0.1:8080/events", "tls_cert"),
         ("http://mill:7grain/x@127.0.0.1:80/", "host or port"),
         ("http://[::1:8080/events", "host or port"),
@@ -1014,7 +1014,7 @@ def test_a_certificate_that_cannot_be_used_is_told_and_nobody_is_asked_for_a_pas
     running = prepare(
         tmp_path, source=f"https://127.0.0.1:0{PATH}", source__tls_cert=str(TLS / name)
     )
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="cannot be loaded"):
         running.start()
 
 
