@@ -36,7 +36,7 @@ from oncebridge.stores.api import (
     Want,
 )
 
-_NOBODY: Final = b"explain"  # a token that no claim ever has
+_UNUSED_TOKEN: Final = b"explain"  # no claim ever has this token
 
 ENDED: Final = {
     Fate.DELIVERED: "it was delivered",
@@ -273,7 +273,7 @@ class RecordView:
         return EntityState.read(record.memo) if record else EntityState()
 
     def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
-        want = Want(parts, _NOBODY, _NOBODY, ms(settings.lease), keep_ms)
+        want = Want(parts, _UNUSED_TOKEN, _UNUSED_TOKEN, ms(settings.lease), keep_ms)
         return transitions.claim([self._found[part.key] for part in parts], want, self.now_ms)[0]
 
     def _claimed(
