@@ -194,7 +194,7 @@ def test_by_keyboard_alone_from_the_first_page_to_a_replayed_letter(office, visi
     tab_to(page, "^Replay selected")
     page.keyboard.press("Enter")
     expect(heading).to_have_text("Replay 1 dead letter?")
-    tab_to(page, "^Why")
+    tab_to(page, "^Reason")
     page.keyboard.type("by keyboard")
     tab_to(page, "^Replay 1 dead letter")
     page.keyboard.press("Enter")
