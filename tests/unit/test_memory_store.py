@@ -151,7 +151,7 @@ def test_a_cap_of_nothing_is_refused(cap):
 
 def test_addresses():
     assert isinstance(MemoryStore.from_url("memory:"), MemoryStore)
-    with pytest.raises(ConfigError, match="just 'memory:'"):
+    with pytest.raises(ConfigError, match="store is 'memory:'"):
         MemoryStore.from_url("memory://x")
 
 

@@ -102,7 +102,7 @@ async def test_a_name_is_only_a_name(tmp_path, monkeypatch, name):
 async def test_a_store_in_memory_is_another_kind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = SQLiteStore(":memory:")
-    with pytest.raises(StoreError, match="write memory: instead"):
+    with pytest.raises(StoreError, match="use memory: instead"):
         await store.open()
     await store.aclose()
     assert list(tmp_path.iterdir()) == []
