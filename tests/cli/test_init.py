@@ -75,7 +75,8 @@ def test_a_starter_goes_to_standard_output(call, tmp_path):
 def test_a_file_that_lies_unused_is_pointed_out_and_not_read(call, write):
     write("oncebridge.toml", "this is not even TOML")
     write("event.json", {"detail": {"n": 1}})
-    assert "-c oncebridge.toml" in call("explain", "event.json").err
+    hint = "oncebridge.toml found, but not used; to use it: -c oncebridge.toml"
+    assert hint in call("explain", "event.json").err
     assert "is not TOML" in call("explain", "event.json", "-c", "oncebridge.toml", code=2).err
     named = call("explain", "event.json", code=2, ONCEBRIDGE_CONFIG="oncebridge.toml")
     assert "is not TOML" in named.err
