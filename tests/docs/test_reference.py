@@ -73,7 +73,9 @@ def test_there_is_help_for_every_command():
 
 def rows(text: str) -> dict[str, str]:
     """Read the table of verdicts: each with the response to the source."""
-    found = re.findall(r"^\| `(\w+)` \| .* \| (acknowledge|return for retry) \|$", text, re.MULTILINE)
+    found = re.findall(
+        r"^\| `(\w+)` \| .* \| (acknowledge|return for retry) \|$", text, re.MULTILINE
+    )
     return dict(found)
 
 
