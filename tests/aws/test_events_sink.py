@@ -24,7 +24,7 @@ from oncebridge import (
     parse,
 )
 from oncebridge.sinks import eventbridge as events
-from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions, detail_with_origin
+from oncebridge.sinks.events import EventsSink, EventsSinkOptions, detail_with_origin
 
 pytestmark = pytest.mark.usefixtures("aws_identity")
 GENESYS = "aws.partner/genesys.com/cloud/invented/bus"

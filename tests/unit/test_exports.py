@@ -80,7 +80,7 @@ PUBLIC = {
     "oncebridge.service.addresses": ("SinkPlace", "SourcePlace", "StorePlace"),
     "oncebridge.service.config": ("Config", "Route", "Setup", "load", "with_sink"),
     "oncebridge.sinks.api": ("Delivery", "Sink", "SinkAnswer", "Yes"),
-    "oncebridge.sinks.eventbridge": ("EventsSink",),
+    "oncebridge.sinks.events": ("EventsSink",),
     "oncebridge.sinks.file": ("FileSink",),
     "oncebridge.sinks.function": ("FunctionOptions", "FunctionSink"),
     "oncebridge.sinks.http": ("HttpSink", "HttpSinkOptions"),

@@ -35,7 +35,7 @@ from oncebridge.observe import telemetry
 from oncebridge.observe.telemetry import TelemetryOptions
 from oncebridge.observe.telemetry.spans import Spans
 from oncebridge.sinks.api import Already, Lost
-from oncebridge.sinks.eventbridge import EventsSink, EventsSinkOptions
+from oncebridge.sinks.events import EventsSink, EventsSinkOptions
 from oncebridge.sinks.http import HttpSink, HttpSinkOptions
 from oncebridge.sinks.kinesis import _encode, _Record
 from oncebridge.sinks.sns import SnsSink, SnsSinkOptions
