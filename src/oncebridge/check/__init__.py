@@ -1,1 +1,1 @@
-"""Everything that will bite, before it bites."""
+"""`oncebridge check`: problems in settings, stores and the AWS account, and `oncebridge test`."""

@@ -32,6 +32,7 @@ CODES: Final = frozenset(
         *("sqlite-one-host", "sqlite-layout", "sqlite-journal", "sqlite-damaged"),
         # servers
         *("store-unreachable", "sink-unreachable", "clock-skew", "stale-runs"),
+        *("records-lost", "route-lost", "mixed-rules", "mixed-sinks"),
         *("redis-version", "redis-cluster", "redis-replica", "redis-eviction", "redis-memory"),
         *("redis-disk", "redis-persistence", "redis-fsync", "redis-replicas", "redis-failover"),
         *("redis-cluster-state", "redis-sentinel"),
