@@ -13,7 +13,6 @@ from oncebridge.engine.counters import Books
 from oncebridge.engine.hooks import Decision, RoundTrip
 from oncebridge.events.rules import Rule
 from oncebridge.observe.agreement import DisagreementWarnings, warn_of_new_sinks
-from oncebridge.observe.counters import WorkerCounters
 from oncebridge.observe.duplicate_causes import DuplicateCauses
 from oncebridge.observe.fleet import FleetMember, read
 from oncebridge.observe.history import Mode
@@ -23,6 +22,7 @@ from oncebridge.observe.masking import Mask
 from oncebridge.observe.report import Report, State, StoreHealth
 from oncebridge.observe.store_health import read_store_health
 from oncebridge.observe.telemetry import from_environment
+from oncebridge.observe.worker_counters import WorkerCounters
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.config import Config
 from oncebridge.stores.api import Store

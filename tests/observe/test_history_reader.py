@@ -13,10 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import FaultyStore
-from tests.servers.aws import fresh
-from tests.servers.postgres import schema
-from tests.size import examples
-from tests.watch.arrivals import (
+from tests.observe.arrivals import (
     NOW_MS,
     TOPIC,
     decision,
@@ -27,6 +24,9 @@ from tests.watch.arrivals import (
     recorder,
     report,
 )
+from tests.servers.aws import fresh
+from tests.servers.postgres import schema
+from tests.size import examples
 
 from oncebridge.base.clock import system_clock
 from oncebridge.engine.batch import Memo

@@ -322,11 +322,11 @@ key = ["detail.order"]
 
 [[routes]]
 name = "crm"
-sink = "python:tests.watch.sinks:take"
+sink = "python:tests.observe.sinks:take"
 
 [[routes]]
 name = "odd"
-sink = "python:tests.watch.sinks:refuse_odd"
+sink = "python:tests.observe.sinks:refuse_odd"
 match = { source = ["shop"] }
 """
 

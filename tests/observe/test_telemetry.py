@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from opentelemetry.sdk.resources import Resource
-from tests.watch.collector import attributes, collecting, serving
+from tests.observe.collector import attributes, collecting, serving
 
 from oncebridge.observe.counts import Counts
 from oncebridge.observe.metric_families import families

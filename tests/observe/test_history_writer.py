@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import FaultyStore
+from tests.observe.arrivals import NOW_MS, TOPIC, decision, event, key, numbers, recorder, report
+from tests.observe.arrivals import everything as search
 from tests.size import examples
-from tests.watch.arrivals import NOW_MS, TOPIC, decision, event, key, numbers, recorder, report
-from tests.watch.arrivals import everything as search
 
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.hooks import Decision

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.faults.doubles import Bench, ScriptedSink, now_ms, virtual
-from tests.watch.arrivals import TOPIC, event
+from tests.observe.arrivals import TOPIC, event
 
 from oncebridge import Gateway, StoreUnavailable
 from oncebridge.engine.causes import Cause
@@ -18,9 +18,9 @@ from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.events.event import Event, Unreadable, parse
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import simulate
-from oncebridge.observe.counters import TopCounts, WorkerCounters
 from oncebridge.observe.counts import ITEMS, LAGS, MINUTES, NOISIEST, SECONDS, Counts
 from oncebridge.observe.duplicate_causes import DuplicateCauses
+from oncebridge.observe.worker_counters import TopCounts, WorkerCounters
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 

@@ -449,7 +449,7 @@ async def serving(folder, store):
         'source = "http://127.0.0.1:0/events"\ndead = "memory:"\nshare_counts = false\n'
         'metrics = "http://127.0.0.1:0"\n'
         f"[store]\n{options}\n"
-        '[[routes]]\nname = "crm"\nsink = "python:tests.watch.sinks:take"\n'
+        '[[routes]]\nname = "crm"\nsink = "python:tests.observe.sinks:take"\n'
     )
     service = Service(load(file, environment={}))
     await service.open()

@@ -21,9 +21,9 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.aws.aws_sinks import boto, delivery, opened, raw
 from tests.aws.queues import TestQueue, Worker
+from tests.observe.collector import serving
 from tests.servers.aws import fresh
 from tests.servers.meddler import meddling
-from tests.watch.collector import serving
 
 from oncebridge import Gateway, Limits, SinkRejected, Yes, parse
 from oncebridge.base.clock import SystemDice, system_clock
