@@ -2,8 +2,8 @@
 Every EventBridge event, delivered once.
 
 The names below are what people import. Stores, sinks and dead letters are imported by
-path (`from oncebridge.stores.sqlite import SQLiteStore`), so that nobody pays for a driver
-they do not use.
+path (`from oncebridge.stores.sqlite import SQLiteStore`), so that a program loads no driver that it
+does not use.
 """
 
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters

@@ -314,7 +314,7 @@ def test_a_policy_for_a_stack_takes_its_region_and_account(call):
         (("--source", "sqs:arn:aws:sns:eu-west-1:111122223333:in"), "is not an ARN of sqs"),
         (("--sink", "events:"), "sink: '' is not a name in events"),
         (("--store", "dynamodb://dedup?region=${x}"), "store: '${x}' is not a Region"),
-        (("--store", "s3://Bucket"), "store: 'Bucket' is not the name of a bucket"),
+        (("--store", "s3://Bucket"), "store: 'Bucket' is not a valid bucket name"),
         (("--sink", "env:NOWHERE"), "the environment variable NOWHERE is not set"),
         (("--source", "sqs://in", "--region", "x y"), "--region: 'x y' is not a Region"),
         (("--source", "sqs://in", "--account", "1"), "--account: '1': an account has 12 digits"),

@@ -450,4 +450,4 @@ def payload_of(row: HistoryRow) -> Any:
     try:
         return msgspec.json.decode(row.payload) if row.payload else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # whoever reaches the store may have written it
+        return None  # anyone with access to the store may have written it

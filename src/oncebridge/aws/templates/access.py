@@ -50,7 +50,7 @@ ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "secret.secretsmanager": ("secretsmanager:GetSecretValue",),
     # A key of one's own, with which queues, streams or secrets are encrypted.
     "key.kms": ("kms:Decrypt", "kms:GenerateDataKey"),
-    # A function: Lambda reads the queue for it, and nobody lists dead letters from there.
+    # A function: Lambda reads the queue for it, and dead letters are not listed from there.
     "function.sqs": (
         "sqs:ChangeMessageVisibility",
         "sqs:DeleteMessage",

@@ -1,7 +1,7 @@
 """
 What a configuration needs to be allowed on AWS, read off its addresses and references.
 
-Nothing is opened, nobody is asked, and no driver is needed.
+Nothing is opened or requested, and no driver is needed.
 """
 
 import re
@@ -69,7 +69,7 @@ def needed(table: Mapping[str, Any]) -> list[Grant]:
         url = place.get("url") if isinstance(place, Mapping) else None
         if not isinstance(url, str):
             raise ConfigError(where, "must be an address, or a table with url and options")
-        if not is_at_aws(url):  # or it is found below, and nobody knows where it leads
+        if not is_at_aws(url):  # those are reported below; where they lead is not known
             url = resolve_address(url, where)
             grants += _of_place(kind, url, place, where)
     return grants + [grant for text, where in _texts(table) for grant in _of_reference(text, where)]

@@ -4,7 +4,7 @@ CREATE TABLE IF NOT EXISTS @events@ (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     inserted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     key         bytea       NOT NULL,  -- the same for every attempt; empty if nothing is deduplicated
-    generation  bytea       NOT NULL,  -- another when the same event is passed on again after its window
+    generation  bytea       NOT NULL,  -- another one if the same event is delivered again after its window
     route       text        NOT NULL,
     attempt     integer     NOT NULL,
     unprotected boolean     NOT NULL,  -- sent while the store was down; may stand here twice
