@@ -128,7 +128,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 TOPIC = Topic(
     "audit",
-    "An audit of a recording",
+    "Audit",
     {"audit": row},
     lines,
     "Three in ten events are repeats. All processors are used.",

@@ -1,5 +1,5 @@
 """
-A cold start in Lambda: imports, and the first event through a table in DynamoDB.
+Lambda cold start: imports, and the first event through a table in DynamoDB.
 
 Each figure is the time inside a fresh interpreter that sees what a Lambda function sees: what a
 managed runtime brings, and our package, with and without bytecode (`--compile` of the build).
@@ -159,7 +159,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 TOPIC = Topic(
     "cold",
-    "A cold start in Lambda",
+    "Lambda cold start",
     {"cold": cold},
     lines,
     "Inside a fresh interpreter that sees only what Lambda brings and our package. The first line "

@@ -1,5 +1,5 @@
 """
-Whole decisions without a server: read, key, claim, commit, in memory and in a SQLite file.
+Embedded stores: read, key, claim, commit, in memory and in a SQLite file.
 
 Beside them what people write by hand, one event at a time: look the key up, deliver, remember;
 in SQLite a durable transaction each. The floor of SQLite is the driver alone, with the same two
@@ -171,7 +171,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 TOPIC = Topic(
     "decisions",
-    "Whole decisions without a server",
+    "Embedded stores",
     {name: row(kind, in_flight) for name, (kind, in_flight) in KINDS.items()},
     lines,
     f"1.8 KB events, a fifth of them repeats; 4 x {BATCH}: four batches of {BATCH} at a time. SQLite "

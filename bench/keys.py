@@ -91,7 +91,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 TOPIC = Topic(
     "keys",
-    "A key",
+    "Keys",
     {name: row(pretty="pretty" in name, ignore="ignore" in name) for name in KINDS},
     lines,
     "CPU time of one event of the kinds that Genesys sends, 1.1 KB when compact. The floor decodes, "

@@ -32,7 +32,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 TOPIC = Topic(
     "queues",
-    "A queue",
+    "SQS",
     {"sqs": sqs},
     lines,
     "The loop beside it is boto3's: it receives ten, deletes ten, and remembers nothing.",

@@ -137,7 +137,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 TOPIC = Topic(
     "service",
-    "The service",
+    "Service",
     {"http": http, "file": file},
     lines,
     "HTTP in, a SQLite file with synchronous=FULL, HTTP out, each event a request of its own. "

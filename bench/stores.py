@@ -241,7 +241,7 @@ def taken(runs: Sequence[Measured]) -> Iterator[Line]:
 
 TOPIC = Topic(
     "stores",
-    "Shared stores, and what people would use instead",
+    "Shared stores and alternatives",
     {name: row(kind) for name, kind in KINDS.items()},
     lines,
     f"4 x {BATCH}: four batches of {BATCH} events at a time. CPU is that of the client. The floor is the driver "

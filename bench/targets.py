@@ -1,5 +1,5 @@
 """
-What was aimed at from the beginning, one line for each aim.
+Targets from the beginning, one line for each aim.
 
 The rows are those of the other topics; here each stands beside the peer or the floor that its
 aim names. A line whose row was not measured is left out.
@@ -106,7 +106,7 @@ def _rows() -> dict[str, Measure]:
 
 TOPIC = Topic(
     "targets",
-    "What was aimed at",
+    "Targets",
     _rows(),
     lines,
     "Decisions in batches of 100, one batch at a time, unless another number is given; a fifth of "

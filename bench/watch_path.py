@@ -1,5 +1,5 @@
 """
-What it costs to be looked at: counts, history, a dashboard and Prometheus.
+Cost of monitoring: counts, history, a dashboard and Prometheus.
 
     python bench/run.py --only watch [--quick]
 
@@ -304,7 +304,7 @@ def _compared(work: str, pairs: Sequence[tuple[float, float]], *, is_cost: bool)
 
 TOPIC = Topic(
     "watch",
-    "What it costs to be looked at",
+    "Cost of monitoring",
     {"watch-memory": decisions, "watch-http": service},
     lines,
     "Each way beside the same gateway without hooks, pair by pair in turn; in brackets the middle "

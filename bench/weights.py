@@ -81,7 +81,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 TOPIC = Topic(
     "weights",
-    "What a key takes on disk",
+    "Disk space per key",
     {"sqlite-bytes": sqlite_bytes, "sqlite-flat": sqlite_flat},
     lines,
     "The second line writes ten windows' worth of keys; the file has to be as large after ten as "

@@ -23,7 +23,7 @@ from oncebridge import (
     Yes,
     parse,
 )
-from oncebridge.sinks import eventbridge as events
+from oncebridge.sinks import events
 from oncebridge.sinks.events import EventsSink, EventsSinkOptions, detail_with_origin
 
 pytestmark = pytest.mark.usefixtures("aws_identity")
@@ -605,7 +605,7 @@ async def test_credentials_that_are_gone_are_told(bus, monkeypatch):
         raise ConfigError("", "no AWS credentials were found")
 
     async with opened(bus.sink()) as sink:
-        monkeypatch.setattr(sink._client._account, "identity", nobody)
+        monkeypatch.setattr(sink._client._account, "credentials", nobody)
         assert await sink.deliver([delivery()]) == [Closed("no AWS credentials were found")]
 
 

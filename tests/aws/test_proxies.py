@@ -105,7 +105,7 @@ async def test_check_asks_through_the_proxy_and_names_it(
         proxies_of(HTTP_PROXY=proxy.url)
         checkup = await town.check()
         found = {(one.subject, one.what) for one in checkup.passed}
-        assert (f"target {where}", f"through the proxy 127.0.0.1:{proxy.port}") in found
+        assert (f"target {where}", f"uses the proxy 127.0.0.1:{proxy.port}") in found
         assert checkup.findings == []
         assert {asked["host"] for asked in proxy.asked} == {where}
         proxies_of(HTTP_PROXY="socks5://worker:hush@proxy.example:1080")

@@ -94,7 +94,7 @@ def test_a_secret_is_found_by_name_and_arn_whole_and_by_field(kept):
         ("ssm:{name}:99", "there is no such version of it in us-east-1"),
         ("secretsmanager:no/such", "there is no such secret in us-east-1"),
         ("secretsmanager:{secret}#no", "the secret has no field 'no'"),
-        ("secretsmanager:{bytes}", "it holds bytes"),
+        ("secretsmanager:{bytes}", "its value is binary"),
     ],
 )
 def test_what_is_not_there_is_told(kept, text, told):

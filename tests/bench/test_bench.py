@@ -61,7 +61,7 @@ def plain(text: str) -> str:
 
 def test_the_first_table_has_a_line_for_every_aim():
     told = bench("run.py", "--show", MEASURED)
-    first = told.partition("What was aimed at")[2].partition("\n\n")[2].partition("\n\n")[0]
+    first = told.partition("Targets")[2].partition("\n\n")[2].partition("\n\n")[0]
     head, _, *lines = first.splitlines()
     assert [cell.strip() for cell in head.split("|")] == [
         *("work", "ours", "peer", "floor", "ratio", "aim", "met?"),

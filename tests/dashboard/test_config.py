@@ -73,7 +73,7 @@ def test_it_is_told_where_it_stands(tmp_path):
         "dashboard_hosts[1]",
         "dashboard",
     ]
-    with pytest.raises(ConfigError, match=r"^ONCEBRIDGE_DASHBOARD: 0\.0\.0\.0:1 may be"):
+    with pytest.raises(ConfigError, match=r"^ONCEBRIDGE_DASHBOARD: other machines can reach 0\.0\.0\.0:1"):
         load(environment={"ONCEBRIDGE_DASHBOARD": "0.0.0.0:1"}, flags={})
 
 
@@ -103,7 +103,7 @@ def test_a_header_that_cannot_name_anybody_is_refused(header):
 
 
 def test_a_header_that_no_proxy_may_send_is_refused():
-    with pytest.raises(ConfigError, match="set dashboard_proxies to the address of yours"):
+    with pytest.raises(ConfigError, match="set dashboard_proxies to the address of your proxy"):
         loading(dashboard="127.0.0.1:8081", dashboard_user_header="X-User")
 
 

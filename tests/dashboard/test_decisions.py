@@ -283,7 +283,7 @@ def test_a_key_that_the_history_does_not_have_is_looked_up_in_the_store(run):
 
     page = live.page(f"/decisions?q={key.upper()}")
 
-    assert "The event of this key was delivered." in page.section("lookup").text
+    assert "The event with this key was delivered." in page.section("lookup").text
     assert page.links["Details"] == f"/events/{key}"
     assert "It was delivered" in live.page(f"/events/{key}").text.replace("it was", "It was")
 
@@ -292,7 +292,7 @@ def test_an_id_that_the_history_does_not_have_is_looked_up_in_the_store(run):
     live = run(history="off")
     live.send(event(7), event(8))
     page = live.page("/decisions?q=6f1c2a10-0000-4000-8000-000000000007")
-    assert "The event of this key was delivered." in page.section("lookup").text
+    assert "The event with this key was delivered." in page.section("lookup").text
     assert not page.attributes("form", action="/decisions/scan")
 
 
@@ -309,7 +309,7 @@ def test_what_nobody_knows_is_not_found(run):
     text = live.page("/decisions?q=01abcdef01abcdef01abcdef01abcdef01abcdef01abcdef").text
     assert "No matching arrival in the history." in text
     assert "None of the store's " in text
-    assert "a key has 66 hex digits, and this has 48" in text
+    assert "A key has 66 hex digits, this text has 48" in text
     unknown = live.page(f"/decisions?q=01{'0' * 64}").text
     assert "This key is not in the store or in the dead letters." in unknown
 

@@ -274,7 +274,7 @@ def test_several_events_are_compared_with_one_another(start):
     assert "same as event 1" in told
     assert 'id: "6f1c2a10-0000-4000-8000-000000000001" → "another"' in told
     assert "different from event 1. Differences that count: detail.order" in told
-    assert "repeats event 1" in told
+    assert "duplicate of event 1" in told
     array = json.dumps([json.loads(event(1)), json.loads(event(1))], indent=2)
     assert "No differences." in result(tried(visitor, array))
 

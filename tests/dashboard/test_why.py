@@ -82,7 +82,7 @@ def test_what_the_history_may_miss_is_not_counted():
     again = row(Verdict.DUPLICATE, 2, cause="redelivery", first_ms=AT_MS + 5)
     story = ArrivalContext(row=again, fate=Fate.DEAD, likely=likely_cause(again, None, None))
     assert said(story) == (
-        "This is a duplicate of an event that first arrived at <5> and died: it went to the dead letters; the "
+        "This is a duplicate of an event that first arrived at <5> and went to the dead letters; the "
         "same envelope id: a queue, rule or target sent it again. It was not delivered."
     )
 
@@ -505,7 +505,7 @@ def test_what_another_worker_holds_is_busy(run):
     live.send(event())
     page = live.why()
     assert page.lead.startswith("It could not be claimed: another worker was processing it")
-    assert "A worker holds the event of this key" in page.section("now").text
+    assert "A worker holds the event with this key" in page.section("now").text
     live.sink.let_go()
     first.result(20)
     # The one that held it came first, so the history has it before the one that was busy.
@@ -523,7 +523,7 @@ def test_what_died_leads_to_its_letter(run):
     assert page.links["Dead letter 1"] == "/dead/1"
     live.send(event())
     again = live.why()
-    assert "died: it went to the dead letters" in again.lead
+    assert "and went to the dead letters" in again.lead
     assert again.links["Dead letter 1"] == "/dead/1"
     live.do(lambda: live.setup.config.dead.opened.drop([1]))
     assert "Its dead letter was replayed or dropped since" in live.why(0, "?verdict=dead").text
@@ -647,7 +647,7 @@ def test_an_event_by_its_key(run):
     (outcome,) = live.send(event())
     live.send(event())
     page = live.page(f"/events/{outcome.key.hex()}")
-    assert "The event of this key was delivered." in page.section("now").text
+    assert "The event with this key was delivered." in page.section("now").text
     assert "Arrivals (2)" in page.section("line").text
     assert len(page.section("line").attributes("li")) == 2
     assert "this one" not in page.section("line").text
@@ -657,7 +657,7 @@ def test_an_event_that_only_the_store_knows(run):
     live = run(history="off")
     (outcome,) = live.send(event())
     page = live.page(f"/events/{outcome.key.hex()}")
-    assert "The event of this key was delivered." in page.text
+    assert "The event with this key was delivered." in page.text
     assert "No arrivals in the history" in page.text
 
 

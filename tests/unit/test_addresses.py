@@ -163,7 +163,7 @@ STORES = ", ".join(sorted(point.name for point in entry_points(group="oncebridge
     [
         ("memroy:", "store: 'memroy' is not supported here; did you mean 'memory'?"),
         ("etcd://t", f"store: 'etcd' is not supported here; allowed: {STORES}"),
-        ("sqlite", "store: 'sqlite': a SQLite store is sqlite:PATH"),
+        ("sqlite", "store: 'sqlite': the address of a SQLite store is sqlite:PATH"),
         ("", f"store: is not an address; an address starts with one of {STORES}"),
         ("crm.example.com/x", f"store: is not an address; an address starts with one of {STORES}"),
         ("mem\0ry:", "store: an address cannot have the character NUL"),

@@ -535,7 +535,7 @@ def test_a_check_that_would_need_what_is_wrong_is_left_for_later():
         ('preset = "genesys"\n[[rules]]\nname = "genesys"', "rules[0].name: two rules are named"),
         ("sink = 5", "sink: must be an address, or a table with url and options"),
         ("sink = { concurrency = 5 }", "sink: must be an address, or a table with url and options"),
-        ('source = ["-", "bogus:"]', "source[1]: 'bogus' is no kind of address here; allowed: "),
+        ('source = ["-", "bogus:"]', "source[1]: 'bogus' is not supported here; allowed: "),
         (
             'source = "http://0.0.0.0:80/"',
             "source: other machines can reach 0.0.0.0, and no auth is configured",

@@ -144,7 +144,7 @@ class MemoryStore:
     async def now_ms(self) -> int:
         return self._clock()
 
-    async def vitals(self) -> Mapping[str, int]:
+    async def health(self) -> Mapping[str, int]:
         """Return the number of records."""
         return {"records": self._count}
 
