@@ -634,17 +634,17 @@ async def test_an_answer_that_is_something_else_is_no_answer(
     async with made(bucket, proxy) as store:
         await store.remember([Memory(b"k", b"g" * 16, Fate.DELIVERED, 60_000)])
         proxy.before = lambda asked: page if "list-type=2" in asked.path else None
-        with pytest.raises(StoreUnavailable, match="the answer"):
+        with pytest.raises(StoreUnavailable, match="the response"):
             await store.scan()
     for asked_for in ("versioning", "lifecycle"):
         proxy.before = lambda asked, it=asked_for: (
             page if asked.path.endswith(f"?{it}=") and asked.method == "GET" else None
         )
-        with pytest.raises(StoreUnavailable, match="the answer"):
+        with pytest.raises(StoreUnavailable, match="the response"):
             await opened(made(bucket, proxy))
     proxy.asked.clear()
     store = made(bucket, proxy)
-    with pytest.raises(StoreUnavailable, match="the answer"):
+    with pytest.raises(StoreUnavailable, match="the response"):
         await store.migrate()
     await store.aclose()
     assert "PUT" not in proxy.methods()
