@@ -73,7 +73,7 @@ browser: setup ## a Chromium for the tests of the dashboard, where there is none
 test: setup ## the quick suite, on real servers and in a real browser (aim: 8 minutes)
 	-@$(BIN)/python -m tests.servers.browser # once, and not by each worker
 	-@$(BIN)/python -m tests.servers.spin
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 4 # of two cores: half of the time is spent waiting for servers and processes
 
 test-full: setup ## every test at full size: about half an hour
 	-@$(BIN)/python -m tests.servers.browser

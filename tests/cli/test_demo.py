@@ -120,6 +120,7 @@ def test_it_fits_a_terminal_and_is_plain_in_a_pipe(shown):
     assert not any("\x1b" in line for line in shown)
 
 
+@pytest.mark.full
 def test_the_json_is_one_object_that_agrees_with_itself():
     (line,) = run("--json", "--seed", "3", "--seconds", "20").splitlines()
     told = json.loads(line)

@@ -73,7 +73,9 @@ def test_it_is_told_where_it_stands(tmp_path):
         "dashboard_hosts[1]",
         "dashboard",
     ]
-    with pytest.raises(ConfigError, match=r"^ONCEBRIDGE_DASHBOARD: other machines can reach 0\.0\.0\.0:1"):
+    with pytest.raises(
+        ConfigError, match=r"^ONCEBRIDGE_DASHBOARD: other machines can reach 0\.0\.0\.0:1"
+    ):
         load(environment={"ONCEBRIDGE_DASHBOARD": "0.0.0.0:1"}, flags={})
 
 

@@ -421,6 +421,7 @@ def remote(request):
     return server.port, lambda port: {"url": url, "endpoint": f"http://127.0.0.1:{port}"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", [Fault.SWALLOW, Fault.REFUSE])
 async def test_a_server_that_is_away_is_told_of_soon(remote, fault):
     port, place_at = remote

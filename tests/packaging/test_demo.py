@@ -76,6 +76,7 @@ def make(clone: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_the_demo_sets_up_the_service_and_nothing_more(clone: Path) -> None:
     said = make(clone, "--dry-run", "demo").splitlines()
     assert said[-1] == "build/demo/bin/oncebridge demo"

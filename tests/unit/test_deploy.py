@@ -150,6 +150,7 @@ def without_write_execute(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_nothing_in_it_makes_code_at_run_time():
     control = without_write_execute("-c", MAKE_CODE)
     if control.returncode == 77:
