@@ -465,7 +465,9 @@ class App:
             return self._method_not_allowed(request, _READS)
         monitor = self._data.monitor
         if monitor is None:
-            hint = b"no worker in this process: let Prometheus scrape each worker (setting metrics)\n"
+            hint = (
+                b"no worker in this process: let Prometheus scrape each worker (setting metrics)\n"
+            )
             return responses.text(request, 404, hint)
         if self._metrics_page is None:
             try:

@@ -304,7 +304,7 @@ class Config(Settings, frozen=True, kw_only=True):
         return Settings(**own)
 
 
-class Verifier(Protocol):
+class EventVerifier(Protocol):
     """Decides whether an event may be sent; `[genesys]` configures the one that there is."""
 
     def __init__(self, options: GenesysOptions) -> None: ...
@@ -340,7 +340,7 @@ class Setup(Struct, frozen=True):
     config: Config
     routes: tuple[Route, ...]
     file: str
-    verifier: Verifier | None = None
+    verifier: EventVerifier | None = None
     """Verifies events before delivery, if configured."""
     rules: tuple[Rule, ...] = ()
     """The rules of the file: they apply on every route, and to events that no route matches."""
@@ -585,11 +585,11 @@ def _route_options(
 
 def _verifier(
     config: Config, routes: Sequence[Route], table: Mapping[str, Any], problems: Problems
-) -> Verifier | None:
+) -> EventVerifier | None:
     """Return the verifier, if one is configured."""
     if config.verify == "none":
         return None
-    verifier: type[Verifier] | None = None
+    verifier: type[EventVerifier] | None = None
     with problems.caught():
         verifier = extension("oncebridge.verifiers", config.verify, "verify")
     if verifier is None:

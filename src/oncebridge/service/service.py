@@ -98,7 +98,7 @@ def make_router(
     )
 
 
-class Dashboard(Protocol):
+class DashboardPages(Protocol):
     """The dashboard of a service, from the entry point `oncebridge.dashboards`."""
 
     @property
@@ -182,9 +182,9 @@ class Service:
         config = self._setup.config
         return listeners(config.health, config.metrics, self._not_ready, self.monitor.report)
 
-    def _make_dashboard(self) -> Dashboard:
+    def _make_dashboard(self) -> DashboardPages:
         make = extension("oncebridge.dashboards", "pages", "dashboard")
-        made: Dashboard = make(self._setup, self.store, self.router, self.monitor)
+        made: DashboardPages = make(self._setup, self.store, self.router, self.monitor)
         return made
 
     def _state(self, monitor: Monitor) -> State:

@@ -11,7 +11,7 @@ from oncebridge.base.durations import format_duration
 from oncebridge.check.aws.account import AwsLocation, NoSuchResource
 from oncebridge.check.aws.commands import aws
 from oncebridge.check.aws.context import AwsContext
-from oncebridge.check.aws.queues import SqsQueue
+from oncebridge.check.aws.queues import QueueDescription
 from oncebridge.check.finding import Severity
 
 _OFF: Final = ("Deleting", "Disabled", "Disabling")
@@ -146,7 +146,7 @@ async def function_of(context: AwsContext, name: str, where: AwsLocation) -> Fun
 
 
 async def check_mapping(
-    context: AwsContext, mapping: SourceMapping, queue: SqsQueue | None
+    context: AwsContext, mapping: SourceMapping, queue: QueueDescription | None
 ) -> None:
     """Check a mapping of a function that runs oncebridge, and its *queue*, if it has one."""
     _check_mapping(context, mapping)
@@ -155,7 +155,10 @@ async def check_mapping(
 
 
 def check_others(
-    context: AwsContext, queue: SqsQueue, own: SourceMapping, several: Sequence[SourceMapping]
+    context: AwsContext,
+    queue: QueueDescription,
+    own: SourceMapping,
+    several: Sequence[SourceMapping],
 ) -> None:
     """Check whether other functions read the queue of a function."""
     enabled = [mapping for mapping in several if mapping.is_enabled]
@@ -180,7 +183,7 @@ def check_others(
 
 
 def check_beside_worker(
-    context: AwsContext, queue: SqsQueue, several: Sequence[SourceMapping]
+    context: AwsContext, queue: QueueDescription, several: Sequence[SourceMapping]
 ) -> None:
     """Check whether Lambda reads a queue that workers of this configuration read."""
     enabled = [mapping for mapping in several if mapping.is_enabled]
@@ -280,7 +283,9 @@ def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapp
         )
 
 
-async def _check_visibility(context: AwsContext, mapping: SourceMapping, queue: SqsQueue) -> None:
+async def _check_visibility(
+    context: AwsContext, mapping: SourceMapping, queue: QueueDescription
+) -> None:
     try:
         function = await function_of(
             context, str(mapping.settings.get("FunctionArn")), mapping.where

@@ -25,7 +25,7 @@ from oncebridge.sources.sqs.source import SPARE_RECEIVES
 LONGEST_RETENTION: Final = timedelta(days=14)
 
 
-class SqsQueue(Struct, frozen=True):
+class QueueDescription(Struct, frozen=True):
     """A queue as SQS describes it."""
 
     name: str
@@ -82,7 +82,7 @@ class SqsQueue(Struct, frozen=True):
 
 async def read(
     context: AwsContext, name: str, where: AwsLocation, *, account: str = ""
-) -> SqsQueue | None:
+) -> QueueDescription | None:
     """Read a queue; None if that is denied. Raises `NoSuchResource`."""
     sqs = context.at("sqs", where)
     subject, what = f"queue {name}", "its settings"
@@ -95,17 +95,17 @@ async def read(
     if described is None:
         return None
     told: dict[str, str] = described.get("Attributes") or {}
-    return SqsQueue(name, located["QueueUrl"], told.get("QueueArn", ""), where, told)
+    return QueueDescription(name, located["QueueUrl"], told.get("QueueArn", ""), where, told)
 
 
-async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> SqsQueue | None:
+async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> QueueDescription | None:
     """Read the queue with this ARN, which may be in another account."""
     _, _, _, region, account, name = arn.split(":", 5)
     there = replace(where, region=region or where.region)
     return await read(context, name, there, account=account)
 
 
-async def of_address(context: AwsContext, address: AwsAddress) -> SqsQueue | None:
+async def of_address(context: AwsContext, address: AwsAddress) -> QueueDescription | None:
     """Read the queue of an address; a missing one is a finding."""
     try:
         return await read(context, address.name, address.where, account=address.resource.account)
@@ -138,7 +138,7 @@ async def _region(context: AwsContext, address: AwsAddress) -> str:
 # --- the queue that events come from ----------------------------------------------------------
 
 
-async def check_source(context: AwsContext, queue: SqsQueue) -> None:
+async def check_source(context: AwsContext, queue: QueueDescription) -> None:
     """Check the settings of a source queue."""
     await _check_redrive(context, queue)
     _check_open(context, queue)
@@ -165,7 +165,7 @@ async def check_source(context: AwsContext, queue: SqsQueue) -> None:
         )
 
 
-async def _check_redrive(context: AwsContext, queue: SqsQueue) -> None:
+async def _check_redrive(context: AwsContext, queue: QueueDescription) -> None:
     attempts = max(route.settings.max_attempts for route in context.setup.routes)
     needed = attempts + SPARE_RECEIVES
     if queue.redrive is None:
@@ -202,7 +202,7 @@ async def _check_redrive(context: AwsContext, queue: SqsQueue) -> None:
     await _check_redrive_target(context, queue, target)
 
 
-async def _check_redrive_target(context: AwsContext, queue: SqsQueue, target: str) -> None:
+async def _check_redrive_target(context: AwsContext, queue: QueueDescription, target: str) -> None:
     name = target.rpartition(":")[2]
     try:
         aside = await read_arn(context, target, queue.where)
@@ -236,17 +236,17 @@ async def _check_redrive_target(context: AwsContext, queue: SqsQueue, target: st
         context.report_passed(queue.subject, f"redrive: {name} keeps messages for longer")
 
 
-def _failed(queue: SqsQueue) -> str:
+def _failed(queue: QueueDescription) -> str:
     if queue.is_fifo:
         return f"{queue.name.removesuffix('.fifo')}-failed.fifo"
     return f"{queue.name}-failed"
 
 
-def _make_failed(queue: SqsQueue) -> str:
+def _make_failed(queue: QueueDescription) -> str:
     return make(queue.where, _failed(queue), keeps_long=True)
 
 
-def _check_open(context: AwsContext, queue: SqsQueue) -> None:
+def _check_open(context: AwsContext, queue: QueueDescription) -> None:
     allowed = open_to_all(queue.policy)
     if not allowed:
         context.report_passed(queue.subject, "policy: no access for everyone without a condition")
@@ -281,7 +281,7 @@ def _takes(actions: Sequence[str]) -> bool:
     )
 
 
-def check_key(context: AwsContext, queue: SqsQueue, *, is_aside: bool = False) -> None:
+def check_key(context: AwsContext, queue: QueueDescription, *, is_aside: bool = False) -> None:
     """Check whether EventBridge can use the key of a queue that it sends to."""
     if not queue.key:
         return
@@ -315,9 +315,9 @@ def check_key(context: AwsContext, queue: SqsQueue, *, is_aside: bool = False) -
 
 async def check_dead(
     context: AwsContext,
-    queue: SqsQueue,
-    sources: Sequence[SqsQueue],
-    by_function: Sequence[SqsQueue],
+    queue: QueueDescription,
+    sources: Sequence[QueueDescription],
+    by_function: Sequence[QueueDescription],
 ) -> None:
     """
     Check the queue for dead letters, also against the source queues.

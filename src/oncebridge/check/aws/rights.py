@@ -16,7 +16,7 @@ from oncebridge.aws.templates.needs import Grant, Resource
 from oncebridge.check.aws.account import AwsLocation, NoSuchResource, NotReadable
 from oncebridge.check.aws.context import AwsContext
 from oncebridge.check.aws.policies import lets_principal
-from oncebridge.check.aws.queues import SqsQueue
+from oncebridge.check.aws.queues import QueueDescription
 from oncebridge.check.finding import Severity
 
 _UNKNOWN_END: Final = "-??????"
@@ -76,7 +76,7 @@ async def check_rights(
     context: AwsContext,
     who: Principal,
     grants: Sequence[Grant],
-    seen: Mapping[str, SqsQueue],
+    seen: Mapping[str, QueueDescription],
     where: AwsLocation,
 ) -> None:
     """Check whether *who* has all of *grants*; *seen* are queues by their ARNs."""
@@ -105,7 +105,9 @@ async def check_rights(
         context.report_passed(who.subject, "it has all rights that are needed")
 
 
-def _by_queue(seen: Mapping[str, SqsQueue], who: Principal, action: str, resource: str) -> bool:
+def _by_queue(
+    seen: Mapping[str, QueueDescription], who: Principal, action: str, resource: str
+) -> bool:
     """Return whether the policy of the queue allows it, which is enough in one account."""
     queue = seen.get(resource)
     return queue is not None and lets_principal(

@@ -21,7 +21,7 @@ from oncebridge.check.aws import (
 )
 from oncebridge.check.aws.account import AwsLocation, AwsReader
 from oncebridge.check.aws.context import AwsAddress, AwsContext, secrets
-from oncebridge.check.aws.queues import SqsQueue
+from oncebridge.check.aws.queues import QueueDescription
 from oncebridge.check.aws.rights import Principal
 from oncebridge.check.aws.sources import SourceResult
 from oncebridge.check.finding import Checkup, Severity
@@ -61,9 +61,9 @@ class _AwsChecks:
     def __init__(self, context: AwsContext, role: str | None) -> None:
         self._context = context
         self._role = role
-        self._sources: list[SqsQueue] = []
-        self._by_function: list[SqsQueue] = []
-        self._queues: list[SqsQueue] = []
+        self._sources: list[QueueDescription] = []
+        self._by_function: list[QueueDescription] = []
+        self._queues: list[QueueDescription] = []
         self._functions: list[SourceResult] = []
 
     async def go(self, functions: Sequence[str], destinations: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ async def _check_store(context: AwsContext, address: AwsAddress) -> SourceResult
     return SourceResult()
 
 
-def _of_function(grants: Sequence[Grant], found: Sequence[SqsQueue]) -> list[Grant]:
+def _of_function(grants: Sequence[Grant], found: Sequence[QueueDescription]) -> list[Grant]:
     """Return the grants of a function: Lambda reads for it, and it only writes dead letters."""
     kept = [
         replace(grant, what="function.dead") if grant.what == "dead.sqs" else grant

@@ -8,14 +8,14 @@ from oncebridge.check.aws.commands import aws
 from oncebridge.check.aws.context import AwsAddress, AwsContext
 from oncebridge.check.aws.feeds import EventFeed
 from oncebridge.check.aws.patterns import Overlap, RulePattern, overlap
-from oncebridge.check.aws.queues import SqsQueue
+from oncebridge.check.aws.queues import QueueDescription
 from oncebridge.check.finding import Severity
 
 
 async def check_sink(
     context: AwsContext,
     address: AwsAddress,
-    by_function: Sequence[SqsQueue],
+    by_function: Sequence[QueueDescription],
     several: Sequence[EventFeed],
 ) -> None:
     """
@@ -36,7 +36,7 @@ async def check_sink(
 
 
 async def _check_queue(
-    context: AwsContext, address: AwsAddress, by_function: Sequence[SqsQueue]
+    context: AwsContext, address: AwsAddress, by_function: Sequence[QueueDescription]
 ) -> None:
     queue = await queues.of_address(context, address)
     if queue is None:

@@ -23,8 +23,8 @@ from oncebridge.check.aws.commands import aws
 from oncebridge.check.aws.context import AwsAddress, AwsContext
 from oncebridge.check.aws.feeds import EventFeed, EventFeeds
 from oncebridge.check.aws.mappings import Function, SourceMapping
-from oncebridge.check.aws.queues import SqsQueue
-from oncebridge.check.aws.streams import KinesisStream
+from oncebridge.check.aws.queues import QueueDescription
+from oncebridge.check.aws.streams import StreamDescription
 from oncebridge.check.finding import Severity
 
 _POST: Final = ("--http-method", "POST")
@@ -33,7 +33,7 @@ _POST: Final = ("--http-method", "POST")
 class SourceResult(Struct, frozen=True, kw_only=True):
     """What was found about one source."""
 
-    queues: tuple[SqsQueue, ...] = ()
+    queues: tuple[QueueDescription, ...] = ()
     feeds: tuple[EventFeeds, ...] = ()
     is_by_function: bool = False
     """Whether a function reads it."""
@@ -149,7 +149,7 @@ def _check_own_visibility(context: AwsContext, address: AwsAddress) -> None:
     )
 
 
-async def _check_queue(context: AwsContext, queue: SqsQueue) -> EventFeeds:
+async def _check_queue(context: AwsContext, queue: QueueDescription) -> EventFeeds:
     found = await feeds.feeds(context, queue.subject, queue.arn, queue.where)
     found = targets.with_changes(context, found, is_fifo=queue.is_fifo)
     await queues.check_source(context, queue)
@@ -163,7 +163,7 @@ async def _check_queue(context: AwsContext, queue: SqsQueue) -> EventFeeds:
     return found
 
 
-def _check_fifo(context: AwsContext, queue: SqsQueue, several: Sequence[EventFeed]) -> None:
+def _check_fifo(context: AwsContext, queue: QueueDescription, several: Sequence[EventFeed]) -> None:
     for feed in several:
         if not targets.has_group(feed):
             context.report(
@@ -191,7 +191,7 @@ def _check_fifo(context: AwsContext, queue: SqsQueue, several: Sequence[EventFee
 # --- streams, and functions that are called directly ------------------------------------------
 
 
-async def _check_stream(context: AwsContext, stream: KinesisStream) -> EventFeeds:
+async def _check_stream(context: AwsContext, stream: StreamDescription) -> EventFeeds:
     streams.check_source(context, stream)
     found = await feeds.feeds(context, stream.subject, stream.arn, stream.where)
     found = targets.with_changes(context, found, is_stream=True)

@@ -16,7 +16,7 @@ from oncebridge.check.finding import Severity
 _USUAL = timedelta(hours=24)
 
 
-class KinesisStream(Struct, frozen=True):
+class StreamDescription(Struct, frozen=True):
     """A stream as Kinesis describes it."""
 
     name: str
@@ -32,7 +32,7 @@ class KinesisStream(Struct, frozen=True):
 
 async def read(
     context: AwsContext, name: str, where: AwsLocation, *, arn: str = ""
-) -> KinesisStream | None:
+) -> StreamDescription | None:
     """Read a stream, by its *arn* if it may be in another account; raises `NoSuchResource`."""
     named = {"StreamARN": arn} if arn else {"StreamName": name}
     asked = context.at("kinesis", where).ask("DescribeStreamSummary", **named)
@@ -41,19 +41,19 @@ async def read(
         return None
     told: dict[str, Any] = found.get("StreamDescriptionSummary") or {}
     retention = timedelta(hours=int(told.get("RetentionPeriodHours", 24)))
-    return KinesisStream(
+    return StreamDescription(
         name, str(told.get("StreamARN", "")), where, retention, str(told.get("KeyId", ""))
     )
 
 
-async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> KinesisStream | None:
+async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> StreamDescription | None:
     """Read the stream with this ARN, which may be in another account."""
     _, _, _, region, _, name = arn.split(":", 5)
     there = replace(where, region=region or where.region)
     return await read(context, name.removeprefix("stream/"), there, arn=arn)
 
 
-async def of_address(context: AwsContext, address: AwsAddress) -> KinesisStream | None:
+async def of_address(context: AwsContext, address: AwsAddress) -> StreamDescription | None:
     """Read the stream of an address; a missing one is a finding."""
     try:
         known = address.resource
@@ -79,7 +79,7 @@ async def of_address(context: AwsContext, address: AwsAddress) -> KinesisStream 
         return None
 
 
-def check_source(context: AwsContext, stream: KinesisStream) -> None:
+def check_source(context: AwsContext, stream: StreamDescription) -> None:
     """Check the settings of a source stream."""
     if stream.retention <= _USUAL:
         context.report(

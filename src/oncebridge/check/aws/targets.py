@@ -18,7 +18,7 @@ from oncebridge.check.aws.context import AwsContext
 from oncebridge.check.aws.feeds import MOST_ATTEMPTS, EventFeed, EventFeeds
 from oncebridge.check.aws.inputs import SentInput, sent_input
 from oncebridge.check.aws.policies import EVENTS, lets_send
-from oncebridge.check.aws.queues import SqsQueue, check_key, make, read_arn
+from oncebridge.check.aws.queues import QueueDescription, check_key, make, read_arn
 from oncebridge.check.finding import Severity
 
 _SHORTEST_AGE: Final = timedelta(hours=1)
@@ -203,7 +203,11 @@ async def _check_undelivered(context: AwsContext, feed: EventFeed) -> None:
 
 
 def check_policy(
-    context: AwsContext, queue: SqsQueue, several: Sequence[EventFeed], *, is_aside: bool = False
+    context: AwsContext,
+    queue: QueueDescription,
+    several: Sequence[EventFeed],
+    *,
+    is_aside: bool = False,
 ) -> None:
     """
     Check whether EventBridge may send to a queue for each of its rules.
@@ -247,7 +251,7 @@ def _denied(feed: EventFeed, *, is_aside: bool) -> str:
     return f"EventBridge is denied, does not retry, and {end}"
 
 
-def _statement(queue: SqsQueue, feed: EventFeed) -> str:
+def _statement(queue: QueueDescription, feed: EventFeed) -> str:
     statement: dict[str, Any] = {
         "Effect": "Allow",
         "Principal": {"Service": EVENTS},

@@ -98,9 +98,9 @@ class S3Bucket:
             names = [unquote_plus(name) for name in names]
         is_truncated = listed.findtext("{*}IsTruncated", "").strip()
         if is_truncated not in ("true", "false"):
-            raise Unclear("the answer does not say whether the list of objects is complete")
+            raise Unclear("the response does not say whether the list of objects is complete")
         if not all(names) or (is_truncated == "true" and not names):
-            raise Unclear("the answer lists objects without their names")
+            raise Unclear("the response lists objects without their names")
         return ObjectPage(
             [name.removeprefix(self._prefix) for name in names], is_truncated == "true"
         )
