@@ -27,6 +27,10 @@ class Size(NamedTuple):
         return 600 + self.events / 30
 
 
+FAR = {"latency_s": 0.02}
+"""For a control: a sink so far away that a kill almost always hits a batch on its way."""
+
+
 class Plan(NamedTuple):
     """One run, and what it is called."""
 
@@ -40,7 +44,7 @@ def plans(stores: Sequence[str], size: Size) -> Iterator[Plan]:
     for store in stores:
         yield from _of_each_store(store, size)
         yield from _OF_ITS_OWN[store](size)
-    few: dict[str, Any] = {"seed": size.seed, "events": 2000, "kills": 25}
+    few: dict[str, Any] = {"seed": size.seed, "events": 2000, "kills": 25, **FAR}
     for control in ("mark-before", "mark-after"):
         title = f"control: {control.replace('-', ' ')}"
         yield Plan(f"control:{control}", title, Run(kind=f"controls:{control}", **few))

@@ -10,6 +10,7 @@ import pytest
 from tests.size import full, sized
 
 from .harness import Run, run
+from .plans import FAR
 
 FULL = {
     "sqlite": {"events": 4000, "kills": 52, "stops": 5},
@@ -98,21 +99,20 @@ def test_leaving_in_good_order_repeats_nothing(seed, store, events):
 
 
 def test_a_mark_before_the_delivery_is_convicted_of_loss(seed):
-    report = happens(
-        Run(seed=seed, kind="controls:mark-before", events=sized(800, 1500), kills=sized(10, 20))
-    )
+    size = sized({"events": 800, "kills": 10}, {"events": 1500, "kills": 20})
+    report = happens(Run(seed=seed, kind="controls:mark-before", **FAR, **size))
     assert report.judgement.lost > 0, report.told()
 
 
 @pytest.mark.full
 def test_a_mark_after_the_delivery_is_convicted_of_repeats(seed):
-    report = happens(Run(seed=seed, kind="controls:mark-after", events=1500, kills=20))
+    report = happens(Run(seed=seed, kind="controls:mark-after", **FAR, events=1500, kills=20))
     assert report.judgement.unexplained > 0, report.told()
 
 
 @pytest.mark.full
 def test_two_transactions_are_convicted_of_repeats(seed):
     apart = {"store": "postgres", "sink": "statement", "apart": True}
-    report = happens(Run(seed=seed, **apart, events=1500, kills=15))
+    report = happens(Run(seed=seed, **apart, **FAR, events=1500, kills=15))
     assert report.judgement.lost == 0, report.told()
     assert report.judgement.unexplained > 0, report.told()

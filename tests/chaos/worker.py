@@ -182,13 +182,18 @@ class WatchedStore:
 
 
 class Apart:
-    """Hide which store this is."""
+    """Hide which store this is, and commit after a while: a kill often falls in between."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, latency_s: float) -> None:
         self._store = store
+        self._latency_s = latency_s
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    async def commit(self, commits: Sequence[Commit]) -> Any:
+        await asyncio.sleep(self._latency_s)
+        return await self._store.commit(commits)
 
 
 class SocketSink:
@@ -283,7 +288,7 @@ def _store_and_sink(job: Job, notes: Notes) -> dict[str, Any]:
     store = StorePlace.of(job.store, **job.options).opened
     if job.sink:
         sink = SinkPlace.of(job.sink, **job.sink_options).opened
-        return {"store": Apart(store) if job.apart else store, "sink": sink}
+        return {"store": Apart(store, job.latency_s) if job.apart else store, "sink": sink}
     watched = WatchedStore(store, job.lease_s, notes)
     return {"store": watched, "sink": SocketSink(job, watched, notes)}
 
