@@ -167,7 +167,7 @@ async def test_the_verdict_is_the_one_that_the_gateway_then_gives(tmp_path, mode
             continue
         assert said.judged.verdict is outcome.verdict, (number, said.judged, outcome)
         if said.event is not None:
-            assert said.judged.is_watched == (mode == "shadow")
+            assert said.judged.is_shadow == (mode == "shadow")
             assert outcome.forwarded or mode == "enforce"
         if outcome.verdict is Verdict.DELIVERED:
             assert said.keys[-1].key == outcome.key

@@ -209,7 +209,7 @@ def test_a_sink_is_down_for_some_of_the_workers() -> None:
         ({"routes": {"crm": RouteState(balanced=False)}}, "books of route crm do not", "bad"),
         ({"routes": {"crm": RouteState(owed=3)}}, "3 deliveries of route crm", "warn"),
         ({"at_ms": NOW_MS - 31_000}, "has not reported for 31", "bad"),
-        ({"not_ready": ("the store is not there yet",)}, "is not ready: the store", "bad"),
+        ({"not_ready": ("the store is not available yet",)}, "is not ready: the store", "bad"),
         ({"not_ready": ("shutting down",)}, "is not ready: shutting", "warn"),
         ({"store": StoreHealth("redis", answers=False)}, "The store did not answer worker", "bad"),
         (

@@ -129,7 +129,7 @@ async def test_what_is_held_is_released_by_what_was_seen_there(opened: Opened):
         async def before(keys: list[bytes]) -> None:
             told.extend(keys)
 
-        gone = await release(operator, seen, registers={register}, before=before)
+        gone = await release(operator, seen, entities={register}, before=before)
         assert [one.gone for one in gone] == [True, True, False, False]
         assert told == [held, register]
         one, two = await operator.peek(keys[:2])

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import pytest
 from msgspec import Struct
 
+from oncebridge.base import secrets
 from oncebridge.base.options import Doc, Problems, Text
 from oncebridge.base.secrets import Address, Secret
 from oncebridge.errors import ConfigError, ConfigErrors
@@ -172,6 +173,14 @@ STORES = ", ".join(sorted(point.name for point in entry_points(group="oncebridge
 )
 def test_an_address_of_an_unknown_kind_says_which_there_are(url, expected):
     assert mistake(StorePlace, url) == expected
+
+
+def test_an_older_installation_is_told_to_reinstall(monkeypatch):
+    with pytest.raises(ConfigError, match="preset: 'genesis' is not registered; reinstall"):
+        backends.extension("oncebridge.presets", "genesis", "preset")
+    monkeypatch.setattr(secrets, "entry_points", lambda **asked: ())
+    with pytest.raises(ConfigError, match="token: 'ssm' is not registered; reinstall"):
+        secrets.resolve("ssm:/crm/token", "token")
 
 
 def test_every_option_that_is_wrong_is_told():

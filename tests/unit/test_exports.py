@@ -240,3 +240,10 @@ def test_nothing_walks_a_set_whose_order_differs_from_run_to_run():
     if not isinstance(leases, set):
         walked = [one for one in walked if "self._leases" not in one]
     assert walked == []
+
+
+@pytest.mark.parametrize("name", ["oncebridge", *MODULES])
+def test_every_exported_name_exists(name):
+    module = importlib.import_module(name)
+    missing = [each for each in getattr(module, "__all__", ()) if not hasattr(module, each)]
+    assert missing == []

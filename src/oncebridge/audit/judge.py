@@ -2,7 +2,7 @@
 Decide the verdict of each arrival as a gateway would, if every delivery succeeded at once.
 
 A `Judge` has its own store, empty at first, and uses the same transitions as the stores
-(`oncebridge.stores.transitions`), so that windows, tiers, conflicts and registers are the same as
+(`oncebridge.stores.transitions`), so that windows, tiers, conflicts and entities are the same as
 in a gateway; `tests/audit/test_judge.py` compares the two. It is pure: arrivals go in, in their
 order, each with its time.
 

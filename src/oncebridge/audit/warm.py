@@ -2,7 +2,7 @@
 Record the events of a recording in a store, before the service that uses it goes live.
 
 The events go through the gateways of the service, with its rules and the names of its routes, into
-a sink that accepts everything and sends nothing. So keys, registers and conflicts are as the
+a sink that accepts everything and sends nothing. So keys, entities and conflicts are as the
 service would have written them, and an event that arrives again is a duplicate. No dead letters are
 written: unreadable and dead events are counted.
 

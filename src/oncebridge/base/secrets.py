@@ -131,9 +131,11 @@ def is_at_aws(text: str) -> bool:
 
 def resolve_at_aws(text: str, where: str) -> str:
     """Return the parameter or secret that *text* refers to."""
-    (found,) = entry_points(group="oncebridge.secrets", name=text.partition(":")[0])
-    read: str = found.load()(text, where, _asked.get({}))
-    return read
+    scheme = text.partition(":")[0]
+    for point in entry_points(group="oncebridge.secrets", name=scheme):
+        read: str = point.load()(text, where, _asked.get({}))
+        return read
+    raise ConfigError(where, f"{scheme!r} is not registered; reinstall oncebridge")
 
 
 @contextmanager

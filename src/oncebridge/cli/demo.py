@@ -118,8 +118,8 @@ def demo(*, seconds: float, seed: int, fast: bool, stay: bool, as_json: bool) ->
             screen.summary(found)
 
     try:
-        wish = _DemoOptions(seconds, seed, fast or as_json, stay)
-        found = run_loop(_run_demo(wish, screen, tell))
+        options = _DemoOptions(seconds, seed, fast or as_json, stay)
+        found = run_loop(_run_demo(options, screen, tell))
     except asyncio.CancelledError:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(0 if found.right else EXIT_NEEDS_ATTENTION)
@@ -135,7 +135,7 @@ class _DemoOptions(Struct, frozen=True):
 
 
 async def _run_demo(
-    wish: _DemoOptions, screen: "_Screen", tell: "Callable[[_DemoResult], None]"
+    options: _DemoOptions, screen: "_Screen", tell: "Callable[[_DemoResult], None]"
 ) -> "_DemoResult":
     """Start the service, send the stream, and return the result."""
     with TemporaryDirectory(prefix="oncebridge-demo-") as directory:
@@ -161,11 +161,11 @@ async def _run_demo(
                 assert isinstance(source, HttpSource)  # noqa: S101 - by its address
                 sender = _StreamSender(source.url, crm, screen)
                 async with _running(service, sender):
-                    await sender.send(wish.seconds, wish.seed, fast=wish.fast)
+                    await sender.send(options.seconds, options.seed, fast=options.fast)
                     letters = await _letters(directory)
-                    found = _collect_result(wish.seed, service, sender, crm, letters)
+                    found = _collect_result(options.seed, service, sender, crm, letters)
                     tell(found)
-                    if wish.stay and not sender.ended_early:
+                    if options.stay and not sender.ended_early:
                         screen.stay(service.dashboard_url or "")
                         await sender.wait_for_signal()
                 return found

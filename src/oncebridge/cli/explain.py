@@ -297,7 +297,7 @@ def _print_verdict(console: Console, told: Explanation) -> None:
     judged = told.judged
     if judged is not None:
         text = f"{judged.verdict.value}: {judged.why}" if judged.why else judged.verdict.value
-        if judged.is_watched:
+        if judged.is_shadow:
             text += " (forwarded anyway: shadow mode)"
         if told.paused:
             text += " (after the route is resumed: it is paused)"

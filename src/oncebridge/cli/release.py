@@ -157,7 +157,7 @@ async def _release_event(
     async def write(keys: Mapping[bytes, bytes]) -> None:
         await operator_log.write("release", routes=[each.route] if each.route else [], keys=keys)
 
-    return await release_held(store, one.standings, registers={each.entity}, before=write)
+    return await release_held(store, one.standings, entities={each.entity}, before=write)
 
 
 def _is_done(done: Sequence[Released]) -> bool:

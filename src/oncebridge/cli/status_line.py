@@ -52,7 +52,7 @@ class Screen:
     async def __aenter__(self) -> Self:
         if self._live is not None:
             self._live.start()
-            self._service.is_watched = True
+            self._service.has_status_line = True
             self._painter = asyncio.create_task(self._paint())
         return self
 

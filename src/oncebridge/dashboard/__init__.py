@@ -7,7 +7,7 @@ from oncebridge.service.config import Setup
 from oncebridge.service.monitor import Monitor
 from oncebridge.stores.api import Store
 
-__all__ = ["Dashboard", "DashboardData", "beside"]
+__all__ = ["Dashboard", "DashboardData", "make_dashboard"]
 
 
 def make_dashboard(setup: Setup, store: Store, router: Router, monitor: Monitor) -> Dashboard:

@@ -88,7 +88,7 @@ class AccessControl:
         """
         Return the visitor, or None; the session *ended* is not accepted any more.
 
-        Raise `TooOften` if a program has sent too many wrong tokens.
+        Raise `TooManyAttempts` if a program has sent too many wrong tokens.
         """
         if not self.is_guarded:
             return Visitor("here")
@@ -124,7 +124,7 @@ class AccessControl:
         return Visitor("token", session=session) if session and session != ended else None
 
     def is_token(self, given: bytes, request: Request) -> bool:
-        """Return True if *given* is the token; raise `TooOften` after too many wrong ones."""
+        """Return True if *given* is the token; raise `TooManyAttempts` after too many wrong ones."""
         if self._token and hmac.compare_digest(given, self._token):
             return True
         self._wrong.note(self.proxies.client(request))

@@ -69,7 +69,7 @@ class RouteTrial(Struct, frozen=True, kw_only=True):
     """Entity, version and state: expression and value."""
     verdict: str = ""
     verdict_why: str = ""
-    is_watched: bool = False
+    is_shadow: bool = False
     first_id: str = ""
     first_ms: int = 0
     cause: str = ""
@@ -248,7 +248,7 @@ class _Trial:
             facts=_facts(way, event),
             verdict=judged.verdict.value if judged else "",
             verdict_why=judged.why if judged else "",
-            is_watched=judged.is_watched if judged else False,
+            is_shadow=judged.is_shadow if judged else False,
             first_id=(judged.first.id or "") if judged and judged.first else "",
             first_ms=judged.first.arrived_ms if judged and judged.first else 0,
             cause=told.cause.value if told.cause else "",

@@ -37,7 +37,7 @@ MEANINGS: Final[dict[Cause, str]] = {
     Cause.REPLAY: "it comes out of an archive",
     Cause.DOUBLE_EMISSION: "the same state of the same entity again, too soon to be news",
     Cause.OUT_OF_ORDER: "a newer state of the same entity was there before it",
-    Cause.ID_REUSED: "the envelope id of another event, with other content",
+    Cause.ID_REUSED: "the envelope id of another event, with different content",
     Cause.UNKNOWN: "an envelope id is not known, or the content is not that of the first",
 }
 

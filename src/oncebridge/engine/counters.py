@@ -35,7 +35,7 @@ class Books:
         self.acked_uncommitted = 0
         """Acknowledged after the sink's yes while the commit was still to be recorded."""
         self.fenced_commits = 0
-        """Commits refused because a new event had claimed the key."""
+        """Commits refused because the key had been claimed anew, in a later generation."""
         self.registers_behind = 0
         """Newest states that could not be recorded: an older one may be delivered later."""
         self.stale_runs = 0

@@ -214,7 +214,7 @@ class Gateway:
         Return the gateway that a configuration file describes, with *sink* instead of its own.
 
         Environment variables (`ONCEBRIDGE_…`) apply as they do for the command line. For a file
-        with several routes, use `oncebridge.service.service.make_router`.
+        with several routes, use `oncebridge.service.make_router`.
         """
         from oncebridge.service.config import load  # noqa: PLC0415 - most callers need none
 
@@ -517,7 +517,7 @@ class Gateway:
         await self._hand_back_if_overtaking(behind)
 
     async def _hand_back_if_overtaking(self, wave: Sequence[BatchEntry]) -> None:
-        """Process a wave; return events that are queued after one that failed, of the same entity."""
+        """Process a wave; hand back events that are queued after one that failed, of the same entity."""
         late = [e for e in wave if e.entity and e.batch.turns[e.entity].failed]
         why, wait = "an earlier event of the same entity is not delivered yet", self._backoff_ms(1)
         for entry in late:
@@ -525,7 +525,7 @@ class Gateway:
         await self._hand_back_if_sink_down([entry for entry in wave if not entry.settled])
 
     async def _hand_back_if_sink_down(self, wave: Sequence[BatchEntry]) -> None:
-        """Process a wave; while the sink is down, return it, except one event that tries the sink."""
+        """Process a wave; while the sink is down, hand it back, except one event that tries the sink."""
         breaker = self.sink_breaker
         while wave and breaker.is_open and not self._paused:
             now = now_s()
@@ -548,7 +548,7 @@ class Gateway:
             self._hand_back_unclaimed(entry, why, self._jittered_ms(int(wait_s * 1000)))
 
     def _hand_back_unclaimed(self, entry: BatchEntry, reason: str, wait_ms: int) -> None:
-        """Return an event that was not claimed, with its duplicates in the batch."""
+        """Return an event that was not claimed to the source, with its duplicates in the batch."""
         every = [entry, *entry.duplicates]
         self._settle(every, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
@@ -732,7 +732,7 @@ class Gateway:
         return entry.memories(entry.parts[:-1], answer.fate, self._dice)
 
     def _hand_back_busy(self, entry: BatchEntry, answer: Busy, ready: list[BatchEntry]) -> None:
-        """Return an event that another worker holds; in shadow mode, forward it."""
+        """Return an event that another worker holds to the source; in shadow mode, forward it."""
         entry.success_verdict = Verdict.BUSY
         if self._forwards_anyway(entry):
             ready.append(entry)
@@ -741,7 +741,7 @@ class Gateway:
             self._settle([entry], Verdict.BUSY, retry_after_ms=wait)
 
     def _handle_store_outage(self, entry: BatchEntry, reason: str, ready: list[BatchEntry]) -> None:
-        """Return an event the store did not answer for, or send it unprotected, as configured."""
+        """Hand back an event that the store did not answer for, or send it unprotected, as configured."""
         if self._fails_open:
             entry.unprotected = True
             ready.append(entry)
@@ -771,7 +771,7 @@ class Gateway:
         await self._drop([(e, Verdict.CONFLICT) for e in conflicts if e.on_conflict == "duplicate"])
         return [entry for entry in ready if not entry.settled]
 
-    # --- enter -------------------------------------------------------------------------
+    # --- entity ------------------------------------------------------------------------
 
     async def _claim_entities(
         self, entries: list[BatchEntry], patient_until: float

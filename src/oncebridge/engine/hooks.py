@@ -119,7 +119,7 @@ _failed: Counter[str] = Counter()
 
 def _log_failure(error: Exception) -> None:
     """
-    Log where a hook failed and with which type of error; its text may quote the event.
+    Log where a hook failed and with which type of error, but not its text, which may quote the event.
 
     A hook that fails for one event mostly fails for all: only the 1st, 10th, 100th … is logged.
     """

@@ -173,7 +173,7 @@ def _others(memo: bytes, name: str, now_ms: int) -> dict[str, _WorkerShare]:
 
 
 def _fair(wants: Mapping[str, float], rate: float) -> dict[str, float]:
-    """Divide *rate*: the same for all, or less if they want less; the rest is divided by all."""
+    """Divide *rate*: the same for all, or less if they want less; the rest is divided among all."""
     fair: dict[str, float] = {}
     left = rate
     for name in sorted(wants, key=lambda one: wants[one]):

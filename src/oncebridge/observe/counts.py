@@ -100,7 +100,7 @@ class RouteCounts(Struct, omit_defaults=True):
     rules: dict[str, dict[str, int]] = {}
     """By rule and verdict."""
     causes: dict[str, int] = {}
-    """Duplicates by `oncebridge.engine.causes.Cause`."""
+    """Arrivals that were not the first of their kind, by `oncebridge.engine.causes.Cause`."""
     took: Histogram = field(default_factory=Histogram)
     """Seconds from an arrival to its verdict (`SECONDS`)."""
     lag: Histogram = field(default_factory=Histogram)

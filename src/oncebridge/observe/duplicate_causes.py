@@ -51,7 +51,7 @@ class DuplicateCauses:
         self._origins: dict[str, _Origin] = {}
 
     def cause_of(self, decision: Decision) -> Cause | None:
-        """Return the cause; None if it is not a duplicate."""
+        """Return the cause; None for the first arrival of an event, and if it is not known."""
         outcome, event = decision.outcome, decision.event
         verdict = outcome.verdict
         if type(event) is not Event:

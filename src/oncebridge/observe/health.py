@@ -26,7 +26,7 @@ from oncebridge.observe.report import Report
 _log = logging.getLogger("oncebridge")
 
 _METHOD = Response(
-    405, b'{"error":"the method is not for this path"}', headers=(("Allow", "GET, HEAD"),)
+    405, b'{"error":"method not allowed for this path"}', headers=(("Allow", "GET, HEAD"),)
 )
 _FAILED = Response(500, b'{"error":"internal error"}')
 _encode = msgspec.json.Encoder().encode

@@ -178,7 +178,7 @@ class SearchResult(Struct, frozen=True):
     more: bool
     """True if there are older matches."""
     looked_at: int
-    """How many rows were searched."""
+    """How many rows there are to search."""
     since_ms: int | None
     """When the oldest of them arrived."""
     left_out: int = 0

@@ -36,7 +36,7 @@ COUNTED: Final[Mapping[str, str]] = {
     "unwell": "Sends that the sink answered with HTTP 502, 503 or 504.",
     "late_commits": "Deliveries recorded after their lease had ended: possible duplicates.",
     "acked_uncommitted": "Deliveries acknowledged to the source before they could be recorded.",
-    "fenced_commits": "Commits refused because another worker had claimed the event again.",
+    "fenced_commits": "Commits refused because the key had been claimed anew, in a later generation.",
     "registers_behind": "Newest states that could not be recorded: an older one may be delivered later.",
     "stale_runs": "Entities with many stale events in a row: their newest version may be wrong.",
     "lease_lost": "Events that two workers held because a lease ended: both may have delivered them.",
@@ -107,7 +107,7 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
     yield Family(
         "verdicts",
         "counter",
-        "Arrivals by verdict; summed over rules, as many as arrivals.",
+        "Arrivals by verdict; summed over rules and verdicts, as many as arrivals.",
         ("route", "rule", "verdict"),
         numbers=[
             ((route, rule, verdict), number)
@@ -119,7 +119,7 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
     yield Family(
         "repeats",
         "counter",
-        "Duplicates by cause.",
+        "Arrivals that were not the first of their kind (duplicate, stale, unchanged, reused id), by cause.",
         ("route", "cause"),
         numbers=[
             ((route, cause), number)

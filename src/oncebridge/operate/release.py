@@ -52,13 +52,13 @@ async def release(
     store: Store,
     standings: Sequence[RecordStatus],
     *,
-    registers: Collection[bytes] = (),
+    entities: Collection[bytes] = (),
     before: Callable[[Mapping[bytes, bytes]], Awaitable[None]],
 ) -> list[Released]:
     """
     Release the claims among *standings*, unless they have changed.
 
-    *registers* are the keys of entities, whose attempts do not count. *before* is called with
+    *entities* are the keys of entities, whose attempts do not count. *before* is called with
     the keys that are about to be released, and their contents.
     """
     held = [standing for standing in standings if can_release(standing)]
@@ -66,7 +66,8 @@ async def release(
     if held:
         await before({s.key: s.record.hash for s in held if s.record is not None})
         asked = [
-            _release_request(standing, is_register=standing.key in registers) for standing in held
+            _release_request(standing, is_entity_state=standing.key in entities)
+            for standing in held
         ]
         for one, answer in zip(asked, await store.release(asked), strict=True):
             if isinstance(answer, NoAnswer):
@@ -76,9 +77,9 @@ async def release(
     return [Released(standing, standing.key in gone) for standing in standings]
 
 
-def _release_request(standing: RecordStatus, *, is_register: bool) -> Release:
+def _release_request(standing: RecordStatus, *, is_entity_state: bool) -> Release:
     record = standing.record
     assert record is not None  # noqa: S101 - it is held
     # The memo stays: the next worker sees that an attempt has no known result.
     keep_ms = max(record.keep_until_ms - record.until_ms, 0)
-    return Release(standing.key, record.token, 0, keep_ms, unsent=is_register)
+    return Release(standing.key, record.token, 0, keep_ms, unsent=is_entity_state)

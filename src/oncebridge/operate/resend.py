@@ -163,7 +163,7 @@ class Resender:
         return Resent(intent, outcome, "" if outcome.forwarded else outcome.reason)
 
     async def _forget(self, keys: Sequence[bytes]) -> list[bool]:
-        """Forget *keys*; return whether each is gone."""
+        """Forget *keys*; for each that was not removed, return whether it is gone by now."""
         gone = await self._store.forget(keys)
         left = [key for key, is_gone in zip(keys, gone, strict=True) if not is_gone]
         there = await self._store.peek(left) if left else []

@@ -66,7 +66,10 @@ def backend(group: str, url: str, where: str, *, written: str) -> Any:
 
 def extension(group: str, name: str, where: str) -> Any:
     """Load the entry point *name* of *group*; *where* is the setting that needs it."""
-    return _load(_schemes(group)[name], where)
+    point = _schemes(group).get(name)
+    if point is None:
+        raise ConfigError(where, f"{name!r} is not registered; reinstall oncebridge")
+    return _load(point, where)
 
 
 def _load(point: EntryPoint, where: str, named: str = "") -> Any:

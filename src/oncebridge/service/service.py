@@ -163,7 +163,7 @@ class Service:
         self._listeners = self._make_listeners() if config.health or config.metrics else []
         self._dashboard = self._make_dashboard() if config.dashboard else None
         self.sources: list[Source] = [place.opened for place in config.source]
-        self.is_watched = False
+        self.has_status_line = False
         """A status line shows the counts, so they are not logged."""
         self.gave_up = ""
         """Why the service stopped by itself; empty if it did not."""
@@ -485,11 +485,11 @@ class Service:
         for route, books in self.books().items():
             now = Counter({name: n for name, n in books.counts().items() if name != "in_flight"})
             changed = self._changed(route, now)
-            if changed and not self.is_watched:
+            if changed and not self.has_status_line:
                 _log.info("oncebridge.batch", extra={"route": route, **changed})
         if self._setup.verifier is not None:
             changed = self._changed("", Counter(self._setup.verifier.counts))
-            if changed and not self.is_watched:
+            if changed and not self.has_status_line:
                 _log.info("oncebridge.verified", extra=changed)
 
     def _changed(self, whose: str, now: Counter[str]) -> dict[str, int]:

@@ -40,7 +40,7 @@ class Telemetry(Protocol):
         ...
 
     def context(self, traceparent: str, xray: str, /) -> str:
-        """Return the trace context that came with an event; see `oncebridge.sources.api.Context`."""
+        """Return the trace context that came with an event; see `oncebridge.sources.api.TraceparentReader`."""
         ...
 
     def open(self) -> None:
@@ -69,7 +69,7 @@ def from_environment(
     environment: Mapping[str, str], report: Callable[[], Report], name: str
 ) -> Telemetry | None:
     """Set up telemetry for the worker *name*; None if the environment does not enable it."""
-    asked = wish(environment)
+    asked = read_options(environment)
     if not asked:
         return None
     try:
@@ -84,7 +84,7 @@ def from_environment(
     return None
 
 
-def wish(environment: Mapping[str, str]) -> TelemetryOptions:
+def read_options(environment: Mapping[str, str]) -> TelemetryOptions:
     """Read the configuration from the environment."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return TelemetryOptions()

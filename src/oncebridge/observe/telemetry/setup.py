@@ -56,7 +56,7 @@ class Exports:
         _hear(self._trouble)
 
     def context(self, traceparent: str, xray: str, /) -> str:
-        """Return the trace context that came with an event; see `oncebridge.sources.api.Context`."""
+        """Return the trace context that came with an event; see `oncebridge.sources.api.TraceparentReader`."""
         found = ""
         if traceparent and "tracecontext" in self._reads:
             found = read_traceparent(traceparent)

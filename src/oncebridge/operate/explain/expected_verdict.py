@@ -46,9 +46,9 @@ ENDED: Final = {
     Fate.DROPPED: "it was dropped as a conflict",
 }
 _CONFLICTS: Final = {
-    "deliver": "another event has the same key with different content; both are delivered",
-    "dead": "another event has the same key with different content; it goes to the dead letters",
-    "duplicate": "another event has the same key with different content; it is dropped",
+    "deliver": "another event has the same key with different content; this one is delivered as a separate event",
+    "dead": "another event has the same key with different content; this one goes to the dead letters",
+    "duplicate": "another event has the same key with different content; this one is dropped",
 }
 _SENT: Final = {"deliver": "it is delivered", "dead": "it goes to the dead letters"}
 _ON_ROUTES: Final = ("pause", "resume")
@@ -97,7 +97,7 @@ class ExpectedVerdict(Struct, frozen=True):
     """The key whose record is the reason, if any."""
     policy: str = ""
     """What the rule does with a conflict, if it is one."""
-    is_watched: bool = False
+    is_shadow: bool = False
     """In shadow mode: it is forwarded, whatever the verdict."""
 
 
@@ -227,8 +227,8 @@ class RecordView:
         """Return the verdict for an event with *plan*."""
         judged = await self._judge(plan, settings)
         # Senders that are not allowed stay out in shadow mode, too.
-        is_watched = settings.mode == "shadow" and not plan.refused
-        return replace(judged, is_watched=True) if is_watched else judged
+        is_shadow = settings.mode == "shadow" and not plan.refused
+        return replace(judged, is_shadow=True) if is_shadow else judged
 
     async def _judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
         match plan.action:
@@ -266,9 +266,13 @@ class RecordView:
 
     def outdated(self, plan: Plan) -> Verdict | None:
         """Return the verdict that the state of the entity forces on *plan*, if any."""
-        return self._register(plan).judge(plan, self.now_ms) if plan.entity and plan.parts else None
+        return (
+            self._entity_state(plan).judge(plan, self.now_ms)
+            if plan.entity and plan.parts
+            else None
+        )
 
-    def _register(self, plan: Plan) -> EntityState:
+    def _entity_state(self, plan: Plan) -> EntityState:
         record = self._found.get(plan.entity)
         return EntityState.read(record.memo) if record else EntityState()
 
@@ -293,17 +297,23 @@ class RecordView:
                 why = f"the entity is {held(self.standing(plan.entity))}"
                 return ExpectedVerdict(Verdict.BUSY, why, key=plan.entity)
             if isinstance(answer, Claim):
-                register = self._register(plan)
-                outdated = register.judge(plan, self.now_ms)
+                state = self._entity_state(plan)
+                outdated = state.judge(plan, self.now_ms)
                 if outdated is Verdict.CONFLICT:
-                    why = why_incomparable(register, plan, self.now_ms)
+                    why = why_incomparable(state, plan, self.now_ms)
                     sent = policy if policy == "deliver" else "dead"
                     return ExpectedVerdict(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
                 if outdated is not None:
                     return ExpectedVerdict(outdated, _OUTDATED[outdated])
         if clash is not None:
             return _conflict(clash, policy)
-        return ExpectedVerdict(Verdict.DELIVERED, f"after {tried} failed attempts" if tried else "")
+        return ExpectedVerdict(Verdict.DELIVERED, _after_attempts(tried))
+
+
+def _after_attempts(tried: int) -> str:
+    if not tried:
+        return ""
+    return "after 1 failed attempt" if tried == 1 else f"after {tried} failed attempts"
 
 
 def _conflict(clash: Mismatch, policy: str) -> ExpectedVerdict:

@@ -119,7 +119,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
         )
         told["verdict"] = judged.verdict.value if judged else None
         told |= _filled(fate=judged.fate.name.lower() if judged and judged.fate else None)
-        if judged is not None and judged.is_watched:
+        if judged is not None and judged.is_shadow:
             told |= {"mode": "shadow", "forwarded": True}
         told["first"] = _first_as_json(judged.first if judged else None)
         told["same_as"] = self.same_as
@@ -167,12 +167,12 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
     @property
     def first(self) -> First | None:
         record = self.standing.record if self.standing else None
-        if record is None or not record.memo or self.is_register or self.is_operator_log:
+        if record is None or not record.memo or self.is_entity_state or self.is_operator_log:
             return None
         return first_arrival(record.memo)
 
     @property
-    def is_register(self) -> bool:
+    def is_entity_state(self) -> bool:
         """Return whether it looks like the state of an entity."""
         record = self.standing.record if self.standing else None
         if record is None or record.fate is not None:
@@ -197,7 +197,7 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
 
         None if this key does not stop it: another key may.
         """
-        if self.standing is None or self.is_register or self.is_operator_log:
+        if self.standing is None or self.is_entity_state or self.is_operator_log:
             return None
         return _VERDICTS.get(self.standing.state)
 

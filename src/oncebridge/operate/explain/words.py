@@ -78,7 +78,7 @@ def summary(told: Explanation) -> str:
 def _shadow_mode(told: Explanation) -> str:
     """Return what shadow mode changes; empty if nothing."""
     judged = told.judged
-    if judged is None or not judged.is_watched:
+    if judged is None or not judged.is_shadow:
         return ""
     end = _ENFORCED.get(judged.verdict, "")
     if judged.verdict is Verdict.CONFLICT:
@@ -119,13 +119,13 @@ def _verdict(told: Explanation) -> str:
             return _not_yet(told.standing, f"it would be delivered{by}")
         case Verdict.CONFLICT:
             other = f"{_arrived(judged.first)} " if judged.first else ""
-            end = _OTHER_CONTENT["deliver" if judged.is_watched else judged.policy]
+            end = _OTHER_CONTENT["deliver" if judged.is_shadow else judged.policy]
             text = f"Another event has the same key{on}, with different content. {other}"
             return f"{text}This one {end}."
-        case Verdict.DISCARDED | Verdict.DEAD if judged.is_watched:
+        case Verdict.DISCARDED | Verdict.DEAD if judged.is_shadow:
             return f"Reason: {why}."
         case _:
-            dropped = "" if judged.is_watched else ": it would be dropped"
+            dropped = "" if judged.is_shadow else ": it would be dropped"
             return _HERE[judged.verdict].format(by=by, on=on, why=why, dropped=dropped)
 
 
@@ -185,7 +185,7 @@ def _busy(told: Explanation, judged: ExpectedVerdict) -> str:
     if standing is None:
         return f"This event is busy: {judged.why}."
     left = f"{standing.left_ms / 1000:.1f} s"
-    back = "" if judged.is_watched else "; until then, copies are returned to the source"
+    back = "" if judged.is_shadow else "; until then, copies are returned to the source"
     if judged.key == told.entity_key:
         return (
             f"A worker of route {told.route} holds the same entity for {left} more, unless it extends "
@@ -239,7 +239,7 @@ def _duplicate_cause(told: Explanation) -> str:
     is_repeat = judged is None or judged.verdict is Verdict.DUPLICATE
     if not is_repeat or told.clashes:
         return f"Likely cause: {cause(told)}."
-    drops = " and would be dropped" if judged is not None and not judged.is_watched else ""
+    drops = " and would be dropped" if judged is not None and not judged.is_shadow else ""
     if told.cause is Cause.REDELIVERY and told.same_as is None:
         return (
             "This copy has the id of the first one: it is the same copy, or a queue, rule or target "
@@ -307,7 +307,7 @@ def _standing(told: KeyExplanation) -> str:
                 f"{_failed(standing, 'the event with this key')}; it waits for its next attempt "
                 f"until {moment(record.until_ms)}. {arrived}"
             ).rstrip()
-        case "free" if told.is_register:
+        case "free" if told.is_entity_state:
             return "This is the state of an entity, not an event; no worker holds it."
         case _:
             return f"{_not_yet(standing, _AS_FAR)} {arrived}".rstrip() + f" {_OTHER_TIERS}"

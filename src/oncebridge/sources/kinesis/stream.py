@@ -200,7 +200,7 @@ class KinesisStream:
         try:
             return answer.decode(raw)
         except msgspec.MsgspecError:
-            raise Unclear(f"{operation}: the response is not one of Kinesis") from None
+            raise Unclear(f"{operation}: the response is not a valid response of Kinesis") from None
 
 
 def start_of(text: str) -> int | None:
