@@ -1,7 +1,7 @@
 """
 Build what Lambda runs: a function's package and a layer, for both processors.
 
-    python deploy/lambda/build.py dist/lambda [--python 3.12] [--arch arm64] [--compile]
+    python deploy/lambda/build.py dist/lambda [--python 3.13] [--arch arm64] [--compile]
 
 A package holds oncebridge and what it needs for DynamoDB and HTTP, as `requirements/lambda.txt`
 pins it by hash. botocore is left out, because Lambda's runtimes for Python bring it;

@@ -102,7 +102,7 @@ def test_what_the_history_may_miss_is_not_counted():
             ArrivalContext(row=row(Verdict.DELIVERED, 2), before=[row(Verdict.DELIVERED)]),
             (
                 "This event was delivered. It had been delivered before, at <1000>: its window "
-                "had passed, or an operator released it."
+                "had passed, or an operator forgot or resent it."
             ),
         ),
         (

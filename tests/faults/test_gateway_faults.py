@@ -1272,7 +1272,7 @@ async def test_waiting_for_an_entity_ends_with_the_callers_time():
         assert (outcome.verdict, outcome.acknowledge) == (Verdict.BUSY, False)
 
 
-# --- registers ------------------------------------------------------------------------------
+# --- entities -------------------------------------------------------------------------------
 
 
 @virtual

@@ -92,11 +92,11 @@ class _Draft:
 
     def toml(self) -> str:
         head = [
-            *_prose("Suggested by `oncebridge audit`. Copy it into your oncebridge.toml, next to"),
             *_prose(
-                "source, store and sink. A line that starts with # and no space is an optional"
+                "Suggested by `oncebridge audit`. Copy it into your oncebridge.toml, next to "
+                "source, store and sink. A line that starts with # and no space is an optional "
+                "setting. Try it: oncebridge audit RECORDING --rules FILE"
             ),
-            *_prose("setting. Try it: oncebridge audit RECORDING --rules FILE"),
         ]
         return "\n".join([*head, *self.settings, *self.tables]) + "\n"
 

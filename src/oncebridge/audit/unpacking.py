@@ -11,8 +11,8 @@ The wrappings are those of `oncebridge.events.envelopes`, and those of logs:
 | one of these by itself            | `message`                 | `timestamp`            |
 | a result of Logs Insights         | `@message`                | `@timestamp`           |
 
-With several wrappings, the outermost time counts: there it was recorded. SQS and Kinesis have the
-time of the send, SNS that of the publication. No input raises an exception.
+With several wrappings, the outermost time counts: there it was recorded. SQS has the time of
+the send, Kinesis that of the receipt, SNS that of the publication. No input raises an exception.
 """
 
 import re

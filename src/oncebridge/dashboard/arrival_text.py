@@ -195,7 +195,7 @@ def _delivered(context: ArrivalContext) -> list[Words]:
         before: Words = ("It had been delivered before, at ", Instant(ended_ms(earlier)))
         return [
             ("This event was delivered.",),
-            (*before, ": its window had passed, or an operator released it."),
+            (*before, ": its window had passed, or an operator forgot or resent it."),
         ]
     tries = f", at attempt {row.attempt}" if row.attempt > 1 else ""
     if context.before:

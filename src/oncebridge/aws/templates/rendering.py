@@ -8,10 +8,10 @@ is written with the filter `quoted`.
 
 import json
 from functools import cache
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 Format = Literal["cloudformation", "terraform"]
 _SUFFIXES: Final = {"cloudformation": "yaml", "terraform": "tf"}
@@ -23,7 +23,11 @@ def render(template: str, format: Format, **values: Any) -> str:  # noqa: A002
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> "Environment":
+    # Here, because `check` uses these modules without rendering anything.
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
+    from markupsafe import Markup  # noqa: PLC0415
+
     made = Environment(
         loader=PackageLoader("oncebridge.aws", "templates"),
         autoescape=True,

@@ -74,7 +74,7 @@ def _check_rules(
                 subject,
                 seen=f"rule {rule.id} removes objects of every size after {rule.days} days",
                 why="Records that must stay longer, such as a paused route, are large so that a "
-                "lifecycle rule with a size limit skips them. This rule has none.",
+                "lifecycle rule with a size limit skips them. This rule does not skip them.",
                 fix=f"Limit it to objects smaller than {KEPT_SIZE} bytes "
                 f"(ObjectSizeLessThan), like the rule of oncebridge:\n{command}",
             )

@@ -108,7 +108,7 @@ class AwsContext:
         return self._reader.at(service, where)
 
     async def look(self, subject: str, what: str, asked: Awaitable[_T]) -> _T | None:
-        """Return the response; if it is denied, report that and return None. Raise `NoSuchResource`."""
+        """Return the response; if it cannot be read, report that and return None. Raise `NoSuchResource`."""
         try:
             return await asked
         except NotReadable as unseen:

@@ -1,5 +1,5 @@
 """The Kinesis source."""
 
-from oncebridge.sources.kinesis.source import KinesisSource
+from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
 
-__all__ = ["KinesisSource"]
+__all__ = ["KinesisOptions", "KinesisSource"]

@@ -1,5 +1,5 @@
 """The SQS source."""
 
-from oncebridge.sources.sqs.source import SqsSource
+from oncebridge.sources.sqs.source import SqsSource, SqsSourceOptions
 
-__all__ = ["SqsSource"]
+__all__ = ["SqsSource", "SqsSourceOptions"]

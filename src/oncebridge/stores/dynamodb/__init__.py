@@ -1,5 +1,5 @@
 """The DynamoDB store."""
 
-from oncebridge.stores.dynamodb.store import DynamoDBStore
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 
-__all__ = ["DynamoDBStore"]
+__all__ = ["DynamoDBOptions", "DynamoDBStore"]

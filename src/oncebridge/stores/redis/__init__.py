@@ -1,5 +1,6 @@
 """The Redis store."""
 
+from oncebridge.stores.redis.options import RedisOptions
 from oncebridge.stores.redis.store import RedisStore
 
-__all__ = ["RedisStore"]
+__all__ = ["RedisOptions", "RedisStore"]

@@ -84,7 +84,7 @@ def _without_comments(source: str) -> str:
 
 
 def encode_wants(wants: Sequence[Want]) -> list[bytes]:
-    """Return all distinct terms, the number of the terms of each part, and its own values."""
+    """Return all distinct terms, which of them each part uses (from 1), and its own values."""
     terms: dict[tuple[int, ...], int] = {}
     which = bytearray()
     own = []
@@ -108,7 +108,7 @@ def encode_wants(wants: Sequence[Want]) -> list[bytes]:
 
 
 def encode_commits(commits: Sequence[Commit]) -> list[bytes]:
-    """Return all distinct terms, the number of the terms of each commit, and its own values."""
+    """Return all distinct terms, which of them each commit uses (from 1), and its own values."""
     terms: dict[tuple[int, ...], int] = {}
     which = bytearray()
     own = []

@@ -1,5 +1,5 @@
 """The S3 store."""
 
-from oncebridge.stores.s3.store import S3Store
+from oncebridge.stores.s3.store import S3Options, S3Store
 
-__all__ = ["S3Store"]
+__all__ = ["S3Options", "S3Store"]

@@ -1,5 +1,5 @@
 """The SQLite store."""
 
-from oncebridge.stores.sqlite.store import SQLiteStore
+from oncebridge.stores.sqlite.store import SQLiteOptions, SQLiteStore
 
-__all__ = ["SQLiteStore"]
+__all__ = ["SQLiteOptions", "SQLiteStore"]
