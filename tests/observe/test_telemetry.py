@@ -20,7 +20,7 @@ from tests.observe.collector import attributes, collecting, serving
 from oncebridge.observe.counts import Counts
 from oncebridge.observe.metric_families import families
 from oncebridge.observe.report import Report, State
-from oncebridge.observe.telemetry import TelemetryOptions, from_environment, wish
+from oncebridge.observe.telemetry import TelemetryOptions, from_environment, read_options
 from oncebridge.observe.telemetry.metrics import metrics_data
 from oncebridge.observe.telemetry.setup import _Metrics
 from oncebridge.service.config import load
@@ -63,8 +63,8 @@ BOTH = TelemetryOptions("otlp", "otlp")
     ],
 )  # fmt: skip
 def test_the_usual_environment_is_understood(told, wished):
-    assert wish(told) == wished
-    assert bool(wish(told)) == (wished != TelemetryOptions())
+    assert read_options(told) == wished
+    assert bool(read_options(told)) == (wished != TelemetryOptions())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_usual_environment_is_understood(told, wished):
     ],
 )
 def test_propagators_are_understood(text, found):
-    assert wish({"OTEL_PROPAGATORS": text}).propagators == found
+    assert read_options({"OTEL_PROPAGATORS": text}).propagators == found
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_propagators_are_understood(text, found):
     ],
 )
 def test_what_is_not_known_is_told(told, message, caplog):
-    assert not wish(told)
+    assert not read_options(told)
     assert [record.message for record in caplog.records] == [message]
 
 

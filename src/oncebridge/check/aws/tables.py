@@ -117,8 +117,8 @@ def _check_capacity(
     context: AwsContext, subject: str, address: AwsAddress, table: Mapping[str, Any]
 ) -> None:
     billing = (table.get("BillingModeSummary") or {}).get("BillingMode", "PROVISIONED")
-    told = table.get("ProvisionedThroughput") or {}
-    writes = int(told.get("WriteCapacityUnits") or 0)
+    throughput = table.get("ProvisionedThroughput") or {}
+    writes = int(throughput.get("WriteCapacityUnits") or 0)
     if billing == "PAY_PER_REQUEST":
         context.report_passed(subject, "capacity: on demand")
     elif writes >= _LOW_WRITES:
@@ -149,8 +149,10 @@ async def _check_deletion(
     found = await context.look_if_exists(subject, "whether it can be restored", asked)
     if found is None:
         return
-    told = (found.get("ContinuousBackupsDescription") or {}).get("PointInTimeRecoveryDescription")
-    if (told or {}).get("PointInTimeRecoveryStatus") == "ENABLED":
+    recovery = (found.get("ContinuousBackupsDescription") or {}).get(
+        "PointInTimeRecoveryDescription"
+    )
+    if (recovery or {}).get("PointInTimeRecoveryStatus") == "ENABLED":
         context.report_passed(subject, "it can be restored")
         return
     context.report(
@@ -168,8 +170,8 @@ async def _check_expiry(context: AwsContext, subject: str, address: AwsAddress) 
     found = await context.look_if_exists(subject, "its time to live", asked)
     if found is None:
         return
-    told = found.get("TimeToLiveDescription") or {}
-    state, attribute = told.get("TimeToLiveStatus", "DISABLED"), told.get("AttributeName", "")
+    expiry = found.get("TimeToLiveDescription") or {}
+    state, attribute = expiry.get("TimeToLiveStatus", "DISABLED"), expiry.get("AttributeName", "")
     is_on = str(state).startswith("ENABL")
     if is_on and attribute == "x":
         context.report_passed(subject, "time to live: on x")

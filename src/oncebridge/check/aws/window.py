@@ -44,8 +44,8 @@ def check_window(
     kept = "" if retention is None else f"messages are kept for {_short(retention)}"
     if window >= longest:
         left = f"{format_duration(window - again)} left for a backlog"
-        told = [kept, f"{summed}, with {left}" if parts else ""]
-        covered = "; ".join(one for one in told if one)
+        texts = [kept, f"{summed}, with {left}" if parts else ""]
+        covered = "; ".join(one for one in texts if one)
         context.report_passed(
             subject, f"window: {format_duration(window)} is long enough ({covered})"
         )
