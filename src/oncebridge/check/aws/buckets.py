@@ -53,17 +53,17 @@ def _check_rules(
         rule for rule in rules if prefix.startswith(rule.prefix) or rule.prefix.startswith(prefix)
     ]
     windows = [route.settings.window for route in context.setup.routes]
-    wished = max(days_of(address.options.expire_after), *map(days_of, windows))
+    required = max(days_of(address.options.expire_after), *map(days_of, windows))
     command = migrate(address.where, "s3", f"{address.name}/{prefix}".rstrip("/"))
     for rule in rules:
-        if rule.days < wished:
+        if rule.days < required:
             context.report(
                 "s3-lifecycle",
                 Severity.ERROR,
                 subject,
                 seen=f"rule {rule.id} removes records "
                 + (f"after {rule.days} days" if rule.days else "on a date, whatever their age")
-                + f"; they are needed for {wished} (window and expire_after)",
+                + f"; they are needed for {required} (window and expire_after)",
                 why="When its record is removed, an event that is redelivered is delivered twice.",
                 fix=f"Change that rule; oncebridge creates its own:\n{command}",
             )

@@ -294,7 +294,7 @@ async def _check_visibility(
         return
     if function is None:
         return
-    wished = function.timeout * _FACTOR + mapping.gathering
+    required = function.timeout * _FACTOR + mapping.gathering
     lease = max(route.settings.lease for route in context.setup.routes)
     least = max(function.timeout + mapping.gathering, lease)
     numbers = (
@@ -306,10 +306,10 @@ async def _check_visibility(
             else ""
         )
     )
-    if queue.visibility >= max(wished, lease):
+    if queue.visibility >= max(required, lease):
         context.report_passed(queue.subject, f"visibility: {numbers}")
         return
-    seconds = max(wished, lease).total_seconds()
+    seconds = max(required, lease).total_seconds()
     is_short = queue.visibility < least
     context.report(
         "sqs-visibility",

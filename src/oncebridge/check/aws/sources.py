@@ -246,8 +246,8 @@ async def _check_failures(context: AwsContext, function: Function, where: AwsLoc
         context.report_passed(subject, "it keeps events that fail")
         return
     kept = {name: end for name, end in ends.items() if (end or {}).get("Destination")}
-    wished = json.dumps({**kept, "OnFailure": {"Destination": "QUEUE-ARN"}})
-    given = ("--function-name", function.name, "--destination-config", wished)
+    required = json.dumps({**kept, "OnFailure": {"Destination": "QUEUE-ARN"}})
+    given = ("--function-name", function.name, "--destination-config", required)
     context.report(
         "function-no-destination",
         Severity.ERROR,

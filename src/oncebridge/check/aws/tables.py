@@ -176,13 +176,13 @@ async def _check_expiry(context: AwsContext, subject: str, address: AwsAddress) 
     if is_on and attribute == "x":
         context.report_passed(subject, "time to live: on x")
         return
-    wished = "--time-to-live-specification"
+    required = "--time-to-live-specification"
     fix = "Let DynamoDB remove expired records:\n" + _update(
-        address, "time-to-live", wished, "Enabled=true,AttributeName=x"
+        address, "time-to-live", required, "Enabled=true,AttributeName=x"
     )
     if is_on:
         fix = "Turn it off, wait an hour, and turn it on for x:\n" + _update(
-            address, "time-to-live", wished, f"Enabled=false,AttributeName={attribute}"
+            address, "time-to-live", required, f"Enabled=false,AttributeName={attribute}"
         )
     context.report(
         "dynamodb-ttl",

@@ -56,14 +56,14 @@ def check_window(
     seen = "; ".join(
         one for one in (f"{whose} is {format_duration(window)}", kept, late if parts else "") if one
     )
-    wished = _whole_days(longest + timedelta(days=1))
+    required = _whole_days(longest + timedelta(days=1))
     context.report(
         "window-horizon",
         Severity.WARNING,
         subject,
         seen=seen,
         why="An event that is redelivered after its window counts as new, and is delivered twice.",
-        fix=f'Use a longer window, with a day to spare:\nwindow = "{wished}"',
+        fix=f'Use a longer window, with a day to spare:\nwindow = "{required}"',
     )
 
 
