@@ -131,7 +131,7 @@ TOPIC = Topic(
     "Audit",
     {"audit": row},
     lines,
-    "Three in ten events are repeats. All processors are used.",
+    "30 % of the events are duplicates. All processors are used.",
 )
 
 if __name__ == "__main__":

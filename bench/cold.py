@@ -154,7 +154,7 @@ def lines(results: Results) -> Iterator[Line]:
         ours = spread(medians(runs, f"ours, first{more}"), "{:.0f} ms")
         yield Line("  and its first event", ours, "", f"{first} boto3, put and update")
         ready = spread(medians(runs, f"ready{more}"), "{:.0f} ms")
-        yield Line("  the ready-made function and the DynamoDB store", ready)
+        yield Line("  the function without code, with the DynamoDB store", ready)
 
 
 TOPIC = Topic(
@@ -162,6 +162,6 @@ TOPIC = Topic(
     "Lambda cold start",
     {"cold": cold},
     lines,
-    "Inside a fresh interpreter that sees only what Lambda brings and our package. The first line "
-    "is what the import adds where boto3 is imported as well.",
+    "In a new interpreter with only the packages of the Lambda runtime and oncebridge. The first line "
+    "is the time that the import adds if boto3 is imported too.",
 )

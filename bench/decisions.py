@@ -174,6 +174,6 @@ TOPIC = Topic(
     "Embedded stores",
     {name: row(kind, in_flight) for name, (kind, in_flight) in KINDS.items()},
     lines,
-    f"1.8 KB events, a fifth of them repeats; 4 x {BATCH}: four batches of {BATCH} at a time. SQLite "
-    "with synchronous=FULL. The way by hand takes one event at a time and promises nothing.",
+    f"1.8 KB events, a fifth of them duplicates; 4 x {BATCH}: four batches of {BATCH} at a time. SQLite "
+    "with synchronous=FULL. The code by hand processes one event at a time and guarantees nothing.",
 )

@@ -223,7 +223,7 @@ def _dot(x: float, y: float, kind: str) -> str:
 
 
 def _aim(aim: float | None) -> str:
-    return "" if aim is None else f" (aim {aim:.2g}{X})"
+    return "" if aim is None else f" (target {aim:.2g}{X})"
 
 
 def _short(number: float) -> str:

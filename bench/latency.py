@@ -26,7 +26,7 @@ from traffic import make_events
 
 LOADS = (10, 50, 80)
 CONNECTIONS = 64
-ROADS = {"ours": "ours", "direct": "uvicorn + aiohttp", "straight": "no hop at all"}
+ROADS = {"ours": "ours", "direct": "uvicorn + aiohttp", "straight": "direct"}
 
 
 # --- the sender -------------------------------------------------------------------------
@@ -208,15 +208,15 @@ TOPIC = Topic(
     "Latency from HTTP in to HTTP out, by load",
     {"latency": http},
     lines,
-    "Milliseconds, p50 / p99, with SQLite in between. Events come at a constant rate and count "
-    "from when they were due, so that none is left out because others were slow. Sender, service "
+    "Milliseconds, p50 / p99, with a SQLite store. Events are sent at a constant rate, and each is "
+    "timed from when it was due, so slow events do not hide the delay of others. Sender, service "
     "and receiver share this machine.",
     Line(
         "load",
         "ours",
         "uvicorn + aiohttp",
-        "no hop at all",
+        "direct",
         "added to uvicorn + aiohttp",
-        "added to no hop",
+        "added to direct",
     ),
 )

@@ -49,7 +49,7 @@ def load() -> float:
 
 
 def _cpu() -> str:
-    """Give the name of the processor, as far as the system knows it."""
+    """Return the name of the processor, if the system knows it."""
     told = Path("/proc/cpuinfo").read_text()
     found = re.search(r"(?m)^model name\s*:\s*(.+)$", told)
     return found[1].strip() if found else platform.processor() or platform.machine()
@@ -101,9 +101,9 @@ def _connect() -> str:
 
 
 def in_words(heading: dict[str, Any]) -> list[str]:
-    """Tell it in a few lines."""
+    """Return the machine and the versions as two lines."""
     where = (
         f"{heading['cores']} cores of {heading['cpu']}, {heading['memory GiB']} GiB, "
-        f"{heading['system']}, load {heading['load']} before it began, {heading['date']}"
+        f"{heading['system']}, load {heading['load']} at the start, {heading['date']}"
     )
     return [where, ", ".join(f"{name} {told}" for name, told in heading["versions"].items())]

@@ -1,12 +1,13 @@
 """
-What was measured, written into the documentation: tables between two marks, and pictures.
+Write the measurements into the documentation: tables between two marks, and charts.
 
     python bench/plot.py [build/bench.json [docs]] [--check]
 
-Nobody types a number: the page keeps its words, and what stands between `<!-- numbers: NAME -->`
-and `<!-- end of numbers -->` is written anew. NAME is a table (`targets`, `sizes`, ...), `machine`,
-or `rest` for all tables that have no place of their own. The README beside the folder may have such
-marks too. The figures themselves are kept beside the page as numbers.json. With `--check` nothing is written, and what is out of date is told.
+No number is typed by hand: the text between `<!-- numbers: NAME -->` and `<!-- end of numbers -->`
+is replaced, and the rest of the page stays. NAME is a table (`targets`, `sizes`, ...), `machine`,
+or `rest` for all tables without a mark of their own. The README above the folder may have such
+marks too. The measurements are kept next to the page as numbers.json. With `--check` nothing is
+written, and files that are out of date are reported.
 """
 
 import argparse
@@ -33,7 +34,7 @@ MARKED = re.compile(r"(<!-- numbers: (\w+) -->\n).*?(<!-- end of numbers -->)", 
 
 
 def told(results: Results) -> list[tuple[Topic, list[Line]]]:
-    """Give the topics of which something is known, with their lines."""
+    """Return the topics that were measured, with their lines."""
     whole = [
         topic
         for topic in TOPICS.values()
@@ -47,7 +48,7 @@ def told(results: Results) -> list[tuple[Topic, list[Line]]]:
 
 
 def page(text: str, saved: Measured) -> str:
-    """Write the tables of *text* anew."""
+    """Return *text* with its tables replaced."""
     named = {name for _, name, _ in MARKED.findall(text)}
     tables = dict(parts(saved, named))
     for name in named - set(tables):
@@ -56,7 +57,7 @@ def page(text: str, saved: Measured) -> str:
 
 
 def parts(saved: Measured, named: set[str]) -> Iterator[tuple[str, str]]:
-    """Give everything that can stand on a page, by its name."""
+    """Yield every part of a page with its name."""
     yield "machine", on(saved)
     rest = ""
     for topic, lines in told(saved["results"]):
@@ -68,14 +69,14 @@ def parts(saved: Measured, named: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def on(saved: Measured) -> str:
-    """Tell on what it was measured."""
+    """Return the description of the machine."""
     where, versions = machine.in_words(saved["machine"])
     most = max((entry["load"] for entry in saved["log"]), default=saved["machine"]["load"])
     times = "once" if saved["repeats"] == 1 else f"{saved['repeats']} times"
     is_busy = saved["machine"]["load"] > saved["machine"]["cores"] / 2
     warnings = {
-        "A quick run: a first look, and no more.": saved["quick"],
-        "The machine was busy with something else.": is_busy,
+        "A quick run: treat the numbers as a first estimate.": saved["quick"],
+        "The machine was running other work.": is_busy,
     }
     warned = "".join(f" **{warning}**" for warning, is_so in warnings.items() if is_so)
     return (
@@ -106,12 +107,10 @@ def _signed(text: str) -> str:
 
 
 def pictures(results: Results) -> Iterator[tuple[str, str]]:
-    """Draw what can be drawn of what was measured."""
+    """Draw the charts that have measurements."""
     if bars := list(ratio_bars(results)):
-        note = (
-            "How many times as good as the other one. Diamond: what was aimed at. Line: all runs."
-        )
-        yield "bench-ratios", drawing.compared("Beside what people would use instead", note, bars)
+        note = "Ratio of oncebridge to the alternative; above 1 is better. Diamond: target. Line: all runs."
+        yield "bench-ratios", drawing.compared("Compared with the alternatives", note, bars)
     if all(results.get(name) for name in sizes.TITLES):
         yield "bench-sizes", size_picture(results)
     if results.get("latency"):
@@ -142,8 +141,8 @@ def size_picture(results: Results) -> str:
         lines.append(Curve(title, values, colour))
     places = [sizes.power(size) for size in sizes.SIZES]
     used = [place for place in places if any(place in line.values for line in lines)]
-    title = "Claim and commit of one key, by how many keys there are"
-    note = "Microseconds, in batches of 100, one after the other; durable where the store is."
+    title = "Claim and commit of one key, by number of keys"
+    note = "Microseconds, in batches of 100, one after the other; with durable writes if the store has them."
     return drawing.curves(title, note, used, lines, unit="µs")
 
 
@@ -159,9 +158,7 @@ def latency_picture(results: Results) -> str:
             lines.append(Curve(f"{title} {name}", values, colour, dashed=name == "p99"))
     places = [f"{load} %" for load in latency.LOADS]
     title = "From HTTP in to HTTP out, by load"
-    note = (
-        "Milliseconds at a part of our own peak, at a constant rate, from when each event was due."
-    )
+    note = "Milliseconds at a share of oncebridge's peak, at a constant rate, from when each event was due."
     return drawing.curves(title, note, places, lines, unit="ms", logarithmic=True)
 
 
@@ -183,7 +180,7 @@ def scaling_picture(results: Results) -> str:
 
 
 def written(saved: Measured, docs: Path) -> dict[Path, str]:
-    """Give the files of the documentation as they should be."""
+    """Return the up-to-date files of the documentation."""
     pages = [path for path in (docs / PAGE, docs.parent / "README.md") if path.exists()]
     files = {path: page(path.read_text(), saved) for path in pages}
     files[docs / FIGURES] = json.dumps(saved, indent=1, ensure_ascii=False) + "\n"
@@ -205,17 +202,19 @@ def out_of_date(file: Path, docs: Path) -> list[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write what was measured into the documentation.")
+    parser = argparse.ArgumentParser(description="Write the measurements into the documentation.")
     parser.add_argument("file", type=Path, nargs="?", default=build() / "bench.json")
     parser.add_argument("docs", type=Path, nargs="?", default=DOCS)
-    parser.add_argument("--check", action="store_true", help="only tell what is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="only report files that are out of date"
+    )
     given = parser.parse_args()
     if not given.check:
         publish(given.file, given.docs)
         return
     late = out_of_date(given.file, given.docs)
     for path in late:
-        print(f"{path} is not what {given.file} says", file=sys.stderr)
+        print(f"{path} does not match {given.file}", file=sys.stderr)
     sys.exit(bool(late))
 
 

@@ -25,9 +25,9 @@ def lines(results: Results) -> Iterator[Line]:
         work = f"SQS → {store}, decided and deleted"
         yield Line(work, both[0], f"{both[1]} boto3", "", times(ratios, " less CPU"))
         rates = [middle(side, "per_s", "{:,.0f}/s") for side in (ours, peer)]
-        yield Line("  on an emulator that takes its time", *rates)
+        yield Line("  rate on the emulator", *rates)
         calls = [f"{statistics.median(r['calls'] for r in side):.3f}" for side in (ours, peer)]
-        yield Line("  calls of AWS for an event", *calls)
+        yield Line("  AWS calls per event", *calls)
 
 
 TOPIC = Topic(
@@ -35,5 +35,5 @@ TOPIC = Topic(
     "SQS",
     {"sqs": sqs},
     lines,
-    "The loop beside it is boto3's: it receives ten, deletes ten, and remembers nothing.",
+    "The peer is a boto3 loop that receives ten messages, deletes ten, and keeps no records.",
 )

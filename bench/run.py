@@ -98,7 +98,7 @@ def save(file: Path, known: Measured, run: Run) -> None:
 def show(saved: Measured) -> None:
     for line in machine.in_words(saved["machine"]):
         print(line)
-    print(f"medians of {saved['repeats']}{', quick: a first look' if saved['quick'] else ''}")
+    print(f"medians of {saved['repeats']}{', quick: a first estimate' if saved['quick'] else ''}")
     for topic, lines in plot.told(saved["results"]):
         print(f"\n{topic.title}\n")
         for line in shown(topic.head, lines):
@@ -132,25 +132,25 @@ def main() -> None:
     if given.docs:
         plot.publish(file)
     for name, why in run.broken.items():
-        print(f"\n{name} broke:\n{why}", file=sys.stderr)
+        print(f"\n{name} failed:\n{why}", file=sys.stderr)
     sys.exit(bool(run.broken))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure, and print one table.")
-    parser.add_argument("--quick", action="store_true", help="less of everything, for a first look")
+    parser.add_argument(
+        "--quick", action="store_true", help="less of everything, for a first estimate"
+    )
     parser.add_argument("--repeats", type=int, help="runs of each row (3, or 1 if quick)")
     parser.add_argument(
         "--most",
         type=int,
         default=10**6,
         metavar="KEYS",
-        help="how many keys SQLite, Redis and PostgreSQL are filled with (1000000; 10000000 takes "
+        help="number of keys in SQLite, Redis and PostgreSQL (1000000; 10000000 takes "
         "some minutes for each)",
     )
-    parser.add_argument(
-        "--row", choices=ROWS, metavar="ROW", help="measure one here, and print JSON"
-    )
+    parser.add_argument("--row", choices=ROWS, metavar="ROW", help="measure one row and print JSON")
     parser.add_argument(
         "--only",
         choices=TOPICS,
@@ -159,10 +159,14 @@ def arguments() -> argparse.Namespace:
         metavar="TABLE",
         help=f"a part of the table: {', '.join(TOPICS)}",
     )
-    parser.add_argument("--show", type=Path, metavar="FILE", help="print a run that was saved")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="instead of build/bench.json")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print a saved run")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="output file (default: build/bench.json)"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the other rows of that file")
-    parser.add_argument("--docs", action="store_true", help="and write them into the documentation")
+    parser.add_argument(
+        "--docs", action="store_true", help="also write the results into the documentation"
+    )
     return parser.parse_args()
 
 

@@ -96,16 +96,15 @@ TOPIC = Topic(
     "Several processes on one store",
     {name: row(kind) for name, (kind, _) in KINDS.items()},
     lines,
-    "Decisions per second of all processes together, each with four batches of 100 under way. "
-    "Clients and server share this machine: once all its processors are busy, more processes "
-    "bring nothing more. What a server could do on a machine of its own follows from its CPU time "
-    "for an event.",
+    "Decisions per second of all processes together, each with four batches of 100 in progress. "
+    "Clients and server share this machine: when all its processors are busy, more processes do "
+    "not help. To estimate a server on its own machine, use its CPU time per event.",
     Line(
         "work",
         "decisions",
         "client's CPU",
         "server's CPU",
         "machine busy",
-        "beside one process",
+        "vs. one process",
     ),
 )

@@ -118,7 +118,7 @@ def lines(results: Results) -> Iterator[Line]:
             )
             for side in ("ours", "direct")
         )
-        yield Line("  answered after, p50 / p99 ms", ours, "", direct)
+        yield Line("  response time, p50 / p99 ms", ours, "", direct)
     runs = results["file"]
     sizes = list(runs[0]["sizes"])
     largest = [run["sizes"][sizes[-1]] for run in runs]
@@ -140,7 +140,7 @@ TOPIC = Topic(
     "Service",
     {"http": http, "file": file},
     lines,
-    "HTTP in, a SQLite file with synchronous=FULL, HTTP out, each event a request of its own. "
-    "The floor is uvicorn (raw ASGI) that posts every body on with aiohttp. As many connections "
-    "as said send the next event when the last one was answered.",
+    "HTTP in, a SQLite file with synchronous=FULL, HTTP out, one event per request. The floor is "
+    "uvicorn (raw ASGI) that forwards every body with aiohttp. Each connection sends the next event "
+    "after the response to the previous one.",
 )

@@ -220,7 +220,7 @@ def weight(runs: Sequence[Measured]) -> str:
 
 TOPIC = Topic(
     "sizes",
-    "What an event costs, by how much is remembered already",
+    "Cost of an event by store size",
     {
         "sizes-memory": memory,
         "sizes-sqlite": sqlite,
@@ -228,8 +228,8 @@ TOPIC = Topic(
         "sizes-postgres": on_server("postgres"),
     },
     lines,
-    "Time of one key, claimed and committed in batches of 100, one batch after the other, by the "
-    "number of keys that are there before; durable where the store is, and CPU time in memory. SQLite, Redis and "
-    "PostgreSQL are filled up to --most keys (a million unless told otherwise).",
-    Line("work", "10⁴ keys", "10⁵", "10⁶", "10⁷", "greatest / least", "a key takes"),
+    "Time to claim and commit one key, in batches of 100, one batch after the other, by the number "
+    "of keys in the store before; with durable writes if the store has them, and CPU time in memory. "
+    "SQLite, Redis and PostgreSQL are filled up to --most keys (default: a million).",
+    Line("work", "10⁴ keys", "10⁵", "10⁶", "10⁷", "greatest / least", "size of a key"),
 )

@@ -156,7 +156,7 @@ def stages_of(found: Mapping[str, Any], count: int) -> dict[str, float]:
         "read (parse, prove)": read,
         "key (rule, canonical form, hash)": key,
         "claim, CPU": claim.cpu,
-        "deliver to nobody, CPU": deliver.cpu,
+        "deliver to a null sink, CPU": deliver.cpu,
         "commit, CPU": commit.cpu,
         "other calls of the store, CPU": sum(stage.cpu for stage in others),
         "the gateway in between (plan, settle), CPU": whole.cpu - known,
@@ -254,7 +254,7 @@ def main() -> None:
         table(given.stores, given.events)
         for kind in given.stores if given.functions else ():
             seen = measure(kind, given.events, look=True)["seen"]
-            print(f"\n{kind}, looked at")
+            print(f"\n{kind}, profiled")
             tell(sampler.told(seen), given.events)
 
 

@@ -200,7 +200,7 @@ def line(results: Results, name: str, beside: Beside, work: str, floor: str = ""
 def compared(beside: Beside, runs: Sequence[Measured], work: str) -> Line:
     """Tell one comparison; without *work*, of what stands in the line above."""
     peer = PEERS[beside.peer]
-    first = work or f"  beside {peer}"
+    first = work or f"  vs. {peer}"
     ours = speed(runs, beside.ours) if work else ""
     if beside.peer not in runs[0]:
         return Line(first, ours, f"{peer} is not installed")
@@ -221,8 +221,8 @@ def speed(runs: Sequence[Measured], way: str) -> str:
 def taken(runs: Sequence[Measured]) -> Iterator[Line]:
     """Tell what an event costs the network, and what a key takes on the server."""
     for field, form, work in (
-        ("trips", "{:.2f}", "  round trips of an event, at 1, 10, 100"),
-        ("weight", "{:.0f}", "  bytes of a key on the server"),
+        ("trips", "{:.2f}", "  round trips per event, at 1, 10, 100"),
+        ("weight", "{:.0f}", "  bytes per key on the server"),
     ):
         values = {
             way: form.format(statistics.median(run[way][field] for run in runs))
@@ -246,6 +246,6 @@ TOPIC = Topic(
     lines,
     f"4 x {BATCH}: four batches of {BATCH} events at a time. CPU is that of the client. The floor is the driver "
     f"alone: the same two batched round trips with bare keys, {BATCH} at a time. Redpanda Connect "
-    "remembers before it delivers, and does not commit. DynamoDB and S3 are emulators on the same "
-    "machine: what counts there is the client's CPU.",
+    "records before it delivers, and does not commit. DynamoDB and S3 are emulators on the same "
+    "machine: compare the client's CPU there.",
 )

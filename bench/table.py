@@ -45,7 +45,7 @@ class Line(NamedTuple):
     met: str = ""
 
 
-HEAD = Line("work", "ours", "peer", "floor", "ratio", "aim", "met?")
+HEAD = Line("work", "ours", "peer", "floor", "ratio", "target", "met?")
 
 
 class Topic(NamedTuple):

@@ -19,13 +19,13 @@ import stores
 
 
 class Target(NamedTuple):
-    """One aim: which row it needs, what it is called, and how it is told."""
+    """One target: the row it needs, its name, and how its line is made."""
 
     row: str
     work: str
     tell: Callable[[Results, str], Line]
     ratios: Callable[[Results], list[float]] | None = None
-    """How many times as good as the other one we are, run by run, for a picture."""
+    """Ours divided by the peer, run by run, for the chart."""
     aim: float | None = None
 
     @property
@@ -61,20 +61,20 @@ def _store(name: str, beside: stores.Beside, work: str, floor: str = "floor-100"
 
 
 ALL = (
-    _key("key-compact", "key of an event, beside json + sha256"),
-    _store("redis", stores.REDIS_POWERTOOLS, "decision on Redis, beside Powertools"),
-    _store("redis", stores.REDIS_CONNECT, "decision on Redis, beside Redpanda Connect"),
-    _store("redis", stores.REDIS_FLOOR, "decision on Redis, beside the raw driver"),
-    _store("redis", stores.REDIS_ONE, "one at a time on Redis, beside Powertools", "single"),
-    _store("postgres", stores.POSTGRES_SINGLE, "decision on PostgreSQL, beside one by one"),
-    _store("dynamodb", stores.DYNAMODB_CPU, "CPU on DynamoDB, beside Powertools"),
+    _key("key-compact", "key of an event, vs. json + sha256"),
+    _store("redis", stores.REDIS_POWERTOOLS, "decision on Redis, vs. Powertools"),
+    _store("redis", stores.REDIS_CONNECT, "decision on Redis, vs. Redpanda Connect"),
+    _store("redis", stores.REDIS_FLOOR, "decision on Redis, vs. the raw driver"),
+    _store("redis", stores.REDIS_ONE, "one at a time on Redis, vs. Powertools", "single"),
+    _store("postgres", stores.POSTGRES_SINGLE, "decision on PostgreSQL, vs. one by one"),
+    _store("dynamodb", stores.DYNAMODB_CPU, "CPU on DynamoDB, vs. Powertools"),
     Target(
         "sqlite-1",
         "decision on SQLite, durable",
         lambda results, work: decisions.line(results, "sqlite-1", work),
     ),
-    _store("memory-peers", stores.MEMORY_POWERTOOLS, "decision in memory, beside Powertools"),
-    _store("memory-peers", stores.MEMORY_CONNECT, "decision in memory, beside Redpanda Connect"),
+    _store("memory-peers", stores.MEMORY_POWERTOOLS, "decision in memory, vs. Powertools"),
+    _store("memory-peers", stores.MEMORY_CONNECT, "decision in memory, vs. Redpanda Connect"),
     Target("sizes-memory", "memory of a key", sizes.bytes_line),
     Target(
         "sizes-memory",
@@ -83,12 +83,12 @@ ALL = (
     ),
     Target(
         "http",
-        "HTTP → SQLite → HTTP, beside no gateway",
+        "HTTP → SQLite → HTTP, vs. no gateway",
         lambda results, work: service.line(results, 64, work),
         lambda results: service.ratios(results, 64),
         service.AIM,
     ),
-    Target("cold", "cold import in Lambda, over boto3's own", cold.line),
+    Target("cold", "cold import in Lambda, in addition to boto3", cold.line),
 )
 
 
@@ -110,6 +110,6 @@ TOPIC = Topic(
     _rows(),
     lines,
     "Decisions in batches of 100, one batch at a time, unless another number is given; a fifth of "
-    "the events are repeats. CPU is that of the client. The floor is the same work with the "
+    "the events are duplicates. CPU is that of the client. The floor is the same work with the "
     "driver alone, or with nothing in between.",
 )

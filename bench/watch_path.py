@@ -3,7 +3,7 @@ Cost of monitoring: counts, history, a dashboard and Prometheus.
 
     python bench/run.py --only watch [--quick]
 
-The same work with nobody looking on (gateways without hooks), and with more and more of it. All
+The same work without monitoring (gateways without hooks), and with more and more of it. All
 ways are ready at the same time and are loaded one after the other, round by round, so that a
 busy moment of the machine does not hit one of them alone; each is compared with the bare one of
 its own round. `decisions` is the memory store in this process, where there is nothing else to
@@ -48,7 +48,7 @@ TARGET = 0.95
 PAGE_EVERY_S, SCRAPE_EVERY_S = 2.0, 5.0
 
 WAYS = {
-    "bare": "nobody looks on",
+    "bare": "no monitoring",
     "counts": "counts",
     "sample": "counts, history of some",
     "all": "counts, history of all",
@@ -152,7 +152,7 @@ def service(effort: Effort) -> Measured:
 
 
 def _slices() -> Callable[[int], list[bytes]]:
-    """Make events that nobody has seen, every fifth of them a repeat of another one."""
+    """Make new events, every fifth of them a duplicate of another one."""
     numbers = itertools.count(0, 20 * SLICE)
     return lambda count: make_events(count, first=next(numbers), back=103)
 
@@ -245,7 +245,7 @@ def _get(port: int, path: str, headers: Mapping[str, str]) -> int:
 
 
 def run_bare(arguments: Sequence[str]) -> None:
-    """Run the command with gateways that tell nobody anything."""
+    """Run the command with gateways without hooks."""
     import oncebridge.service.service
     from oncebridge.cli import main
 
@@ -299,7 +299,7 @@ def _compared(work: str, pairs: Sequence[tuple[float, float]], *, is_cost: bool)
     own, bare = (form.format(statistics.median(side)) for side in zip(*pairs, strict=True))
     aim, reached = ("", "") if is_cost else (f"≥ {TARGET}x", met(ratio >= TARGET))
     told = f"{ratio:.3f}x ({low:.2f}-{high:.2f})"
-    return Line(work, own, "", f"{bare} nobody looks on", told, aim, reached)
+    return Line(work, own, "", f"{bare} no monitoring", told, aim, reached)
 
 
 TOPIC = Topic(
@@ -307,8 +307,8 @@ TOPIC = Topic(
     "Cost of monitoring",
     {"watch-memory": decisions, "watch-http": service},
     lines,
-    "Each way beside the same gateway without hooks, pair by pair in turn; in brackets the middle "
-    "half of the pairs.",
+    "Each variant compared with the same gateway without hooks, in alternating pairs; the middle half of "
+    "the ratios in brackets.",
 )
 
 

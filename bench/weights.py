@@ -63,7 +63,7 @@ def lines(results: Results) -> Iterator[Line]:
     runs = results["sqlite-bytes"]
     ours = middle(runs, "with memo", "{:.0f} B")
     without = f"{middle(runs, 'without memo', '{:.0f} B')} without explanations"
-    yield Line(f"SQLite, a key of {runs[0]['keys']:,}", ours, without)
+    yield Line(f"SQLite, one key of {runs[0]['keys']:,}", ours, without)
     runs = results["sqlite-flat"]
     sizes = runs[0]["sizes"]
     listed = " ".join(f"{size / 2**20:.1f}" for size in sizes.values())
@@ -84,6 +84,6 @@ TOPIC = Topic(
     "Disk space per key",
     {"sqlite-bytes": sqlite_bytes, "sqlite-flat": sqlite_flat},
     lines,
-    "The second line writes ten windows' worth of keys; the file has to be as large after ten as "
-    "after two. What a key takes in memory and on servers stands with their sizes and stores.",
+    "The second line writes the keys of ten windows; the file must be about as large after ten as after "
+    "two. The tables on store size and shared stores have the size of a key elsewhere.",
 )

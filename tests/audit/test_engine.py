@@ -11,7 +11,7 @@ from oncebridge import Rule, Verdict
 from oncebridge.audit import table
 from oncebridge.audit.engine import audit
 from oncebridge.audit.report import NamedCounts
-from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat
+from oncebridge.engine.causes import Cause, Sighting, duplicate_cause
 from oncebridge.events.framing import as_line
 from oncebridge.genesys.preset import genesys_rules
 from oncebridge.genesys.simulator import simulate
@@ -143,7 +143,7 @@ def test_causes_are_named_as_explain_names_them(tmp_path):
             texts.append(json.dumps(whole | ({"id": id_} if id_ else {})).encode())
             sees = (id_, genesys[source], "123456789012", region, replay)
             pair.append(Sighting(*(each or "" for each in sees)))
-        expected.append(cause_of_repeat(*pair))
+        expected.append(duplicate_cause(*pair))
     report = audit([record(tmp_path, *texts)], [rule])
     assert {found.cause: found.count for found in report.causes} == {
         cause: expected.count(cause) for cause in set(expected)

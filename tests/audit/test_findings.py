@@ -10,7 +10,7 @@ from oncebridge import Rule
 from oncebridge.audit.engine import audit
 from oncebridge.audit.findings import Findings
 from oncebridge.audit.suggest import suggest
-from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat
+from oncebridge.engine.causes import Cause, Sighting, duplicate_cause
 from oncebridge.genesys.simulator import simulate
 
 FIELDS = Rule.parse({"name": "by order", "key": ["detail.order"], "scope": "organisation"})
@@ -57,7 +57,7 @@ def test_sql_and_python_name_the_same_cause(tmp_path, causes_of):
     for number, (first, later) in enumerate(product(firsts, laters)):
         one, two = Sighting(*first), Sighting(*later)
         raws += [seen(number, one), seen(number, two)]
-        expected[2 * number + 1] = cause_of_repeat(one, two)
+        expected[2 * number + 1] = duplicate_cause(one, two)
     _, named = causes_of(record(tmp_path, *raws), [FIELDS])
     assert named == expected
     assert set(expected.values()) == {
@@ -74,8 +74,8 @@ def test_sql_and_python_name_the_same_cause_of_a_copy_of_a_copy(tmp_path, causes
     for number, later in enumerate(laters):
         last = Sighting(*later)
         raws += [seen(number, one) for one in (first, between, last)]
-        expected[3 * number + 1] = cause_of_repeat(first, between)
-        expected[3 * number + 2] = cause_of_repeat(first, last, id_was_seen=last.id == "i2")
+        expected[3 * number + 1] = duplicate_cause(first, between)
+        expected[3 * number + 2] = duplicate_cause(first, last, id_was_seen=last.id == "i2")
     _, named = causes_of(record(tmp_path, *raws), [FIELDS])
     assert named == expected
 

@@ -64,7 +64,7 @@ def test_the_first_table_has_a_line_for_every_aim():
     first = told.partition("Targets")[2].partition("\n\n")[2].partition("\n\n")[0]
     head, _, *lines = first.splitlines()
     assert [cell.strip() for cell in head.split("|")] == [
-        *("work", "ours", "peer", "floor", "ratio", "aim", "met?"),
+        *("work", "ours", "peer", "floor", "ratio", "target", "met?"),
     ]
     assert len(lines) == 14
     assert all(line.rsplit("|", 1)[1].strip() in ("met", "missed") for line in lines)
@@ -73,7 +73,7 @@ def test_the_first_table_has_a_line_for_every_aim():
 def test_a_line_has_medians_their_spread_and_the_aim(docs):
     page = (docs / "numbers.md").read_text()
     assert cells(page, "key of an event") == [
-        "key of an event, beside json + sha256",
+        "key of an event, vs. json + sha256",
         "5.2 µs ±5%",
         "20.0 µs ±0% json + sha256",
         "4.0 µs ±0%",
@@ -82,7 +82,7 @@ def test_a_line_has_medians_their_spread_and_the_aim(docs):
         "met",
     ]
     assert cells(page, "decision on PostgreSQL")[4:] == ["15.0x", "≥ 20x", "**missed**"]
-    assert cells(page, "decision on Redis, beside the raw driver")[4:] == [
+    assert cells(page, "decision on Redis, vs. the raw driver")[4:] == [
         "3.0x its cost",
         "≤ 3x its cost",
         "met",
@@ -106,14 +106,14 @@ def test_a_number_that_somebody_typed_is_found(docs, tmp_path):
     page = tmp_path / "numbers.md"
     page.write_text(page.read_text().replace("| 5.2 µs", "| 1.2 µs"))
     told = bench("plot.py", "--check", MEASURED, tmp_path, fails=True)
-    assert "numbers.md is not what" in told
+    assert "numbers.md does not match" in told
     assert ".svg" not in told
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("ratios", "PostgreSQL, beside one by one: 15.0x (aim 20x)"),
+        ("ratios", "PostgreSQL, vs. one by one: 15.0x (target 20x)"),
         ("sizes", "SQLite: 26.2 at 10⁴, 30.2 at 10⁵, 34.7 at 10⁶"),
         ("latency", "ours p99: 4.3 at 10 %, 8.3 at 50 %, 23.1 at 80 %"),
         ("scaling", "Redis, number of processes, 2: 58,800"),

@@ -1,8 +1,8 @@
 """
 The results on the page about proof: `python -m tests.chaos.page`.
 
-It writes what `make chaos` and `make soak` have left in `build/` between the marks in
-`docs/proof.md`. Nobody types numbers there.
+It writes the results of `make chaos` and `make soak` from `build/` between the marks in
+`docs/proof.md`.
 """
 
 import json
@@ -43,7 +43,17 @@ def of_chaos(told: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Lay the rows out, the mutants in one line below them."""
     others = [row for row in rows if not row.name.startswith(_MUTANT)]
     mutants = [row for row in rows if row.name.startswith(_MUTANT)]
-    headings = ("run", "store", "size", "struck by", "s", "lost", "extra", "unexplained", "verdict")
+    headings = (
+        "run",
+        "store",
+        "size",
+        "faults",
+        "s",
+        "lost",
+        "duplicates",
+        "unexplained",
+        "verdict",
+    )
     table = [headings, ("---",) * len(headings), *(_cells(row) for row in others)]
     days = sorted({row.when[:10] for row in rows if row.when})
     lines = [

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-_HEADINGS = ("run", "store", "size", "struck by", "s", "/s", "lost", "extra", "unexplained", "")
+_HEADINGS = ("run", "store", "size", "faults", "s", "/s", "lost", "duplicates", "unexplained", "")
 
 
 class Row(Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ async def report(tmp_path, books, **more):
     now_ms = system_clock()
     state = State("w1", "h", 1, "1", started_ms=now_ms, at_ms=now_ms, **more)
     counts = Counts(routes={"crm": RouteCounts(books=books.counts())})
-    await FleetMember(store, dice=SystemDice()).tell(Report(state, counts))
+    await FleetMember(store, dice=SystemDice()).write(Report(state, counts))
     await store.aclose()
 
 
@@ -39,7 +39,7 @@ async def report_route(tmp_path, name, route, keys="aaa", **more):
         now_ms = system_clock()
         routes = {route: RouteState(sink="-", keys=keys)}
         state = State(name, "h", 1, "1", now_ms - 86_400_000, now_ms, routes=routes, **more)
-        await FleetMember(store, dice=SystemDice()).tell(Report(state, Counts()))
+        await FleetMember(store, dice=SystemDice()).write(Report(state, Counts()))
 
 
 async def test_a_file_without_its_write_ahead_log_is_left_so(tmp_path):

@@ -476,7 +476,7 @@ def test_what_is_told_of_many_events_and_rules_is_bounded(start, monkeypatch):
     _, visitor = start(many_rules(40))
     monkeypatch.setattr(mismatches.Pattern, "compile", noted)
     page = tried(visitor, "\n".join(event(n).decode() for n in range(1, 21)))
-    assert page.text.count("must be <code>[&#34;x&#34;]</code>") == mismatches.MOST_TOLD
+    assert page.text.count("must be <code>[&#34;x&#34;]</code>") == mismatches.MOST_REPORTED
     assert "and 20 more" in result(page)
     assert "and 40 more" in result(page)
     assert len(compiled) == 2 * 40  # each part of each rule once, for all events

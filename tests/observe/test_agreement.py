@@ -138,7 +138,7 @@ async def test_the_routes_of_workers_that_are_gone_are_known_for_a_day():
 
     async def still():
         clock.advance(GONE_AFTER_MS)
-        await new.tell(worker("w2", route="default"))
+        await new.write(worker("w2", route="default"))
         return lost(await read(store), "default")
 
     assert await still() == ["of old"], "taken off the list of workers just now"

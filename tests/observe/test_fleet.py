@@ -94,9 +94,9 @@ async def test_before_anybody_has_told_anything_there_is_only_ones_own(place):
 
 async def test_the_counts_of_workers_add_up(place):
     ann, bob = place.member(), place.member()
-    await ann.tell(report("ann", 3, route="crm"))
-    await bob.tell(report("bob", 4, route="crm"))
-    await ann.tell(report("ann", 5, route="crm"))
+    await ann.write(report("ann", 3, route="crm"))
+    await bob.write(report("bob", 4, route="crm"))
+    await ann.write(report("ann", 5, route="crm"))
     view = await read(place.store)
     assert names(view) == ["ann", "bob"]
     assert arrived(view.total) == {"crm": 9}
@@ -104,7 +104,7 @@ async def test_the_counts_of_workers_add_up(place):
 
 
 async def test_ones_own_report_takes_the_place_of_what_one_wrote(place):
-    await place.member().tell(report("ann", 3))
+    await place.member().write(report("ann", 3))
     view = await read(place.store, report("ann", 8))
     assert names(view) == ["ann"]
     assert arrived(view.total) == {"ann": 8}
@@ -112,7 +112,7 @@ async def test_ones_own_report_takes_the_place_of_what_one_wrote(place):
 
 async def test_a_worker_that_leaves_stays_on_the_list_and_says_so(place):
     ann = place.member()
-    await ann.tell(report("ann", 3))
+    await ann.write(report("ann", 3))
     await ann.leave(report("ann", 4))
     (told,) = (await read(place.store)).reports
     assert told.state.ended
@@ -129,10 +129,10 @@ async def test_one_that_leaves_at_once_has_told_what_it_counted(place):
 
 async def test_who_tells_nothing_for_ten_minutes_becomes_part_of_the_past(place):
     bob = place.member()
-    await place.member().tell(report("ann", 3, history=7))
-    await bob.tell(report("bob", 1))
+    await place.member().write(report("ann", 3, history=7))
+    await bob.write(report("bob", 1))
     place.wait_for_a_look()
-    await bob.tell(report("bob", 2))
+    await bob.write(report("bob", 2))
     view = await read(place.store)
     assert names(view) == ["bob"]
     assert arrived(view.past) == {"ann": 3}
@@ -144,19 +144,19 @@ async def test_who_tells_nothing_for_ten_minutes_becomes_part_of_the_past(place)
 
 async def test_who_told_lately_is_not_taken_for_gone(place):
     ann, bob = place.member(), place.member()
-    await bob.tell(report("bob", 1))
+    await bob.write(report("bob", 1))
     for _ in range(5):
         place.wait(GONE_AFTER_MS - 1)
-        await ann.tell(report("ann", 3))
+        await ann.write(report("ann", 3))
     place.wait(GONE_AFTER_MS - 2)
-    await bob.tell(report("bob", 1))
+    await bob.write(report("bob", 1))
     assert names(await read(place.store)) == ["ann", "bob"]
 
 
 async def test_totals_outlive_restarts(place):
     for run in range(1, 6):
         worker = place.member()
-        await worker.tell(report(f"ann-{run}", 10, route="crm"))
+        await worker.write(report(f"ann-{run}", 10, route="crm"))
         await worker.leave(report(f"ann-{run}", 11, route="crm"))
         assert await place.total() == {"crm": 11 * run}
         place.wait_for_a_look()
@@ -167,43 +167,43 @@ async def test_totals_outlive_restarts(place):
 
 async def test_one_that_wakes_counts_on_from_what_was_added_to_the_past(place):
     ann, bob = place.member(), place.member()
-    await ann.tell(report("ann", 3))
-    await bob.tell(report("bob", 1))
+    await ann.write(report("ann", 3))
+    await bob.write(report("bob", 1))
     place.wait_for_a_look()
-    await bob.tell(report("bob", 1))
+    await bob.write(report("bob", 1))
     assert arrived((await read(place.store)).past) == {"ann": 3}
     assert await place.total(report("ann", 5)) == {"ann": 5, "bob": 1}
-    await ann.tell(report("ann", 7))
+    await ann.write(report("ann", 7))
     view = await read(place.store)
     assert names(view) == ["ann", "bob"]
     assert view.gone == []
     assert arrived(view.reports[0].counts) == {"ann": 4}
     assert arrived(view.total) == {"ann": 7, "bob": 1}
     assert await place.total(report("ann", 9)) == {"ann": 9, "bob": 1}
-    await ann.tell(report("ann", 20))
+    await ann.write(report("ann", 20))
     assert await place.total() == {"ann": 20, "bob": 1}
 
 
 async def test_one_that_sleeps_again_and_again_is_still_counted_once(place):
     ann, bob = place.member(), place.member()
     for number in range(1, 8):
-        await ann.tell(report("ann", number * 10))
+        await ann.write(report("ann", number * 10))
         place.wait_for_a_look()
-        await bob.tell(report("bob", number))
+        await bob.write(report("bob", number))
         assert await place.total() == {"ann": number * 10, "bob": number}
         assert await place.total(report("ann", 99)) == {"ann": 99, "bob": number}
 
 
 async def test_one_that_wakes_after_it_was_forgotten_counts_on_too(place):
     ann, bob = place.member(), place.member()
-    await ann.tell(report("ann", 3))
-    await bob.tell(report("bob", 1))
+    await ann.write(report("ann", 3))
+    await bob.write(report("bob", 1))
     for _ in range(3):
         place.wait(DAY_MS)
-        await bob.tell(report("bob", 1))
+        await bob.write(report("bob", 1))
     assert (await read(place.store)).gone == []
     assert len(place.store) == 2  # the list, and bob
-    await ann.tell(report("ann", 5))
+    await ann.write(report("ann", 5))
     assert await place.total() == {"ann": 5, "bob": 1}
     assert len(place.store) == 3
 
@@ -211,10 +211,10 @@ async def test_one_that_wakes_after_it_was_forgotten_counts_on_too(place):
 async def test_only_the_latest_of_those_that_are_gone_are_known(place):
     keeper = place.member()
     for number in range(fleet.MOST_GONE + 30):
-        await place.member().tell(report(f"w{number:03}", 1, route="crm"))
+        await place.member().write(report(f"w{number:03}", 1, route="crm"))
     for _ in range(3):
         place.wait(3 * 3600 * 1000 * 4)
-        await keeper.tell(report("keeper", 0))
+        await keeper.write(report("keeper", 0))
         view = await read(place.store)
         assert arrived(view.total) == {"crm": fleet.MOST_GONE + 30}
     assert len(view.gone) <= fleet.MOST_GONE
@@ -234,9 +234,9 @@ async def test_the_past_stays_bounded(place):
             topics={f"t{n}": {"arrived": n, "repeats": 0} for n in many},
             entities={f"e{n}": n for n in many},
         )
-        await place.member().tell(told)
+        await place.member().write(told)
     place.wait_for_a_look()
-    await keeper.tell(report("keeper", 0))
+    await keeper.write(report("keeper", 0))
     past = (await read(place.store)).past
     assert arrived(past) == {"crm": 10}
     assert set(past.topics) == {f"t{n}" for n in range(150, 200)}
@@ -246,10 +246,10 @@ async def test_the_past_stays_bounded(place):
 
 async def test_the_list_does_not_expire_while_somebody_tells(place):
     ann, bob = place.member(), place.member()
-    await bob.tell(report("bob", 5))
+    await bob.write(report("bob", 5))
     for _ in range(30):
         place.wait(fleet.KEPT_MS // 20)
-        await ann.tell(report("ann", 1))
+        await ann.write(report("ann", 1))
         await place.store.purge()
         assert await place.total() == {"ann": 1, "bob": 5}
 
@@ -276,12 +276,12 @@ STRANGE = [
 @pytest.mark.parametrize("memo", STRANGE, ids=range(len(STRANGE)))
 async def test_what_another_version_wrote_is_left_out_and_left_alone(place, memo):
     ann, bob = place.member(), place.member()
-    await ann.tell(report("ann", 3))
-    await bob.tell(report("bob", 4))
+    await ann.write(report("ann", 3))
+    await bob.write(report("bob", 4))
     await write(place.store, fleet._key(ann._life), memo)
     assert await place.total() == {"bob": 4}
     place.wait_for_a_look()
-    await bob.tell(report("bob", 5))
+    await bob.write(report("bob", 5))
     assert await place.total() == {"bob": 5}
     (record,) = await place.store.peek([fleet._key(ann._life)])
     assert record.memo == memo
@@ -291,7 +291,7 @@ async def test_what_another_version_wrote_is_left_out_and_left_alone(place, memo
 async def test_a_list_of_another_version_is_left_alone(place, memo):
     await write(place.store, LIST, memo)
     with pytest.raises(StoreUnavailable, match="another version's"):
-        await place.member().tell(report("ann", 3))
+        await place.member().write(report("ann", 3))
     (record,) = await place.store.peek([LIST])
     assert record.memo == memo
     assert await place.total() == {}
@@ -345,14 +345,14 @@ async def test_an_odd_report_breaks_neither_totals_nor_the_past(place, counts):
     eve, ann = place.member(), place.member()
     minute = place.clock() // 60_000
     for _ in range(3):
-        await eve.tell(report("eve", 0))
-        await ann.tell(report("ann", 3))
+        await eve.write(report("eve", 0))
+        await ann.write(report("ann", 3))
         await write(place.store, fleet._key(eve._life), odd(counts))
         view = await read(place.store)
         check_sound(view.total, minute)
         assert arrived(view.total)["ann"] == 3
         place.wait_for_a_look()
-        await ann.tell(report("ann", 3))
+        await ann.write(report("ann", 3))
         view = await read(place.store)
         assert names(view) == ["ann"]
         check_sound(view.past, minute)
@@ -361,8 +361,8 @@ async def test_an_odd_report_breaks_neither_totals_nor_the_past(place, counts):
 @pytest.mark.parametrize("started_ms", [-1, 2**62])
 async def test_a_report_of_an_impossible_time_is_left_out(place, started_ms):
     eve, ann = place.member(), place.member()
-    await eve.tell(report("eve", 1))
-    await ann.tell(report("ann", 3))
+    await eve.write(report("eve", 1))
+    await ann.write(report("ann", 3))
     await write(place.store, fleet._key(eve._life), odd(Counts(), started_ms))
     assert names(await read(place.store)) == ["ann"]
 
@@ -379,7 +379,7 @@ async def test_a_sound_report_is_read_as_it_was_written(place):
         {"t": {"arrived": 3}},
         {"e": 2},
     )
-    await place.member().tell(Report(report("ann", 0).state, counts))
+    await place.member().write(Report(report("ann", 0).state, counts))
     assert (await read(place.store)).total == counts
 
 
@@ -387,27 +387,27 @@ async def test_when_the_list_is_lost_all_are_back_within_minutes_however_many(pl
     crowd = {f"w{n}": place.member() for n in range(60)}
     for _ in range(2):
         for name, member in crowd.items():
-            await member.tell(report(name, 5, route="crm"))
+            await member.write(report(name, 5, route="crm"))
         place.wait(10_000)
     await place.store.forget([LIST])
     for _ in range(13):
         place.wait(10_000)
         for name, member in crowd.items():
-            await member.tell(report(name, 7, route="crm"))
+            await member.write(report(name, 7, route="crm"))
     assert await place.total() == {"crm": 60 * 7}
 
 
 async def test_whoever_leaves_after_the_list_was_lost_is_counted(place):
     ann, bob = place.member(), place.member()
-    await ann.tell(report("ann", 5))
-    await bob.tell(report("bob", 5))
+    await ann.write(report("ann", 5))
+    await bob.write(report("bob", 5))
     await place.store.forget([LIST])
     place.wait(10_000)
     await ann.leave(report("ann", 9))
     assert await place.total() == {"ann": 9}
     for _ in range(2):
         place.wait_for_a_look()
-        await bob.tell(report("bob", 6))
+        await bob.write(report("bob", 6))
     assert await place.total() == {"ann": 9, "bob": 6}
 
 
@@ -415,11 +415,11 @@ async def test_the_one_that_is_left_of_many_soon_adds_up_the_others(place):
     crowd = {f"w{n}": place.member() for n in range(60)}
     for _ in range(2):
         for name, member in crowd.items():
-            await member.tell(report(name, 5, route="crm"))
+            await member.write(report(name, 5, route="crm"))
         place.wait(10_000)
     for _ in range((GONE_AFTER_MS + 130_000) // 10_000):
         place.wait(10_000)
-        await crowd["w59"].tell(report("w59", 6, route="crm"))
+        await crowd["w59"].write(report("w59", 6, route="crm"))
     view = await read(place.store)
     assert names(view) == ["w59"]
     assert arrived(view.past) == {"crm": 59 * 5}
@@ -427,27 +427,27 @@ async def test_the_one_that_is_left_of_many_soon_adds_up_the_others(place):
 
 async def test_a_turn_of_another_clock_keeps_nobody_from_looking_who_is_gone(place):
     ann, bob = place.member(), place.member()
-    await ann.tell(report("ann", 5))
-    await bob.tell(report("bob", 5))
+    await ann.write(report("ann", 5))
+    await bob.write(report("bob", 5))
     listed = await fleet._peek_list(place.store)
     await write(place.store, LIST, fleet._write(replace(listed, folded_ms=2**62)))
     place.wait_for_a_look()
-    await bob.tell(report("bob", 6))
+    await bob.write(report("bob", 6))
     assert names(await read(place.store)) == ["bob"]
     assert await place.total() == {"ann": 5, "bob": 6}
 
 
 async def test_after_the_store_lost_everything_workers_tell_what_they_know(place):
     ann, bob = place.member(), place.member()
-    await ann.tell(report("ann", 3))
-    await bob.tell(report("bob", 4))
+    await ann.write(report("ann", 3))
+    await bob.write(report("bob", 4))
     place.clock.advance(20_000)
     await place.store.forget([LIST, fleet._key(ann._life), fleet._key(bob._life)])
     assert await place.total() == {}
     for _ in range(3):
         place.wait(5 * 60_000)
-        await ann.tell(report("ann", 5))
-        await bob.tell(report("bob", 6))
+        await ann.write(report("ann", 5))
+        await bob.write(report("bob", 6))
     assert await place.total() == {"ann": 5, "bob": 6}
 
 
@@ -456,7 +456,7 @@ async def test_a_store_that_is_away_is_told_to_whoever_asks(place):
     for seam in ("claim.before", "claim.after", "release.before", "release.after"):
         store.arm(seam)
         with pytest.raises(StoreUnavailable):
-            await place.member(store).tell(report("ann", 3))
+            await place.member(store).write(report("ann", 3))
 
 
 @virtual
@@ -467,8 +467,8 @@ async def test_an_answer_that_was_lost_counts_nothing_twice():
     for number in range(1, 7):
         store.arm("release.after" if number % 2 else "claim.after")
         with pytest.raises(StoreUnavailable):
-            await ann.tell(report("ann", number))
-        await ann.tell(report("ann", number))
+            await ann.write(report("ann", number))
+        await ann.write(report("ann", number))
         assert arrived((await read(inner)).total) == {"ann": number}
         await asyncio.sleep(10)
 
@@ -477,7 +477,7 @@ async def test_an_answer_that_was_lost_counts_nothing_twice():
 async def test_many_that_begin_at_once_all_get_onto_the_list():
     store = MemoryStore(clock=now_ms)
     members = [FleetMember(store, dice=SystemDice()) for _ in range(50)]
-    await asyncio.gather(*[m.tell(report(f"w{n}", 1)) for n, m in enumerate(members)])
+    await asyncio.gather(*[m.write(report(f"w{n}", 1)) for n, m in enumerate(members)])
     assert sum(arrived((await read(store)).total).values()) == 50
 
 
@@ -510,7 +510,7 @@ async def test_those_that_begin_at_once_do_not_fight_over_the_list():
     store = Far()
     left = [(f"w{n}", FleetMember(store, dice=SystemDice())) for n in range(300)]
     for _ in range(2):
-        tells = [member.tell(report(name, 1, route="crm")) for name, member in left]
+        tells = [member.write(report(name, 1, route="crm")) for name, member in left]
         ends = await asyncio.gather(*tells, return_exceptions=True)
         left = [each for each, end in zip(left, ends, strict=True) if end is not None]
         assert all(end is None or isinstance(end, StoreUnavailable) for end in ends)
@@ -523,7 +523,7 @@ async def test_those_that_begin_at_once_do_not_fight_over_the_list():
 @virtual
 async def test_one_that_begins_alone_is_seen_at_once():
     store, began = Far(), asyncio.get_running_loop().time()
-    await FleetMember(store, dice=SystemDice()).tell(report("ann", 1))
+    await FleetMember(store, dice=SystemDice()).write(report("ann", 1))
     assert asyncio.get_running_loop().time() - began < 0.1
     assert arrived((await read(store.inner)).total) == {"ann": 1}
 
@@ -535,7 +535,7 @@ async def test_however_many_there_are_the_list_is_written_once_a_minute():
     for at in range(60):
         if at == 30:
             store.claims = store.reads = 0
-        await asyncio.gather(*[m.tell(report(name, at)) for name, m in crowd.items()])
+        await asyncio.gather(*[m.write(report(name, at)) for name, m in crowd.items()])
         await asyncio.sleep(10)
     # In five minutes: some turns, in each of which all records are read, and a look by each
     # worker every one or two minutes. Those that tell at the same time may want the same turn.
@@ -546,14 +546,14 @@ async def test_however_many_there_are_the_list_is_written_once_a_minute():
 async def test_one_that_was_held_up_on_its_way_onto_the_list_does_not_get_there_again(place):
     """It was listed, and taken for gone, and hears at last that its hold was another's."""
     ann, bob = Worker("ann", place.store), place.member()
-    await bob.tell(report("bob", 1))
+    await bob.write(report("bob", 1))
     ann.counted = 3
     ann.wire.arm("twice, held up back", after=3)
-    telling = asyncio.create_task(ann.tell("tell"))
+    telling = asyncio.create_task(ann.write("write"))
     await ann.wire.held_up.wait()
     assert await place.total() == {"ann": 3, "bob": 1}
     place.wait_for_a_look()
-    await bob.tell(report("bob", 1))
+    await bob.write(report("bob", 1))
     assert names(await read(place.store)) == ["bob"]
     ann.wire.go_on()
     await telling
@@ -579,7 +579,7 @@ async def test_a_report_is_small(place):
     counts = Counts({f"route-{n}": route for n in range(3)}, {}, minutes, topics, entities)
     routes = {f"route-{n}": RouteState("https://crm.example.com/hooks") for n in range(3)}
     ann = place.member()
-    await ann.tell(Report(State("ann", "box", 1, "1.0", 5, 6, routes=routes), counts))
+    await ann.write(Report(State("ann", "box", 1, "1.0", 5, 6, routes=routes), counts))
     (record,) = await place.store.peek([fleet._key(ann._life)])
     assert len(record.memo) < 16_000
 
@@ -623,17 +623,17 @@ async def test_on_every_store_workers_add_up_and_restarts_keep_the_totals(kind, 
         ann, bob = FleetMember(one, dice=SystemDice()), FleetMember(other, dice=SystemDice())
         for number in (1, 2):
             await asyncio.gather(
-                ann.tell(report("ann", number, route="crm")),
-                bob.tell(report("bob", number * 10, route="crm")),
+                ann.write(report("ann", number, route="crm")),
+                bob.write(report("bob", number * 10, route="crm")),
             )
         assert arrived((await read(one)).total) == {"crm": 22}
         await ann.leave(report("ann", 3, route="crm"))
     async with opened(clock) as one, opened(clock) as other:
         assert arrived((await read(one)).total) == {"crm": 23}
         cy = FleetMember(one, dice=SystemDice())
-        await cy.tell(report("cy", 100, route="crm"))
+        await cy.write(report("cy", 100, route="crm"))
         clock.advance(2 * GONE_AFTER_MS)
-        await cy.tell(report("cy", 200, route="crm"))
+        await cy.write(report("cy", 200, route="crm"))
         view = await read(other)
         assert names(view) == ["cy"]
         assert [gone.state.name for gone in view.gone] == ["ann", "bob"]
@@ -709,7 +709,7 @@ class Worker:
     def report(self) -> Report:
         return report(self.name, self.counted)
 
-    async def tell(self, how: str) -> None:
+    async def write(self, how: str) -> None:
         counted = self.most = self.counted
         await getattr(self.member, how)(self.report())
         self.least = counted
@@ -761,20 +761,20 @@ class FleetMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.do(self._start())
 
-    @rule(which=_which, count=st.integers(1, 5), how=st.sampled_from(["tell", "leave"]))
+    @rule(which=_which, count=st.integers(1, 5), how=st.sampled_from(["write", "leave"]))
     def count_and_tell(self, which: int, count: int, how: str) -> None:
         self.pick(which).counted += count
-        self.tell(which, "", 0, how)
+        self.write(which, "", 0, how)
 
     @rule(which=_which, seam=st.sampled_from(SEAMS), after=_calls)
     def tell_with_trouble(self, which: int, seam: str, after: int) -> None:
         self.pick(which).counted += 1
-        self.tell(which, seam, after)
+        self.write(which, seam, after)
 
     @rule(which=_which, seam=st.sampled_from(["", "", *SEAMS]), after=_calls)
     def take_the_others_for_gone(self, which: int, seam: str, after: int) -> None:
         self.skew_ms += 2 * GONE_AFTER_MS
-        self.tell(which, seam, after)
+        self.write(which, seam, after)
 
     @rule(
         which=_which,
@@ -789,17 +789,17 @@ class FleetMachine(RuleBasedStateMachine):
         self.skew_ms += waits[0]
         self.tell_with_trouble(which, seam, after)
         self.skew_ms += waits[1]
-        self.count_and_tell(other, 1, "tell")
+        self.count_and_tell(other, 1, "write")
         self.go_on(which)
 
-    def tell(self, which: int, seam: str, after: int, how: str = "tell") -> None:
+    def write(self, which: int, seam: str, after: int, how: str = "write") -> None:
         worker = self.pick(which)
         if worker.telling is None:
             worker.wire.arm(seam, after)
             self.do(self._tell(worker, how))
 
     async def _tell(self, worker: Worker, how: str) -> None:
-        worker.telling = asyncio.create_task(worker.tell(how))
+        worker.telling = asyncio.create_task(worker.write(how))
         await self._see(worker)
 
     async def _see(self, worker: Worker) -> None:

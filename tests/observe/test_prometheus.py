@@ -481,7 +481,7 @@ async def test_it_is_there_to_be_got_and_nothing_else_is():
         status, _, headers = await scrape(port, method="POST")
         assert (status, headers["Allow"]) == (405, "GET, HEAD")
         status, body, _ = await scrape(port, path="/healthz")
-        assert (status, body) == (404, b'{"error":"nothing is here; ask /metrics"}')
+        assert (status, body) == (404, b'{"error":"not found; use /metrics"}')
 
 
 async def test_one_address_has_one_server():
@@ -522,11 +522,11 @@ async def test_a_report_that_fails_is_no_page(caplog):
     "url", ["https://127.0.0.1:1", "127.0.0.1:1", "http://127.0.0.1", "http://a:b@c:1"]
 )
 def test_an_error_names_the_setting(url):
-    with pytest.raises(ConfigError, match=r"^metrics: is http://HOST:PORT and no more"):
+    with pytest.raises(ConfigError, match=r"^metrics: must be http://HOST:PORT, without more"):
         listeners(None, url, list, report)
-    with pytest.raises(ConfigError, match=r"^health: is http://HOST:PORT and no more"):
+    with pytest.raises(ConfigError, match=r"^health: must be http://HOST:PORT, without more"):
         listeners(url, "http://127.0.0.1:0", list, report)
-    with pytest.raises(ConfigError, match=r"^metrics: has no path: it answers at /metrics"):
+    with pytest.raises(ConfigError, match=r"^metrics: must have no path: it serves /metrics"):
         listeners(None, "http://127.0.0.1:1/metrics", list, report)
 
 

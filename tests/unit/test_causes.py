@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from oncebridge.engine.causes import MEANINGS, Cause, Sighting, cause_of_repeat
+from oncebridge.engine.causes import MEANINGS, Cause, Sighting, duplicate_cause
 from oncebridge.events.event import parse
 
 VARIANTS = Path(__file__).parents[1] / "events" / "variants"
@@ -35,31 +35,31 @@ FIRST = Sighting("i1", "shop", "123456789012", "us-east-1", "")
     ],
 )
 def test_the_cause_is_told_by_what_differs(changes, cause):
-    assert cause_of_repeat(FIRST, replace(FIRST, **changes)) is cause
+    assert duplicate_cause(FIRST, replace(FIRST, **changes)) is cause
 
 
 def test_a_copy_that_is_sent_again_is_a_redelivery_too():
     later = replace(FIRST, id="i2", source="shop-2")
-    assert cause_of_repeat(FIRST, later, id_was_seen=True) is Cause.REDELIVERY
+    assert duplicate_cause(FIRST, later, id_was_seen=True) is Cause.REDELIVERY
 
 
 def test_two_events_without_an_id_are_no_redelivery():
     nameless = replace(FIRST, id="")
-    assert cause_of_repeat(nameless, nameless) is Cause.UNKNOWN
-    assert cause_of_repeat(nameless, FIRST) is Cause.UNKNOWN
+    assert duplicate_cause(nameless, nameless) is Cause.UNKNOWN
+    assert duplicate_cause(nameless, FIRST) is Cause.UNKNOWN
 
 
 def test_within_one_replay_it_is_not_the_replay():
     replayed = replace(FIRST, replay="r")
-    assert cause_of_repeat(replayed, replayed) is Cause.REDELIVERY
-    assert cause_of_repeat(replayed, replace(replayed, id="i2")) is Cause.RE_EMISSION
-    assert cause_of_repeat(replayed, replace(replayed, replay="another")) is Cause.REPLAY
-    assert cause_of_repeat(replayed, FIRST) is Cause.REDELIVERY
+    assert duplicate_cause(replayed, replayed) is Cause.REDELIVERY
+    assert duplicate_cause(replayed, replace(replayed, id="i2")) is Cause.RE_EMISSION
+    assert duplicate_cause(replayed, replace(replayed, replay="another")) is Cause.REPLAY
+    assert duplicate_cause(replayed, FIRST) is Cause.REDELIVERY
 
 
 def test_every_case_has_a_cause_and_every_cause_a_meaning():
     for case in product(["i1", "i2", ""], ["shop", "other"], ["a", ""], ["r", ""], ["p", ""]):
-        assert cause_of_repeat(FIRST, Sighting(*case)) in MEANINGS
+        assert duplicate_cause(FIRST, Sighting(*case)) in MEANINGS
     assert set(MEANINGS) == set(Cause)
 
 
@@ -80,7 +80,7 @@ def test_the_variants_of_one_event_have_the_causes_they_are_named_for(name, caus
         Sighting.of(parse((VARIANTS / f"{each}.json").read_bytes()))
         for each in ("00_original", name)
     )
-    assert cause_of_repeat(first, later) is cause
+    assert duplicate_cause(first, later) is cause
 
 
 def test_a_sighting_has_nothing_for_what_the_envelope_has_not():

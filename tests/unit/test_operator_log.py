@@ -187,7 +187,7 @@ async def test_what_cannot_be_written_is_said(monkeypatch):
         await StoreOperatorLog(store).write("forget", [operator_log.route_log_key("crm")])
     token, generation = SystemDice().tokens(2)
     await store.claim([Want((Part(NAME),), token, generation, 60_000, KEPT_MS)])
-    with pytest.raises(StoreUnavailable, match="others keep writing"):
+    with pytest.raises(StoreUnavailable, match="other processes keep writing"):
         await StoreOperatorLog(store).write("forget", [NAME])
 
 

@@ -1,1 +1,1 @@
-"""What duplicates a recording holds, why, and what to do about them."""
+"""`oncebridge audit`: duplicates in recorded events, their causes, and a suggested configuration."""

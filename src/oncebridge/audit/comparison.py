@@ -95,14 +95,14 @@ def _differences(
     step = table.times.step
     rows = table.stream(
         f"""
-        WITH told AS (SELECT * FROM ({_DIFFERENT}) ORDER BY ord {limit})
-        SELECT mine.file, told.line, id::VARCHAR, text, source, topic, before, after,
+        WITH changed AS (SELECT * FROM ({_DIFFERENT}) ORDER BY ord {limit})
+        SELECT mine.file, changed.line, id::VARCHAR, text, source, topic, before, after,
             passes, passes2, rule, rule2, theirs.file, other.line
-        FROM told ASOF JOIN chunks mine ON told.ord % {step} >= mine.base
+        FROM changed ASOF JOIN chunks mine ON changed.ord % {step} >= mine.base
         LEFT JOIN names ON name = id
         LEFT JOIN (SELECT ord, line FROM arrivals) other ON other.ord = same
         ASOF LEFT JOIN chunks theirs ON same % {step} >= theirs.base
-        ORDER BY told.ord
+        ORDER BY changed.ord
         """  # noqa: S608
     )
     for row in rows:

@@ -126,7 +126,7 @@ def _identifying(events: Sequence[_Leaves]) -> tuple[str | None, frozenset[str]]
         may_differ = _is_noise if is_event_id else _is_stamp
         if not all(may_differ(_last(each)) for each in differing):
             continue
-        if not is_event_id and not (again and _say_more(events, {path, *differing})):
+        if not is_event_id and not (again and _differ_elsewhere(events, {path, *differing})):
             continue  # unique so far, or the only field: that proves nothing
         if best is None or (is_event_id, again) > best[:2]:
             best, noise = (is_event_id, again, path), frozenset(differing)
@@ -154,7 +154,7 @@ def _differing(events: Sequence[_Leaves], path: str) -> tuple[set[str], int]:
     return differing, again
 
 
-def _say_more(events: Sequence[_Leaves], paths: set[str]) -> bool:
+def _differ_elsewhere(events: Sequence[_Leaves], paths: set[str]) -> bool:
     """Return whether events differ in more than *paths*."""
     left = {_without(event, frozenset(paths)) for event in events}
     return len(left) > 1

@@ -163,9 +163,11 @@ def _own_rules(report: AuditReport, draft: _Draft) -> None:
     for name in ("default", "allow", *_OF_PRESET, *own):
         draft.name(name)
     if own:
-        told = formatting.format_list([formatting.printable(name, 40) for name in own])
-        draft.add_reason(f"Your own rules ({told}) are not included here: keep them, before these.")
-        draft.tables += ["", *_prose(f"Your own rules go here: {told}.")]
+        names = formatting.format_list([formatting.printable(name, 40) for name in own])
+        draft.add_reason(
+            f"Your own rules ({names}) are not included here: keep them, before these."
+        )
+        draft.tables += ["", *_prose(f"Your own rules go here: {names}.")]
 
 
 def _is_ours(name: str) -> bool:
@@ -276,31 +278,33 @@ def _rule_name(study: FieldStudy, *, alone: bool) -> str:
 
 def _suspected(report: AuditReport, found: Suspicion, draft: _Draft) -> None:
     title, meaning = report_text.suspicion_text(found)
-    told = f"{formatting.format_count(found.count, 'arrival')} ({title}): {meaning}."
+    reason = f"{formatting.format_count(found.count, 'arrival')} ({title}): {meaning}."
     match found.kind:
         case "double-emission":
             noise = "If that is noise to you, define the state and enable a rule with quiet."
-            if _switch(report, found, draft, "quiet", f"{told} {noise}"):
-                told = f"{told} {noise}"
+            if _switch(report, found, draft, "quiet", f"{reason} {noise}"):
+                reason = f"{reason} {noise}"
         case "out-of-order":
             newest = "If only the newest state matters to you, enable a rule with latest."
-            if _switch(report, found, draft, "latest", f"{told} {newest}"):
-                told = f"{told} {newest}"
+            if _switch(report, found, draft, "latest", f"{reason} {newest}"):
+                reason = f"{reason} {newest}"
             else:
-                told += " Let the receiver order events by the time in them, not by their arrival."
+                reason += (
+                    " Let the receiver order events by the time in them, not by their arrival."
+                )
         case "id-reused":
-            told += " So no suggested rule uses the id alone."
+            reason += " So no suggested rule uses the id alone."
         case "other-content":
-            told += (
+            reason += (
                 " Add a field that distinguishes them to the key of your rule, or let the rule compare "
                 "the content (check = true); ignore lists the fields that do not count."
             )
         case "return":
-            told += " If so, add a field that distinguishes the two to the key, such as the time of the change."
-    draft.add_reason(told)
+            reason += " If so, add a field that distinguishes the two to the key, such as the time of the change."
+    draft.add_reason(reason)
 
 
-def _switch(report: AuditReport, found: Suspicion, draft: _Draft, what: str, told: str) -> bool:
+def _switch(report: AuditReport, found: Suspicion, draft: _Draft, what: str, reason: str) -> bool:
     """Add rules that would drop it, as comments; True if there is one."""
     by_shape: dict[_StatePaths, list[ArrivalExample]] = {}
     for one in found.examples:
@@ -314,7 +318,7 @@ def _switch(report: AuditReport, found: Suspicion, draft: _Draft, what: str, tol
             *_match(shape.sources, [one.detail_type for one in examples]),
             *shape.rule(what, draft.quiet),
         ]
-        draft.tables += ["", *_prose(told), *(f"#{line}" for line in lines)]
+        draft.tables += ["", *_prose(reason), *(f"#{line}" for line in lines)]
     return bool(by_shape)
 
 

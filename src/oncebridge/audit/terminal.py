@@ -61,13 +61,13 @@ class _ReportPrinter:
 
     def show(self, suggestion: Suggestion) -> None:
         report = self._report
-        self._say(
+        self._print(
             Text("oncebridge audit", "bold").append(
                 f"  {report_text.recording_summary(report)}", "dim"
             )
         )
-        self._say()
-        self._say(Text(report_text.headline(report), "bold"))
+        self._print()
+        self._print(Text(report_text.headline(report), "bold"))
         if report.events:
             self._verdicts()
             self._causes()
@@ -90,10 +90,10 @@ class _ReportPrinter:
             if count and verdict not in (Verdict.DELIVERED, Verdict.DUPLICATE)
         }
         if others:
-            told = ", ".join(f"{count:,} {verdict.value}" for verdict, count in others.items())
-            self._say(Text(f"Including {told}.", "dim"))
+            listed = ", ".join(f"{count:,} {verdict.value}" for verdict, count in others.items())
+            self._print(Text(f"Including {listed}.", "dim"))
         if note := report_text.clock_note(self._report):
-            self._say(Text(note, "dim"))
+            self._print(Text(note, "dim"))
 
     def _causes(self) -> None:
         if not self._report.causes:
@@ -107,13 +107,13 @@ class _ReportPrinter:
         line = Text(f"{found.cause.value:<19}", "bold yellow")
         line.append(f"{found.count:>9,}  {formatting.format_share(found.count, whole):>5}  ")
         line.append_text(_bar(found.count, whole))
-        self._say(line, indent=2)
-        told = MEANINGS[found.cause]
+        self._print(line, indent=2)
+        meaning = MEANINGS[found.cause]
         if found.gaps is not None:
-            told += f"; {report_text.gap_summary(found.gaps)}"
-        self._say(Text(told), indent=4)
+            meaning += f"; {report_text.gap_summary(found.gaps)}"
+        self._print(Text(meaning), indent=4)
         if found.examples:
-            self._say(
+            self._print(
                 Text(f"for example {report_text.example_text(found.examples[0])}", "dim"), indent=4
             )
 
@@ -128,10 +128,10 @@ class _ReportPrinter:
             line = Text(
                 f"{name:<19}{number:>9,}  {formatting.format_share(number, gaps.count):>5}  "
             )
-            self._say(line.append_text(_bar(number, most, style="blue")), indent=2)
-        self._say(Text(report_text.gap_sentence(gaps)), indent=2)
+            self._print(line.append_text(_bar(number, most, style="blue")), indent=2)
+        self._print(Text(report_text.gap_sentence(gaps)), indent=2)
         for sentence in report_text.window_sentences(self._report):
-            self._say(Text(sentence), indent=2)
+            self._print(Text(sentence), indent=2)
 
     def _noisiest(self) -> None:
         report = self._report
@@ -162,7 +162,7 @@ class _ReportPrinter:
             shown = f"{formatting.shorten(name, room):<{widest}}"
             arrivals, repeated, part = numbers
             line = f"{shown}{arrivals:>11}{repeated:>11}{part:>8}"
-            self._say(Text(line, "" if at else "dim"), indent=2)
+            self._print(Text(line, "" if at else "dim"), indent=2)
 
     def _naive(self) -> None:
         if not self._report.naive:
@@ -173,7 +173,7 @@ class _ReportPrinter:
             line.append(report_text.naive_outcome(key), "red" if key.lost else "")
             if (key.lost or key.let_through) and key.examples:
                 line.append(f" (for example {formatting.printable(key.examples[0].place)})", "dim")
-            self._say(line, indent=2)
+            self._print(line, indent=2)
 
     def _suspicions(self) -> None:
         if not self._report.suspicions:
@@ -182,10 +182,10 @@ class _ReportPrinter:
         for found in self._report.suspicions:
             title, meaning = report_text.suspicion_text(found)
             line = Text(f"{title} ", "bold magenta").append(f"{found.count:,}", "bold")
-            self._say(line.append(f"  {meaning}"), indent=2)
+            self._print(line.append(f"  {meaning}"), indent=2)
             places = [report_text.example_text(one) for one in found.examples[:2]]
             if places:
-                self._say(Text(f"for example {'; '.join(places)}", "dim"), indent=4)
+                self._print(Text(f"for example {'; '.join(places)}", "dim"), indent=4)
 
     def _unreadable(self) -> None:
         report = self._report
@@ -196,24 +196,24 @@ class _ReportPrinter:
         )
         for reason, count in report.unreadable.items():
             line = Text(f"{count:,} ").append(formatting.printable(reason), "red")
-            self._say(line.append(f"  {REASONS.get(reason, '')}"), indent=2)
+            self._print(line.append(f"  {REASONS.get(reason, '')}"), indent=2)
         places = [formatting.printable(place) for place in report.unreadable_places]
         if places:
-            self._say(Text(f"at {formatting.format_list(places)}", "dim"), indent=2)
+            self._print(Text(f"at {formatting.format_list(places)}", "dim"), indent=2)
 
     def _trial(self, trial: RulesComparison) -> None:
         self._head("Candidate rules")
         for sentence in report_text.comparison_sentences(trial):
-            self._say(Text(sentence), indent=2)
+            self._print(Text(sentence), indent=2)
         for before, after, count in trial.by_change:
             line = Text(f"{count:>9,}  ").append_text(_change(before, after))
-            self._say(line, indent=2)
+            self._print(line, indent=2)
         shown = trial.differences[:_DIFFERENCES]
         for one in shown:
             self._difference(one)
         if trial.changed > len(shown):
             more = f"and {trial.changed - len(shown):,} more; write all of them with --differences FILE"
-            self._say(Text(more, "dim"), indent=2)
+            self._print(Text(more, "dim"), indent=2)
 
     def _difference(self, one: Difference) -> None:
         line = Text(f"{formatting.printable(one.place)}  ", "bold").append_text(
@@ -221,19 +221,19 @@ class _ReportPrinter:
         )
         if passing := report_text.delivery_change(one):
             line.append(f", {passing}")
-        self._say(line.append(f"  {formatting.printable(one.detail_type, 60)}"), indent=2)
+        self._print(line.append(f"  {formatting.printable(one.detail_type, 60)}"), indent=2)
         rules = dict.fromkeys(
             [formatting.printable(one.rule_before, 40), formatting.printable(one.rule_after, 40)]
         )
-        told = [formatting.printable(one.id, 40), f"rule {', then '.join(rules)}"]
-        told += [f"same as {formatting.printable(one.same_as)}"] if one.same_as else []
-        self._say(Text("; ".join(filter(None, told)), "dim"), indent=4)
+        parts = [formatting.printable(one.id, 40), f"rule {', then '.join(rules)}"]
+        parts += [f"same as {formatting.printable(one.same_as)}"] if one.same_as else []
+        self._print(Text("; ".join(filter(None, parts)), "dim"), indent=4)
 
     def _suggestion(self, suggestion: Suggestion) -> None:
         self._head("Suggested configuration")
         for reason in suggestion.reasons:
-            self._say(Text(f"• {reason}"), indent=2, hang=2)
-        self._say()
+            self._print(Text(f"• {reason}"), indent=2, hang=2)
+        self._print()
         for line in suggestion.toml.splitlines():
             style = "dim" if line.startswith("#") else "green"
             # Without line breaks, so that it can be copied.
@@ -242,10 +242,10 @@ class _ReportPrinter:
     # --- pieces ---------------------------------------------------------------------------
 
     def _head(self, title: str) -> None:
-        self._say()
-        self._say(Text(title, "bold underline"))
+        self._print()
+        self._print(Text(title, "bold underline"))
 
-    def _say(self, what: Text | None = None, *, indent: int = 0, hang: int = 0) -> None:
+    def _print(self, what: Text | None = None, *, indent: int = 0, hang: int = 0) -> None:
         """Print a paragraph; a number and its unit stay on one line."""
         text = (what or Text()).copy()
         text.plain = text.plain.replace(formatting.NB, _GLUE)

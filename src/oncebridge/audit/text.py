@@ -83,8 +83,8 @@ def headline(report: AuditReport) -> str:
     if not found:
         return f"{arrivals} {format_count(report.logical, 'event')}; no duplicates{_late(report, 'arrived')}."
     counted = format_count(found, "arrival is a duplicate", "arrivals are duplicates")
-    told = f"{counted} ({format_share(found, report.events)})"
-    return f"{arrivals} {format_count(report.logical, 'event')}; {told}{_late(report, 'more arrived')}."
+    duplicates = f"{counted} ({format_share(found, report.events)})"
+    return f"{arrivals} {format_count(report.logical, 'event')}; {duplicates}{_late(report, 'more arrived')}."
 
 
 def _late(report: AuditReport, verb: str) -> str:
@@ -96,12 +96,12 @@ def _late(report: AuditReport, verb: str) -> str:
 
 def recording_summary(report: AuditReport) -> str:
     """Return what was read, and the time that it covers."""
-    told = f"{format_count(report.files, 'file')}, {format_size(report.size)}"
+    text = f"{format_count(report.files, 'file')}, {format_size(report.size)}"
     if report.first_ms is not None and report.last_ms is not None:
         first = format_instant(report.first_ms, with_seconds=False)
         last = format_instant(report.last_ms, with_seconds=False)
-        told += f", {first} to {last} UTC" if first != last else f", {first} UTC"
-    return told
+        text += f", {first} to {last} UTC" if first != last else f", {first} UTC"
+    return text
 
 
 def clock_note(report: AuditReport) -> str:
@@ -144,26 +144,26 @@ def window_sentences(report: AuditReport) -> list[str]:
     gaps = report.gaps
     if gaps is None:
         return []
-    told = []
+    sentences = []
     for window_ms, name in WINDOWS:
         if window_ms > report.window_ms:
             break  # what comes later than the window counts as new, and has no gap
         late = missed(gaps, window_ms)
         if not late:
-            told.append(f"A window of {name} would have covered all of them.")
+            sentences.append(f"A window of {name} would have covered all of them.")
             break
-        told.append(f"A window of {name} would have missed {format_count(late, 'duplicate')}.")
+        sentences.append(f"A window of {name} would have missed {format_count(late, 'duplicate')}.")
     long_ms = (report.last_ms or 0) - (report.first_ms or 0)
     if 0 < long_ms < report.window_ms:
-        told.append(
+        sentences.append(
             f"The recording covers {format_elapsed(long_ms)}, so it cannot contain a longer gap."
         )
     if gaps.max_ms * 3 >= report.window_ms * 2:
-        told.append(
+        sentences.append(
             f"The longest gap is close to the window of {format_elapsed(report.window_ms)}, and arrivals "
             "after the window count as new. Try a longer window, such as --window 30d."
         )
-    return told
+    return sentences
 
 
 def buckets(gaps: Gaps) -> list[tuple[str, int]]:
@@ -206,14 +206,16 @@ def comparison_sentences(trial: RulesComparison) -> list[str]:
     """Return what candidate rules would decide differently."""
     if not trial.changed:
         return ["The candidate rules decide the same for every arrival."]
-    told = [f"The candidate rules decide differently for {format_count(trial.changed, 'arrival')}."]
+    sentences = [
+        f"The candidate rules decide differently for {format_count(trial.changed, 'arrival')}."
+    ]
     if trial.more:
-        told.append(f"They would deliver {trial.more:,} more.")
+        sentences.append(f"They would deliver {trial.more:,} more.")
     if trial.fewer:
-        told.append(
+        sentences.append(
             f"They would no longer deliver {trial.fewer:,}: check these before you use the rules."
         )
-    return told
+    return sentences
 
 
 def delivery_change(one: Difference) -> str:

@@ -40,7 +40,7 @@ class EmfMetrics:
             )
         self._namespace = namespace
         self._clock = clock
-        self._told: dict[str, dict[str, int]] = {}
+        self._written: dict[str, dict[str, int]] = {}
 
     def write_changes(self, books: Mapping[str, Counted]) -> None:
         """Write a line for each route whose counters have changed."""
@@ -55,16 +55,16 @@ class EmfMetrics:
             sys.stdout.write("".join(lines))
             sys.stdout.flush()
         except (OSError, ValueError) as error:
-            # The events are processed; a lost metric is no reason to fail the call.
+            # The events are processed; a lost metric must not fail the call.
             _log.warning("oncebridge.metrics_lost", extra={"error": type(error).__name__})
 
     def _changes(self, books: Mapping[str, Counted]) -> dict[str, dict[str, int]]:
         changes: dict[str, dict[str, int]] = {}
         for route, counted in books.items():
             now = {name: n for name, n in counted.counts().items() if name not in _GAUGES}
-            before = self._told.get(route, {})
+            before = self._written.get(route, {})
             changed = {name: n - before.get(name, 0) for name, n in now.items()}
-            self._told[route] = now
+            self._written[route] = now
             if any(changed.values()):
                 changes[route] = {name: n for name, n in changed.items() if n}
         return changes

@@ -88,7 +88,7 @@ class Setting(Struct, frozen=True):
 @runtime_checkable
 class Readable(Protocol):
     """
-    A type with a reader of its own, for settings that are more than a plain value.
+    A type with its own reader, for settings that are more than a plain value.
 
     If it has `is_secret`, its value is never quoted. A text that must not be printed unchanged
     has the printable form as `shown`.

@@ -174,7 +174,7 @@ def mask_address(url: str) -> str:
     Return an address in the form that may be printed, logged and counted.
 
     For http and https, whose path is often the secret (a webhook), that is the scheme, the host and
-    a short hash of the path and the query, so that two targets can be told apart. All other
+    a short hash of the path and the query, so that two targets can be distinguished. All other
     addresses (a file, a queue, a database) lose user, password and query parameters that are named
     like a secret.
     """

@@ -352,8 +352,8 @@ class _IdentifiedSample(Struct, frozen=True, eq=False):
 def _one_event(samples: Sequence[_IdentifiedSample]) -> Iterator[str]:
     """Yield a failure for each sample that is not the same event as the first."""
     for sample in samples:
-        if told := sample.missing_key_reason():
-            yield told
+        if reason := sample.missing_key_reason():
+            yield reason
             return
     left = list(samples[1:])
     met = set(samples[0].parts) if samples else set()

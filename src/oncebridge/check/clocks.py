@@ -39,9 +39,9 @@ async def measure(
     best: Skew | None = None
     for _ in range(samples):
         before, started = ours(), time()
-        told = await theirs()
+        their_ms = await theirs()
         round_ms = round((time() - started) * 1000)
-        skew = Skew(told - before - round_ms // 2, round_ms // 2 + 1)
+        skew = Skew(their_ms - before - round_ms // 2, round_ms // 2 + 1)
         if best is None or skew.give_or_take_ms < best.give_or_take_ms:
             best = skew
     assert best is not None  # noqa: S101 - there is one sample at least

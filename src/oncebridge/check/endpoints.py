@@ -34,7 +34,7 @@ def check_endpoints(setup: Setup, checkup: Checkup) -> None:
 
 
 def _check_http_sink(route: Route, checkup: Checkup) -> None:
-    from oncebridge.check.proxies import check_proxy  # noqa: PLC0415 - for those who have one
+    from oncebridge.check.proxies import check_proxy  # noqa: PLC0415 - only for HTTP sinks
     from oncebridge.http.addresses import names_loopback  # noqa: PLC0415
     from oncebridge.http.target import HttpTarget  # noqa: PLC0415
 
@@ -118,7 +118,7 @@ def _is_same(one: BackendAddress, other: BackendAddress) -> bool:
 
 def _is_same_url(source: str, sink: str) -> bool:
     """Return whether events sent to *sink* arrive at *source* on this host."""
-    from oncebridge.http.addresses import names_loopback  # noqa: PLC0415 - for those who have one
+    from oncebridge.http.addresses import names_loopback  # noqa: PLC0415 - only for HTTP sinks
 
     here, there = urlsplit(source), urlsplit(sink)
     if (here.port, here.path or "/") != (there.port or _PORTS[there.scheme], there.path or "/"):
@@ -155,7 +155,7 @@ def _resource(place: BackendAddress) -> Resource:
 
 def _region(place: BackendAddress, resource: Resource) -> str:
     """Return the Region as the SDK would find it, or an empty string."""
-    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415 - for those who have one
+    from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]  # noqa: PLC0415 - only for AWS
     from botocore.session import Session  # type: ignore[import-untyped]  # noqa: PLC0415
 
     if resource.region or place.options.region:
@@ -218,7 +218,7 @@ def _check_spool(setup: Setup, checkup: Checkup) -> None:
             seen=f"the {same[0]} is the same file",
             why="A spool is locked by one process. A second worker that uses the file as its store "
             "does not start.",
-            fix='Give it a file of its own:\nspool = "oncebridge-spool.db"',
+            fix='Use a separate file:\nspool = "oncebridge-spool.db"',
         )
 
 

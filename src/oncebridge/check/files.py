@@ -233,7 +233,7 @@ def _check_integrity(one: KeptFile, db: sqlite3.Connection, checkup: Checkup) ->
     timer = threading.Timer(_CHECK_S, db.interrupt)
     timer.start()
     try:
-        told = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+        result = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
@@ -245,7 +245,7 @@ def _check_integrity(one: KeptFile, db: sqlite3.Connection, checkup: Checkup) ->
         return
     finally:
         timer.cancel()
-    if told != "ok":
+    if result != "ok":
         _report_damage(one, "SQLite reports that the file is damaged", checkup)
 
 

@@ -89,12 +89,12 @@ async def _info(servers: Servers, place: bytes) -> dict[str, str]:
 async def _settings(servers: Servers, place: bytes) -> dict[str, str] | None:
     """Return settings of the server; None if that is forbidden."""
     try:
-        told = [await _asked(servers, place, b"CONFIG", b"GET", name) for name in _SETTINGS]
+        replies = [await _asked(servers, place, b"CONFIG", b"GET", name) for name in _SETTINGS]
     except StoreUnavailable:
         raise
     except StoreError:
         return None
-    pairs = [one for one in told if isinstance(one, list) and len(one) == 2]
+    pairs = [one for one in replies if isinstance(one, list) and len(one) == 2]
     return {name.decode(): value.decode("utf-8", "replace") for name, value in pairs}
 
 
@@ -237,8 +237,10 @@ async def _check_clock(
 async def _check_cluster(
     servers: Servers, places: list[bytes], subject: str, checkup: Checkup
 ) -> None:
-    told = await asyncio.gather(*[_asked(servers, place, b"CLUSTER", b"INFO") for place in places])
-    states = [parse_info(one) for one in told if isinstance(one, bytes)]
+    replies = await asyncio.gather(
+        *[_asked(servers, place, b"CLUSTER", b"INFO") for place in places]
+    )
+    states = [parse_info(one) for one in replies if isinstance(one, bytes)]
     bad = [one for one in states if one.get("cluster_state") != "ok"]
     if bad:
         checkup.report(

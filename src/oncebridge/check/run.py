@@ -123,7 +123,7 @@ def in_thread(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[
         done: asyncio.Future[None] = loop.create_future()
         found = Checkup()
 
-        def tell(error: BaseException | None) -> None:
+        def finish(error: BaseException | None) -> None:
             if not done.done():
                 done.set_result(None) if error is None else done.set_exception(error)
 
@@ -134,7 +134,7 @@ def in_thread(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[
             except Exception as error:  # noqa: BLE001 - raised by the caller
                 problem = error
             with suppress(RuntimeError):  # the loop is closed: no caller waits
-                loop.call_soon_threadsafe(tell, problem)
+                loop.call_soon_threadsafe(finish, problem)
 
         threading.Thread(target=run, name="oncebridge-check", daemon=True).start()
         try:

@@ -22,7 +22,7 @@ from oncebridge.service.addresses import BackendAddress, as_table, backend
 from oncebridge.service.config import Config, Setup
 
 _REFERENCE: Final = re.compile(r"(env|file|ssm|secretsmanager):.")
-_TELLING: Final = re.compile(r"(?i)auth|cookie|key|pass|secret|sign|token")
+_SECRET_NAME: Final = re.compile(r"(?i)auth|cookie|key|pass|secret|sign|token")
 _NOT_SECRET: Final = ("client_id",)
 _ANYBODY: Final = stat.S_IRGRP | stat.S_IROTH
 
@@ -94,7 +94,7 @@ def _in_items(kind: Any, value: Any, where: str) -> Iterator[str]:
         # Most headers are not secret; their names show it.
         named = value.items() if isinstance(value, Mapping) else ()
         for name, item in named:
-            if _TELLING.search(name):
+            if _SECRET_NAME.search(name):
                 yield from _in_value(get_args(kind)[1], item, f"{where}.{name}")
     elif get_origin(kind) in (list, tuple):
         for at, item in enumerate(value) if isinstance(value, list) else [(None, value)]:

@@ -67,7 +67,7 @@ async def _check_redis(place: BackendAddress, subject: str, checkup: Checkup, cl
 async def _check_postgres(
     place: BackendAddress, subject: str, checkup: Checkup, clock: Clock
 ) -> None:
-    import asyncpg  # noqa: PLC0415 - only for those who have one
+    import asyncpg  # noqa: PLC0415 - only for Postgres sinks
 
     from oncebridge.check.postgres import check_postgres  # noqa: PLC0415 - needs its driver
 

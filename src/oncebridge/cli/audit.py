@@ -45,8 +45,10 @@ def _default_to_genesys(made: click.Command) -> click.Command:
 
     @functools.wraps(body)
     def callback(*, config: str | None, preset: str | None, **rest: Any) -> Any:
-        is_told = config or os.environ.get(f"{PREFIX}CONFIG") or os.environ.get(f"{PREFIX}PRESET")
-        preset = preset or (None if is_told else "genesys")
+        is_configured = (
+            config or os.environ.get(f"{PREFIX}CONFIG") or os.environ.get(f"{PREFIX}PRESET")
+        )
+        preset = preset or (None if is_configured else "genesys")
         return body(config=config, preset=preset, **rest)
 
     made.callback = callback
@@ -157,12 +159,12 @@ class _SignalHandler:
     def __call__(self, number: int, _frame: object) -> None:
         if self._raised() is not None:
             return
-        told = _Interrupted(number)
-        self._raised = ref(told)
+        interruption = _Interrupted(number)
+        self._raised = ref(interruption)
         try:
-            raise told
+            raise interruption
         finally:
-            del told  # its traceback refers to this frame, which would keep it alive
+            del interruption  # its traceback refers to this frame, which would keep it alive
 
 
 @contextmanager
@@ -259,7 +261,7 @@ def _audit(
     if rules is not None:
         candidate = load(rules, environment={}, with_source=False)
         other = _route(candidate, route if len(candidate.routes) > 1 else None)
-    with _bar() as told, _lines(differences) as line:
+    with _bar() as progress, _lines(differences) as line:
         return engine.audit(
             [Path(name) for name in files],
             ours.rules,
@@ -269,7 +271,7 @@ def _audit(
             quiet=quiet,
             bare=ours.settings.bare,
             limits=ours.settings.limits,
-            progress=told,
+            progress=progress,
             differences=line,
             skipped=_note_skipped,
         )
@@ -298,8 +300,8 @@ def _lines(name: str | None) -> Iterator[Callable[[Difference], None] | None]:
 def _print_report(report: AuditReport, suggestion: Suggestion, *, as_json: bool) -> None:
     with _printing():
         if as_json:
-            told = msgspec.to_builtins(report) | {"suggestion": msgspec.to_builtins(suggestion)}
-            click.echo(msgspec.json.encode(told))
+            fields = msgspec.to_builtins(report) | {"suggestion": msgspec.to_builtins(suggestion)}
+            click.echo(msgspec.json.encode(fields))
             return
         from oncebridge.audit.terminal import console_for_reports, show  # noqa: PLC0415
 
@@ -382,11 +384,11 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     with bar:
         row = bar.add_task("", total=None)
 
-        def told(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             # The size of a pipe is not known.
             bar.update(row, completed=done, total=max(total, done) if total else None)
 
-        yield told
+        yield progress
 
 
 # --- the store ----------------------------------------------------------------------------
@@ -406,8 +408,8 @@ def _warm(
     found = find_files([Path(name) for name in files], _note_skipped)
     warming = StoreWarmer(setup, place, routes, found)
     try:
-        with _bar() as told:
-            run_loop(warming.run(told))
+        with _bar() as progress:
+            run_loop(warming.run(progress))
     except KeyboardInterrupt as left:
         _print_counts(warming.counts(), as_json=as_json)
         _exit_interrupted(left, "interrupted; run it again to record the rest")
@@ -434,8 +436,8 @@ def _place(setup: Setup, text: str) -> StorePlace:
 def _print_counts(counts: dict[str, int], *, as_json: bool) -> None:
     with _printing():
         if as_json:
-            told = {name.replace(" ", "_"): count for name, count in counts.items()}
-            click.echo(msgspec.json.encode(told))
+            fields = {name.replace(" ", "_"): count for name, count in counts.items()}
+            click.echo(msgspec.json.encode(fields))
             return
         for name, count in counts.items():
             if count or name in ("new", "known"):

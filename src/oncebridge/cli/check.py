@@ -138,8 +138,8 @@ def _print_json(found: Checkup, *, verbose: bool) -> None:
     _print_object("summary", _counts(found))
 
 
-def _print_object(kind: str, told: dict[str, Any]) -> None:
-    click.echo(json.dumps({"kind": kind, **told}, ensure_ascii=False))
+def _print_object(kind: str, fields: dict[str, Any]) -> None:
+    click.echo(json.dumps({"kind": kind, **fields}, ensure_ascii=False))
 
 
 def _counts(found: Checkup) -> dict[str, int]:
@@ -232,15 +232,15 @@ def _lines(text: str, width: int, first: str = "", others: str = "") -> list[str
 
 def _summary(found: Checkup, width: int) -> Text:
     counts = _counts(found)
-    told = [
+    counted = [
         f"{number} {name.removesuffix('s') if number == 1 else name}"
         for name, number in ((f"{one}s", counts[f"{one}s"]) for one in Severity)
         if number
     ]
-    verdict = ", ".join(told) or "no problems found"
+    verdict = ", ".join(counted) or "no problems found"
     rest = f"; {format_count(counts['in_order'], 'check')} passed"
     if found.not_checked:
         rest += f", {counts['could_not_look']} could not be made"
     text = Text("\n".join(_lines(verdict + rest, width)))
-    text.stylize("bold" if told else "bold green", 0, len(verdict))
+    text.stylize("bold" if counted else "bold green", 0, len(verdict))
     return text

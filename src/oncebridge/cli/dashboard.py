@@ -1,4 +1,4 @@
-"""`oncebridge dashboard`: the dashboard in a process of its own."""
+"""`oncebridge dashboard`: the dashboard in a separate process."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ def dashboard(setup: Setup) -> None:
 async def _serve(setup: Setup) -> None:
     from oncebridge.dashboard import Dashboard, DashboardData  # noqa: PLC0415 - other commands need no pages
 
-    told = _told()
+    stop = _stop_event()
     store = await open_for_reading(setup.config.store)
     try:
         served = Dashboard(setup, DashboardData(setup, store))
@@ -63,20 +63,20 @@ async def _serve(setup: Setup) -> None:
             raise OncebridgeError(f"{error} (--dashboard)") from error
         click.echo(f"dashboard: {served.url}")
         try:
-            await told.wait()
+            await stop.wait()
         finally:
             await served.aclose()
     finally:
         await store.aclose()
 
 
-def _told() -> asyncio.Event:
+def _stop_event() -> asyncio.Event:
     """Return an event that is set when a signal asks the process to end."""
-    told = asyncio.Event()
+    stopped = asyncio.Event()
 
     def stop(name: str) -> None:
         _log.info("oncebridge.stopping", extra={"signal": name})
-        told.set()
+        stopped.set()
 
     on_signals(stop)
-    return told
+    return stopped

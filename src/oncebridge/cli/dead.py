@@ -166,11 +166,11 @@ def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
     if raw:
         sys.stdout.buffer.write(letter.raw)
         return
-    told = _as_json(letter, copies) | _header_as_json(setup, letter)
+    fields = _as_json(letter, copies) | _header_as_json(setup, letter)
     if as_json:
-        click.echo(json.dumps({**told, **_body_as_json(letter.raw)}))
+        click.echo(json.dumps({**fields, **_body_as_json(letter.raw)}))
     else:
-        _print(told, letter.raw)
+        _print(fields, letter.raw)
 
 
 async def _find(setup: Setup, number: int) -> tuple[DeadLetter | None, Copies]:
@@ -197,12 +197,12 @@ def _body_as_json(raw: bytes) -> dict[str, str]:
         return {"body_base64": base64.b64encode(raw).decode()}
 
 
-def _print(told: dict[str, Any], raw: bytes) -> None:
+def _print(fields: dict[str, Any], raw: bytes) -> None:
     console = screen()
-    console.print(f"dead letter {told.pop('number')}", style="bold")
-    if told.pop("maybe_delivered"):
-        told["maybe"] = "an earlier attempt may have arrived"
-    for name, value in told.items():
+    console.print(f"dead letter {fields.pop('number')}", style="bold")
+    if fields.pop("maybe_delivered"):
+        fields["maybe"] = "an earlier attempt may have arrived"
+    for name, value in fields.items():
         if value != "":
             console.print(field(name, value, "red" if name == "reason" else "", wide=16))
     console.print()

@@ -111,7 +111,7 @@ def demo(*, seconds: float, seed: int, fast: bool, stay: bool, as_json: bool) ->
         sys.stdout.reconfigure(errors="replace")  # for a terminal without UTF-8
     screen = _Screen(Console(highlight=False, markup=False, emoji=False, quiet=as_json))
 
-    def tell(found: _DemoResult) -> None:
+    def print_result(found: _DemoResult) -> None:
         if as_json:
             click.echo(json.dumps(found.as_json()))
         else:
@@ -119,7 +119,7 @@ def demo(*, seconds: float, seed: int, fast: bool, stay: bool, as_json: bool) ->
 
     try:
         options = _DemoOptions(seconds, seed, fast or as_json, stay)
-        found = run_loop(_run_demo(options, screen, tell))
+        found = run_loop(_run_demo(options, screen, print_result))
     except asyncio.CancelledError:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(0 if found.right else EXIT_NEEDS_ATTENTION)
@@ -135,7 +135,7 @@ class _DemoOptions(Struct, frozen=True):
 
 
 async def _run_demo(
-    options: _DemoOptions, screen: "_Screen", tell: "Callable[[_DemoResult], None]"
+    options: _DemoOptions, screen: "_Screen", print_result: "Callable[[_DemoResult], None]"
 ) -> "_DemoResult":
     """Start the service, send the stream, and return the result."""
     with TemporaryDirectory(prefix="oncebridge-demo-") as directory:
@@ -164,7 +164,7 @@ async def _run_demo(
                     await sender.send(options.seconds, options.seed, fast=options.fast)
                     letters = await _letters(directory)
                     found = _collect_result(options.seed, service, sender, crm, letters)
-                    tell(found)
+                    print_result(found)
                     if options.stay and not sender.ended_early:
                         screen.stay(service.dashboard_url or "")
                         await sender.wait_for_signal()
@@ -278,7 +278,7 @@ class _StreamSender:
         self._crm = crm
         self._screen = screen
         self._stop = asyncio.Event()
-        self._pace = 1.0
+        self._speedup = 1.0
         self._order = count()
         self._stream: deque[_Arrival] = deque()
         self._again: list[tuple[float, int, _Arrival]] = []
@@ -298,10 +298,10 @@ class _StreamSender:
         self._install_signal_handlers()
         arrivals = _arrivals(seed, max(int(seconds * _A_SECOND), _FEWEST))
         span_s = (arrivals[-1].at_ms + 1) / 1000
-        self._pace = span_s / seconds
+        self._speedup = span_s / seconds
         self._stream.extend(arrivals)
         down_at = int(_DOWN_AT * len(arrivals))
-        speed = f", shown {self._pace:.1f} times as fast; Ctrl-C ends it early"
+        speed = f", shown {self._speedup:.1f} times as fast; Ctrl-C ends it early"
         self._screen.begin(
             f"a simulated Genesys Cloud contact centre, seed {seed}",
             f"stream → {self.url} → SQLite → {self._crm.url}",
@@ -309,7 +309,7 @@ class _StreamSender:
         )
         began = loop.time()
         for arrival in arrivals:
-            arrival.due_s = began if fast else began + arrival.at_ms / 1000 / self._pace
+            arrival.due_s = began if fast else began + arrival.at_ms / 1000 / self._speedup
         while self._stream or self._again:
             arrival = self._next(loop.time())
             await self._wait_for(arrival)
@@ -378,17 +378,17 @@ class _StreamSender:
             self.unreadable.append(arrival.body)
         was_down = self._crm.is_down
         arrival.tries += 1
-        told = self._read_answer(await self._client.post(arrival.body))
+        answer = self._read_answer(await self._client.post(arrival.body))
         heading = _heading(arrival)
-        if told.verdict is Verdict.DELIVERED:
-            self._delivered[told.key] = (heading[2], arrival.at_ms)
+        if answer.verdict is Verdict.DELIVERED:
+            self._delivered[answer.key] = (heading[2], arrival.at_ms)
         if event is not None:
-            self._count(event, told)
-        self._screen.line(arrival, told, heading)
+            self._count(event, answer)
+        self._screen.line(arrival, answer, heading)
         if was_down and not self._crm.is_down:
             self._screen.remark("the CRM is up again")
-        if told.again_s:
-            self._send_again(arrival, told.again_s)
+        if answer.again_s:
+            self._send_again(arrival, answer.again_s)
 
     def _read_answer(self, answer: ClientResponse) -> _DemoAnswer:
         if answer.status not in (200, 503):
@@ -405,22 +405,22 @@ class _StreamSender:
             self._delivered.get(key) if verdict is Verdict.DUPLICATE else None,
         )
 
-    def _count(self, event: Simulated, told: _DemoAnswer) -> None:
-        if event.label in LOOK_ALIKES and not told.again_s:
+    def _count(self, event: Simulated, answer: _DemoAnswer) -> None:
+        if event.label in LOOK_ALIKES and not answer.again_s:
             self.look_alikes += 1
-        if told.verdict is Verdict.DUPLICATE:
+        if answer.verdict is Verdict.DUPLICATE:
             is_copy = event.label in _ABOUT and event.label not in LOOK_ALIKES
             self.causes[event.label.value if is_copy else "overtaken"] += 1
-            self.merged += self._truths.get(told.key, event.truth) != event.truth
-        elif told.verdict is Verdict.DELIVERED:
-            self._truths[told.key] = event.truth
+            self.merged += self._truths.get(answer.key, event.truth) != event.truth
+        elif answer.verdict is Verdict.DELIVERED:
+            self._truths[answer.key] = event.truth
 
     def _send_again(self, arrival: _Arrival, wait_s: int) -> None:
         if arrival.tries >= _MOST_TRIES:
             raise OncebridgeError(f"an arrival was refused {arrival.tries} times")
         self.retried += 1
         arrival.due_s = asyncio.get_running_loop().time() + wait_s
-        arrival.at_ms += int(wait_s * 1000 * self._pace)
+        arrival.at_ms += int(wait_s * 1000 * self._speedup)
         heappush(self._again, (arrival.due_s, next(self._order), arrival))
 
 
@@ -533,7 +533,7 @@ class _Screen:
         self._print(Text("dashboard: ", "bold").append(url, "bold cyan").append(taken, "dim"))
 
     def stay(self, url: str) -> None:
-        """Say that the dashboard keeps running."""
+        """Print that the dashboard keeps running."""
         self._print(Text())
         self.remark(f"the dashboard keeps running at {url} until Ctrl-C")
 
@@ -546,13 +546,13 @@ class _Screen:
         heads = f"{time} {'topic':<14} {'entity':<8} {'event':<8} verdict"
         self._print(Text(heads, "bold"))
 
-    def line(self, arrival: _Arrival, told: _DemoAnswer, heading: tuple[str, str, str]) -> None:
+    def line(self, arrival: _Arrival, answer: _DemoAnswer, heading: tuple[str, str, str]) -> None:
         """Print one arrival: time, topic, entity, verdict and reason."""
         topic, entity, name = heading
-        note, style = self._note(arrival, told)
+        note, style = self._note(arrival, answer)
         line = Text().append(_clock(START_MS + arrival.at_ms, with_ms=self._is_wide), "dim")
         line.append(f" {topic:<14} {entity:<8} {name:<8} ")
-        line.append(f"{told.verdict.value:<9}", STYLES.get(told.verdict, ""))
+        line.append(f"{answer.verdict.value:<9}", STYLES.get(answer.verdict, ""))
         line.append("  " if self._is_wide else " ").append(note, style)
         self._print(line)
 
@@ -600,32 +600,32 @@ class _Screen:
         for rest in more:
             self._print(Text(" " * 21).append(rest.replace("\N{NO-BREAK SPACE}", " "), "dim"))
 
-    def _note(self, arrival: _Arrival, told: _DemoAnswer) -> tuple[str, str]:
+    def _note(self, arrival: _Arrival, answer: _DemoAnswer) -> tuple[str, str]:
         """Return the note on a verdict, and its style."""
         about = _ABOUT.get(arrival.event.label, "") if arrival.event else ""
         is_alike = arrival.event is not None and arrival.event.label in LOOK_ALIKES
-        match told.verdict:
-            case Verdict.DUPLICATE if told.original is not None:
-                name, at_ms = told.original
+        match answer.verdict:
+            case Verdict.DUPLICATE if answer.original is not None:
+                name, at_ms = answer.original
                 note = f"{about} after {_elapsed(arrival.at_ms - at_ms)}"
                 note = _OVERTAKEN if is_alike or not about else note
                 return (f"of {name}, {note}" if self._is_wide else note), ""
             case Verdict.DUPLICATE:
                 return "delivered in the meantime", ""
             case Verdict.DELIVERED if arrival.tries > 1:
-                return f"→ CRM on try {arrival.tries}, key {told.key[:8]}", "green"
+                return f"→ CRM on try {arrival.tries}, key {answer.key[:8]}", "green"
             case Verdict.DELIVERED if is_alike:
                 return f"new: {about}", "cyan"
             case Verdict.DELIVERED:
-                key = f'  Idempotency-Key: "{told.key[:16]}…"'
-                return f"→ CRM{key if self._is_wide else f', key {told.key[:8]}'}", "dim"
+                key = f'  Idempotency-Key: "{answer.key[:16]}…"'
+                return f"→ CRM{key if self._is_wide else f', key {answer.key[:8]}'}", "dim"
             case Verdict.DEAD:
                 kept = "kept in the dead letters" if self._is_wide else "kept"
-                return f"{kept}: {told.reason.partition(':')[0]}", ""
+                return f"{kept}: {answer.reason.partition(':')[0]}", ""
             case Verdict.BUSY:
-                return f"a copy waits; retry in {told.again_s} s", ""
+                return f"a copy waits; retry in {answer.again_s} s", ""
             case _:
-                return f"{told.reason}: retry in {told.again_s} s", ""
+                return f"{answer.reason}: retry in {answer.again_s} s", ""
 
     def _print(self, text: Text) -> None:
         text.rstrip()
@@ -642,8 +642,8 @@ def _listed(counts: dict[str, int]) -> str:
 def _clock(at_ms: int, *, with_ms: bool) -> str:
     seconds, rest = divmod(at_ms, 1000)
     minutes, second = divmod(seconds % 86_400, 60)
-    told = f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
-    return f"{told}.{rest:03}" if with_ms else told
+    text = f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
+    return f"{text}.{rest:03}" if with_ms else text
 
 
 def _elapsed(ms: int) -> str:

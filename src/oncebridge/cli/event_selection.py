@@ -1,4 +1,4 @@
-"""How `explain`, `forget`, `release` and `resend` find the events that are named."""
+"""Finds the events that `explain`, `forget`, `release` and `resend` are called with."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -89,8 +89,8 @@ class EventFinder:
     def named(self, text: str) -> EventReference:
         """Return what *text* names; note if it could be something else."""
         found = parse_reference(text)
-        if found.beside is not None:
-            note(f"{printable(text)} is also a {found.beside}; the file of that name is used")
+        if found.other_kind is not None:
+            note(f"{printable(text)} is also a {found.other_kind}; the file of that name is used")
         return found
 
     def in_file(self, name: str) -> Iterator[FoundEvent]:
@@ -142,8 +142,8 @@ class EventFinder:
             note(f"{place} was not searched: {costs}. Use --scan to search it, or --in FILE")
             return []
         found: dict[bytes, Record] = {}
-        with progress_counter("read") as tell:
-            async for record in records_with_id(store, named.text, tell):
+        with progress_counter("read") as progress:
+            async for record in records_with_id(store, named.text, progress):
                 found[record.key] = record
         return list(found.values())
 

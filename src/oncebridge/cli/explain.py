@@ -128,15 +128,15 @@ class _ExplanationPrinter:
         self._store = store
         self._asked = asked
         self._console = screen()
-        self._told = 0
+        self._printed = 0
 
     async def file(self, name: str) -> int:
         """Explain the events of a file, each compared with the earlier ones."""
         with open_file(name) as file:
             unreadable = await self._records(RecordReader(file))
-        if not self._told:
+        if not self._printed:
             note("it has no event")
-        return EXIT_NEEDS_ATTENTION if unreadable or not self._told else 0
+        return EXIT_NEEDS_ATTENTION if unreadable or not self._printed else 0
 
     async def named(self, named: EventReference) -> int:
         """Explain the event with a key or an id, as far as it can be found."""
@@ -151,28 +151,30 @@ class _ExplanationPrinter:
                     ),
                     in_recording=True,
                 )
-            if self._told:
+            if self._printed:
                 return 0
             note(f"{self._asked.recording} has no event with that {named.kind}")
         if named.kind == "key":
             return await self._key(named.key)
         for letter in await self._finder.letters.with_id(named.text):
             await self._records([RawRecord(letter.raw, letter.number, 0, 0)], letter=letter)
-        return 0 if self._told else await self._by_scan(named)
+        return 0 if self._printed else await self._by_scan(named)
 
     async def _by_scan(self, named: EventReference) -> int:
         records = await self._finder.records(named, self._store) if self._store else []
         for record in records:
-            told = await explain_key(record.key, self._store, self._finder.letters, record=record)
-            self._print_key(told)
+            explanation = await explain_key(
+                record.key, self._store, self._finder.letters, record=record
+            )
+            self._print_key(explanation)
         if not records:
             note(not_found(named))
         return 0 if records else EXIT_NEEDS_ATTENTION
 
     async def _key(self, key: bytes) -> int:
-        told = await explain_key(key, self._store, self._finder.letters)
-        self._print_key(told)
-        return 0 if told.is_known else EXIT_NEEDS_ATTENTION
+        explanation = await explain_key(key, self._store, self._finder.letters)
+        self._print_key(explanation)
+        return 0 if explanation.is_known else EXIT_NEEDS_ATTENTION
 
     async def _records(
         self,
@@ -187,7 +189,7 @@ class _ExplanationPrinter:
         asked = self._asked
         with _recording(None if in_recording or letter else asked.recording) as recording:
             try:
-                async for told in explain_records(
+                async for explanation in explain_records(
                     records,
                     self._setup,
                     self._store,
@@ -197,34 +199,38 @@ class _ExplanationPrinter:
                     recording_name=asked.recording or "",
                     wanted=wanted,
                 ):
-                    unreadable += told.event is None
-                    self._print(told, letter)
+                    unreadable += explanation.event is None
+                    self._print(explanation, letter)
             except BadGzip as error:
                 note(str(error))
                 unreadable += 1
         return unreadable
 
-    def _print(self, told: Explanation, letter: DeadLetter | None) -> None:
-        self._told += 1
+    def _print(self, explanation: Explanation, letter: DeadLetter | None) -> None:
+        self._printed += 1
         if self._asked.as_json:
             more = {"letter": letter.number} if letter else {}
-            text = dumps(told, canonical=self._asked.canonical, summary=summary(told), **more)
+            text = dumps(
+                explanation, canonical=self._asked.canonical, summary=summary(explanation), **more
+            )
             click.echo(text)
             return
-        if self._told > 1:
+        if self._printed > 1:
             click.echo()
         several = len(self._setup.routes) > 1
-        title = f"dead letter {letter.number}" if letter else f"line {told.line}"
-        _print_event(self._console, title, told, several=several, canonical=self._asked.canonical)
+        title = f"dead letter {letter.number}" if letter else f"line {explanation.line}"
+        _print_event(
+            self._console, title, explanation, several=several, canonical=self._asked.canonical
+        )
 
-    def _print_key(self, told: KeyExplanation) -> None:
-        self._told += 1
+    def _print_key(self, explanation: KeyExplanation) -> None:
+        self._printed += 1
         if self._asked.as_json:
-            click.echo(dumps(told, summary=summary_of_key(told)))
+            click.echo(dumps(explanation, summary=summary_of_key(explanation)))
             return
-        if self._told > 1:
+        if self._printed > 1:
             click.echo()
-        _print_key(self._console, told)
+        _print_key(self._console, explanation)
 
 
 @contextmanager
@@ -238,10 +244,10 @@ def _recording(name: str | None) -> Iterator[Iterable[RawRecord]]:
 
 def _counted(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
     """Yield *records*, and show progress."""
-    with progress_counter("read") as tell:
+    with progress_counter("read") as progress:
         for number, record in enumerate(records, 1):
             if not number % 1000:
-                tell(number)
+                progress(number)
             yield record
 
 
@@ -249,79 +255,87 @@ def _counted(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
 
 
 def _print_event(
-    console: Console, name: str, told: Explanation, *, several: bool, canonical: bool
+    console: Console, name: str, explanation: Explanation, *, several: bool, canonical: bool
 ) -> None:
     title = Text()
     title.append(name, style="bold")
-    if told.event is not None:
-        names = (told.event.id, told.event.source, told.event.detail_type)
+    if explanation.event is not None:
+        names = (explanation.event.id, explanation.event.source, explanation.event.detail_type)
         title.append("".join(f"  {printable(name)}" for name in names if name))
     console.print(title)
-    _print_words(console, summary(told))
-    if told.event is None:
-        console.print(field("dead", told.reason, "red"))
+    _print_words(console, summary(explanation))
+    if explanation.event is None:
+        console.print(field("dead", explanation.reason, "red"))
         return
-    if told.route is None:
+    if explanation.route is None:
         return
     if several:
-        console.print(field("route", told.route))
-    console.print(field("rule", told.rule))
-    if told.why:
-        _field(console, told.action if told.action != "deduplicate" else "note", told.why)
-    _print_keys(console, told, canonical=canonical)
+        console.print(field("route", explanation.route))
+    console.print(field("rule", explanation.rule))
+    if explanation.why:
+        _field(
+            console,
+            explanation.action if explanation.action != "deduplicate" else "note",
+            explanation.why,
+        )
+    _print_keys(console, explanation, canonical=canonical)
     for part in ("entity", "version"):
-        if by := getattr(told, f"{part}_by"):
-            value = getattr(told, part)
+        if by := getattr(explanation, f"{part}_by"):
+            value = getattr(explanation, part)
             console.print(field(part, by if value is None else f"{by} = {value}"))
-    _print_verdict(console, told)
-    _print_letter(console, told.letter)
-    _print_acts(console, told.acts)
-    _print_acts(console, told.entity_acts, " of its entity")
+    _print_verdict(console, explanation)
+    _print_letter(console, explanation.letter)
+    _print_acts(console, explanation.acts)
+    _print_acts(console, explanation.entity_acts, " of its entity")
 
 
-def _print_keys(console: Console, told: Explanation, *, canonical: bool) -> None:
-    for known in told.keys:
+def _print_keys(console: Console, explanation: Explanation, *, canonical: bool) -> None:
+    for known in explanation.keys:
         console.print(field("key", f"{known.kind}, remembered for {window(known)}"))
         console.print(field("", known.key.hex()))
-        standing = told.standing_of(known.key)
+        standing = explanation.standing_of(known.key)
         if standing is not None and standing.record is not None:
             _field(console, "", state(standing))
         if canonical:
             console.print(field("", known.canonical, "dim"))
-    if told.keys and told.sent_as != told.keys[-1].key:
+    if explanation.keys and explanation.sent_as != explanation.keys[-1].key:
         console.print(field("header", "Idempotency-Key, made of key and content"))
-        console.print(field("", told.sent_as.hex()))
+        console.print(field("", explanation.sent_as.hex()))
 
 
-def _print_verdict(console: Console, told: Explanation) -> None:
-    judged = told.judged
+def _print_verdict(console: Console, explanation: Explanation) -> None:
+    judged = explanation.judged
     if judged is not None:
         text = f"{judged.verdict.value}: {judged.why}" if judged.why else judged.verdict.value
         if judged.is_shadow:
             text += " (forwarded anyway: shadow mode)"
-        if told.paused:
+        if explanation.paused:
             text += " (after the route is resumed: it is paused)"
         _field(console, "verdict", text, STYLES.get(judged.verdict, ""))
         if judged.first is not None:
             who = f" as {judged.first.id}" if judged.first.id else ""
             console.print(field("first", f"arrived {iso_time(judged.first.arrived_ms)}{who}"))
-    if told.cause is not None:
-        likely = " (likely)" if told.is_guess and told.cause is not Cause.UNKNOWN else ""
-        _field(console, "cause", f"{told.cause}{likely}: {MEANINGS[told.cause]}")
-    if told.changes is not None:
-        _print_changes(console, told)
+    if explanation.cause is not None:
+        likely = (
+            " (likely)" if explanation.is_guess and explanation.cause is not Cause.UNKNOWN else ""
+        )
+        _field(console, "cause", f"{explanation.cause}{likely}: {MEANINGS[explanation.cause]}")
+    if explanation.changes is not None:
+        _print_changes(console, explanation)
 
 
-def _print_changes(console: Console, told: Explanation) -> None:
-    assert told.changes is not None  # noqa: S101 - the caller checked
-    where = f"line {told.same_as}" + (f" of {told.same_in}" if told.same_in else "")
-    if not told.changes:
+def _print_changes(console: Console, explanation: Explanation) -> None:
+    assert explanation.changes is not None  # noqa: S101 - the caller checked
+    where = f"line {explanation.same_as}" + (
+        f" of {explanation.same_in}" if explanation.same_in else ""
+    )
+    if not explanation.changes:
         console.print(field("differs", f"in nothing from {where}"))
         return
     console.print(field("differs", f"from {where}:"))
-    for change in told.changes[:_MOST_PATHS]:
+    for change in explanation.changes[:_MOST_PATHS]:
         console.print(field("", f"  {_change(change)}"))
-    more = len(told.changes) - _MOST_PATHS
+    more = len(explanation.changes) - _MOST_PATHS
     if more > 0:
         console.print(field("", f"  and {more} more"))
 
@@ -364,20 +378,20 @@ def _print_acts(console: Console, acts: OperatorActions, what: str = "") -> None
         label = ""
 
 
-def _print_key(console: Console, told: KeyExplanation) -> None:
-    console.print(Text(f"key {told.key.hex()}", style="bold"))
-    _print_words(console, summary_of_key(told))
-    if told.route:
-        console.print(field("route", told.route))
-    if told.letter is not None and told.letter.rule:
-        console.print(field("rule", told.letter.rule))
-    if told.standing is not None and told.standing.record is not None:
-        _field(console, "record", state(told.standing))
-    if told.first is not None:
-        who = f" as {told.first.id}" if told.first.id else ""
-        console.print(field("first", f"arrived {iso_time(told.first.arrived_ms)}{who}"))
-    _print_letter(console, told.letter)
-    _print_acts(console, told.acts)
+def _print_key(console: Console, explanation: KeyExplanation) -> None:
+    console.print(Text(f"key {explanation.key.hex()}", style="bold"))
+    _print_words(console, summary_of_key(explanation))
+    if explanation.route:
+        console.print(field("route", explanation.route))
+    if explanation.letter is not None and explanation.letter.rule:
+        console.print(field("rule", explanation.letter.rule))
+    if explanation.standing is not None and explanation.standing.record is not None:
+        _field(console, "record", state(explanation.standing))
+    if explanation.first is not None:
+        who = f" as {explanation.first.id}" if explanation.first.id else ""
+        console.print(field("first", f"arrived {iso_time(explanation.first.arrived_ms)}{who}"))
+    _print_letter(console, explanation.letter)
+    _print_acts(console, explanation.acts)
 
 
 def _print_words(console: Console, text: str) -> None:

@@ -63,7 +63,7 @@ async def _migrated(place: BackendAddress) -> list[str]:
 
 
 def _print_sql(setup: Setup, *, as_json: bool) -> int:
-    told: set[str] = set()
+    printed: set[str] = set()
     for kind, place in _places(setup):
         backend = place.opened
         if not isinstance(backend, MigratesBySQL):
@@ -73,9 +73,9 @@ def _print_sql(setup: Setup, *, as_json: bool) -> int:
         text = backend.migration_sql().strip()
         if as_json:
             click.echo(json.dumps({"kind": kind, "address": str(place), "sql": text}))
-        elif text not in told:  # several routes may use one table
+        elif text not in printed:  # several routes may use one table
             click.echo(f"-- {kind} {printable(place)}\n{text}\n")
-        told.add(text)
-    if not told:
+        printed.add(text)
+    if not printed:
         note("there is nothing that SQL can create")
-    return 0 if told else EXIT_NEEDS_ATTENTION
+    return 0 if printed else EXIT_NEEDS_ATTENTION

@@ -77,11 +77,11 @@ def _print_result(
     routes: Sequence[str], before: Sequence[bool], *, paused: bool, as_json: bool
 ) -> None:
     if as_json:
-        told = [
+        listed = [
             {"route": route, "paused": paused, "was_paused": was}
             for route, was in zip(routes, before, strict=True)
         ]
-        click.echo(json.dumps({"routes": told}))
+        click.echo(json.dumps({"routes": listed}))
         return
     for route, was in zip(routes, before, strict=True):
         state = "paused" if paused else "resumed" if was else "was not paused"

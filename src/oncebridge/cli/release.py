@@ -181,8 +181,8 @@ def _print_result(
             | ({"of_another": True} if one.standing.is_others else {})
             for one in done
         ]
-        told = {"what": each.name, "route": each.route or None, "result": result, "keys": keys}
-        click.echo(json.dumps(told))
+        fields = {"what": each.name, "route": each.route or None, "result": result, "keys": keys}
+        click.echo(json.dumps(fields))
         return
     where = f" on {each.route}" if each.route and several else ""
     click.echo(printable(f"{each.name}{where}: {result}"))

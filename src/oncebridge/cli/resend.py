@@ -216,7 +216,7 @@ async def _resend(setup: Setup, asked: _ResendOptions) -> int:
         sender: _BatchSender | None = None
         async for batch in gathering.batches(asked.what):
             if sender is None:
-                # A new store is empty, which is no reason not to send.
+                # A new store is empty; the event can be sent all the same.
                 store = await stack.enter_async_context(opened(setup.config.store.opened))
                 sender = _BatchSender(
                     setup, OperatorLog(audit, store, reason=asked.reason), printer
@@ -246,11 +246,11 @@ async def _ready(
                 continue
             ready.sends.append((one, way))
             if dry_run:
-                printer.tell(one.label, way.route.name, "would be sent", intent.before)
+                printer.print_line(one.label, way.route.name, "would be sent", intent.before)
     for letter in batch.letters:
         note(f"found in the dead letters: this is `oncebridge dead replay {letter.number}`")
         if dry_run:
-            printer.tell(
+            printer.print_line(
                 f"dead letter {letter.number}", letter.route, "would be replayed", letter.reason
             )
     return ready
@@ -297,13 +297,13 @@ class _BatchSender:
         gateways = {one.route: one for one in router.gateways}
         again = Resender(store, gateways, before=self._before_send)
         is_resolved = True
-        with progress_counter("sent", quiet=len(sends) < _LOOKED_AT) as tell:
+        with progress_counter("sent", quiet=len(sends) < _LOOKED_AT) as progress:
             for count, (one, way) in enumerate(sends, 1):
                 assert isinstance(one.event, Event)  # noqa: S101 - or it would have no way
                 done = await again.send(one.event, way)
                 self._printer.resent(one.label, done)
                 is_resolved = is_resolved and done.is_sent
-                tell(count)
+                progress(count)
         return is_resolved
 
     async def _before_send(self, intent: ResendPlan) -> None:
@@ -329,10 +329,12 @@ class _ResultPrinter:
         self._several = len(setup.routes) > 1
         self._console = Console(stderr=self._is_err, highlight=False, soft_wrap=True)
 
-    def tell(self, what: str, route: str, result: str, why: str = "", style: str = "") -> None:
+    def print_line(
+        self, what: str, route: str, result: str, why: str = "", style: str = ""
+    ) -> None:
         if self._as_json:
-            told = {"what": what, "route": route or None, "result": result, "why": why}
-            self._print(told)
+            fields = {"what": what, "route": route or None, "result": result, "why": why}
+            self._print(fields)
             return
         where = f" on {route}" if route and self._several else ""
         text = f"{result}: {why}" if why else result
@@ -340,11 +342,11 @@ class _ResultPrinter:
         self._console.print(field("", text, style, wide=0))
 
     def refuse(self, what: str, route: str, why: str) -> None:
-        self.tell(what, route, "not sent", why, "red")
+        self.print_line(what, route, "not sent", why, "red")
 
     def skip(self, what: str, route: str) -> None:
         if not self._as_json:
-            self.tell(what, route, "the same event as one above")
+            self.print_line(what, route, "the same event as one above")
 
     def resent(self, what: str, done: Resent) -> None:
         outcome = done.outcome
@@ -352,7 +354,7 @@ class _ResultPrinter:
             self.refuse(what, done.intent.route, done.why_not)
             return
         if self._as_json:
-            told: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 "what": what,
                 "route": done.intent.route,
                 "result": "sent" if done.is_sent else "not sent",
@@ -362,7 +364,7 @@ class _ResultPrinter:
                 "before": done.intent.before,
                 "key": outcome.key.hex() or None,
             }
-            self._print(told)
+            self._print(fields)
             return
         if done.is_sent:
             known = f"once more; {done.intent.before} before"
@@ -372,7 +374,7 @@ class _ResultPrinter:
             if not outcome.acknowledge:
                 text += f"; its records are removed: run it again in {outcome.retry_after_ms / 1000:.1f} s"
         style = STYLES.get(outcome.verdict, "")
-        self.tell(what, done.intent.route, outcome.verdict.value, text, style)
+        self.print_line(what, done.intent.route, outcome.verdict.value, text, style)
 
     def replayed(self, one: Replayed) -> None:
         if self._as_json:
@@ -380,7 +382,7 @@ class _ResultPrinter:
             return
         verdict = one.verdict.value if one.verdict else "kept"
         style = STYLES.get(one.verdict, "") if one.verdict else "red"
-        self.tell(f"dead letter {one.number}", "", verdict, one.reason, style)
+        self.print_line(f"dead letter {one.number}", "", verdict, one.reason, style)
 
-    def _print(self, told: dict[str, Any]) -> None:
-        click.echo(json.dumps(told), err=self._is_err)
+    def _print(self, fields: dict[str, Any]) -> None:
+        click.echo(json.dumps(fields), err=self._is_err)

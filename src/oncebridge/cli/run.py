@@ -105,7 +105,7 @@ def _print_end(setup: Setup, service: Service, counts: dict[str, int], *, as_jso
     stream: Any = sys.stderr if is_to_stdout(setup) else sys.stdout
     if as_json:
         routes = {name: books.counts() for name, books in service.books().items()}
-        told = {**counts, **({"routes": routes} if len(routes) > 1 else {})}
-        print(json.dumps(told), file=stream, flush=True)
+        fields = {**counts, **({"routes": routes} if len(routes) > 1 else {})}
+        print(json.dumps(fields), file=stream, flush=True)
     else:
         print(table_of_counts(counts), file=stream, flush=True)

@@ -76,10 +76,10 @@ def simulate(*, events: int, seed: int, repeats: float, labels: Path | None, sta
     consumer is right if it delivers each truth exactly once.
     """
     with ExitStack() as stack:
-        told: BinaryIO | None = None
+        labels_file: BinaryIO | None = None
         if labels is not None:
             try:
-                told = stack.enter_context(labels.open("wb"))
+                labels_file = stack.enter_context(labels.open("wb"))
             except OSError as error:
                 raise click.BadParameter(
                     f"{labels} cannot be written: {error.strerror}", param_hint="--labels"
@@ -88,7 +88,7 @@ def simulate(*, events: int, seed: int, repeats: float, labels: Path | None, sta
         stream = simulated(seed, events, repeats=repeats, start_ms=start_ms)
         for line, one in enumerate(stream, start=1):
             out.write(as_line(one.raw))
-            if told is not None:
+            if labels_file is not None:
                 truth = {
                     "line": line,
                     "truth": one.truth,
@@ -96,5 +96,5 @@ def simulate(*, events: int, seed: int, repeats: float, labels: Path | None, sta
                     "at_ms": one.at_ms,
                     "resembles": one.resembles,
                 }
-                told.write(_encode(truth) + b"\n")
+                labels_file.write(_encode(truth) + b"\n")
         out.flush()

@@ -1,7 +1,7 @@
 """
 `oncebridge template`: print infrastructure as code.
 
-The templates are in `oncebridge.aws.templates`, and for other stores beside the store. Nothing
+The templates are in `oncebridge.aws.templates`, and for other stores in the package of the store. Nothing
 is read from AWS and nothing is created, so no account is needed.
 """
 

@@ -35,11 +35,11 @@ def test(setup: Setup, *, files: tuple[str, ...], as_json: bool) -> None:
     \b
       [[test]]
       name = "a resend is the same event"
-      same = ["first.json", "resent.json"]    # beside this file
+      same = ["first.json", "resent.json"]    # next to this file
       rule = "orders"
     \b
       [[test]]
-      name = "every order is an event of its own"
+      name = "every order is a separate event"
       apart = ["orders.ndjson"]               # or "orders.ndjson#2", the second
     \b
       [[test]]
@@ -54,13 +54,13 @@ def test(setup: Setup, *, files: tuple[str, ...], as_json: bool) -> None:
     console = screen()
     for result in results:
         if as_json:
-            told = {
+            fields = {
                 "file": result.case.file,
                 "name": result.case.name,
                 "passed": not result.failures,
                 "failures": list(result.failures),
             }
-            click.echo(json.dumps(told))
+            click.echo(json.dumps(fields))
             continue
         style, word = ("red", "failed") if result.failures else ("green", "ok")
         line = Text("  ")

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from oncebridge.base.formatting import NB, format_count, format_elapsed
 from oncebridge.dashboard.dead_letters import meaning_of
-from oncebridge.engine.causes import MEANINGS, Cause, Sighting, cause_of_repeat, remembered
+from oncebridge.engine.causes import MEANINGS, Cause, Sighting, duplicate_cause, remembered
 from oncebridge.engine.router import UNROUTED
 from oncebridge.engine.verdict import HANDED_BACK, Verdict
 from oncebridge.events.event import REASONS
@@ -97,16 +97,16 @@ def likely_cause(
     counted = cause = Cause(row.cause)
     is_sure = cause in _SURE
     if first is not None and row.verdict == Verdict.DUPLICATE:
-        cause = cause_of_repeat(_sighting(first), _sighting(row), id_was_seen=twin is not None)
+        cause = duplicate_cause(_sighting(first), _sighting(row), id_was_seen=twin is not None)
         is_sure = cause is not Cause.UNKNOWN
-    told = Explanation(
+    explanation = Explanation(
         line=0,
         action="deduplicate",
         cause=cause,
         is_guess=not is_sure,
         scope=rule.scope if rule else "",
     )
-    text = MEANINGS[cause] if is_sure else cause_in_words(told)
+    text = MEANINGS[cause] if is_sure else cause_in_words(explanation)
     if rule is not None and any(isinstance(tier.key, FieldsKey) for tier in rule.tiers):
         # Such a rule compares some fields only: the rest of the content may differ.
         text = text.replace("the same content", "the same key")

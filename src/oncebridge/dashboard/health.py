@@ -148,18 +148,18 @@ def _sentence(
         text = f"Last one stopped {_rounded(-last_ms)} ago."
         return HealthSummary("off", NO_WORKERS, text, findings)
     if not present(view):
-        return HealthSummary("bad", NO_WORKERS, _told(bad + warned), findings)
+        return HealthSummary("bad", NO_WORKERS, _joined_texts(bad + warned), findings)
     if bad:
-        return HealthSummary("bad", ATTENTION, _told(bad + warned), findings)
-    told = _speed(view, rates)
+        return HealthSummary("bad", ATTENTION, _joined_texts(bad + warned), findings)
+    speed = _speed(view, rates)
     if warned:
-        return HealthSummary("warn", RUNNING, f"{_told(warned)} {told}", findings)
+        return HealthSummary("warn", RUNNING, f"{_joined_texts(warned)} {speed}", findings)
     if not any(route.get("arrived") for route in books.values()) and not spooled(view):
         return HealthSummary("good", READY, "No events received yet.", findings)
-    return HealthSummary("good", RUNNING, told, findings)
+    return HealthSummary("good", RUNNING, speed, findings)
 
 
-def _told(findings: Iterable[HealthFinding]) -> str:
+def _joined_texts(findings: Iterable[HealthFinding]) -> str:
     texts = [f"{one.text.removesuffix('.')}." for one in findings]
     more = [f"And {len(texts) - 3} more."] if len(texts) > 3 else []
     return " ".join([*texts[:3], *more])
@@ -179,11 +179,11 @@ def _speed(view: FleetView, rates: Totals) -> str:
         found = "found and delivered (shadow mode)" if modes == {"shadow"} else "found"
     routes = len(routes_of(view))
     came = f"arrivals/s on {routes:,} routes" if routes > 1 else "events/s received"
-    told = (
+    text = (
         f"{rate(rates.arrived)} {came}, {rate(rates.forwarded)}/s delivered, "
         f"{rate(rates.repeats)}/s duplicates {found}"
     )
-    return f"{told}, {rate(rates.failing)}/s failed." if rates.failing else f"{told}."
+    return f"{text}, {rate(rates.failing)}/s failed." if rates.failing else f"{text}."
 
 
 # --- findings -----------------------------------------------------------------------------
@@ -214,10 +214,10 @@ def _workers(view: FleetView) -> Iterator[HealthFinding]:
     silent = [report for report in view.reports if is_silent(report, view.now_ms)]
     working = [one for one in view.reports if not one.state.ended and one not in silent]
     for report in silent:
-        told = format_elapsed(here_ms(report, view.now_ms) - report.state.at_ms)
+        elapsed = format_elapsed(here_ms(report, view.now_ms) - report.state.at_ms)
         yield HealthFinding(
             "warn" if working else "bad",
-            f"Worker {_named(report.state.name)} has not reported for {told}.",
+            f"Worker {_named(report.state.name)} has not reported for {elapsed}.",
             "It was killed, hangs, or cannot reach the store. Events it held are redelivered when "
             "their leases end.",
             "#workers",
@@ -421,10 +421,10 @@ def _dead(letters: DeadLetterCount) -> Iterator[HealthFinding]:
             "/dead",
         )
     elif letters.count:
-        told = f"More than {letters.count:,} dead letters" if letters.more else ""
+        many = f"More than {letters.count:,} dead letters" if letters.more else ""
         yield HealthFinding(
             "warn",
-            f"{told or format_count(letters.count, 'dead letter')} "
+            f"{many or format_count(letters.count, 'dead letter')} "
             f"{'needs' if letters.count == 1 and not letters.more else 'need'} attention.",
             "They are kept until you replay or drop them.",
             "/dead",
@@ -524,8 +524,8 @@ def _named(name: str) -> str:
 
 
 def _workers_named(names: list[str]) -> str:
-    told = format_list([_named(name) for name in names], most=3)
-    return f"worker {told}" if len(names) == 1 else f"workers {told}"
+    listed = format_list([_named(name) for name in names], most=3)
+    return f"worker {listed}" if len(names) == 1 else f"workers {listed}"
 
 
 def _search(**values: str) -> str:

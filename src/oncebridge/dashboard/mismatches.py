@@ -1,7 +1,7 @@
 """
-Why a rule or a route is not for an event: the parts of its pattern that the event does not fit.
+Why a rule or a route does not match an event: the parts of its pattern that do not match.
 
-Each part is compiled once, and what is told is bounded, however many rules and events there are.
+Each part is compiled once, and the result is bounded, however many rules and events there are.
 """
 
 import json
@@ -15,15 +15,15 @@ from oncebridge.events.event import Event
 from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import Rule
 
-MOST_TOLD: Final = 300
-"""So many rules and routes are told of in one go, for all events together."""
+MOST_REPORTED: Final = 300
+"""The most rules and routes in one result, for all events together."""
 _MOST_PARTS: Final = 10
 _LONGEST: Final = 400
 _encoder: Final = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class FieldMismatch(Struct, frozen=True):
-    """A part of a pattern that an event does not fit."""
+    """A part of a pattern that an event does not match."""
 
     path: str
     wanted: str
@@ -31,14 +31,14 @@ class FieldMismatch(Struct, frozen=True):
 
 
 class NotMatched(Struct, frozen=True):
-    """A rule or route that is not for an event."""
+    """A rule or route that does not match an event."""
 
     name: str
     misses: tuple[FieldMismatch, ...]
 
 
 class PatternPart(Struct, frozen=True):
-    """One part of a pattern, by itself."""
+    """One part of a pattern, as a pattern of its own."""
 
     path: tuple[str, ...]
     wanted: str
@@ -46,24 +46,24 @@ class PatternPart(Struct, frozen=True):
 
 
 class MismatchFinder:
-    """Tells why rules and routes are not for events, as long as there is room."""
+    """Finds why rules and routes do not match events, up to `MOST_REPORTED` of them."""
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[Pattern, list[PatternPart]]] = {}
-        self._room = MOST_TOLD
+        self._room = MOST_REPORTED
 
     def of(
         self, event: Event, tried: Iterable[tuple[str, Pattern | None, Rule | None]]
     ) -> tuple[tuple[NotMatched, ...], int]:
-        """Return why each of *tried* is not for *event*, and of how many there is no room to tell."""
-        told, more = [], 0
+        """Return why each of *tried* does not match *event*, and how many are left out."""
+        found, more = [], 0
         for name, match, rule in tried:
             if self._room:
                 self._room -= 1
-                told.append(self._passed(name, match, rule, event))
+                found.append(self._passed(name, match, rule, event))
             else:
                 more += 1
-        return tuple(told), more
+        return tuple(found), more
 
     def _passed(
         self, name: str, match: Pattern | None, rule: Rule | None, event: Event

@@ -57,7 +57,7 @@ _OUTLINES: Final[dict[str, str]] = {
     "note": "M6 1.5a4.5 4.5 0 1 1 0 9 4.5 4.5 0 0 1 0-9M6 5.5v2.8M6 3.5v.2",
     "off": "M6 1.5a4.5 4.5 0 1 1 0 9 4.5 4.5 0 0 1 0-9M3.5 6h5",
 }
-_CAUSES: Final[dict[str, str]] = {cause.value: told for cause, told in MEANINGS.items()}
+_CAUSES: Final[dict[str, str]] = {cause.value: meaning for cause, meaning in MEANINGS.items()}
 _NONE: Final = "\N{EN DASH}"
 _OTHER: Final = "M6 3a3 3 0 1 1 0 6 3 3 0 0 1 0-6"
 _JOINT: Final = re.compile(r"[./:_-](?=[^<&])")
@@ -77,8 +77,8 @@ def short(number: float) -> str:
     """Return a number in at most seven characters: `999,999`, `1.23M`."""
     for unit, name in _UNITS:
         if abs(number) >= unit:
-            told = number / unit
-            return f"{told:.{2 if told < 10 else 1 if told < 100 else 0}f}{name}"
+            scaled = number / unit
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{name}"
     return f"{number:,}"
 
 

@@ -1,9 +1,9 @@
 """
 Sessions, and which of them ended.
 
-A session is a signed cookie, so it holds without any record of it, also over a restart and in
-every dashboard with the same token. A log-out is a record in the store: it outlasts a restart
-and holds for every dashboard on that store. It is read with each request of a session.
+A session is a signed cookie, so it is valid without a record, also after a restart and in every
+dashboard with the same token. A log-out is a record in the store: it survives a restart and
+applies to every dashboard on that store. It is read with each request of a session.
 
 While the store does not answer, only sessions that this process has verified before are accepted;
 other users log in again, which does not need the store.
@@ -60,7 +60,7 @@ class Sessions:
         return self._note(session, is_live=record is None or record.fate is None)
 
     def _note(self, session: str, *, is_live: bool) -> bool:
-        # A log-out that ran beside a read of the store stays.
+        # A log-out during a read of the store stays.
         is_live = self._live.pop(session, True) and is_live
         self._live[session] = is_live
         if len(self._live) > _MOST:

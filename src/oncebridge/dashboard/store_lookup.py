@@ -83,20 +83,22 @@ async def explain_stored_key(
 
     *record* is the record, if a scan has just read it.
     """
-    told = await explain_key(key, data.store, None, record=record)
-    standing, first = told.standing, told.first
+    explanation = await explain_key(key, data.store, None, record=record)
+    standing, first = explanation.standing, explanation.first
     if not (first and first.id and standing and standing.record):
-        return told
+        return explanation
     if not mask_of(data.setup.config).hides("id"):
-        return told
+        return explanation
     memo = replace(standing.memo, id=None).write()
-    return replace(told, standing=replace(standing, record=replace(standing.record, memo=memo)))
+    return replace(
+        explanation, standing=replace(standing, record=replace(standing.record, memo=memo))
+    )
 
 
 async def _by_key(data: DashboardData, text: str, key: bytes) -> StoreLookup:
-    told = await explain_stored_key(data, key)
+    explanation = await explain_stored_key(data, key)
     letters = await find_dead_letters(data, lambda letter: letter.key == key)
-    events = (told,) if told.is_known else ()
+    events = (explanation,) if explanation.is_known else ()
     return StoreLookup(text=text, key=key, events=events, letters=letters, is_all=True)
 
 
@@ -109,23 +111,23 @@ async def _by_id(data: DashboardData, id_: str, *, thorough: bool) -> StoreLooku
         letters = await find_dead_letters(
             data, lambda letter: has_id(letter, id_, settings), within_s=within_s
         )
-    told = StoreLookup(
+    lookup = StoreLookup(
         text=id_, letters=letters, hint=EventReference(id_, "id").hint.removeprefix("; ")
     )
     if not is_portable(data.store):
-        return told
+        return lookup
     place = data.setup.config.store
-    told = replace(told, costs=scan_costs(place) or "this reads every record of the store")
+    lookup = replace(lookup, costs=scan_costs(place) or "this reads every record of the store")
     if thorough or scheme_of(place.url) in _LOCAL:
-        return await _scanned(data, told, _SEARCH_S if thorough else _GLANCE_S)
-    return told
+        return await _scanned(data, lookup, _SEARCH_S if thorough else _GLANCE_S)
+    return lookup
 
 
 class _Enough(Exception):
     """The time is up."""
 
 
-async def _scanned(data: DashboardData, told: StoreLookup, within_s: float) -> StoreLookup:
+async def _scanned(data: DashboardData, lookup: StoreLookup, within_s: float) -> StoreLookup:
     """Read records until the time is up."""
     assert is_portable(data.store)  # noqa: S101 - the caller has checked
     now_s = asyncio.get_running_loop().time
@@ -139,12 +141,12 @@ async def _scanned(data: DashboardData, told: StoreLookup, within_s: float) -> S
             raise _Enough
 
     try:
-        async for record in records_with_id(data.store, told.text, progress):
+        async for record in records_with_id(data.store, lookup.text, progress):
             if len(found) < _MOST_FOUND and record.key not in found:
                 found[record.key] = await explain_stored_key(data, record.key, record)
     except _Enough:
         is_all = False
-    return replace(told, events=tuple(found.values()), scanned=scanned, is_all=is_all)
+    return replace(lookup, events=tuple(found.values()), scanned=scanned, is_all=is_all)
 
 
 # --- dead letters -------------------------------------------------------------------------

@@ -161,14 +161,14 @@ class _Trial:
         lines = [RawRecord(one.raw, at, at, at) for at, one in enumerate(found, 1)]
         trouble = ""
         try:
-            told = await self._explained(lines, store)
+            explanations = await self._explained(lines, store)
         except OncebridgeError as error:
             trouble = str(error)
         except TimeoutError:
             trouble = "the store did not answer in time"
         if trouble:
-            told = await self._explained(lines, None)
-        return self._tried(found, told), trouble
+            explanations = await self._explained(lines, None)
+        return self._tried(found, explanations), trouble
 
     async def _explained(
         self, lines: Sequence[RawRecord], store: Store | None
@@ -178,16 +178,16 @@ class _Trial:
             by_line.setdefault(one.line, []).append(self._blanked(one))
         return by_line
 
-    def _blanked(self, told: Explanation) -> Explanation:
+    def _blanked(self, explanation: Explanation) -> Explanation:
         """Remove the first arrival's id, which is not in the text, if `mask` hides it."""
-        judged = told.judged
+        judged = explanation.judged
         if not self._hides_id or judged is None or judged.first is None:
-            return told
+            return explanation
         first = First(None, judged.first.arrived_ms)
-        return replace(told, judged=replace(judged, first=first))
+        return replace(explanation, judged=replace(judged, first=first))
 
     def _tried(
-        self, found: Sequence[Event | Unreadable], told: Mapping[int, Sequence[Explanation]]
+        self, found: Sequence[Event | Unreadable], explanations: Mapping[int, Sequence[Explanation]]
     ) -> list[EventTrial]:
         above: dict[str, tuple[int, Event, RouteIdentity]] = {}
         tried = []
@@ -197,7 +197,7 @@ class _Trial:
                     EventTrial(number=number, size=len(one.raw), reason=one.reason, why=one.message)
                 )
                 continue
-            mine = {each.route: each for each in told.get(number, ())}
+            mine = {each.route: each for each in explanations.get(number, ())}
             ways = []
             for way in self._identities.of(one):
                 name = way.route.name
@@ -226,24 +226,24 @@ class _Trial:
         self,
         event: Event,
         way: RouteIdentity,
-        told: Explanation,
+        explanation: Explanation,
         first: tuple[int, Event, RouteIdentity],
     ) -> RouteTrial:
-        judged = told.judged
+        judged = explanation.judged
         passed, more = self._mismatches.of(event, _rules_before(way))
         number, then, its = first
         differing: list[str] = []
-        is_compared = told.same_as is None and then is not event
+        is_compared = explanation.same_as is None and then is not event
         if is_compared:
             differing = _differing(then, its, event, way)
-        elif told.changes:
-            differing = [_change(change) for change in told.changes]
+        elif explanation.changes:
+            differing = [_change(change) for change in explanation.changes]
         return RouteTrial(
             route=way.route.name,
             rule=way.plan.rule.name,
-            action=told.action,
-            why=told.why,
-            summary=_words(told),
+            action=explanation.action,
+            why=explanation.why,
+            summary=_words(explanation),
             keys=tuple(self._key(known) for known in way.keys),
             facts=_facts(way, event),
             verdict=judged.verdict.value if judged else "",
@@ -251,12 +251,12 @@ class _Trial:
             is_shadow=judged.is_shadow if judged else False,
             first_id=(judged.first.id or "") if judged and judged.first else "",
             first_ms=judged.first.arrived_ms if judged and judged.first else 0,
-            cause=told.cause.value if told.cause else "",
-            cause_words=cause(told),
+            cause=explanation.cause.value if explanation.cause else "",
+            cause_words=cause(explanation),
             passed=passed,
             more_passed=more,
-            same_as=told.same_as,
-            clashes=told.clashes,
+            same_as=explanation.same_as,
+            clashes=explanation.clashes,
             differs_from=number if is_compared else None,
             differences=tuple(differing[:_MOST_DIFFERENCES]),
             more_differences=max(len(differing) - _MOST_DIFFERENCES, 0),
@@ -264,14 +264,14 @@ class _Trial:
 
     def _key(self, known: EventKey) -> KeyTrial:
         canonical = known.canonical
-        told = canonical[: min(_MOST_CANONICAL, self._room)]
-        self._room -= len(told)
+        shown_text = canonical[: min(_MOST_CANONICAL, self._room)]
+        self._room -= len(shown_text)
         return KeyTrial(
             known.kind,
             known.key.hex(),
             window(known),
-            told,
-            len(canonical) - len(told),
+            shown_text,
+            len(canonical) - len(shown_text),
             known.instead,
         )
 
@@ -285,9 +285,9 @@ def _rules_before(way: RouteIdentity) -> Iterator[tuple[str, Pattern | None, Rul
             yield rule.name, rule.match, rule
 
 
-def _words(told: Explanation) -> str:
+def _words(explanation: Explanation) -> str:
     """Return the explanation in sentences, with event numbers instead of lines."""
-    return summary(told).replace("the one on line ", "event ")
+    return summary(explanation).replace("the one on line ", "event ")
 
 
 def _facts(way: RouteIdentity, event: Event) -> tuple[tuple[str, str], ...]:

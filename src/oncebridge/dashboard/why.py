@@ -85,7 +85,7 @@ class EventSummary(Struct, frozen=True, kw_only=True):
     count: int = 0
     is_complete: bool = True
     """False if there may have been arrivals that were not kept."""
-    told: KeyExplanation | None = None
+    explanation: KeyExplanation | None = None
     letters: FoundDeadLetters = FoundDeadLetters()
     trouble: str = ""
     """Why the store did not answer."""
@@ -139,12 +139,12 @@ async def explain_arrival(
     alike = await _alike(data, seen, reports)
     others, is_complete = await _namesakes(data, row, alike, reports)
     first = await _first(data, seen, alike, others, reports)
-    told, trouble = await _known(data, row.key)
+    explanation, trouble = await _known(data, row.key)
     rule = rule_of(data.setup, row)
     at = [one.name for one in alike].index(seen.name)
     twin = next((one for one in alike[:at] if row.id and one.row.id == row.id), None)
     likely = likely_cause(row, first.row if first else None, rule, twin=twin.row if twin else None)
-    record = told.standing.record if told and told.standing else None
+    record = explanation.standing.record if explanation and explanation.standing else None
     context = ArrivalContext(
         row=row,
         before=[one.row for one in alike[:at]],
@@ -173,7 +173,7 @@ async def explain_arrival(
             arrivals=timeline(alike, seen),
             count=len(alike),
             is_complete=is_complete,
-            told=told,
+            explanation=explanation,
             letters=await _letters_of(data, row, context.fate),
             trouble=trouble,
         ),
@@ -199,9 +199,9 @@ async def _namesakes(
     reports: Sequence[Report],
 ) -> tuple[list[RecordedArrival], bool]:
     """
-    Find what else came under the same envelope id, newest first.
+    Return other arrivals with the same envelope id, newest first.
 
-    Tells too whether the history has all arrivals of its time.
+    The second value is True if the history has all arrivals of that time.
     """
     text = row.id or row.key.hex()
     found = await data.history.search(HistoryQuery(text=text, limit=_MOST_ARRIVALS), reports)
@@ -223,7 +223,7 @@ async def _first(
     others: Sequence[RecordedArrival],
     reports: Sequence[Report],
 ) -> RecordedArrival | None:
-    """Find the arrival that this one repeats, or clashes with."""
+    """Return the first arrival of this event, or the one that it conflicts with."""
     row = seen.row
     if row.first_ms:
         candidates = [*alike, *others]
@@ -257,13 +257,13 @@ def _is_whole(
 ) -> bool:
     """Return whether the history has all arrivals up to this one."""
     if first is None:
-        # The store had never heard of it before.
+        # The store had no record of it before.
         return row.verdict == Verdict.DELIVERED and row.attempt == 1 and not row.unprotected
     return is_complete and alike[0].name == first.name
 
 
 def rule_of(setup: Setup, row: HistoryRow) -> Rule | None:
-    """Find the rule by which an arrival was judged, as it is configured now."""
+    """Return the rule that decided an arrival, as it is configured now."""
     if row.route == UNROUTED:
         return next((rule for rule in setup.rules if rule.name == row.rule), None)
     route = next((route for route in setup.routes if route.name == row.route), None)
@@ -273,14 +273,14 @@ def rule_of(setup: Setup, row: HistoryRow) -> Rule | None:
 
 
 def _default(route: Route, name: str) -> Rule | None:
-    """Make the rule for what no other rule matches, where that is meant."""
+    """Return the rule for events that no other rule matches, if *name* is its name."""
     return (
         Rule(name=name, tiers=(Tier(window=route.settings.window),)) if name == "default" else None
     )
 
 
 def key_uses(rule: Rule | None) -> tuple[KeyUse, ...]:
-    """Tell by what a rule knows events again, the identifying one first."""
+    """Return the keys by which a rule recognises duplicates, the identifying one first."""
     if rule is None:
         return ()
     ties = [_key_use(tier, is_last=tier is rule.tiers[-1]) for tier in rule.tiers]
@@ -306,16 +306,16 @@ async def explain_event(
     """Return all that is known of a logical event; None if nothing is."""
     alike = sorted(await data.history.alike(key, reports), key=lambda one: one.place)
     found = await data.history.search(HistoryQuery(text=key.hex(), limit=1), reports)
-    told, trouble = await _known(data, key)
+    explanation, trouble = await _known(data, key)
     letters = await find_dead_letters(data, lambda letter: letter.key == key)
-    if not (alike or trouble or letters.found or (told and told.is_known)):
+    if not (alike or trouble or letters.found or (explanation and explanation.is_known)):
         return None
     return EventSummary(
         key=key,
         arrivals=timeline(alike, None),
         count=len(alike),
         is_complete=_is_complete(found),
-        told=told,
+        explanation=explanation,
         letters=letters,
         trouble=trouble,
     )

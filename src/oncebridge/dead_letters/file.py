@@ -3,8 +3,8 @@ Dead letters in a file: NDJSON, one dead letter per line, readable with any tool
 
 A dead letter is on the disk before its event is acknowledged. The line has the event as text under
 `raw`, or under `raw_base64` if it is not UTF-8. Several processes may share the file
-(`oncebridge.base.line_files`). Numbers ascend from line to line. `drop` writes a new file beside
-the old one and then replaces it. If the highest number was dropped, a line of its own keeps it, so
+(`oncebridge.base.line_files`). Numbers ascend from line to line. `drop` writes a new file next to
+the old one and then replaces it. If the highest number was dropped, a separate line keeps it, so
 that no number is assigned twice.
 """
 

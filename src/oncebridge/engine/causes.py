@@ -64,7 +64,7 @@ class Sighting(Struct, frozen=True, gc=False):
         )
 
 
-def cause_of_repeat(first: Sighting, later: Sighting, *, id_was_seen: bool = False) -> Cause:
+def duplicate_cause(first: Sighting, later: Sighting, *, id_was_seen: bool = False) -> Cause:
     """
     Return why *later*, a duplicate of *first*, arrived.
 
@@ -96,7 +96,7 @@ def likely_cause(first_id: str | None, later: Sighting) -> tuple[Cause, bool]:
     known = first_id or ""
     is_same = known == remembered(later.id)
     first = replace(later, id=later.id if is_same else known, replay="")
-    cause = cause_of_repeat(first, later)
+    cause = duplicate_cause(first, later)
     return cause, cause not in (Cause.REDELIVERY, Cause.REPLAY)
 
 

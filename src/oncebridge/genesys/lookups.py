@@ -3,7 +3,7 @@ Look up conversations: each once for all callers, rate limited, and not while th
 
 Results are cached; "not found" only briefly, and it is never the reason for refusing an event
 finally (`oncebridge.genesys.verification`). The setting *lookups* limits the rate of requests;
-a caller whose turn would be too late is told so at once. While the API is unavailable or refuses
+a caller whose turn would be too late is refused at once. While the API is unavailable or refuses
 the client, only single probes are sent, and all other callers get the result of the last one.
 """
 

@@ -246,7 +246,7 @@ class _ClientConnection(asyncio.Protocol):
             self._begun = False
         else:
             self._keep = self._parser.should_keep_alive() and (
-                not self._pool.keeps_only_if_told or self._is_kept_alive()
+                not self._pool.requires_keep_alive or self._is_kept_alive()
             )
             self._complete = True
 
@@ -315,7 +315,7 @@ class _Pool:
         self.idle_s = idle_s
         self.max_answer = max_answer
         self.is_closed = False
-        self.keeps_only_if_told = False
+        self.requires_keep_alive = False
         """Keep a connection only if the response says so: some proxies close it silently."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[_ClientConnection, None] = {}
@@ -534,7 +534,7 @@ class Client:
         else:
             self._prefix = f"http://{target.host_header}"
             self._fixed += f"{authorization}Connection: keep-alive\r\n"
-            self._pool.keeps_only_if_told = True
+            self._pool.requires_keep_alive = True
         self._through = f"proxy {proxy.authority}: "
         fields = {"target": target.host_header, "proxy": proxy.authority}
         _log.info("oncebridge.proxy", extra=fields)

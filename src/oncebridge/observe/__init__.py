@@ -1,1 +1,1 @@
-"""What is counted and written down while events pass, for those who look."""
+"""Counters, worker reports, history, metrics, traces and charts."""

@@ -141,7 +141,7 @@ async def warn_of_new_sinks(store: Store, sinks: Mapping[str, str], dice: Dice) 
             what = (
                 f"route {printable(route)} delivered to {printable(before)} before, and now to "
                 f"{printable(sink)}: events that it has delivered are duplicates, and are not sent to "
-                'the new sink; a route with another name starts anew (route = "NAME")'
+                'the new sink; a route with another name has no records yet (route = "NAME")'
             )
             fields = {"route": route, "what": what}
             _log.warning("oncebridge.sink_changed", extra=fields)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat, likely_cause, remembered
+from oncebridge.engine.causes import Cause, Sighting, duplicate_cause, likely_cause, remembered
 from oncebridge.engine.hooks import Decision
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.event import Event
@@ -60,7 +60,7 @@ class DuplicateCauses:
             self._remember(outcome.key, event)
             return None
         if verdict is _DUPLICATE:
-            return self._cause_of_repeat(outcome.key, event, outcome.first)
+            return self._duplicate_cause(outcome.key, event, outcome.first)
         if verdict is _CONFLICT:
             # It is the first arrival of another event, and may be redelivered as such.
             self._remember(outcome.key, event)
@@ -86,7 +86,7 @@ class DuplicateCauses:
         origin = self._origins[source] = source, account, region
         return origin
 
-    def _cause_of_repeat(self, key: bytes, event: Event, first: First | None) -> Cause:
+    def _duplicate_cause(self, key: bytes, event: Event, first: First | None) -> Cause:
         later = Sighting.of(event)
         came = self._firsts.get(key) or self._older.get(key)
         if came is None or (first is not None and first.id != remembered(came[0])):
@@ -96,7 +96,7 @@ class DuplicateCauses:
             self._firsts[key] = came
         id_, (source, account, region), replay = came
         then = Sighting(id_ or "", source, account or "", region or "", replay or "")
-        return cause_of_repeat(then, later)
+        return duplicate_cause(then, later)
 
 
 def _goes_by_id(rule: Rule) -> bool:

@@ -133,10 +133,10 @@ class _WorkerList(Struct, frozen=True, omit_defaults=True):
         """Return the list with *closed* records added to the past; each is added once."""
         past, gone = self.past, list(self.gone)
         for life in self.lives:
-            told = closed.get(life.id)
-            if told is not None:
-                past = past + told.counts
-                gone.append(_GoneWorker(life.id, now_ms + SEEN_AFTER_MS, _in_short(told.state)))
+            record = closed.get(life.id)
+            if record is not None:
+                past = past + record.counts
+                gone.append(_GoneWorker(life.id, now_ms + SEEN_AFTER_MS, _in_short(record.state)))
         left = tuple(life for life in self.lives if life.id not in closed)
         past = past.mended().trimmed(now_ms // 60_000, MOST_PAST)
         return replace(self, lives=left, past=past, gone=tuple(gone))
@@ -174,7 +174,7 @@ class _WorkerRecord(Struct, frozen=True, omit_defaults=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_list: Final = msgspec.msgpack.Decoder(_WorkerList).decode
-_decode_told: Final = msgspec.msgpack.Decoder(_WorkerRecord).decode
+_decode_record: Final = msgspec.msgpack.Decoder(_WorkerRecord).decode
 
 
 def _is_due(last_ms: int, every_ms: int, now_ms: int) -> bool:
@@ -207,20 +207,20 @@ def _read_list(memo: bytes) -> _WorkerList | None:
     return replace(listed, past=listed.past.mended())
 
 
-def _read_told(memo: bytes) -> _WorkerRecord | None:
-    told = _read(memo, _decode_told)
-    if told is None or not _is_likely(told.state):
+def _read_record(memo: bytes) -> _WorkerRecord | None:
+    record = _read(memo, _decode_record)
+    if record is None or not _is_likely(record.state):
         return None
-    base = None if told.base is None else told.base.mended()
-    return replace(told, counts=told.counts.mended(), base=base)
+    base = None if record.base is None else record.base.mended()
+    return replace(record, counts=record.counts.mended(), base=base)
 
 
 def _is_likely(state: State) -> bool:
     return 0 <= state.started_ms <= _MOST_MS and 0 <= state.at_ms <= _MOST_MS
 
 
-def _told_in(record: Record | None) -> _WorkerRecord | None:
-    return None if record is None else _read_told(record.memo)
+def _record_in(record: Record | None) -> _WorkerRecord | None:
+    return None if record is None else _read_record(record.memo)
 
 
 async def _peek_list(store: Store) -> _WorkerList | None:
@@ -301,15 +301,15 @@ async def read(store: Store, own: Report | None = None) -> FleetView:
     if own is not None:
         lives |= {each.id: "" for each in listed.gone if each.state.name == own.state.name}
     records = await store.peek([_key(life) for life in lives]) if lives else []
-    told = dict(zip(lives, map(_told_in, records), strict=True))
+    by_life = dict(zip(lives, map(_record_in, records), strict=True))
     reports: dict[str, Report] = {}
     for life in listed.lives:
-        if (its := told[life.id]) is not None:
+        if (its := by_life[life.id]) is not None:
             before = reports.get(life.name)
             counts = its.counts if before is None else before.counts + its.counts
             reports[life.name] = Report(its.state, counts)
     if own is not None:
-        counts = own.counts - _counted_elsewhere(own.state.name, listed, told)
+        counts = own.counts - _counted_elsewhere(own.state.name, listed, by_life)
         reports[own.state.name] = Report(own.state, counts)
     gone = {each.state.name: Report(each.state, Counts()) for each in listed.gone}
     return FleetView(
@@ -321,15 +321,15 @@ async def read(store: Store, own: Report | None = None) -> FleetView:
 
 
 def _counted_elsewhere(
-    name: str, listed: _WorkerList, told: dict[str, _WorkerRecord | None]
+    name: str, listed: _WorkerList, by_life: dict[str, _WorkerRecord | None]
 ) -> Counts:
     """Return the counts of a worker that are part of the past."""
     for life in listed.lives:
-        its = told[life.id]
+        its = by_life[life.id]
         if life.name == name and its is not None:
             return its.base or Counts()
     for each in reversed(listed.gone):
-        its = told.get(each.id)
+        its = by_life.get(each.id)
         if each.state.name == name and its is not None:
             return its.whole
     return Counts()
@@ -351,9 +351,9 @@ class FleetMember:
         self._life = ""
         self._base: Counts | None = None
         """Counts before this life, which are part of the past."""
-        self._told: Counts | None = None
+        self._reported: Counts | None = None
         """Counts that are known to be in the store, of this and earlier lives."""
-        self._told_ms = 0
+        self._reported_ms = 0
         self._is_listed = False
         self._may_be_listed = False
         self._looked_ms = 0
@@ -362,13 +362,13 @@ class FleetMember:
         self._has_turn = False
         """True if this worker searches for workers that are gone."""
 
-    async def tell(self, report: Report) -> None:
+    async def write(self, report: Report) -> None:
         """Write *report*; raise `StoreUnavailable` if that fails. Safe to retry."""
         self._has_turn = False
         listed = await self._tell(report)
         if listed is None:
             return
-        if not self._has_turn and _is_due(listed.folded_ms, _FOLD_MS, self._told_ms):
+        if not self._has_turn and _is_due(listed.folded_ms, _FOLD_MS, self._reported_ms):
             # Written in any case, so that the list does not expire while workers report.
             with suppress(_Taken):  # probably by another worker, for the same purpose
                 listed = await self._change_list(self._take_turn, patience_s=0)
@@ -386,12 +386,12 @@ class FleetMember:
             # The record is written first: every worker on the list must have one.
             if not await self._write(report):
                 continue
-            if self._is_listed and not _is_due(self._looked_ms, self._look_ms, self._told_ms):
+            if self._is_listed and not _is_due(self._looked_ms, self._look_ms, self._reported_ms):
                 return None
             listed = await self._look(report.state.name)
             if self._is_listed:
                 return listed
-        raise StoreUnavailable("others keep writing where this worker tells what it counted")
+        raise StoreUnavailable("other workers keep writing the record with this worker's counts")
 
     # --- the record of this worker --------------------------------------------------------
 
@@ -402,7 +402,7 @@ class FleetMember:
         key = _key(self._life)
         claim = await self._hold(key)
         memo = claim.held[0].memo
-        before = _read_told(memo)
+        before = _read_record(memo)
         if before is not None and before.closed:
             await self._release(key, claim, None)
             self._begin(before.counts if self._base is None else self._base + before.counts)
@@ -411,24 +411,24 @@ class FleetMember:
             await self._release(key, claim, None)
             if not memo:
                 await self._store.forget([key])
-            self._begin(self._told)
+            self._begin(self._reported)
             return False
         counts = report.counts if self._base is None else report.counts - self._base
-        told = _WorkerRecord(claim.now_ms, report.state, counts, self._base)
-        if not await self._release(key, claim, _write(told)):
+        record = _WorkerRecord(claim.now_ms, report.state, counts, self._base)
+        if not await self._release(key, claim, _write(record)):
             return False
-        self._told, self._told_ms = report.counts, claim.now_ms
+        self._reported, self._reported_ms = report.counts, claim.now_ms
         return True
 
     def _begin(self, base: Counts | None) -> None:
         """Begin a life; *base* are earlier counts, which it does not report."""
         self._life = self._dice.tokens(1)[0].hex()
-        self._base = self._told = base
+        self._base = self._reported = base
         self._is_listed = self._may_be_listed = False
 
     async def _was_forgotten(self, now_ms: int) -> bool:
         """Return True if the record is missing because this worker was considered gone long ago."""
-        if not self._may_be_listed or now_ms - self._told_ms < GONE_AFTER_MS:
+        if not self._may_be_listed or now_ms - self._reported_ms < GONE_AFTER_MS:
             return False
         listed = await _peek_list(self._store)
         return listed is not None and not listed.has(self._life)
@@ -442,7 +442,7 @@ class FleetMember:
             self._is_listed = False
             listed = await self._enter(name)
         self._is_listed = listed.has(self._life)
-        self._looked_ms = self._told_ms
+        self._looked_ms = self._reported_ms
         self._look_ms = int(_LOOK_MS * (0.5 + self._dice.fraction() / 2))
         return listed
 
@@ -452,7 +452,7 @@ class FleetMember:
 
         def entered(listed: _WorkerList, now_ms: int) -> _WorkerList | None:
             # An earlier try may have succeeded, and this life may have ended since.
-            may_be_over = now_ms - self._told_ms >= GONE_AFTER_MS or listed.had(life.id)
+            may_be_over = now_ms - self._reported_ms >= GONE_AFTER_MS or listed.had(life.id)
             if may_be_over or listed.has(life.id):
                 return None
             return self._take_turn(listed.and_(life), now_ms)
@@ -479,7 +479,7 @@ class FleetMember:
                 return listed
             if await self._release(_LIST, claim, _write(after)):
                 return after
-        raise StoreUnavailable("others keep writing where the workers are listed")
+        raise StoreUnavailable("other workers keep writing the list of workers")
 
     # --- workers that are gone ------------------------------------------------------------
 
@@ -510,24 +510,24 @@ class FleetMember:
         closed: dict[str, _WorkerRecord] = {}
         over: dict[bytes, _WorkerEntry] = {}
         for life, record in zip(lives, records, strict=True):
-            told = _told_in(record)
-            if told is not None and told.closed:
-                closed[life.id] = told
-            elif record is None or (told is not None and told.is_over(now_ms)):
+            its = _record_in(record)
+            if its is not None and its.closed:
+                closed[life.id] = its
+            elif record is None or (its is not None and its.is_over(now_ms)):
                 over[life.key] = life
         if over:
             answers = await self._store.claim([self._want(key) for key in over])
             held = {k: a for k, a in zip(over, answers, strict=True) if isinstance(a, Claim)}
             after = {key: _closed(over[key], claim) for key, claim in held.items()}
             releases = [
-                _release(key, claim, _write(told) if (told := after[key]) is not None else None)
+                _release(key, claim, _write(its) if (its := after[key]) is not None else None)
                 for key, claim in held.items()
             ]
             replies = await self._store.release(releases) if releases else []
             for release, reply in zip(releases, replies, strict=True):
-                told = after[release.key]
-                if told is not None and reply is Reply.RELEASED:
-                    closed[over[release.key].id] = told
+                its = after[release.key]
+                if its is not None and reply is Reply.RELEASED:
+                    closed[over[release.key].id] = its
         return closed
 
     # --- claiming a record ----------------------------------------------------------------
@@ -570,12 +570,12 @@ def _closed(life: _WorkerEntry, claim: Claim) -> _WorkerRecord | None:
     """Return the closed record; None if the worker is not gone, or it cannot be decoded."""
     memo = claim.held[0].memo
     if not memo:  # the store has lost it
-        nobody = State(life.name, "", 0, "", claim.now_ms, claim.now_ms)
-        return _WorkerRecord(claim.now_ms, nobody, Counts(), closed=True)
-    told = _read_told(memo)
-    if told is None or not told.is_over(claim.now_ms):
+        unknown = State(life.name, "", 0, "", claim.now_ms, claim.now_ms)
+        return _WorkerRecord(claim.now_ms, unknown, Counts(), closed=True)
+    record = _read_record(memo)
+    if record is None or not record.is_over(claim.now_ms):
         return None
-    return replace(told, closed=True)
+    return replace(record, closed=True)
 
 
 def _release(key: bytes, claim: Claim, memo: bytes | None) -> Release:
@@ -585,4 +585,4 @@ def _release(key: bytes, claim: Claim, memo: bytes | None) -> Release:
 def _why(answer: ClaimAnswer) -> str:
     if isinstance(answer, NoAnswer):
         return answer.reason
-    return "others keep writing where workers tell what they counted"
+    return "other workers keep writing the records with the counts"

@@ -169,7 +169,7 @@ def _takes_gzip(request: Request) -> bool:
 
 
 def _nothing(paths: list[str]) -> Response:
-    return Response(404, _encode({"error": f"nothing is here; ask {' or '.join(paths)}"}))
+    return Response(404, _encode({"error": f"not found; use {' or '.join(paths)}"}))
 
 
 def _address(url: str, setting: str) -> tuple[str, int]:
@@ -180,8 +180,8 @@ def _address(url: str, setting: str) -> tuple[str, int]:
         parts, port = urlsplit(""), None
     is_plain = not (parts.query or parts.fragment or "@" in parts.netloc)
     if parts.scheme != "http" or not parts.hostname or port is None or not is_plain:
-        raise ConfigError(setting, "is http://HOST:PORT and no more")
+        raise ConfigError(setting, "must be http://HOST:PORT, without more")
     if parts.path not in ("", "/"):
         paths = "/metrics" if setting == "metrics" else "/healthz and /readyz"
-        raise ConfigError(setting, f"has no path: it answers at {paths}")
+        raise ConfigError(setting, f"must have no path: it serves {paths}")
     return parts.hostname, port

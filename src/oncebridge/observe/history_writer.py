@@ -237,12 +237,12 @@ class HistoryWriter:
             self._lost += sheet.count
 
     def _is_due(self) -> bool:
-        new = self._page.rows[self._told() :]
+        new = self._page.rows[self._rows_in_store() :]
         # The clock may have been set back, so that rows are in the future.
         is_young = bool(new) and 0 <= self._clock() - new[0].at_ms < self._lag_ms
         return bool(self._unsaved) or (bool(new) and not is_young)
 
-    def _told(self) -> int:
+    def _rows_in_store(self) -> int:
         """Return how many rows of the latest page are in the store, in the page or the tail."""
         number, count = self._tail
         return max(count if number == self._page.number else 0, self._page.saved)

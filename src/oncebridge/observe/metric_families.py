@@ -44,7 +44,7 @@ COUNTED: Final[Mapping[str, str]] = {
     "store_errors": "Calls that the store did not answer.",
     "forgotten": "Deliveries that were never recorded because too many waited for the store.",
 }
-"""The counters of `Books` besides arrivals and verdicts."""
+"""The counters of `Books` other than arrivals and verdicts."""
 
 CALLS: Final = ("claim", "commit", "release", "extend", "remember")
 """The store calls of event processing."""
@@ -82,10 +82,10 @@ def families(report: Report) -> list[Family]:
     """Return all metrics of a worker's report."""
     states, counts = report.state.routes, report.counts
     routes = list(dict.fromkeys([*states, *counts.routes]))
-    told = {route: counts.routes.get(route, RouteCounts()) for route in routes}
+    by_route = {route: counts.routes.get(route, RouteCounts()) for route in routes}
     return [
-        *_flow(told, states),
-        *_durations(told),
+        *_flow(by_route, states),
+        *_durations(by_route),
         *_calls(counts.store),
         *_states(states),
         *_store(report.state.store),
@@ -96,13 +96,15 @@ def families(report: Report) -> list[Family]:
 # --- counters -------------------------------------------------------------------------------
 
 
-def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> Iterable[Family]:
+def _flow(
+    by_route: Mapping[str, RouteCounts], states: Mapping[str, RouteState]
+) -> Iterable[Family]:
     yield Family(
         "arrivals",
         "counter",
         "Arrivals of events; each redelivery counts.",
         ("route",),
-        numbers=[((route,), one.books.get("arrived", 0)) for route, one in told.items()],
+        numbers=[((route,), one.books.get("arrived", 0)) for route, one in by_route.items()],
     )
     yield Family(
         "verdicts",
@@ -111,7 +113,7 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
         ("route", "rule", "verdict"),
         numbers=[
             ((route, rule, verdict), number)
-            for route, one in told.items()
+            for route, one in by_route.items()
             for rule, verdicts in _by_rule(one, states.get(route, RouteState())).items()
             for verdict, number in zip(_VERDICTS, verdicts, strict=True)
         ],
@@ -123,12 +125,12 @@ def _flow(told: Mapping[str, RouteCounts], states: Mapping[str, RouteState]) -> 
         ("route", "cause"),
         numbers=[
             ((route, cause), number)
-            for route, one in told.items()
+            for route, one in by_route.items()
             for cause, number in _by_cause(one.causes).items()
         ],
     )
     for name, meaning in COUNTED.items():
-        numbers = [((route,), one.books.get(name, 0)) for route, one in told.items()]
+        numbers = [((route,), one.books.get(name, 0)) for route, one in by_route.items()]
         yield Family(name, "counter", meaning, ("route",), numbers=numbers)
 
 
@@ -147,8 +149,8 @@ def _by_rule(counts: RouteCounts, state: RouteState) -> dict[str, list[int]]:
             sums[at] += verdicts.get(verdict, 0)
     # Arrivals that were cancelled before a rule was applied are in the books only.
     for at, verdict in enumerate(_VERDICTS):
-        told = sum([sums[at] for sums in found.values()])
-        found[NO_RULE][at] += max(counts.books.get(verdict, 0) - told, 0)
+        counted = sum([sums[at] for sums in found.values()])
+        found[NO_RULE][at] += max(counts.books.get(verdict, 0) - counted, 0)
     return found
 
 
@@ -162,14 +164,14 @@ def _by_cause(causes: Mapping[str, int]) -> dict[str, int]:
 # --- durations ------------------------------------------------------------------------------
 
 
-def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
+def _durations(by_route: Mapping[str, RouteCounts]) -> Iterable[Family]:
     yield Family(
         "decision",
         "histogram",
         "From an arrival to its verdict, delivery included.",
         ("route",),
         "seconds",
-        histograms=[((route,), one.took) for route, one in told.items()],
+        histograms=[((route,), one.took) for route, one in by_route.items()],
         ends=SECONDS,
     )
     yield Family(
@@ -178,7 +180,7 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
         "From the time in the event to its delivery.",
         ("route",),
         "seconds",
-        histograms=[((route,), one.lag) for route, one in told.items()],
+        histograms=[((route,), one.lag) for route, one in by_route.items()],
         ends=LAGS,
     )
     yield Family(
@@ -187,7 +189,7 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
         "Duration of calls to the sink.",
         ("route",),
         "seconds",
-        histograms=[((route,), one.sends) for route, one in told.items()],
+        histograms=[((route,), one.sends) for route, one in by_route.items()],
         ends=SECONDS,
     )
     yield Family(
@@ -195,7 +197,7 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
         "histogram",
         "Events per call to the sink.",
         ("route",),
-        histograms=[((route,), one.sent_together) for route, one in told.items()],
+        histograms=[((route,), one.sent_together) for route, one in by_route.items()],
         ends=ITEMS,
     )
     yield Family(
@@ -203,14 +205,14 @@ def _durations(told: Mapping[str, RouteCounts]) -> Iterable[Family]:
         "counter",
         "Calls to the sink in which not every event was accepted.",
         ("route",),
-        numbers=[((route,), one.failed_sends) for route, one in told.items()],
+        numbers=[((route,), one.failed_sends) for route, one in by_route.items()],
     )
 
 
-def _calls(told: Mapping[str, CallCounts]) -> Iterable[Family]:
-    calls = {call: told.get(call, CallCounts()) for call in CALLS}
-    for call in told.keys() - calls.keys():
-        calls[OTHER] = calls.get(OTHER, CallCounts()) + told[call]
+def _calls(by_call: Mapping[str, CallCounts]) -> Iterable[Family]:
+    calls = {call: by_call.get(call, CallCounts()) for call in CALLS}
+    for call in by_call.keys() - calls.keys():
+        calls[OTHER] = calls.get(OTHER, CallCounts()) + by_call[call]
     yield Family(
         "store_call",
         "histogram",

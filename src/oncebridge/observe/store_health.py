@@ -63,8 +63,8 @@ async def _offset_ms(store: Store, clock: Clock) -> int | None:
     return 0 if may_agree else (low + high) // 2
 
 
-def _update(found: StoreHealth, told: Mapping[str, int | None]) -> None:
+def _update(found: StoreHealth, reported: Mapping[str, int | None]) -> None:
     for name in _FIELDS:
-        if name in told:
-            value = told[name]
+        if name in reported:
+            value = reported[name]
             setattr(found, name, value if type(value) is int else None)

@@ -45,7 +45,7 @@ class EventReference(Struct, frozen=True):
 
     text: str
     kind: Kind
-    beside: Kind | None = None
+    other_kind: Kind | None = None
     """What else it could be."""
 
     @property

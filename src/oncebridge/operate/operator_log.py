@@ -206,12 +206,12 @@ class StoreOperatorLog:
             for name, answer in answers.items()
             if isinstance(answer, Claim)
         ]
-        told = await self._store.release(releases) if releases else []
-        for release, reply in zip(releases, told, strict=True):
+        replies = await self._store.release(releases) if releases else []
+        for release, reply in zip(releases, replies, strict=True):
             if reply is Reply.RELEASED:
                 del left[release.key]
         reasons = [answer.reason for answer in answers.values() if isinstance(answer, NoAnswer)]
-        return reasons[0] if reasons else "others keep writing to it"
+        return reasons[0] if reasons else "other processes keep writing to it"
 
     def _wants(self, left: Mapping[bytes, OperatorAction]) -> list[Want]:
         # New tokens for each try: a late release must not end a later claim.
@@ -253,10 +253,10 @@ class AuditFile:
 
     def write(self, verb: str, **facts: object) -> None:
         """Log the action *verb*; durable when this returns."""
-        told = {"user": _user(), "host": platform.node(), "verb": verb, **facts}
+        fields = {"user": _user(), "host": platform.node(), "verb": verb, **facts}
         if self._path is not None:
-            self._append(self._path, {"time": iso_time(self._clock()), **told})
-        _log.warning("oncebridge.audit", extra=told)
+            self._append(self._path, {"time": iso_time(self._clock()), **fields})
+        _log.warning("oncebridge.audit", extra=fields)
 
     def _append(self, path: str, line: dict[str, object]) -> None:
         text = json.dumps(line).encode() + b"\n"
@@ -324,7 +324,7 @@ class OperatorLog:
         if user is not None:
             self._facts = {"user": _named(user), "via": "dashboard"}
         self._reason = reason
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         """Actions on events without a key that are logged already, by route."""
 
     async def write(
@@ -341,11 +341,11 @@ class OperatorLog:
         Each key has the content hash of the event; empty if not known. Events without a key have
         no record of their own: in the store, the action is logged once for their route.
         """
-        told: dict[str, object] = self._facts | ({"routes": list(routes)} if routes else {})
-        told |= facts
-        told |= {"keys": [key.hex() for key in keys]} if keys else {}
-        told |= {"reason": self._reason} if self._reason else {}
-        self._audit.write(verb, **told)
+        fields: dict[str, object] = self._facts | ({"routes": list(routes)} if routes else {})
+        fields |= facts
+        fields |= {"keys": [key.hex() for key in keys]} if keys else {}
+        fields |= {"reason": self._reason} if self._reason else {}
+        self._audit.write(verb, **fields)
         if self._store is None:
             return
         route = routes[0] if len(routes) == 1 else ""
@@ -355,11 +355,11 @@ class OperatorLog:
                 verb, contents, route=route, reason=self._reason, contents=contents
             )
             return
-        unkeyed = [name for name in routes if name and (verb, name) not in self._told]
+        unkeyed = [name for name in routes if name and (verb, name) not in self._logged]
         if unkeyed:
             names = [route_log_key(name) for name in unkeyed]
             await self._store.write(verb, names, route=route, reason=self._reason)
-            self._told.update((verb, name) for name in unkeyed)
+            self._logged.update((verb, name) for name in unkeyed)
 
     async def write_on_routes(self, verb: str, routes: Sequence[str]) -> None:
         """Log an action on whole *routes* before it begins."""

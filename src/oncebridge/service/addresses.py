@@ -208,7 +208,7 @@ class Migrates(Protocol):
 
     async def migrate(self) -> list[str]:
         """
-        Create what is missing; return a line for each thing that was done.
+        Create what is missing; return a line for each change.
 
         It is called instead of `open`, on a new backend; `aclose` follows. Safe to run again,
         also while workers run.

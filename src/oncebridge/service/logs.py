@@ -75,12 +75,12 @@ class _ForPeople(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        told = " ".join(f"{name}={_one_line(value)}" for name, value in _fields(record).items())
+        fields = " ".join(f"{name}={_one_line(value)}" for name, value in _fields(record).items())
         what = record.getMessage().removeprefix("oncebridge.").replace("_", " ")
         code = _COLOURS.get(record.levelname)
         if self._colour and code:
             what = f"\x1b[{code}m{what}\x1b[0m"
-        return f"{_time(record):%H:%M:%S} {what} {told}".rstrip()
+        return f"{_time(record):%H:%M:%S} {what} {fields}".rstrip()
 
 
 def _one_line(value: object) -> str:

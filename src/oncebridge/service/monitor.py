@@ -156,7 +156,7 @@ class Monitor:
         has_worked = counted != self._shared and not self.is_charged
         if has_worked or not 0 <= now_ms - self._shared_ms < _IDLE_MS:
             self._shared, self._shared_ms = counted, now_ms
-            await self._member.tell(self.report())
+            await self._member.write(self.report())
 
     async def compare(self) -> None:
         """Read the reports of all workers, and log settings that contradict each other."""

@@ -249,7 +249,7 @@ def _struct(setting: Setting) -> type[Struct] | None:
 
 
 def _form(setting: Setting) -> str:
-    told = [
+    limits = [
         f"{word} {format_setting(bound)}"
         for word, bound in zip(
             ("at least", "at most"), bounds(setting.kind, setting.doc), strict=True
@@ -258,7 +258,7 @@ def _form(setting: Setting) -> str:
     ]
     inner = _item(setting)
     return ", ".join(
-        [f"{describe_type(inner)}, or a list" if inner else describe_type(setting.kind), *told]
+        [f"{describe_type(inner)}, or a list" if inner else describe_type(setting.kind), *limits]
     )
 
 

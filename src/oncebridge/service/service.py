@@ -331,13 +331,13 @@ class Service:
         await self._end_keepers(_LEAVE_S if drained else 0)
         for source in [*self.sources, *([self.spool] if self.spool else [])]:
             failures += await asyncio.gather(source.aclose(), return_exceptions=True)
-        self._tell_now()
+        self._log_counts()
         self._is_closed = True
         await self._close_monitor()
         if self._dashboard is not None:
             await self._dashboard.aclose()
         await self.router.aclose()
-        self._tell_now()  # for look-ups that ended late, in shadow mode
+        self._log_counts()  # for look-ups that ended late, in shadow mode
         for listener in self._listeners:
             await listener.aclose()
         for failure in failures:
@@ -346,7 +346,7 @@ class Service:
         return drained
 
     async def _end_keepers(self, within_s: float) -> None:
-        """Let each periodic task finish, or other workers would wait for its claims."""
+        """Wait for each periodic task, or other workers would wait for its claims."""
         self._closing.set()
         if self._keepers:
             await asyncio.wait(self._keepers, timeout=within_s)
@@ -374,8 +374,8 @@ class Service:
             except Exception as error:  # noqa: BLE001 - the next run may succeed
                 # Our own errors quote no payload; of others only the type is logged.
                 is_ours = isinstance(error, OncebridgeError)
-                told = str(error) if is_ours else type(error).__name__
-                fields = {"what": work.__name__.strip("_"), "error": told}
+                message = str(error) if is_ours else type(error).__name__
+                fields = {"what": work.__name__.strip("_"), "error": message}
                 _log.warning("oncebridge.keeper_failed", extra=fields)
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
@@ -469,7 +469,7 @@ class Service:
         self.stop()
 
     async def _tell(self) -> None:
-        self._tell_now()
+        self._log_counts()
         for gateway in self.router.gateways:
             before, now = self._down.get(gateway.route, []), gateway.down()
             self._down[gateway.route] = now
@@ -480,7 +480,7 @@ class Service:
                     fields = {"route": gateway.route, "what": ", ".join(changed)}
                     _log.warning(line, extra=fields)
 
-    def _tell_now(self) -> None:
+    def _log_counts(self) -> None:
         """Log a line for each route whose counts have changed, and for look-ups."""
         for route, books in self.books().items():
             now = Counter({name: n for name, n in books.counts().items() if name != "in_flight"})

@@ -190,8 +190,8 @@ class FileSource:
             self._place = self._read_place(memo)
         offset, self.resumed_at = self._place
         if self.resumed_at:
-            told = {"source": str(self._path), "line": self.resumed_at}
-            _log.info("oncebridge.resumed_at_line", extra=told)
+            extra = {"source": str(self._path), "line": self.resumed_at}
+            _log.info("oncebridge.resumed_at_line", extra=extra)
         self._records = RecordReader(self._file, start=offset, line=self.resumed_at or 1)
         return True
 

@@ -12,7 +12,7 @@ class ServerFault(Struct, frozen=True):
     remedy: str = ""
     """What to do about it."""
     separator: str = "; "
-    """Stands between the two."""
+    """The text between the two."""
 
     @property
     def text(self) -> str:

@@ -20,7 +20,7 @@ _decode = msgspec.msgpack.Decoder(_Fields).decode
 
 
 def encode_record(record: Record, *, with_key: bool = True) -> bytes:
-    """Return *record* as bytes; without its key if that is stored beside it."""
+    """Return *record* as bytes; without its key if that is stored next to it."""
     return _VERSION + _encode(
         (
             record.fate or 0,

@@ -77,5 +77,5 @@ class StoreContract(
         missing -= set(self.cases())
         assert missing == set(self.left_out)
         for name in self.left_out:
-            print(f"left out, for want of {_NEEDS[name]!r}: {name}")  # noqa: T201
+            print(f"left out, because it needs {_NEEDS[name]!r}: {name}")  # noqa: T201
         assert await store.peek([self.key()]) == [None]

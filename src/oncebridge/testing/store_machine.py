@@ -203,7 +203,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=_keys, what=st.sampled_from(["forget", "purge", "peek"]))
     def look_after(self, key: bytes, what: str) -> None:
-        """Keep house: one rule for three verbs, or walks would do little else."""
+        """Forget, purge or peek: one rule for the three, so that they do not dominate the walks."""
         before = self._peek()
         if what == "forget":
             if self._step("forget", key):
@@ -227,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=_keys, off=st.sampled_from([-1, 0, 1]))
     def wait_for_the_end(self, key: bytes, off: int) -> None:
-        """Go where the bugs are."""
+        """Advance to just before, at, or just after the end of a record."""
         row = self.model.rows.get(key)
         if row is not None:
             self.clock.advance(max(row.until_ms + off - self.clock(), 0))

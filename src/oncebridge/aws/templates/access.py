@@ -1,7 +1,7 @@
 """
-What oncebridge does on AWS, by backend: the one list from which every policy is made.
+The IAM actions that oncebridge needs, by backend. Every policy is made from this list.
 
-A backend that begins to call something else has to say so here, and nowhere else.
+If a backend starts to call another action, add it here, and nowhere else.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "kinesis:GetShardIterator",
         "kinesis:ListShards",
     ),
-    # With a consumer of its own (enhanced fan-out): asked of the stream, and of the consumer.
+    # Enhanced fan-out: the first on the stream, the others on the consumer.
     "source.kinesis.fan_out": ("kinesis:RegisterStreamConsumer",),
     "source.kinesis.consumer": (
         "kinesis:DescribeStreamConsumer",
@@ -48,7 +48,7 @@ ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "secret.ssm": ("ssm:GetParameter",),
     "secret.secretsmanager": ("secretsmanager:GetSecretValue",),
-    # A key of one's own, with which queues, streams or secrets are encrypted.
+    # A customer managed key that encrypts queues, streams or secrets.
     "key.kms": ("kms:Decrypt", "kms:GenerateDataKey"),
     # A function: Lambda reads the queue for it, and dead letters are not listed from there.
     "function.sqs": (

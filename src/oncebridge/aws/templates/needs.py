@@ -1,5 +1,5 @@
 """
-What a configuration needs to be allowed on AWS, read off its addresses and references.
+The permissions on AWS that a configuration needs, by its addresses and references.
 
 Nothing is opened or requested, and no driver is needed.
 """
@@ -35,7 +35,7 @@ _NAMES = {
     "ssm": r"[A-Za-z0-9/_.-]{1,1011}",
 }
 _BEFORE = {"dynamodb": "table/", "events": "event-bus/", "kinesis": "stream/"}
-"""What stands before the name in an ARN."""
+"""The text before the name in an ARN."""
 _KINDS = {
     "source": ("kinesis", "sqs"),
     "store": ("dynamodb", "s3"),
@@ -45,7 +45,7 @@ _KINDS = {
 
 
 class Resource(Struct, frozen=True):
-    """What an ARN names; what is empty is not known."""
+    """The parts of an ARN; an empty one is not known."""
 
     service: str
     name: str
@@ -55,14 +55,14 @@ class Resource(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True):
-    """All that is done to a resource by a backend, which is named as in `ACTIONS`."""
+    """The actions of a backend on a resource; *what* is its name in `ACTIONS`."""
 
     what: str
     resource: Resource
 
 
 def needed(table: Mapping[str, Any]) -> list[Grant]:
-    """List what the configuration *table* needs, as it is written."""
+    """Return the grants that the configuration *table* needs; references are not resolved."""
     grants: list[Grant] = []
     for kind, where, written in _places(table):
         place = as_table(written)
@@ -106,13 +106,13 @@ def _of_place(kind: str, url: str, options: Mapping[str, Any], where: str) -> It
     consumer = options.get("fan_out")
     if scheme == "kinesis" and kind == "source" and isinstance(consumer, str):
         yield Grant(f"{what}.fan_out", found)
-        # The number behind the colon is given when it is registered.
+        # AWS assigns the number after the colon when the consumer is registered.
         name = f"{found.name}/consumer/{_named('kinesis', consumer, where)}:*"
         yield Grant(f"{what}.consumer", replace(found, name=name))
 
 
 def _of_cache(options: Mapping[str, Any], where: str) -> Iterator[Grant]:
-    """List what a login at ElastiCache takes: the cache, and the user."""
+    """Yield the grants for a login at ElastiCache: the cache, and the user."""
     user = _named("elasticache", str(options["iam_user"]), where)
     cache = _named("elasticache", str(options.get("iam_cache", "")).lower(), where)
     region = _plain(str(options.get("iam_region", "")), where)
@@ -144,13 +144,13 @@ def _of_reference(text: str, where: str) -> Iterator[Grant]:
         name = _named(service, name.partition(":")[0], where).removeprefix("/")
         yield Grant("secret.ssm", Resource("ssm", f"parameter/{name}"))
     else:
-        # Six characters of Secrets Manager's own follow the name.
+        # Secrets Manager adds a hyphen and six characters to the name.
         name = f"secret:{_named(service, name, where)}-??????"
         yield Grant("secret.secretsmanager", Resource("secretsmanager", name))
 
 
 def _texts(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Find every reference to AWS, wherever it stands."""
+    """Yield every reference to AWS in *value*, with its setting."""
     if isinstance(value, str):
         if is_at_aws(value):
             yield value, where

@@ -22,15 +22,15 @@ FORMATS: Final = ("json", "cloudformation", "terraform")
 
 
 class Known(Struct, frozen=True):
-    """What is known besides the addresses."""
+    """Region, account and keys that are not in the addresses."""
 
     region: str = ""
     account: str = ""
     keys: tuple[str, ...] = ()
-    """ARNs of the keys with which queues, streams or secrets are encrypted."""
+    """ARNs of the keys that encrypt queues, streams or secrets."""
 
     def check(self) -> None:
-        """Refuse what cannot stand in an ARN."""
+        """Raise `ConfigError` for a Region or account that is not valid."""
         if not re.fullmatch(r"[a-z0-9-]{0,30}", self.region, re.ASCII):
             raise ConfigError("--region", f"{self.region!r} is not a Region")
         if not re.fullmatch(r"(\d{12})?", self.account, re.ASCII):
@@ -38,7 +38,7 @@ class Known(Struct, frozen=True):
 
 
 def policy(grants: Iterable[Grant], *, format: Format = "json", known: Known | None = None) -> str:  # noqa: A002
-    """Write the policy that allows *grants* and nothing else."""
+    """Return the policy that allows *grants* and nothing else."""
     known = known or Known()
     known.check()
     grants = [*grants, *map(_of_key, known.keys)]

@@ -1,4 +1,4 @@
-"""The bucket of the S3 store, for those who deploy with CloudFormation or Terraform."""
+"""The bucket of the S3 store, for CloudFormation and Terraform."""
 
 from datetime import timedelta
 
@@ -7,7 +7,7 @@ from oncebridge.aws.templates.rendering import Format, render
 
 OBJECT_ACTIONS = ("s3:DeleteObject", "s3:GetObject", "s3:PutObject")
 BUCKET_ACTIONS = ("s3:GetBucketVersioning", "s3:GetLifecycleConfiguration", "s3:ListBucket")
-"""What a worker is allowed to do; `oncebridge migrate` needs to make bucket and rule besides."""
+"""The actions of a worker; `oncebridge migrate` also needs those that create bucket and rule."""
 
 
 def table(

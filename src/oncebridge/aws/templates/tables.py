@@ -1,4 +1,4 @@
-"""The table of the DynamoDB store, for those who deploy with CloudFormation or Terraform."""
+"""The table of the DynamoDB store, for CloudFormation and Terraform."""
 
 import re
 from datetime import timedelta
@@ -18,7 +18,7 @@ ACTIONS = (
     "dynamodb:PutItem",
     "dynamodb:Scan",
 )
-"""What a worker is allowed to do; `oncebridge migrate` needs to create the table besides."""
+"""The actions of a worker; `oncebridge migrate` also needs those that create the table."""
 
 
 def table(

@@ -188,21 +188,21 @@ class AwsService:
 
     async def ask_all(self, operation: str, member: str, **arguments: Any) -> list[Any]:
         """Call an operation that lists, and return the *member* of all pages."""
-        told, wanted = _TOKENS.get(self.name, ("NextToken", "NextToken"))
+        name, parameter = _TOKENS.get(self.name, ("NextToken", "NextToken"))
         found: list[Any] = []
         token: dict[str, Any] = {}
         seen: set[str] = set()
         while True:
             answer = await self.ask(operation, **arguments, **token)
             found += answer.get(member) or []
-            following = answer.get(told)
+            following = answer.get(name)
             if not following:
                 return found
             if following in seen:
                 action = self._action(operation)
                 raise NotReadable(f"a response to {action} that is not the same page again")
             seen.add(following)
-            token = {wanted: following}
+            token = {parameter: following}
 
     def close(self) -> None:
         if self._client is not None:
@@ -283,11 +283,11 @@ class AwsService:
         return quote(named or os.environ.get("AWS_DEFAULT_PROFILE") or "default")
 
     def _refused(self, response: Any, action: str) -> Exception:
-        told = response.get("Error", {})
+        details = response.get("Error", {})
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
-        error = AwsError(status, str(told.get("Code", "")), "")
+        error = AwsError(status, str(details.get("Code", "")), "")
         if error.code in _ABSENT or error.is_missing:
-            is_hidden = _HIDDEN in str(told.get("Message", ""))
+            is_hidden = _HIDDEN in str(details.get("Message", ""))
             return NotReadable(action) if is_hidden else NoSuchResource()
         if error.is_denied:
             return NotReadable(action)

@@ -35,10 +35,10 @@ async def check_bucket(context: AwsContext, address: AwsAddress) -> None:
         found = await context.look(subject, "its lifecycle rules", asked)
     except NoSuchResource:
         found = {"Rules": []}
-    told = None if found is None else found.get("Rules") or []
-    if told is not None:
-        _check_rules(context, subject, address, prefix, told)
-    _check_versions(context, address, prefix, versions, told)
+    raw_rules = None if found is None else found.get("Rules") or []
+    if raw_rules is not None:
+        _check_rules(context, subject, address, prefix, raw_rules)
+    _check_versions(context, address, prefix, versions, raw_rules)
 
 
 def _check_rules(
@@ -46,24 +46,24 @@ def _check_rules(
     subject: str,
     address: AwsAddress,
     prefix: str,
-    told: Sequence[Mapping[str, Any]],
+    raw_rules: Sequence[Mapping[str, Any]],
 ) -> None:
-    rules = [rule for one in told if (rule := _expiry(one)) is not None]
+    rules = [rule for one in raw_rules if (rule := _expiry(one)) is not None]
     rules = [
         rule for rule in rules if prefix.startswith(rule.prefix) or rule.prefix.startswith(prefix)
     ]
     windows = [route.settings.window for route in context.setup.routes]
-    wished = max(days_of(address.options.expire_after), *map(days_of, windows))
+    required = max(days_of(address.options.expire_after), *map(days_of, windows))
     command = migrate(address.where, "s3", f"{address.name}/{prefix}".rstrip("/"))
     for rule in rules:
-        if rule.days < wished:
+        if rule.days < required:
             context.report(
                 "s3-lifecycle",
                 Severity.ERROR,
                 subject,
                 seen=f"rule {rule.id} removes records "
                 + (f"after {rule.days} days" if rule.days else "on a date, whatever their age")
-                + f"; they are needed for {wished} (window and expire_after)",
+                + f"; they are needed for {required} (window and expire_after)",
                 why="When its record is removed, an event that is redelivered is delivered twice.",
                 fix=f"Change that rule; oncebridge creates its own:\n{command}",
             )
@@ -97,16 +97,16 @@ def _check_versions(
     address: AwsAddress,
     prefix: str,
     versions: Mapping[str, Any] | None,
-    told: Sequence[Mapping[str, Any]] | None,
+    raw_rules: Sequence[Mapping[str, Any]] | None,
 ) -> None:
-    if versions is None or told is None:
+    if versions is None or raw_rules is None:
         return
     subject = f"bucket {address.name}"
     is_cleaned = any(
         "NoncurrentVersionExpiration" in one
         and one.get("Status") == "Enabled"
         and prefix.startswith(_prefix(one))
-        for one in told
+        for one in raw_rules
     )
     if versions.get("Status") != "Enabled" or is_cleaned:
         context.report_passed(subject, "old versions are not kept, or are removed")

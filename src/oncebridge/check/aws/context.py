@@ -101,7 +101,7 @@ class AwsContext:
         self.aws_addresses = aws_addresses(setup)
         self._reader = reader
         self._checkup = checkup
-        self._told: set[tuple[str, ...]] = set()
+        self._reported: set[tuple[str, ...]] = set()
 
     def at(self, service: str, where: AwsLocation) -> AwsService:
         """Return a client of a service."""
@@ -173,8 +173,8 @@ class AwsContext:
         if self._is_new("fine", subject, what):
             self._checkup.report_passed(subject, what)
 
-    def _is_new(self, *told: str) -> bool:
-        if told in self._told:
+    def _is_new(self, *result: str) -> bool:
+        if result in self._reported:
             return False
-        self._told.add(told)
+        self._reported.add(result)
         return True

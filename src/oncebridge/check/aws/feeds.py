@@ -40,7 +40,7 @@ class Bus(Struct, frozen=True):
 
     @property
     def is_partner(self) -> bool:
-        """Whether it takes what a partner publishes, and nothing else."""
+        """Whether it carries only events that a partner publishes."""
         return self.name.startswith("aws.partner/")
 
 

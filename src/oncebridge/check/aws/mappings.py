@@ -245,7 +245,7 @@ def _check_mapping(context: AwsContext, mapping: SourceMapping) -> None:
 
 def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapping) -> None:
     destination = json.dumps({"OnFailure": {"Destination": mapping.destination or "QUEUE-ARN"}})
-    told = ("--destination-config", destination)
+    flags = ("--destination-config", destination)
     if not mapping.has_end:
         context.report(
             "mapping-blocks-shard",
@@ -256,7 +256,7 @@ def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapp
             why="Unreadable records go to the dead letters. But a batch that crashes the function (out "
             "of memory, timeout) blocks its shard until the stream drops the records.",
             fix="Limit the retries, and set a failure destination:\n"
-            + mapping.command("--maximum-retry-attempts", "100", *told),
+            + mapping.command("--maximum-retry-attempts", "100", *flags),
         )
     elif not mapping.destination:
         context.report(
@@ -268,7 +268,7 @@ def _check_stream_mapping(context: AwsContext, subject: str, mapping: SourceMapp
             f"{mapping.settings.get('MaximumRecordAgeInSeconds')}) and has no failure destination",
             why="After an outage of that length, records are skipped without a trace.",
             fix="Set a failure destination, so that skipped records can be read again from the stream:\n"
-            + mapping.command(*told),
+            + mapping.command(*flags),
         )
     else:
         context.report_passed(subject, "it has a failure destination")
@@ -294,7 +294,7 @@ async def _check_visibility(
         return
     if function is None:
         return
-    wished = function.timeout * _FACTOR + mapping.gathering
+    required = function.timeout * _FACTOR + mapping.gathering
     lease = max(route.settings.lease for route in context.setup.routes)
     least = max(function.timeout + mapping.gathering, lease)
     numbers = (
@@ -306,10 +306,10 @@ async def _check_visibility(
             else ""
         )
     )
-    if queue.visibility >= max(wished, lease):
+    if queue.visibility >= max(required, lease):
         context.report_passed(queue.subject, f"visibility: {numbers}")
         return
-    seconds = max(wished, lease).total_seconds()
+    seconds = max(required, lease).total_seconds()
     is_short = queue.visibility < least
     context.report(
         "sqs-visibility",

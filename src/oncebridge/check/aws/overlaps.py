@@ -96,8 +96,8 @@ def _rules(several: Sequence[EventFeeds]) -> Iterator[_Rule]:
             by_rule.setdefault((feed.bus, feed.rule), {}).setdefault(feed.id, feed)
     for feeds in by_rule.values():
         found = tuple(feeds.values())
-        told = found[0].pattern
-        yield _Rule(found, None if told is None else RulePattern.of(_on_its_bus(found[0])))
+        pattern = found[0].pattern
+        yield _Rule(found, None if pattern is None else RulePattern.of(_on_its_bus(found[0])))
 
 
 def _on_its_bus(feed: EventFeed) -> dict[str, object]:

@@ -59,7 +59,7 @@ def overlap(one: RulePattern, other: RulePattern) -> Overlap:
 
 
 def _text(pattern: Any) -> str:
-    """Write a pattern in one way; the order of alternatives means nothing."""
+    """Return a pattern as text in one form; the order of alternatives does not matter."""
     if isinstance(pattern, Mapping):
         return json.dumps({name: _text(value) for name, value in sorted(pattern.items())})
     if isinstance(pattern, list):
@@ -68,7 +68,7 @@ def _text(pattern: Any) -> str:
 
 
 def _matcher(value: Any) -> str:
-    """Write one alternative; inside of it, order may mean something (`numeric`)."""
+    """Return one alternative as text; inside it, order may matter (`numeric`)."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -114,7 +114,7 @@ def _covers(path: _Path, wide: Any, narrow: Any) -> bool:
 
 
 def _prefix(value: Any) -> str | None:
-    """Return what a value has to begin with, where that is all that is asked."""
+    """Return the prefix of a `prefix` operator; None for anything else."""
     if isinstance(value, dict) and [*value] == ["prefix"] and isinstance(value["prefix"], str):
         return value["prefix"]
     return None
@@ -131,7 +131,7 @@ def _exclude(path: _Path, one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _differ(left: Any, right: Any) -> bool:
-    """Return whether no value is both; where it is not known, no."""
+    """Return True if it is certain that no value matches both."""
     if not isinstance(left, dict) and not isinstance(right, dict):
         return _matcher(left) != _matcher(right)
     if _is_but(left) or _is_but(right):
@@ -149,7 +149,7 @@ def _differ(left: Any, right: Any) -> bool:
 
 
 def _is_but(value: Any) -> bool:
-    """Return whether it is an `anything-but` that can be judged: of values, or of a beginning."""
+    """Return True for an `anything-but` of values or of a prefix; others cannot be compared."""
     if not isinstance(value, dict) or [*value] != ["anything-but"]:
         return False
     but = value["anything-but"]
@@ -157,7 +157,7 @@ def _is_but(value: Any) -> bool:
 
 
 def _is_left_out(value: Any, but: Mapping[str, Any]) -> bool:
-    """Return whether an `anything-but` leaves out all that *value* stands for."""
+    """Return True if an `anything-but` excludes everything that *value* matches."""
     without = but["anything-but"]
     begins = _prefix(without)
     if begins is not None:

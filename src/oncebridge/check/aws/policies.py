@@ -109,8 +109,8 @@ def _names(one: Mapping[str, Any], service: str) -> bool | None:
         spared = _listed(named.get("Service")) if isinstance(named, dict) else []
         return False if service in spared else None
     # {"AWS": "*"} is another way to write "*", which is everyone.
-    everybody = [*_principals(one, "*"), *_principals(one, "AWS"), *_principals(one, "Service")]
-    return service in _principals(one, "Service") or "*" in everybody
+    principals = [*_principals(one, "*"), *_principals(one, "AWS"), *_principals(one, "Service")]
+    return service in _principals(one, "Service") or "*" in principals
 
 
 def _covers(one: Mapping[str, Any], action: str, resource: str) -> bool:
@@ -136,7 +136,7 @@ def _like(text: str, pattern: str) -> bool:
 
 
 def _holds(condition: Any, known: Mapping[str, str]) -> bool | None:
-    """Return whether a condition holds; None where it asks for something else than is *known*."""
+    """Return whether a condition holds; None if it depends on something that is not *known*."""
     if not condition:
         return True
     if not isinstance(condition, dict):
@@ -159,7 +159,7 @@ def _holds(condition: Any, known: Mapping[str, str]) -> bool | None:
 
 
 def _all_of(answers: Iterable[bool | None]) -> bool | None:
-    """Return whether all hold; None where it hangs on one that is not known."""
+    """Return whether all hold; None if that depends on one that is not known."""
     several = set(answers)
     if False in several:
         return False

@@ -94,8 +94,10 @@ async def read(
     described = await context.look(subject, what, asked)
     if described is None:
         return None
-    told: dict[str, str] = described.get("Attributes") or {}
-    return QueueDescription(name, located["QueueUrl"], told.get("QueueArn", ""), where, told)
+    attributes: dict[str, str] = described.get("Attributes") or {}
+    return QueueDescription(
+        name, located["QueueUrl"], attributes.get("QueueArn", ""), where, attributes
+    )
 
 
 async def read_arn(context: AwsContext, arn: str, where: AwsLocation) -> QueueDescription | None:

@@ -135,8 +135,8 @@ def _check_own_visibility(context: AwsContext, address: AwsAddress) -> None:
     lease = max(route.settings.lease for route in context.setup.routes)
     subject = f"queue {address.name}"
     if visibility > lease:
-        told = format_duration(visibility)
-        context.report_passed(subject, f"visibility: oncebridge sets {told}, and extends it")
+        duration = format_duration(visibility)
+        context.report_passed(subject, f"visibility: oncebridge sets {duration}, and extends it")
         return
     context.report(
         "sqs-visibility",
@@ -236,18 +236,18 @@ async def _check_failures(context: AwsContext, function: Function, where: AwsLoc
     )
     operation = "update-function-event-invoke-config"  # which keeps all other settings
     try:
-        told = await context.look(subject, "its failure destination", asked)
+        settings = await context.look(subject, "its failure destination", asked)
     except NoSuchResource:
-        told, operation = {}, "put-function-event-invoke-config"
-    if told is None:
+        settings, operation = {}, "put-function-event-invoke-config"
+    if settings is None:
         return
-    ends = told.get("DestinationConfig") or {}
+    ends = settings.get("DestinationConfig") or {}
     if (ends.get("OnFailure") or {}).get("Destination"):
         context.report_passed(subject, "it keeps events that fail")
         return
     kept = {name: end for name, end in ends.items() if (end or {}).get("Destination")}
-    wished = json.dumps({**kept, "OnFailure": {"Destination": "QUEUE-ARN"}})
-    given = ("--function-name", function.name, "--destination-config", wished)
+    required = json.dumps({**kept, "OnFailure": {"Destination": "QUEUE-ARN"}})
+    given = ("--function-name", function.name, "--destination-config", required)
     context.report(
         "function-no-destination",
         Severity.ERROR,
@@ -267,7 +267,7 @@ async def check_destination(context: AwsContext, name: str, where: AwsLocation) 
     subject = f"API destination {name}"
     try:
         asked = context.at("events", where).ask("DescribeApiDestination", Name=name)
-        told = await context.look(subject, "its state and its rules", asked)
+        destination = await context.look(subject, "its state and its rules", asked)
     except NoSuchResource:
         context.report(
             "destination-missing",
@@ -278,9 +278,9 @@ async def check_destination(context: AwsContext, name: str, where: AwsLocation) 
             fix="List the API destinations:\n" + aws(where, "events", "list-api-destinations"),
         )
         return SourceResult()
-    if told is None:
+    if destination is None:
         return SourceResult()
-    state, method = told.get("ApiDestinationState"), told.get("HttpMethod")
+    state, method = destination.get("ApiDestinationState"), destination.get("HttpMethod")
     if state == "ACTIVE" and method == "POST":
         context.report_passed(subject, "it is active, and uses POST")
     else:
@@ -294,16 +294,18 @@ async def check_destination(context: AwsContext, name: str, where: AwsLocation) 
             fix="Use POST, and check its connection:\n"
             + aws(where, "events", "update-api-destination", "--name", name, *_POST)
             + "\n"
-            + aws(where, "events", "describe-connection", "--name", _connection(told)),
+            + aws(where, "events", "describe-connection", "--name", _connection(destination)),
         )
-    found = await feeds.feeds(context, subject, str(told.get("ApiDestinationArn", "")), where)
+    found = await feeds.feeds(
+        context, subject, str(destination.get("ApiDestinationArn", "")), where
+    )
     found = targets.with_changes(context, found)
     await rules.check_feeds(context, found, where)
     window.check_window(context, found)
     return SourceResult(feeds=(found,))
 
 
-def _connection(told: dict[str, Any]) -> str:
+def _connection(destination: dict[str, Any]) -> str:
     """Return the name of the connection, out of its ARN."""
-    parts = str(told.get("ConnectionArn", "")).split("/")
+    parts = str(destination.get("ConnectionArn", "")).split("/")
     return parts[1] if len(parts) > 1 else "CONNECTION"

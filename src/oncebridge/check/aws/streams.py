@@ -39,10 +39,10 @@ async def read(
     found = await context.look(f"stream {name}", "its settings", asked)
     if found is None:
         return None
-    told: dict[str, Any] = found.get("StreamDescriptionSummary") or {}
-    retention = timedelta(hours=int(told.get("RetentionPeriodHours", 24)))
+    summary: dict[str, Any] = found.get("StreamDescriptionSummary") or {}
+    retention = timedelta(hours=int(summary.get("RetentionPeriodHours", 24)))
     return StreamDescription(
-        name, str(told.get("StreamARN", "")), where, retention, str(told.get("KeyId", ""))
+        name, str(summary.get("StreamARN", "")), where, retention, str(summary.get("KeyId", ""))
     )
 
 

@@ -117,8 +117,8 @@ def _check_capacity(
     context: AwsContext, subject: str, address: AwsAddress, table: Mapping[str, Any]
 ) -> None:
     billing = (table.get("BillingModeSummary") or {}).get("BillingMode", "PROVISIONED")
-    told = table.get("ProvisionedThroughput") or {}
-    writes = int(told.get("WriteCapacityUnits") or 0)
+    throughput = table.get("ProvisionedThroughput") or {}
+    writes = int(throughput.get("WriteCapacityUnits") or 0)
     if billing == "PAY_PER_REQUEST":
         context.report_passed(subject, "capacity: on demand")
     elif writes >= _LOW_WRITES:
@@ -149,8 +149,10 @@ async def _check_deletion(
     found = await context.look_if_exists(subject, "whether it can be restored", asked)
     if found is None:
         return
-    told = (found.get("ContinuousBackupsDescription") or {}).get("PointInTimeRecoveryDescription")
-    if (told or {}).get("PointInTimeRecoveryStatus") == "ENABLED":
+    recovery = (found.get("ContinuousBackupsDescription") or {}).get(
+        "PointInTimeRecoveryDescription"
+    )
+    if (recovery or {}).get("PointInTimeRecoveryStatus") == "ENABLED":
         context.report_passed(subject, "it can be restored")
         return
     context.report(
@@ -168,19 +170,19 @@ async def _check_expiry(context: AwsContext, subject: str, address: AwsAddress) 
     found = await context.look_if_exists(subject, "its time to live", asked)
     if found is None:
         return
-    told = found.get("TimeToLiveDescription") or {}
-    state, attribute = told.get("TimeToLiveStatus", "DISABLED"), told.get("AttributeName", "")
+    expiry = found.get("TimeToLiveDescription") or {}
+    state, attribute = expiry.get("TimeToLiveStatus", "DISABLED"), expiry.get("AttributeName", "")
     is_on = str(state).startswith("ENABL")
     if is_on and attribute == "x":
         context.report_passed(subject, "time to live: on x")
         return
-    wished = "--time-to-live-specification"
+    required = "--time-to-live-specification"
     fix = "Let DynamoDB remove expired records:\n" + _update(
-        address, "time-to-live", wished, "Enabled=true,AttributeName=x"
+        address, "time-to-live", required, "Enabled=true,AttributeName=x"
     )
     if is_on:
         fix = "Turn it off, wait an hour, and turn it on for x:\n" + _update(
-            address, "time-to-live", wished, f"Enabled=false,AttributeName={attribute}"
+            address, "time-to-live", required, f"Enabled=false,AttributeName={attribute}"
         )
     context.report(
         "dynamodb-ttl",

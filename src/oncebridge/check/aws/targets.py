@@ -89,11 +89,11 @@ async def check_target(context: AwsContext, feed: EventFeed) -> None:
 
 def _check_input(context: AwsContext, feed: EventFeed) -> None:
     sent = sent_input(feed.target, bare=_is_bare(context))
-    told = _input_problem(context, feed)
-    if told is None:
+    problem = _input_problem(context, feed)
+    if problem is None:
         context.report_passed(feed.subject, f"sends {_sent_text(feed, sent)}")
         return
-    severity, seen, why = told
+    severity, seen, why = problem
     hint = "\nor accept the detail alone as an event:\nbare = true" if sent.is_bare else ""
     context.report(
         "target-input",

@@ -44,8 +44,8 @@ def check_window(
     kept = "" if retention is None else f"messages are kept for {_short(retention)}"
     if window >= longest:
         left = f"{format_duration(window - again)} left for a backlog"
-        told = [kept, f"{summed}, with {left}" if parts else ""]
-        covered = "; ".join(one for one in told if one)
+        texts = [kept, f"{summed}, with {left}" if parts else ""]
+        covered = "; ".join(one for one in texts if one)
         context.report_passed(
             subject, f"window: {format_duration(window)} is long enough ({covered})"
         )
@@ -56,14 +56,14 @@ def check_window(
     seen = "; ".join(
         one for one in (f"{whose} is {format_duration(window)}", kept, late if parts else "") if one
     )
-    wished = _whole_days(longest + timedelta(days=1))
+    required = _whole_days(longest + timedelta(days=1))
     context.report(
         "window-horizon",
         Severity.WARNING,
         subject,
         seen=seen,
         why="An event that is redelivered after its window counts as new, and is delivered twice.",
-        fix=f'Use a longer window, with a day to spare:\nwindow = "{wished}"',
+        fix=f'Use a longer window, with a day to spare:\nwindow = "{required}"',
     )
 
 

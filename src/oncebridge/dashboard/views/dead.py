@@ -89,12 +89,12 @@ async def _list(data: DashboardData, request: PageRequest) -> PageResponse:
 
 def _choice(given: Mapping[str, str]) -> DeadLetterFilter:
     # A form cannot carry unprintable characters.
-    told = {name: text for name, text in given.items() if text.isprintable()}
-    return DeadLetterFilter(reason=told.get("reason", ""), route=told.get("route") or None)
+    valid = {name: text for name, text in given.items() if text.isprintable()}
+    return DeadLetterFilter(reason=valid.get("reason", ""), route=valid.get("route") or None)
 
 
 def _fitting(choice: DeadLetterFilter, tally: letters.DeadLetterTally) -> int | None:
-    """Return the number of matching dead letters, if the counts tell it."""
+    """Return the number of matching dead letters, if the counts have it."""
     if choice.reason and choice.route:
         return None
     if choice.reason:
@@ -170,8 +170,8 @@ async def _known(
     """Return the record of a dead letter's event, operator actions, copies, and the problem."""
     copies = Copies()
     try:
-        told = await explain_stored_key(data, letter.key) if letter.key else None
-        acts = told.acts if told else OperatorActions()
+        explanation = await explain_stored_key(data, letter.key) if letter.key else None
+        acts = explanation.acts if explanation else OperatorActions()
         if way is not None:
             look = RecordView(data.store)
             await look.prepare([way])
@@ -180,7 +180,7 @@ async def _known(
             (copies,) = await copies_of(data.store, [letter.key])
     except OncebridgeError as error:
         return "", OperatorActions(), copies, str(error)
-    return summary_of_key(told) if told else "", acts, copies, ""
+    return summary_of_key(explanation) if explanation else "", acts, copies, ""
 
 
 def _identity(data: DashboardData, letter: DeadLetter) -> RouteIdentity | None:

@@ -334,7 +334,7 @@ def _way(name: str, states: list[RouteState], counts: RouteCounts) -> RouteRow:
     verdicts = tuple((v.value, count) for v in Verdict if (count := books.get(v, 0)))
     settled = sum(count for _, count in verdicts)
     in_flight = sum(state.in_flight for state in states)
-    kind, told = _state_of(name, states)
+    kind, label = _state_of(name, states)
     is_balanced = all(state.balanced for state in states)
     return RouteRow(
         name,
@@ -347,7 +347,7 @@ def _way(name: str, states: list[RouteState], counts: RouteCounts) -> RouteRow:
         settled,
         in_flight,
         kind,
-        told,
+        label,
         # A killed worker did not decide the events it held: they arrive again, and are counted again.
         max(books.get("arrived", 0) - settled - in_flight, 0) if is_balanced else 0,
         "good" if is_balanced else "bad",

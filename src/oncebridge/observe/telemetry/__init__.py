@@ -100,8 +100,8 @@ def _exporter(environment: Mapping[str, str], signal: str) -> str:
     if named in _EXPORTERS:
         return named
     if named:
-        told = {"setting": setting, "allowed": ", ".join(_EXPORTERS)}
-        _log.warning("oncebridge.telemetry_exporter_unknown", extra=told)
+        extra = {"setting": setting, "allowed": ", ".join(_EXPORTERS)}
+        _log.warning("oncebridge.telemetry_exporter_unknown", extra=extra)
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     return "otlp" if any(environment.get(one, "").strip() for one in endpoints) else "none"
 
@@ -112,6 +112,6 @@ def _read(environment: Mapping[str, str]) -> frozenset[str]:
         return frozenset({"tracecontext"})
     named = [name.strip().lower() for name in text.split(",")]
     if unknown := sorted({name for name in named if name not in _PROPAGATORS} - _NOT_OURS):
-        told = {"unknown": ", ".join(unknown), "allowed": ", ".join([*_PROPAGATORS, "none"])}
-        _log.warning("oncebridge.telemetry_propagator_unknown", extra=told)
+        extra = {"unknown": ", ".join(unknown), "allowed": ", ".join([*_PROPAGATORS, "none"])}
+        _log.warning("oncebridge.telemetry_propagator_unknown", extra=extra)
     return frozenset(_PROPAGATORS[name] for name in named if name in _PROPAGATORS)

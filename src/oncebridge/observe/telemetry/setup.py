@@ -32,7 +32,7 @@ _LEAVE_S: Final = 3.0
 _GIVE_UP_S: Final = 0.5
 """Time for a cancelled export to end."""
 _INTERVAL_S: Final = 60.0
-_TELL_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 
 
 class Exports:
@@ -207,17 +207,17 @@ class _ExportErrorHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._told_at = 0.0
+        self._logged_at = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.created - self._told_at < _TELL_EVERY_S:
+        if record.created - self._logged_at < _LOG_EVERY_S:
             return
-        self._told_at = record.created
+        self._logged_at = record.created
         # Without arguments, which may contain an address; a status is safe.
         filled = record.args if isinstance(record.args, tuple) else ()
         status = next((one for one in filled if isinstance(one, int)), None)
-        told = {"said": str(record.msg), **({} if status is None else {"status": status})}
-        _log.warning("oncebridge.telemetry_trouble", extra=told)
+        extra = {"said": str(record.msg), **({} if status is None else {"status": status})}
+        _log.warning("oncebridge.telemetry_trouble", extra=extra)
 
 
 def _hear(trouble: _ExportErrorHandler) -> None:

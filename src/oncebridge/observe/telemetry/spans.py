@@ -122,7 +122,7 @@ class _TracedArrival:
             if is_wrong and not outcome.forwarded:
                 self._delivery.set_status(Status(StatusCode.ERROR, outcome.reason or None))
             self._delivery.end()
-        self._span.set_attributes(_told(self._event, outcome))
+        self._span.set_attributes(_outcome(self._event, outcome))
         if is_wrong:
             self._span.set_status(Status(StatusCode.ERROR, outcome.reason or None))
         self._span.end()
@@ -141,9 +141,9 @@ def _operation(name: str, kind: str, route: str) -> _Attributes:
     }
 
 
-def _told(event: Event | Unreadable, outcome: Outcome) -> _Attributes:
+def _outcome(event: Event | Unreadable, outcome: Outcome) -> _Attributes:
     number = event.id if isinstance(event, Event) else None
-    told: _Attributes = {
+    attributes: _Attributes = {
         "messaging.message.id": number[:_MOST_ID] if number else "",
         "messaging.message.body.size": len(event.raw),
         "oncebridge.verdict": outcome.verdict.value,
@@ -152,7 +152,7 @@ def _told(event: Event | Unreadable, outcome: Outcome) -> _Attributes:
         "oncebridge.reason": outcome.reason,
         "oncebridge.unprotected": outcome.unprotected,
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in attributes.items() if value}
 
 
 def _in_event(event: Event | Unreadable) -> str:

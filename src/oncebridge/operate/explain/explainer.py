@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.dead_letters.api import DeadLetter
-from oncebridge.engine.causes import Cause, Sighting, cause_of_repeat, likely_cause, remembered
+from oncebridge.engine.causes import Cause, Sighting, duplicate_cause, likely_cause, remembered
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.differences import changes
 from oncebridge.events.event import Event, Unreadable
@@ -121,8 +121,8 @@ class _Explainer:
             for way in each.ways:
                 earlier = self._earlier.look(each.line, event, way)
                 if is_asked:
-                    told = await self._explain(each.line, event, way, earlier)
-                    explained.append(self._with_pause(told, paused))
+                    explanation = await self._explain(each.line, event, way, earlier)
+                    explained.append(self._with_pause(explanation, paused))
         return explained
 
     async def _explain(
@@ -133,7 +133,7 @@ class _Explainer:
         then = events_in(earlier.raw, self._settings)[0] if earlier else None
         own = contents(way)
         entity, version = _expressions(plan)
-        told = Explanation(
+        explanation = Explanation(
             line=line,
             action=plan.action,
             event=event,
@@ -157,10 +157,10 @@ class _Explainer:
             entity_acts=look.acts([plan.entity]) if look else OperatorActions(),
         )
         if earlier is None or not isinstance(then, Event):
-            return _with_cause(told, event, None)
+            return _with_cause(explanation, event, None)
         differing = changes(then.envelope, event.envelope, values=self._values)
-        told = replace(
-            told,
+        explanation = replace(
+            explanation,
             same_as=earlier.line,
             same_in=earlier.name,
             clashes=earlier.clashes,
@@ -168,8 +168,8 @@ class _Explainer:
             changes=tuple(differing),
         )
         if earlier.clashes and (judged is None or judged.verdict is Verdict.DELIVERED):
-            return replace(told, cause=Cause.ID_REUSED if earlier.kind == "id" else None)
-        return _with_cause(told, event, None if earlier.clashes else then)
+            return replace(explanation, cause=Cause.ID_REUSED if earlier.kind == "id" else None)
+        return _with_cause(explanation, event, None if earlier.clashes else then)
 
     async def _letter(
         self, way: RouteIdentity, judged: ExpectedVerdict | None
@@ -179,10 +179,10 @@ class _Explainer:
         its = self._look.touched(way) if self._look is not None else []
         return await self._letters.with_key([*its, judged.key])
 
-    def _with_pause(self, told: Explanation, paused: set[str]) -> Explanation:
-        if self._look is None or told.route is None or told.route not in paused:
-            return told
-        return replace(told, paused=True, paused_by=self._look.paused_by(told.route))
+    def _with_pause(self, explanation: Explanation, paused: set[str]) -> Explanation:
+        if self._look is None or explanation.route is None or explanation.route not in paused:
+            return explanation
+        return replace(explanation, paused=True, paused_by=self._look.paused_by(explanation.route))
 
     def _unrouted(self, line: int, event: Event) -> Explanation:
         plan = self._identities.file_rules.discard_plan(event)
@@ -255,28 +255,28 @@ def _expressions(plan: Plan) -> tuple[str, str]:
 # --- causes -------------------------------------------------------------------------------
 
 
-def _with_cause(told: Explanation, event: Event, then: Event | None) -> Explanation:
-    """Return *told* with its likely cause; *then* is an earlier copy from a file, if any."""
-    judged = told.judged
+def _with_cause(explanation: Explanation, event: Event, then: Event | None) -> Explanation:
+    """Return *explanation* with its likely cause; *then* is an earlier copy from a file, if any."""
+    judged = explanation.judged
     match judged.verdict if judged else None:
         case Verdict.DUPLICATE:
             first = judged.first if judged else None
         case Verdict.STALE:
-            return replace(told, cause=Cause.OUT_OF_ORDER)
+            return replace(explanation, cause=Cause.OUT_OF_ORDER)
         case Verdict.UNCHANGED:
-            return replace(told, cause=Cause.DOUBLE_EMISSION)
+            return replace(explanation, cause=Cause.DOUBLE_EMISSION)
         case Verdict.CONFLICT:
-            is_id = any(k.kind == "id" and judged and k.key == judged.key for k in told.keys)
-            return replace(told, cause=Cause.ID_REUSED if is_id else None)
+            is_id = any(k.kind == "id" and judged and k.key == judged.key for k in explanation.keys)
+            return replace(explanation, cause=Cause.ID_REUSED if is_id else None)
         case _ if then is not None:
             first = None
         case _:
-            return told
+            return explanation
     later = Sighting.of(event)
     if then is not None and (first is None or first.id == remembered(then.id)):
-        return replace(told, cause=cause_of_repeat(Sighting.of(then), later))
+        return replace(explanation, cause=duplicate_cause(Sighting.of(then), later))
     cause, is_guess = likely_cause(first.id if first else None, later)
-    return replace(told, cause=cause, is_guess=is_guess)
+    return replace(explanation, cause=cause, is_guess=is_guess)
 
 
 # --- earlier events -----------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     def as_json(self, *, canonical: bool = False) -> dict[str, Any]:
         """Return the whole explanation as a JSON object."""
         judged = self.judged
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "line": self.line,
             "route": self.route,
             "id": self.event.id if self.event else None,
@@ -107,8 +107,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
             "keys": [self._key_as_json(known, canonical=canonical) for known in self.keys],
         }
         if canonical:
-            told["canonical"] = self.keys[-1].canonical if self.keys else None
-        told |= _filled(
+            fields["canonical"] = self.keys[-1].canonical if self.keys else None
+        fields |= _filled(
             idempotency_key=self.sent_as.hex() or None,
             reason=self.reason or None,
             why=self.why or None,
@@ -117,37 +117,41 @@ class Explanation(Struct, frozen=True, kw_only=True):
             version_by=self.version_by or None,
             version=self.version,
         )
-        told["verdict"] = judged.verdict.value if judged else None
-        told |= _filled(fate=judged.fate.name.lower() if judged and judged.fate else None)
+        fields["verdict"] = judged.verdict.value if judged else None
+        fields |= _filled(fate=judged.fate.name.lower() if judged and judged.fate else None)
         if judged is not None and judged.is_shadow:
-            told |= {"mode": "shadow", "forwarded": True}
-        told["first"] = _first_as_json(judged.first if judged else None)
-        told["same_as"] = self.same_as
-        told["differs"] = None if self.differs is None else list(self.differs)
-        told["cause"] = self.cause
-        return told | self._more_as_json()
+            fields |= {"mode": "shadow", "forwarded": True}
+        fields["first"] = _first_as_json(judged.first if judged else None)
+        fields["same_as"] = self.same_as
+        fields["differs"] = None if self.differs is None else list(self.differs)
+        fields["cause"] = self.cause
+        return fields | self._more_as_json()
 
     def _more_as_json(self) -> dict[str, Any]:
-        told = _filled(
+        fields = _filled(
             cause_is_sure=None if self.cause is None else not self.is_guess,
             same_in=self.same_in or None,
             changes=None if self.changes is None else [one.as_json() for one in self.changes],
             dead=_letter_as_json(self.letter) if self.letter else None,
         )
-        told["trail"] = acts_as_json(self.acts)
+        fields["trail"] = acts_as_json(self.acts)
         if self.entity_acts.acts:
-            told["entity_trail"] = acts_as_json(self.entity_acts)
+            fields["entity_trail"] = acts_as_json(self.entity_acts)
         if self.paused:
-            told["paused"] = True
-            told["paused_by"] = _act_as_json(self.paused_by) if self.paused_by else None
-        return told
+            fields["paused"] = True
+            fields["paused_by"] = _act_as_json(self.paused_by) if self.paused_by else None
+        return fields
 
     def _key_as_json(self, known: EventKey, *, canonical: bool) -> dict[str, Any]:
-        told: dict[str, Any] = {"kind": known.kind, "key": known.key.hex(), "window": window(known)}
+        fields: dict[str, Any] = {
+            "kind": known.kind,
+            "key": known.key.hex(),
+            "window": window(known),
+        }
         standing = self.standing_of(known.key)
         if standing is not None:
-            told |= _standing_as_json(standing)
-        return told | ({"canonical": known.canonical} if canonical else {})
+            fields |= _standing_as_json(standing)
+        return fields | ({"canonical": known.canonical} if canonical else {})
 
 
 class KeyExplanation(Struct, frozen=True, kw_only=True):
@@ -204,7 +208,7 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object in the form of an explanation."""
         key: dict[str, Any] = {"kind": None, "key": self.key.hex(), "window": None}
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "route": self.route,
             "rule": (self.letter.rule or None) if self.letter else None,
             "keys": [key | (_standing_as_json(self.standing) if self.standing else {})],
@@ -212,11 +216,11 @@ class KeyExplanation(Struct, frozen=True, kw_only=True):
         }
         record = self.standing.record if self.standing else None
         if record is not None and record.fate is not None:
-            told["fate"] = record.fate.name.lower()
-        told |= {"first": _first_as_json(self.first), "differs": None, "cause": None}
+            fields["fate"] = record.fate.name.lower()
+        fields |= {"first": _first_as_json(self.first), "differs": None, "cause": None}
         if self.letter is not None:
-            told["dead"] = _letter_as_json(self.letter)
-        return told | {"trail": acts_as_json(self.acts)}
+            fields["dead"] = _letter_as_json(self.letter)
+        return fields | {"trail": acts_as_json(self.acts)}
 
 
 _VERDICTS: Final = {
@@ -234,23 +238,23 @@ def _first_as_json(first: First | None) -> dict[str, Any] | None:
 
 
 def _standing_as_json(standing: RecordStatus) -> dict[str, Any]:
-    told: dict[str, Any] = {"state": standing.state}
+    fields: dict[str, Any] = {"state": standing.state}
     record = standing.record
     if record is None:
-        return told
-    told |= {"until": iso_time(record.until_ms), "attempts": record.attempts}
+        return fields
+    fields |= {"until": iso_time(record.until_ms), "attempts": record.attempts}
     if standing.is_others:
-        told["of_another"] = True
+        fields["of_another"] = True
     if record.fate is not None:
-        told["fate"] = record.fate.name.lower()
+        fields["fate"] = record.fate.name.lower()
     elif standing.state == "claimed":
-        told |= {"held": standing.is_held, "left_ms": standing.left_ms}
+        fields |= {"held": standing.is_held, "left_ms": standing.left_ms}
     memo = standing.memo
     if memo.error:
-        told["error"] = memo.error
+        fields["error"] = memo.error
     if memo.maybe_delivered:
-        told["maybe_delivered"] = True
-    return told
+        fields["maybe_delivered"] = True
+    return fields
 
 
 def _letter_as_json(letter: DeadLetter) -> dict[str, Any]:
@@ -271,9 +275,9 @@ def acts_as_json(acts: OperatorActions) -> list[dict[str, Any]]:
 
 
 def _act_as_json(act: OperatorAction) -> dict[str, Any]:
-    told = {"time": iso_time(act.at_ms), "who": act.who, "verb": act.verb}
+    fields = {"time": iso_time(act.at_ms), "who": act.who, "verb": act.verb}
     more = {"route": act.route, "reason": act.reason}
-    return told | {name: text for name, text in more.items() if text}
+    return fields | {name: text for name, text in more.items() if text}
 
 
 def window(known: EventKey) -> str:
@@ -291,12 +295,12 @@ def dumps(
     explanation: Explanation | KeyExplanation, *, canonical: bool = False, **more: Any
 ) -> str:
     """Write an explanation as one line of JSON; *more* goes to its end."""
-    told = (
+    fields = (
         explanation.as_json(canonical=canonical)
         if isinstance(explanation, Explanation)
         else explanation.as_json()
     )
-    return msgspec.json.encode(told | more, enc_hook=_exactly).decode()
+    return msgspec.json.encode(fields | more, enc_hook=_exactly).decode()
 
 
 def _exactly(number: ExactFloat) -> msgspec.Raw:

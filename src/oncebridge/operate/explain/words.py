@@ -2,7 +2,7 @@
 The sentences of an explanation: what happened to an event, and why.
 
 They are for readers who do not know about leases and generations. They state only what is known:
-if two causes cannot be told apart, both are named.
+if two causes cannot be distinguished, both are named.
 """
 
 from typing import Final
@@ -45,39 +45,44 @@ def moment(at_ms: int) -> str:
     return f"{iso_time(at_ms)[:19].replace('T', ' ')} UTC"
 
 
-def cause(told: Explanation) -> str:
+def cause(explanation: Explanation) -> str:
     """Return the likely cause, with alternatives; empty if there is none."""
-    if told.cause is None:
+    if explanation.cause is None:
         return ""
-    if not told.is_guess:
-        return MEANINGS[told.cause].rpartition(": ")[2]
-    if told.cause is Cause.UNKNOWN:
+    if not explanation.is_guess:
+        return MEANINGS[explanation.cause].rpartition(": ")[2]
+    if explanation.cause is Cause.UNKNOWN:
         return "the cause is not known, as one of the two has no id"
     # Under a rule that separates sources, the first one had the same source.
-    other = "another bus" if told.scope == "source" else "a second integration or bus"
+    other = "another bus" if explanation.scope == "source" else "a second integration or bus"
     return (
         f"its producer published it again, or {other} delivers it too (the store has only the id "
         "of the first copy)"
     )
 
 
-def summary(told: Explanation) -> str:
+def summary(explanation: Explanation) -> str:
     """Return what happened to an event, and what would happen to this copy."""
-    if told.event is None:
-        return f"This is not an event, and goes to the dead letters: {told.why}."
-    if told.route is None:
-        where = "goes to the dead letters" if told.action == "dead" else "is dropped"
-        by = f" by rule {told.rule}" if told.rule else ""
+    if explanation.event is None:
+        return f"This is not an event, and goes to the dead letters: {explanation.why}."
+    if explanation.route is None:
+        where = "goes to the dead letters" if explanation.action == "dead" else "is dropped"
+        by = f" by rule {explanation.rule}" if explanation.rule else ""
         return f"No route matches this event: it {where}{by}."
-    sentences = [_shadow_mode(told), _verdict(told), _duplicate_cause(told), _letter(told.letter)]
-    whom = "" if told.keys else ", to events without a key on this route"
-    sentences += [_last_action(told.acts, whom), _paused(told)]
+    sentences = [
+        _shadow_mode(explanation),
+        _verdict(explanation),
+        _duplicate_cause(explanation),
+        _letter(explanation.letter),
+    ]
+    whom = "" if explanation.keys else ", to events without a key on this route"
+    sentences += [_last_action(explanation.acts, whom), _paused(explanation)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _shadow_mode(told: Explanation) -> str:
+def _shadow_mode(explanation: Explanation) -> str:
     """Return what shadow mode changes; empty if nothing."""
-    judged = told.judged
+    judged = explanation.judged
     if judged is None or not judged.is_shadow:
         return ""
     end = _ENFORCED.get(judged.verdict, "")
@@ -85,7 +90,9 @@ def _shadow_mode(told: Explanation) -> str:
         end = _CONFLICTS[judged.policy]
     if not end:
         return ""
-    return f"Forwarded anyway: route {told.route} is in shadow mode; in enforce mode it {end}."
+    return (
+        f"Forwarded anyway: route {explanation.route} is in shadow mode; in enforce mode it {end}."
+    )
 
 
 _CONFLICTS: Final = {
@@ -103,20 +110,24 @@ _ENFORCED: Final = {
 }
 
 
-def _verdict(told: Explanation) -> str:
-    judged, by, on = told.judged, f" by route {told.route}", f" on route {told.route}"
+def _verdict(explanation: Explanation) -> str:
+    judged, by, on = (
+        explanation.judged,
+        f" by route {explanation.route}",
+        f" on route {explanation.route}",
+    )
     if judged is None:
-        return _without_store(told)
-    why = judged.why or told.why
+        return _without_store(explanation)
+    why = judged.why or explanation.why
     match judged.verdict:
         case Verdict.DUPLICATE:
             assert judged.fate is not None  # noqa: S101 - a duplicate is of something done
-            ended = outcome(judged.fate, route=told.route or "")
+            ended = outcome(judged.fate, route=explanation.route or "")
             return f"This event {ended}. {_arrived(judged.first)}".rstrip()
         case Verdict.BUSY:
-            return _busy(told, judged)
+            return _busy(explanation, judged)
         case Verdict.DELIVERED:
-            return _not_yet(told.standing, f"it would be delivered{by}")
+            return _not_yet(explanation.standing, f"it would be delivered{by}")
         case Verdict.CONFLICT:
             other = f"{_arrived(judged.first)} " if judged.first else ""
             end = _OTHER_CONTENT["deliver" if judged.is_shadow else judged.policy]
@@ -136,22 +147,24 @@ _OTHER_CONTENT: Final = {
 }
 
 
-def _without_store(told: Explanation) -> str:
-    if told.action != "deduplicate":
-        return _HERE[_ACTIONS[told.action]].format(
-            by=f" by route {told.route}", on=f" on route {told.route}", why=told.why
+def _without_store(explanation: Explanation) -> str:
+    if explanation.action != "deduplicate":
+        return _HERE[_ACTIONS[explanation.action]].format(
+            by=f" by route {explanation.route}",
+            on=f" on route {explanation.route}",
+            why=explanation.why,
         )
-    if told.same_as is None:
+    if explanation.same_as is None:
         return "It is not known whether this event was delivered: there is no store to read."
-    if told.clashes:
-        return f"{_clash(told)}."
-    return f"This event has the key of {_place(told)}."
+    if explanation.clashes:
+        return f"{_clash(explanation)}."
+    return f"This event has the key of {_place(explanation)}."
 
 
-def _clash(told: Explanation) -> str:
+def _clash(explanation: Explanation) -> str:
     """Return what happens to two events of a file with one key and different content."""
-    text = f"This event has the key of {_place(told)}, with different content"
-    return f"{text}: it is not a duplicate, and {_SECOND[told.on_conflict]}"
+    text = f"This event has the key of {_place(explanation)}, with different content"
+    return f"{text}: it is not a duplicate, and {_SECOND[explanation.on_conflict]}"
 
 
 _SECOND: Final = {
@@ -168,9 +181,9 @@ _ACTIONS: Final = {
 }
 
 
-def _place(told: Explanation) -> str:
-    where = f" of {told.same_in}" if told.same_in else ""
-    return f"the one on line {told.same_as}{where}"
+def _place(explanation: Explanation) -> str:
+    where = f" of {explanation.same_in}" if explanation.same_in else ""
+    return f"the one on line {explanation.same_as}{where}"
 
 
 def _arrived(first: First | None) -> str:
@@ -180,21 +193,21 @@ def _arrived(first: First | None) -> str:
     return f"Its first copy arrived on {moment(first.arrived_ms)}{who}."
 
 
-def _busy(told: Explanation, judged: ExpectedVerdict) -> str:
-    standing = told.standing_of(judged.key)
+def _busy(explanation: Explanation, judged: ExpectedVerdict) -> str:
+    standing = explanation.standing_of(judged.key)
     if standing is None:
         return f"This event is busy: {judged.why}."
     left = f"{standing.left_ms / 1000:.1f} s"
     back = "" if judged.is_shadow else "; until then, copies are returned to the source"
-    if judged.key == told.entity_key:
+    if judged.key == explanation.entity_key:
         return (
-            f"A worker of route {told.route} holds the same entity for {left} more, unless it extends "
+            f"A worker of route {explanation.route} holds the same entity for {left} more, unless it extends "
             f"its lease{back}."
         )
     what = "another event with the same key" if standing.is_others else "this event"
     if standing.is_held:
         return (
-            f"A worker of route {told.route} holds {what} for {left} more, unless it extends its "
+            f"A worker of route {explanation.route} holds {what} for {left} more, unless it extends its "
             f"lease{back}. {_arrived(judged.first)}"
         ).rstrip()
     return (
@@ -225,27 +238,27 @@ def _not_yet(standing: RecordStatus | None, then: str) -> str:
     return f"This event was not delivered after {tried}{_error(standing)}; {then} now."
 
 
-def _duplicate_cause(told: Explanation) -> str:
+def _duplicate_cause(explanation: Explanation) -> str:
     """Return why this copy arrived, if there was one before it."""
-    judged = told.judged
+    judged = explanation.judged
     is_new = judged is not None and judged.verdict is Verdict.DELIVERED
-    if told.clashes and is_new:
-        likely = f" Likely cause: {cause(told)}." if told.cause else ""
-        return f"{_clash(told)}.{likely}"
-    if told.cause is None:
+    if explanation.clashes and is_new:
+        likely = f" Likely cause: {cause(explanation)}." if explanation.cause else ""
+        return f"{_clash(explanation)}.{likely}"
+    if explanation.cause is None:
         return ""
-    if is_new and told.same_as is not None:
-        return f"It is a duplicate of {_place(told)}: {cause(told)}; the one that arrives first is delivered."
+    if is_new and explanation.same_as is not None:
+        return f"It is a duplicate of {_place(explanation)}: {cause(explanation)}; the one that arrives first is delivered."
     is_repeat = judged is None or judged.verdict is Verdict.DUPLICATE
-    if not is_repeat or told.clashes:
-        return f"Likely cause: {cause(told)}."
+    if not is_repeat or explanation.clashes:
+        return f"Likely cause: {cause(explanation)}."
     drops = " and would be dropped" if judged is not None and not judged.is_shadow else ""
-    if told.cause is Cause.REDELIVERY and told.same_as is None:
+    if explanation.cause is Cause.REDELIVERY and explanation.same_as is None:
         return (
             "This copy has the id of the first one: it is the same copy, or a queue, rule or target "
             f"redelivered it{drops and ', and it would be dropped'}."
         )
-    return f"This copy is a duplicate{drops}: {cause(told)}."
+    return f"This copy is a duplicate{drops}: {cause(explanation)}."
 
 
 def _letter(letter: DeadLetter | None) -> str:
@@ -254,10 +267,10 @@ def _letter(letter: DeadLetter | None) -> str:
     return f"It is dead letter {letter.number} ({letter.reason})."
 
 
-def _paused(told: Explanation) -> str:
-    if not told.paused:
+def _paused(explanation: Explanation) -> str:
+    if not explanation.paused:
         return ""
-    by = f", {_act(told.paused_by)}" if told.paused_by else ""
+    by = f", {_act(explanation.paused_by)}" if explanation.paused_by else ""
     return f"The route is paused{by}: nothing is delivered until `oncebridge resume`."
 
 
@@ -276,26 +289,30 @@ def _act(act: OperatorAction) -> str:
 # --- by its key ---------------------------------------------------------------------------
 
 
-def summary_of_key(told: KeyExplanation) -> str:
+def summary_of_key(explanation: KeyExplanation) -> str:
     """Return what the store has under a key."""
-    sentences = [_standing(told), _letter(told.letter), _last_action(told.acts)]
+    sentences = [
+        _standing(explanation),
+        _letter(explanation.letter),
+        _last_action(explanation.acts),
+    ]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _standing(told: KeyExplanation) -> str:
-    standing = told.standing
+def _standing(explanation: KeyExplanation) -> str:
+    standing = explanation.standing
     if standing is None:
         return "There is no store to read."
     record = standing.record
     if record is None:
         return f"The store has no record of this key: {_AS_FAR}. {_OTHER_TIERS} {_HEADER}"
-    if told.is_operator_log:
+    if explanation.is_operator_log:
         return "This is the operator log of an event or a route, not an event."
-    arrived = _arrived(told.first)
+    arrived = _arrived(explanation.first)
     match standing.state:
         case "done":
             assert record.fate is not None  # noqa: S101 - that is what done means
-            ended = outcome(record.fate, route=told.route or "")
+            ended = outcome(record.fate, route=explanation.route or "")
             until = f"Duplicates are dropped until {moment(record.until_ms)}."
             return f"The event with this key {ended}. {arrived} {until}".replace("  ", " ")
         case "claimed" if standing.is_held:
@@ -307,7 +324,7 @@ def _standing(told: KeyExplanation) -> str:
                 f"{_failed(standing, 'the event with this key')}; it waits for its next attempt "
                 f"until {moment(record.until_ms)}. {arrived}"
             ).rstrip()
-        case "free" if told.is_entity_state:
+        case "free" if explanation.is_entity_state:
             return "This is the state of an entity, not an event; no worker holds it."
         case _:
             return f"{_not_yet(standing, _AS_FAR)} {arrived}".rstrip() + f" {_OTHER_TIERS}"

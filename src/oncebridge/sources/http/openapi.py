@@ -164,7 +164,7 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
             },
         ),
         "/openapi.json": _get(
-            "What is here?", {**common, "200": _json("This.", {"type": "object"})}
+            "This description.", {**common, "200": _json("OpenAPI 3.1.", {"type": "object"})}
         ),
     }
     if auth.oauth:

@@ -425,8 +425,8 @@ def _encoding(request: Request) -> bytes:
 
 def _context(request: Request, read: TraceparentReader) -> str:
     """Return the trace context of a request; a header that occurs twice is ignored."""
-    told = [request.values(name) for name in (_TRACEPARENT, XRAY_HEADER)]
-    parent, xray = [values[0].decode("latin-1") if len(values) == 1 else "" for values in told]
+    headers = [request.values(name) for name in (_TRACEPARENT, XRAY_HEADER)]
+    parent, xray = [values[0].decode("latin-1") if len(values) == 1 else "" for values in headers]
     return read(parent, xray) if parent or xray else ""
 
 

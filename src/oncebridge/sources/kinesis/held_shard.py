@@ -32,7 +32,7 @@ _log = logging.getLogger("oncebridge")
 _MOST_BYTES: Final = 16 * 1024 * 1024
 """Unfinished records, plus one page; a worker may hold many shards."""
 _REFRESH_MS: Final = 60_000
-_TELL_EVERY_MS: Final = 600_000
+_WARN_EVERY_MS: Final = 600_000
 _LEAVE_TRIES: Final = 3
 _AGGREGATED: Final = b"\xf3\x89\x9a\xc2"
 
@@ -142,7 +142,7 @@ class HeldShard:
         now_ms = self._clock()
         if not page.behind_ms and not page.records and not self._unpassed:
             self._place = replace(self._place, at_ms=now_ms)
-        if page.behind_ms > self._retention_ms / 2 and now_ms - self._warned_ms > _TELL_EVERY_MS:
+        if page.behind_ms > self._retention_ms / 2 and now_ms - self._warned_ms > _WARN_EVERY_MS:
             self._warned_ms = now_ms
             behind = {"behind_s": page.behind_ms // 1000, "kept_s": self._retention_ms // 1000}
             _log.warning("oncebridge.shard_is_far_behind", extra={**self._fields, **behind})

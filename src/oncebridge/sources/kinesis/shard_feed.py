@@ -20,7 +20,7 @@ _log = logging.getLogger("oncebridge")
 _APART_S: Final = 0.25
 """A shard answers five calls a second, of all its readers together."""
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_TELL_AT: Final = 3
+_LOG_AT: Final = 3
 _LIMIT: Final = 2000
 
 
@@ -52,7 +52,7 @@ class FailureBackoff:
     def failed(self, what: str) -> float:
         """Record a failure; return for how many seconds to pause."""
         self._times += 1
-        if self._times == _TELL_AT:
+        if self._times == _LOG_AT:
             _log.warning("oncebridge.shard_not_read", extra={**self._fields, "error": what})
         if what.startswith("ResourceNotFound"):
             self._gone()
@@ -60,7 +60,7 @@ class FailureBackoff:
         return longest * (0.5 + self._dice.fraction() / 2)
 
     def succeeded(self) -> None:
-        if self._times >= _TELL_AT:
+        if self._times >= _LOG_AT:
             _log.warning("oncebridge.shard_read_again", extra=self._fields)
         self._times = 0
 

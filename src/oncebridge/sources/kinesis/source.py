@@ -257,8 +257,8 @@ class KinesisSource:
         ]
         if retention > min(windows):
             times = {"retention": retention, "window": min(windows)}
-            told = {name: format_duration(time) for name, time in times.items()}
-            fields = {"stream": self._stream.name, **told}
+            durations = {name: format_duration(time) for name, time in times.items()}
+            fields = {"stream": self._stream.name, **durations}
             _log.warning("oncebridge.stream_outlasts_window", extra=fields)
 
     # --- sharing -----------------------------------------------------------------------
@@ -284,8 +284,10 @@ class KinesisSource:
                 self._listed_s, self._has_news = -1e9, True
             if not held.task.cancelled() and (error := held.task.exception()):
                 # Its type only: the text of an exception may quote the event.
-                told = {"stream": self._stream.name, "shard": shard.id}
-                _log.error("oncebridge.shard_failed", extra={**told, "error": type(error).__name__})
+                place = {"stream": self._stream.name, "shard": shard.id}
+                _log.error(
+                    "oncebridge.shard_failed", extra={**place, "error": type(error).__name__}
+                )
                 self._skipped_until[shard] = self._now() + _SKIP_S
 
     async def _renew(self) -> None:

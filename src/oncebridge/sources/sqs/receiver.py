@@ -283,10 +283,10 @@ class FailureLog:
             return
         self._known = kind
         if isinstance(error, AwsError) and not error.retryable:
-            told, level = advice(error, self._action, self._queue), logging.ERROR
+            message, level = advice(error, self._action, self._queue), logging.ERROR
         else:
-            told, level = str(error), logging.WARNING
-        extra = {"queue": self._queue, "call": self._action, "error": told}
+            message, level = str(error), logging.WARNING
+        extra = {"queue": self._queue, "call": self._action, "error": message}
         _log.log(level, "oncebridge.queue_fails", extra=extra)
 
     def succeeded(self) -> None:

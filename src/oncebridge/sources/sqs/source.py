@@ -174,16 +174,16 @@ class SqsSource:
         settings = [gateway.settings for gateway in self._host.router.gateways]
         needed = max([one.max_attempts for one in settings]) + SPARE_RECEIVES
         if found.max_receives is None:
-            told = {**queue, "do": f"set a redrive policy, maxReceiveCount at least {needed}"}
-            _log.warning("oncebridge.queue_without_redrive", extra=told)
+            extra = {**queue, "do": f"set a redrive policy, maxReceiveCount at least {needed}"}
+            _log.warning("oncebridge.queue_without_redrive", extra=extra)
         elif found.max_receives < needed:
-            told = {**queue, "maxReceiveCount": found.max_receives, "at_least": needed}
-            _log.warning("oncebridge.queue_redrives_early", extra=told)
+            extra = {**queue, "maxReceiveCount": found.max_receives, "at_least": needed}
+            _log.warning("oncebridge.queue_redrives_early", extra=extra)
         window = min([one.window for one in settings])
         if found.retention > window:
             times = {"retention": found.retention, "window": window}
-            told = {**queue, **{name: format_duration(time) for name, time in times.items()}}
-            _log.warning("oncebridge.queue_outlasts_window", extra=told)
+            extra = {**queue, **{name: format_duration(time) for name, time in times.items()}}
+            _log.warning("oncebridge.queue_outlasts_window", extra=extra)
 
     async def _check_permissions(self) -> None:
         """Check the permissions that are needed, without losing a message."""
@@ -276,8 +276,10 @@ def _trace(
     message: Message, arrivals: Sequence[Event | Unreadable], read: TraceparentReader
 ) -> None:
     """Attach the trace context of a message to its events."""
-    told = message.message_attributes.get(TRACEPARENT)
-    context = read(told.string_value if told else "", message.attributes.get(XRAY_ATTRIBUTE, ""))
+    attribute = message.message_attributes.get(TRACEPARENT)
+    context = read(
+        attribute.string_value if attribute else "", message.attributes.get(XRAY_ATTRIBUTE, "")
+    )
     if context:
         for arrival in arrivals:
             set_context(arrival, context)
@@ -303,9 +305,9 @@ async def _allowed(call: Coroutine[Any, Any, _T], action: str, queue: str) -> _T
     except AwsError as error:
         if error.retryable:
             raise
-        told = advice(error, action, queue)
+        problem = advice(error, action, queue)
         if error.is_denied:
-            raise _Denied("", told) from None
+            raise _Denied("", problem) from None
         if isinstance(answer_to(error), Closed):
-            raise ConfigError("", told) from None
-        raise _OtherRefusal(told) from None
+            raise ConfigError("", problem) from None
+        raise _OtherRefusal(problem) from None

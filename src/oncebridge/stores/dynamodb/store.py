@@ -411,7 +411,7 @@ class DynamoDBStore(ConditionalStore):
                 raise ConfigError(
                     "",
                     f"the table {self._name} expires items by {expiry.attribute_name}, not by x; "
-                    "switch that off first, or give oncebridge a table of its own",
+                    "switch that off first, or use a separate table for oncebridge",
                 )
             return False
         specification = {"Enabled": True, "AttributeName": "x"}

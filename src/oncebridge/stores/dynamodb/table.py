@@ -338,7 +338,7 @@ def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:
         return decode(body)
     except msgspec.ValidationError:
         raise StoreError(
-            "the DynamoDB table has items that are not from oncebridge; use a table of its own"
+            "the DynamoDB table has items that are not from oncebridge; use a separate table"
         ) from None
     except msgspec.DecodeError:
         raise StoreUnavailable("DynamoDB: the answer cannot be read") from None

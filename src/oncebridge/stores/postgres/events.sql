@@ -1,4 +1,4 @@
--- Events as they were delivered, each life of a key once.
+-- Delivered events, each generation of a key once.
 
 CREATE TABLE IF NOT EXISTS @events@ (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS @events@ (
     generation  bytea       NOT NULL,  -- another one if the same event is delivered again after its window
     route       text        NOT NULL,
     attempt     integer     NOT NULL,
-    unprotected boolean     NOT NULL,  -- sent while the store was down; may stand here twice
+    unprotected boolean     NOT NULL,  -- sent while the store was down; may be here twice
     event_id    text,
     source      text,
     detail_type text,
@@ -18,6 +18,6 @@ CREATE TABLE IF NOT EXISTS @events@ (
     body        jsonb                  -- the same, unless jsonb cannot hold it
 );
 
--- An event that is sent again is recognised by this. Without a generation there is no telling.
+-- Recognises an event that is sent again. An event without a generation cannot be recognised.
 CREATE UNIQUE INDEX IF NOT EXISTS @events_key@ ON @events@ (key, generation)
 WHERE generation <> '';

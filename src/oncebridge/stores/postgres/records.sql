@@ -1,8 +1,8 @@
--- What is remembered, one row per key; and the operations on it, each of them one call for a whole
--- batch, decided by the clock of this server.
+-- The records, one row per key, and their operations. Each operation is one call for a whole batch
+-- and uses the clock of this server.
 --
 -- A row is written twice, at the claim and at the commit. Half of every page is left free
--- (fillfactor), so that the second version finds room beside the first and no index changes.
+-- (fillfactor), so that the second version fits on the page of the first and no index changes.
 -- Columns of fixed width come first and nothing is NULL, which saves 16 bytes a row.
 
 CREATE TABLE IF NOT EXISTS @records@ (
@@ -19,26 +19,26 @@ CREATE TABLE IF NOT EXISTS @records@ (
     whole_key     bytea    NOT NULL   -- of a key that is too long for an index; else empty
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
--- The functions below all have the same settings. Their plans are kept, and a table that was
--- empty when the plan was made must not be read from end to end later on. Rows are locked in the
--- order of their keys, as a nested loop does it, or two batches would wait for each other. And a
--- statement that waits, while its client has gone, lets go of its own locks after lock_timeout.
+-- The functions below all have the same settings. Their plans are cached, and a table that was
+-- empty when the plan was made must not be scanned sequentially later. Rows are locked in the
+-- order of their keys, as a nested loop does, or two batches would wait for each other. A
+-- statement that still waits after its client has gone releases its locks after lock_timeout.
 --
--- Arrays are parallel, one element per item. Those of one element stand for all items; an empty
--- one stands for nothing. told is the time, where a test says what it is.
+-- Arrays are parallel, one element per item. An array of one element applies to all items, an
+-- empty one to none. told is the time, if a test sets it.
 
 CREATE OR REPLACE FUNCTION @now@(told bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(told, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 $$;
 
--- Claim: one element per part. lasts names the last part of the want that a part belongs to, and
--- is empty where every want has one part. Tells the time (verdict 0, number), and of the parts
--- only what is not simply "held as asked for, first attempt":
+-- Claim: one element per part. lasts has the last part of the want that a part belongs to, and
+-- is empty if every want has one part. Returns the time (verdict 0, number), and the parts that are
+-- not simply "held as requested, first attempt":
 --   1 held: attempts, generation, memo      2 duplicate: fate, memo
 --   3 busy: milliseconds left               4 mismatch: memo
---   5 ask again, carefully: another worker is changing this row
--- Who is not careful puts new rows first, and then may not wait for others: that would be out of
--- order. Wants of several parts, and windows that slide, have to be asked for carefully.
+--   5 repeat the call with careful: another worker is changing this row
+-- Without careful, new rows are inserted first, and then locks of other rows cannot be waited for:
+-- that would be out of order. Wants of several parts, and sliding windows, need careful.
 CREATE OR REPLACE FUNCTION @claim@(
     careful boolean, keys bytea[], hashes bytea[], tokens bytea[], generations bytea[],
     memos bytea[], leases bigint[], keeps bigint[], slides bigint[], lasts integer[],
@@ -64,7 +64,7 @@ DECLARE
     against integer;               -- what decides the present want
     waits   boolean;
 BEGIN
-    -- Nearly all are new: put them down, and that is all if none was there.
+    -- Nearly all keys are new: insert them, and return if none existed.
     IF NOT careful THEN
         INSERT INTO @records@
         SELECT now_ms + a.lease, now_ms + a.lease + a.keep, 0, 1, 0,
@@ -87,8 +87,8 @@ BEGIN
     END IF;
 
     WHILE cardinality(rest) > 0 LOOP
-        -- Judge what stands there. The first time without a lock, as most of it is refused, and
-        -- what was true when the question was asked is a true answer.
+        -- Decide by the existing rows. The first time without a lock: most claims are refused
+        -- here, and an answer that was true during the call is a true answer.
         now_ms := @now@(told);
         later := '{}';
         want := NULL;
@@ -97,7 +97,7 @@ BEGIN
                 SELECT i AS part, coalesce(lasts[i], i) AS last,
                     r.key, r.generation, r.attempts, r.fate, r.memo,
                     r.until_ms - now_ms AS remaining,
-                    -- 1 to 4 stand against the claim, in this order; 5 can be taken, 6 is held
+                    -- 1 to 4 refuse the claim, in this order; 5 can be claimed, 6 is held
                     CASE
                         WHEN r.key IS NULL THEN 5
                         WHEN r.fate = 0 AND r.token = tokens[i] AND r.token <> '' THEN 6
@@ -158,9 +158,9 @@ BEGIN
         END LOOP;
         EXIT WHEN locked;
 
-        -- Lock the rest and judge again, since time may have passed.
+        -- Lock the rest and decide again, since time may have passed.
         IF careful THEN
-            -- In one go and in the order of keys: put down what is not there, lock what is.
+            -- In one statement and in the order of keys: insert missing rows, lock existing ones.
             WITH put AS (
                 INSERT INTO @records@ AS r
                 SELECT now_ms + a.lease, now_ms + a.lease + a.keep, 0, 1, 0,
@@ -196,7 +196,7 @@ BEGIN
             UPDATE @records@ AS r
             SET until_ms = now_ms + a.lease, keep_until_ms = now_ms + a.lease + a.keep,
                 hard_until_ms = 0, fate = 0, token = tokens[a.i],
-                -- Other content is another life of the key, and so is what follows a window.
+                -- Other content starts a new generation of the key, and so does a claim after the window.
                 attempts = CASE WHEN a.goes_on THEN r.attempts + 1 ELSE 1 END,
                 generation = CASE WHEN a.goes_on THEN r.generation ELSE generations[a.i] END,
                 hash = CASE WHEN a.goes_on AND r.hash <> '' THEN r.hash ELSE a.hash END,
@@ -236,7 +236,7 @@ BEGIN
 END
 $$;
 
--- Commit. Tells only what was not committed now: 1 already, 2 fenced.
+-- Commit. Returns only the items that were not committed now: 1 already, 2 fenced.
 CREATE OR REPLACE FUNCTION @commit@(
     keys bytea[], generations bytea[], fates smallint[], windows bigint[], hards bigint[],
     memos bytea[], told bigint
@@ -283,9 +283,9 @@ BEGIN
 END
 $$;
 
--- Commits and releases of which some stand or fall together: item numbers say which. Tells only
--- the items of which nothing was written: 1 a key was committed already, 2 a key or a register
--- belongs to another worker by now.
+-- Commits and releases, where those with the same item number are written together or not at all.
+-- Returns only the items that were not written: 1 a key was committed already, 2 a key or a register
+-- belongs to another worker now.
 CREATE OR REPLACE FUNCTION @settle@(
     commit_items integer[], commit_keys bytea[], generations bytea[], fates smallint[],
     windows bigint[], hards bigint[], commit_memos bytea[],
@@ -353,7 +353,7 @@ BEGIN
 END
 $$;
 
--- Release. Tells which were released.
+-- Release. Returns the items that were released.
 CREATE OR REPLACE FUNCTION @release@(
     keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], unsents boolean[],
     memos bytea[], told bigint
@@ -388,7 +388,7 @@ BEGIN
 END
 $$;
 
--- Extend. Tells which were extended.
+-- Extend. Returns the items that were extended.
 CREATE OR REPLACE FUNCTION @extend@(
     keys bytea[], tokens bytea[], leases bigint[], told bigint
 ) RETURNS integer[]
@@ -418,7 +418,7 @@ BEGIN
 END
 $$;
 
--- Remember. Tells the keys that were not known. What is known is not even locked.
+-- Remember. Returns the keys that were not known. Known rows are not locked.
 CREATE OR REPLACE FUNCTION @remember@(
     keys bytea[], generations bytea[], fates smallint[], windows bigint[], hashes bytea[],
     memos bytea[], wholes bytea[], told bigint
@@ -457,7 +457,7 @@ BEGIN
 END
 $$;
 
--- Load records of another store. Tells the keys that were taken.
+-- Load records of another store. Returns the keys that were written.
 CREATE OR REPLACE FUNCTION @load@(
     untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts integer[],
     fates smallint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
@@ -499,7 +499,7 @@ BEGIN
 END
 $$;
 
--- Forget. Tells the keys that were removed.
+-- Forget. Returns the keys that were removed.
 CREATE OR REPLACE FUNCTION @forget@(keys bytea[], told bigint) RETURNS bytea[]
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -523,8 +523,8 @@ BEGIN
 END
 $$;
 
--- Purge: delete what is past keeping on the pages from first up to, not including, beyond. Tells
--- how many rows went. Rows that another worker has locked stay for the next time.
+-- Purge: delete expired rows on the pages from first up to, not including, beyond. Returns
+-- the number of deleted rows. Rows that another worker has locked stay until the next purge.
 CREATE OR REPLACE FUNCTION @purge@(first bigint, beyond bigint, told bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off

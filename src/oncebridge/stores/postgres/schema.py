@@ -1,7 +1,7 @@
 """
 Our tables, and the SQL that creates them.
 
-The SQL is in files beside this one, with names in the form `@name@`. It can be run again without
+The SQL is in files next to this one, with names in the form `@name@`. It can be run again without
 effect, and by several processes at once: the first takes a lock that the others wait for. The table
 `oncebridge_schema` has the version of each layout.
 """

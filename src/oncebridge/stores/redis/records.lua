@@ -1,15 +1,15 @@
 -- The operations table of the protocol, as the Redis server decides it.
 --
 -- Each operation is one script over a batch: KEYS are the names of the records, ARGV[1] is the
--- time (empty: the server's own), and ARGV[n + 1] says what is asked about KEYS[n]. What stands
--- under all names is read at once; each item is then decided and written for itself.
+-- time (empty: the server's own), and ARGV[n + 1] is the request for KEYS[n]. All values
+-- are read at once; each item is then decided and written separately.
 --
--- Claims and commits come by the hundred, and most of a batch have their terms in common: how long
--- and how. There ARGV[2] are all terms that occur, one after the other, ARGV[3] is a byte for
--- each name that tells which of them it has (from 1), and ARGV[n + 3] is what is its own.
+-- Claims and commits arrive in large batches, and most items of a batch have the same terms (times
+-- and forms). There ARGV[2] has all distinct terms, one after the other, ARGV[3] has a byte for
+-- each name with the number of its terms (from 1), and ARGV[n + 3] has its own values.
 --
--- A script is the part "every" followed by its own; `scripts.py` puts them together,
--- writes what is asked and reads the answers. A record is kept as one string, its numbers with
+-- A script is the part "every" followed by its own part; `scripts.py` joins them,
+-- writes the requests and reads the answers. A record is kept as one string, its numbers with
 -- the highest byte first:
 --
 --     1 byte    32 * fate (0: open) + 16 if the memo is in short form + attempts, if done (<= 15)
@@ -26,7 +26,7 @@ local sub, byte, find = string.sub, string.byte, string.find
 local floor, min = math.floor, math.min
 local pack, read, call = struct.pack, struct.unpack, redis.call
 local HARD, HASH = 2 ^ 45, 2 ^ 46
-local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+local NO_TOKEN = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 
 local now = tonumber(ARGV[1])
 local expires = not now  -- on a test's clock, nothing may go by the server's
@@ -58,14 +58,14 @@ local function put(name, value, keep_until)
   end
 end
 
--- Where the field of a hash that begins at `at` is over.
+-- The position after the hash field that begins at `at`.
 local function past_hash(text, at, form)
   if form == 0 then return at end
   if form == 1 then return at + 32 end
   return at + 2 + read('>I2', text, at)
 end
 
--- The memo that is asked for, or the one that stands there; how: 0 as it is, 1 plain, 2 short.
+-- The requested memo, or the stored one; how: 0 as stored, 1 plain, 2 short.
 local function memo_of(value, first, at, how, asked)
   if how == 0 then return floor(first / 16) % 2, sub(value, at) end
   return how - 1, asked
@@ -79,7 +79,7 @@ local answers = {now}
 --
 -- Terms: 8 lease, 8 keep, 8 slide, 1 number of parts, 1 first byte of the value, 1 form of the
 -- hash. Own: the value from its token on. One answer for all parts: 0 if all were started; the
--- values that stand there now, if all are held; else a letter, the number of the part that
+-- values that are stored now, if all are held; else a letter, the number of the part that
 -- decides, and its value.
 
 local TERMS, HASH_AT = 27, 33
@@ -98,7 +98,7 @@ local function is_plain_duplicate(value, form, asked)
     or form == 1 and stored == 1 and sub(value, 16, 47) == sub(asked, HASH_AT, HASH_AT + 31)
 end
 
--- Nearly all have one part, and meet nothing or what is done.
+-- Nearly all have one part, and find no record or one that is done.
 local others = {}
 local names = #KEYS
 local at, place = 1, 1
@@ -158,7 +158,7 @@ local function parts_of(at, count)
   return parts
 end
 
--- Compare as bytes; Lua's own < goes by the server's locale.
+-- Compare as bytes; Lua's own < uses the server's locale.
 local function is_above(a, b)
   for at = 1, min(#a, #b) do
     local x, y = byte(a, at), byte(b, at)
@@ -184,13 +184,13 @@ local function duplicate(parts, number)
   return told('D', number, part)
 end
 
--- What stands against the claim, in the order of precedence.
+-- The reasons to refuse the claim, in the order of precedence.
 local function refusal(parts, token)
   local last = parts[#parts]
   if last.is_done and last.is_same then return duplicate(parts, #parts) end
   local holder
   for number, part in ipairs(parts) do
-    part.is_ours = part.fate == 0 and token ~= NOBODY and part.token == token
+    part.is_ours = part.fate == 0 and token ~= NO_TOKEN and part.token == token
     if part.fate == 0 and now < part.ends and not part.is_ours then
       local most = holder and parts[holder]
       if not most or part.ends > most.ends
@@ -300,14 +300,14 @@ return answers
 
 --# release
 --
--- Asked: 8 delay, 8 keep, 1 unsent, 1 how the memo is given, 16 token, memo.
+-- Request: 8 delay, 8 keep, 1 unsent, 1 how the memo is given, 16 token, memo.
 -- Answers: 0 fenced, 1 released.
 
 for at, name in ipairs(KEYS) do
   local value, asked, answer = found[at], ARGV[at + 1], 0
   local delay, keep, unsent, how = read('>I8I8BB', asked)
   local token = sub(asked, 19, 34)
-  if value and byte(value) < 32 and token ~= NOBODY and sub(value, 18, 33) == token then
+  if value and byte(value) < 32 and token ~= NO_TOKEN and sub(value, 18, 33) == token then
     local first, bits, _, attempts = read('>BI6I6I4', value)
     local form = floor(bits / HASH)
     local over = past_hash(value, 50, form)
@@ -316,7 +316,7 @@ for at, name in ipairs(KEYS) do
     local keep_until = kept(ends, keep)
     put(name, pack('>BI6I6I4', 16 * short, form * HASH + ends, keep_until,
       math.max(attempts - unsent, 0))
-      .. NOBODY .. sub(value, 34, over - 1) .. memo, keep_until)
+      .. NO_TOKEN .. sub(value, 34, over - 1) .. memo, keep_until)
     answer = 1
   end
   answers[at + 1] = answer
@@ -326,12 +326,12 @@ return answers
 
 --# extend
 --
--- Asked: 8 lease, 16 token. Answers: 0 fenced, 1 extended.
+-- Request: 8 lease, 16 token. Answers: 0 fenced, 1 extended.
 
 for at, name in ipairs(KEYS) do
   local value, asked, answer = found[at], ARGV[at + 1], 0
   local token = sub(asked, 9, 24)
-  if value and byte(value) < 32 and token ~= NOBODY and sub(value, 18, 33) == token then
+  if value and byte(value) < 32 and token ~= NO_TOKEN and sub(value, 18, 33) == token then
     local first, bits, keep_until = read('>BI6I6', value)
     local ends = after((read('>I8', asked)))
     keep_until = keep_until + math.max(ends - bits % HARD, 0)
@@ -346,7 +346,7 @@ return answers
 
 --# remember
 --
--- Asked: 8 window, 1 fate, 1 whether the memo is in short form, 1 form of the hash,
+-- Request: 8 window, 1 fate, 1 whether the memo is in short form, 1 form of the hash,
 -- 8 generation, hash, memo. Answers: 0 known, 1 remembered.
 
 for at, name in ipairs(KEYS) do
@@ -371,7 +371,7 @@ return answers
 
 --# load
 --
--- Asked: 8 keep until, value. Answers: 0 known, 1 loaded.
+-- Request: 8 keep until, value. Answers: 0 known, 1 loaded.
 
 for at, name in ipairs(KEYS) do
   local value, asked = found[at], ARGV[at + 1]
@@ -387,7 +387,7 @@ return answers
 
 --# forget
 --
--- Nothing is asked. Answers: 0 refused, 1 forgotten.
+-- No request. Answers: 0 refused, 1 forgotten.
 
 for at, name in ipairs(KEYS) do
   local value = found[at]
@@ -403,7 +403,7 @@ return answers
 
 --# look
 --
--- Nothing is asked. Answers: the time, and the values.
+-- No request. Answers: the time, and the values.
 
 for at, value in ipairs(found) do
   answers[at + 1] = value
@@ -413,9 +413,9 @@ return answers
 
 --# swap
 --
--- Asked: 1 what is written (0 nothing: it is removed, 1 a value, 2 a value that starts now),
--- 8 keep until, 8 lease, 8 keep, 4 length of what is expected, that (empty: nothing), the value.
--- Answers: the time, and 0 where something else stands, 1 where it was written.
+-- Request: 1 what to write (0 nothing: it is removed, 1 a value, 2 a value that starts now),
+-- 8 keep until, 8 lease, 8 keep, 4 length of the expected value, that value (empty: none), the value.
+-- Answers: the time, and 0 if another value is stored, 1 if it was written.
 
 for at, name in ipairs(KEYS) do
   local asked = ARGV[at + 1]

@@ -1,7 +1,7 @@
 """
 The arguments and results of the scripts in `records.lua`.
 
-The values of one item are one byte string in a fixed order, which `records.lua` documents beside
+The values of one item are one byte string in a fixed order, which `records.lua` documents next to
 the script that reads it. MessagePack would take the server twice as long, and the one in Redis
 cannot read byte strings of current encoders.
 """

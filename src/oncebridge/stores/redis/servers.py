@@ -221,13 +221,13 @@ class Sentinels:
         """Return the primary, by the first Sentinel that knows it."""
         try:
             async with asyncio.timeout(self._dialer.timeout_s):
-                return await self._first_told()
+                return await self._ask_sentinels()
         except TimeoutError:
             raise StoreUnavailable(
                 "Redis Sentinel: no Sentinel has named the primary in time"
             ) from None
 
-    async def _first_told(self) -> ServerAddress:
+    async def _ask_sentinels(self) -> ServerAddress:
         problems = []
         for address in list(self._addresses):
             try:
@@ -302,7 +302,7 @@ class Cluster:
         self._nodes: dict[_Host, Node] = {}
         self._owners: dict[int, _Host] = {}
         self._primaries: list[_Host] = []
-        self._teller: _Host | None = None
+        self._last_described_by: _Host | None = None
         """The server that described the cluster last; asked first."""
         self._is_outdated = True
         self._learn_from = 0.0
@@ -441,7 +441,7 @@ class Cluster:
             task.exception()  # retrieved, as there may be no caller that waits
 
     async def _fetch_topology(self) -> None:
-        first = [self._teller] if self._teller else []
+        first = [self._last_described_by] if self._last_described_by else []
         problems: list[StoreError] = []
         for address in dict.fromkeys([*first, *self._primaries, *self._seeds]):
             try:
@@ -481,7 +481,7 @@ class Cluster:
             owners.update(dict.fromkeys(range(first, last + 1), (named, port)))
         self._owners = owners
         self._primaries = sorted(set(owners.values()))
-        self._teller = asked
+        self._last_described_by = asked
         self._is_outdated = len(owners) < 16384
         self._learn_from = asyncio.get_running_loop().time() + _LEARN_EVERY_S
         for gone in self._nodes.keys() - owners.values():

@@ -167,7 +167,7 @@ class SQLiteFile:
             queue.is_free = True
 
     def _together(self, works: Sequence[_Work]) -> list[_Done]:
-        """Run all in one transaction; if that fails, each in one of its own."""
+        """Run all in one transaction; if that fails, each in its own transaction."""
 
         def all_of_them(db: sqlite3.Connection) -> list[_Done]:
             with transaction(db):
@@ -374,7 +374,7 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     if code == sqlite3.SQLITE_READONLY:
         return StoreError(
             f"{path}: the file or its directory is read-only; make both writable, as SQLite also "
-            "creates files beside it"
+            "creates files next to it"
         )
     if code == sqlite3.SQLITE_CANTOPEN:
         return StoreError(
@@ -390,10 +390,10 @@ def _translated(error: sqlite3.Error, path: Path) -> StoreError:
 
 @contextmanager
 def open_unchanged(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file at *path* for reading, without creating files beside it."""
-    beside = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
+    """Open the file at *path* for reading, without creating files next to it."""
+    companions = [path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")]
     # Without these files no process has it open; SQLite would create them for us.
-    how = "mode=ro" if all(file.exists() for file in beside) else "immutable=1"
+    how = "mode=ro" if all(file.exists() for file in companions) else "immutable=1"
     db = sqlite3.connect(
         _uri(path, how),
         uri=True,

@@ -1,1 +1,1 @@
-"""What a store must do, by subject; `StoreContract` is all of it together."""
+"""The test cases of the store contract, by subject; `StoreContract` combines them."""

@@ -147,7 +147,7 @@ class PartCases(Harness):
     async def test_a_claimed_identifying_part_is_busy_although_a_tier_is_done(
         self, store: Store
     ) -> None:
-        """Were this a duplicate, the event would be lost if that claim's worker dies."""
+        """If this were a duplicate, the event would be lost if that claim's worker dies."""
         tier, event = self.keys(2)
         await self.committed(store, tier)
         await hold(store, self.want(event))

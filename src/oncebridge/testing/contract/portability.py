@@ -282,12 +282,12 @@ class PortabilityCases(Harness):
             [self._record(key, until, memo=b"%d" % task) for key in keys] for task in range(TASKS)
         ]
         answers = await asyncio.gather(*[store.load(records) for records in batches])
-        for record, told in zip(await store.peek(keys), zip(*answers, strict=True), strict=True):
-            assert sorted(map(str, told)) == [str(Reply.KNOWN)] * (TASKS - 1) + [
+        for record, replies in zip(await store.peek(keys), zip(*answers, strict=True), strict=True):
+            assert sorted(map(str, replies)) == [str(Reply.KNOWN)] * (TASKS - 1) + [
                 str(Reply.REMEMBERED)
             ]
             assert record is not None
-            assert record.memo == b"%d" % told.index(Reply.REMEMBERED)
+            assert record.memo == b"%d" % replies.index(Reply.REMEMBERED)
 
 
 async def _scanned(
