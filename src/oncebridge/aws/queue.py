@@ -200,7 +200,6 @@ class SqsQueue:
                 "one of them",
             )
         self.name = address.name
-        self.is_fifo = address.is_fifo
         self._address = address
         self._url = address.url
         self._timeout = options.timeout

@@ -61,7 +61,6 @@ class FoundEvent(Struct, frozen=True):
     """One event, and where it was found."""
 
     label: str
-    line: int
     event: Event | Unreadable
     letter: DeadLetter | None = None
     """The dead letter in which it was found, if any."""
@@ -98,7 +97,7 @@ class EventFinder:
         with open_file(name) as file:
             for record in RecordReader(file):
                 for event in events_in(record, self._settings):
-                    yield FoundEvent(f"{name}, line {record.line}", record.line, event)
+                    yield FoundEvent(f"{name}, line {record.line}", event)
 
     async def events(self, named: EventReference) -> list[FoundEvent]:
         """Find whole events by key or id: in the recording, then in the dead letters."""
@@ -126,7 +125,7 @@ class EventFinder:
             letters = [whole] if whole else []
         for letter in letters:
             for event in events_in(letter.raw, self._settings):
-                found = FoundEvent(f"dead letter {letter.number}", letter.number, event, letter)
+                found = FoundEvent(f"dead letter {letter.number}", event, letter)
                 is_key = named.kind == "key" and letter.key == named.key
                 if is_key or self.is_named(found, named):
                     yield found

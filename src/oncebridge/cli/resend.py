@@ -239,8 +239,8 @@ async def _ready(
     ready = _Batch([], batch.letters)
     for at in range(0, len(batch.sends), _LOOKED_AT):
         pairs = batch.sends[at : at + _LOOKED_AT]
-        events = [(one.event, way) for one, way in pairs if isinstance(one.event, Event)]
-        for (one, way), intent in zip(pairs, await plan_resends(store, events), strict=True):
+        plans = await plan_resends(store, [way for _, way in pairs])
+        for (one, way), intent in zip(pairs, plans, strict=True):
             if intent.why_not:
                 printer.refuse(one.label, way.route.name, intent.why_not)
                 continue

@@ -188,11 +188,6 @@ class WorkerRow(Struct, frozen=True):
     status: str
 
 
-def values_of(view: FleetView, tracker: RateTracker, found: HealthSummary) -> dict[str, Any]:
-    """Return the values for the template."""
-    return _laid_out(view, tracker.rates(), tracker.durations(), found)
-
-
 def _laid_out(
     view: FleetView, rates: Totals, lately: Durations | None, found: HealthSummary
 ) -> dict[str, Any]:

@@ -99,7 +99,6 @@ class KinesisStream:
                 "region", f"the ARN of the stream has {found['region']}; use that, or none"
             )
         self.name = name
-        self.options = options
         self.region = found["region"] if found else options.region
         self.clock = SkewedClock()
         # By its ARN, so that a stream of another account can be read.
