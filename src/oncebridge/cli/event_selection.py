@@ -141,8 +141,9 @@ class EventFinder:
             note(f"{place} was not searched: {costs}. Use --scan to search it, or --in FILE")
             return []
         found: dict[bytes, Record] = {}
-        with progress_counter("read") as tell:
-            async for record in records_with_id(store, named.text, tell):
+        with progress_text() as show:
+            counted = records_with_id(store, named.text, lambda count: show(f"{count:,} read"))
+            async for record in counted:
                 found[record.key] = record
         return list(found.values())
 
@@ -340,8 +341,8 @@ async def store_for_reading(setup: Setup, otherwise: str) -> AsyncIterator[Store
 
 
 @contextmanager
-def progress_counter(word: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a running count on a terminal, where the total is not known."""
+def progress_text(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show the progress as text on a terminal, where the total is not known."""
     console = Console(stderr=True)
     bar = Progress(
         BarColumn(bar_width=30),
@@ -353,4 +354,4 @@ def progress_counter(word: str, *, quiet: bool = False) -> Iterator[Callable[[in
     )
     with bar:
         row = bar.add_task("", total=None)
-        yield lambda count: bar.update(row, description=f"{count:,} {word}")
+        yield lambda text: bar.update(row, description=text)
