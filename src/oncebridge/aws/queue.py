@@ -205,11 +205,8 @@ class SqsQueue:
         self._timeout = options.timeout
         self._client = AwsClient(
             SampleCall("sqs", "get_queue_url", {"QueueName": address.name}),
-            region=address.region or options.region,
-            endpoint=options.endpoint,
-            profile=options.profile,
-            timeout=options.timeout,
-            connect_timeout=options.connect_timeout,
+            options,
+            region=address.region,
             connections=_CONNECTIONS + polls,
         )
 

@@ -101,11 +101,8 @@ def client_for(
     """Return a client that sends requests as the SDK does for this operation."""
     return AwsClient(
         SampleCall(service, operation, arguments),
+        options,
         region=target.region,
-        endpoint=options.endpoint,
-        profile=options.profile,
-        timeout=options.timeout,
-        connect_timeout=options.connect_timeout,
         connections=max(options.concurrency, _CONNECTIONS),
     )
 

@@ -107,11 +107,8 @@ class KinesisStream:
         self._page_timeout = max(_PAGE_TIMEOUT, options.timeout)
         self._client = AwsClient(
             SampleCall("kinesis", "describe_stream_summary", {"StreamName": name}),
+            options,
             region=self.region,
-            endpoint=options.endpoint,
-            profile=options.profile,
-            timeout=options.timeout,
-            connect_timeout=options.connect_timeout,
             clock=self.clock,
         )
 
