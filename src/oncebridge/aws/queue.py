@@ -10,7 +10,7 @@ has a result of its own. Nothing is sent twice here; a call that fails raises `A
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
@@ -337,6 +337,12 @@ def size_of(body: bytes, attributes: dict[str, TextAttribute]) -> int:
             for name, one in attributes.items()
         ]
     )
+
+
+def tens(items: Sequence[_T]) -> Iterator[list[_T]]:
+    """Yield *items* in lists that one call takes."""
+    for at in range(0, len(items), MOST_ENTRIES):
+        yield list(items[at : at + MOST_ENTRIES])
 
 
 def _max_receives(policy: str) -> int | None:
