@@ -28,7 +28,6 @@ from oncebridge.cli.command import (
     printable,
     screen,
 )
-from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
     because_option,
     require_confirmation,
@@ -159,28 +158,23 @@ def _as_json(letter: DeadLetter, copies: Copies) -> dict[str, Any]:
 @click.argument("number", type=click.IntRange(min=1))
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 @click.option("--raw", is_flag=True, help="Print only the event, byte for byte as it was received.")
-def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
+async def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> int:
     """Show one dead letter with its event."""
-    letter, copies = run_loop(_find(setup, number))
-    if letter is None:
+    async with _letters(setup) as dead:
+        found = [letter async for letter in select(dead, DeadLetterFilter((number,)))]
+    if not found:
         note(f"there is no dead letter {number}")
-        sys.exit(EXIT_NEEDS_ATTENTION)
+        return EXIT_NEEDS_ATTENTION
+    letter, copies = found[0], (await _copies(setup, found))[0]
     if raw:
         sys.stdout.buffer.write(letter.raw)
-        return
+        return 0
     told = _as_json(letter, copies) | _header_as_json(setup, letter)
     if as_json:
         click.echo(json.dumps({**told, **_body_as_json(letter.raw)}))
     else:
         _print(told, letter.raw)
-
-
-async def _find(setup: Setup, number: int) -> tuple[DeadLetter | None, Copies]:
-    async with _letters(setup) as dead:
-        found = [letter async for letter in select(dead, DeadLetterFilter((number,)))]
-    if not found:
-        return None, Copies()
-    return found[0], (await _copies(setup, found))[0]
+    return 0
 
 
 def _header_as_json(setup: Setup, letter: DeadLetter) -> dict[str, str]:
