@@ -9,6 +9,7 @@ from tests.servers.aws import AWS
 
 from oncebridge import Gateway
 from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall
+from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 
@@ -47,7 +48,7 @@ async def test_signed_calls_go_through_a_tunnel(start_proxy, proxies_of, is_guar
     proxy = start_proxy(is_guarded=is_guarded)
     proxies_of(HTTPS_PROXY=proxy.url)
     async with serving(answering(ANSWER), tls=server_tls("elsewhere")) as seen:
-        client = AwsClient(TABLE, endpoint=f"https://elsewhere.example:{seen.port}")
+        client = AwsClient(TABLE, AwsOptions(endpoint=f"https://elsewhere.example:{seen.port}"))
         for _ in range(2):
             assert json.loads(await client.call("ListTables", b"{}")) == {"said": "hello"}
         await client.aclose()
@@ -60,7 +61,7 @@ async def test_signed_calls_go_through_a_tunnel(start_proxy, proxies_of, is_guar
 
 
 async def test_without_the_proxy_nothing_is_sent(start_proxy, proxies_of):
-    client = AwsClient(TABLE, endpoint="https://elsewhere.example:1")
+    client = AwsClient(TABLE, AwsOptions(endpoint="https://elsewhere.example:1"))
     with refusing_port() as port:
         proxies_of(HTTPS_PROXY=f"http://127.0.0.1:{port}")
         with pytest.raises(NotSent, match=f"^proxy 127.0.0.1:{port}: connection refused$"):
@@ -69,11 +70,11 @@ async def test_without_the_proxy_nothing_is_sent(start_proxy, proxies_of):
     proxy = start_proxy(is_guarded=True)
     wrong = proxy.url_for("wrong")
     proxies_of(HTTPS_PROXY=wrong, HTTP_PROXY=wrong)
-    client = AwsClient(TABLE, endpoint="https://elsewhere.example:1")
+    client = AwsClient(TABLE, AwsOptions(endpoint="https://elsewhere.example:1"))
     with pytest.raises(NotSent, match="HTTP 407"):
         await client.call("ListTables", b"{}")
     await client.aclose()
-    client = AwsClient(TABLE, endpoint="http://elsewhere.example:1")
+    client = AwsClient(TABLE, AwsOptions(endpoint="http://elsewhere.example:1"))
     with pytest.raises(AwsError, match="HTTP 407"):
         await client.call("ListTables", b"{}")
     await client.aclose()
@@ -81,7 +82,7 @@ async def test_without_the_proxy_nothing_is_sent(start_proxy, proxies_of):
 
 async def test_a_proxy_that_cannot_be_used_ends_the_start(proxies_of):
     proxies_of(HTTPS_PROXY="socks5://worker:hush@proxy.example:1080")
-    client = AwsClient(TABLE)
+    client = AwsClient(TABLE, AwsOptions())
     with pytest.raises(
         ConfigError, match="HTTPS_PROXY in the environment is a SOCKS proxy"
     ) as told:

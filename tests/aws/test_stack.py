@@ -23,7 +23,7 @@ from botocore.exceptions import ClientError
 from tests.servers.aws import fresh
 from tests.servers.guarded_aws import ACCOUNT, GuardedAws
 
-from oncebridge.aws.templates import stack
+from oncebridge.aws.templates.rendering import stack
 
 pytestmark = pytest.mark.full
 

@@ -14,11 +14,11 @@ from tests.aws.cloudformation import Stack, with_defaults
 from tests.servers.lambda_runtime import builder
 from tests.servers.terraform import plugins, run, terraform, what_reads_terraform
 
-from oncebridge.aws import templates
-from oncebridge.aws.templates import needed, policy, stack
-from oncebridge.aws.templates import s3 as s3_templates
+from oncebridge.aws.templates import rendering
 from oncebridge.aws.templates.access import ACTIONS
-from oncebridge.aws.templates.rendering import render
+from oncebridge.aws.templates.needs import needed
+from oncebridge.aws.templates.policies import policy
+from oncebridge.aws.templates.rendering import render, stack
 from oncebridge.engine.settings import Settings
 from oncebridge.errors import ConfigError
 from oncebridge.service.addresses import SinkPlace
@@ -137,7 +137,7 @@ def test_cloudformation_is_what_cfn_lint_wants(tmp_path):
     texts = {"lambda": stack("lambda"), "worker": stack("worker", "genesys-crm")}
     for kind, parameters in several_at_once():
         texts[f"{kind} {len(texts)}"] = with_defaults(stack(kind), parameters)
-    texts |= {"table": templates.table(), "bucket": s3_templates.table("acme-dedup/events")}
+    texts |= {"table": rendering.table(), "bucket": rendering.bucket("acme-dedup/events")}
     for name, table in EVERYTHING.items():
         texts[name] = policy(needed(table), format="cloudformation")
     for name, text in texts.items():
@@ -182,8 +182,8 @@ def test_terraform_is_what_terraform_wants(tmp_path):
     texts = {
         "lambda": stack("lambda", format="terraform"),
         "worker": stack("worker", "genesys-crm", format="terraform"),
-        "table": templates.table(format="terraform"),
-        "bucket": s3_templates.table("acme-dedup/events", format="terraform"),
+        "table": rendering.table(format="terraform"),
+        "bucket": rendering.bucket("acme-dedup/events", format="terraform"),
     }
     for number, table in enumerate(EVERYTHING.values()):
         texts[f"iam{number}"] = policy(needed(table), format="terraform")
@@ -348,7 +348,7 @@ def test_what_holds_data_outlives_the_stack(kind, parameters):
 
 
 def test_table_and_stack_make_the_same_table():
-    alone = Stack(templates.table()).resources["Table"]
+    alone = Stack(rendering.table()).resources["Table"]
     for kind in ("lambda", "worker"):
         table = Stack(stack(kind)).resources["Table"]
         for name in ("AttributeDefinitions", "KeySchema", "TimeToLiveSpecification"):

@@ -10,7 +10,7 @@ from tests.check.aws_account import ORGANISATION, client
 from tests.servers.aws import fresh
 from tests.servers.guarded_aws import GuardedAws
 
-from oncebridge.aws.templates import stack
+from oncebridge.aws.templates.rendering import stack
 from oncebridge.check.aws import check_aws
 from oncebridge.check.finding import Checkup
 from oncebridge.service.config import load

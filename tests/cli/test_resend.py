@@ -110,7 +110,7 @@ async def refusal(world: World, one: dict) -> str:
     way = ways(world, one)[0]
     keys = [*way.all_keys(), *([way.plan.entity] if way.plan.entity else [])]
     before = await world.store.peek(keys)
-    (intent,) = await plan_resends(world.store, [(parse(raw(one)), way)])
+    (intent,) = await plan_resends(world.store, [way])
     done = await again(world, one)
     assert done.outcome is None
     assert done.why_not == intent.why_not

@@ -8,7 +8,8 @@ import sys
 import pytest
 from tests.cli.strangers import CANARY
 
-from oncebridge.aws.templates import ALL_ACTIONS, stack
+from oncebridge.aws.templates.access import ACTIONS
+from oncebridge.aws.templates.rendering import stack
 
 TABLE = ("template", "table")
 IAM = ("template", "iam")
@@ -189,7 +190,7 @@ def statements(printed: str) -> dict[str, tuple[list[str], list[str]]]:
 )
 def test_a_policy_for_an_address(call, flag, address, backend, arn):
     ((actions, resources),) = statements(call(*IAM, f"--{flag}", address).out).values()
-    assert actions == list(ALL_ACTIONS[backend])
+    assert actions == list(ACTIONS[backend])
     assert resources == [arn]
 
 

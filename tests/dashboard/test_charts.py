@@ -78,9 +78,7 @@ def test_a_number_of_any_size_is_drawn_within_the_frame(count: int) -> None:
 
 
 def test_a_spread_has_a_bar_for_each_span_that_holds_something() -> None:
-    found = Histogram()
-    for value in (0.0001, 0.0001, 0.04, 700.0):
-        found.add(value, SECONDS)
+    found = fleets.histogram((0.0001, 0.0001, 0.04, 700.0), SECONDS)
     svg = parsed(charts.spread(found))
     assert svg.get("aria-hidden") == "true"
     outline = next(part.get("d", "") for part in svg.iter("path") if part.get("class") == "bars")

@@ -23,7 +23,6 @@ from oncebridge.dashboard.page import PageRequest
 from oncebridge.dashboard.rates import RateTracker, Totals, by_minutes
 from oncebridge.dashboard.rendering import environment, rate, seconds, short, soft
 from oncebridge.dashboard.views import overview
-from oncebridge.dashboard.views.overview import values_of
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine import pauses
@@ -43,6 +42,10 @@ def judged(
     tracker = RateTracker()
     tracker.observe(seen)
     return health.of(seen, tracker, letters or DeadLetterCount(), history_is_off=off)
+
+
+def values_of(seen: FleetView, tracker: RateTracker, found: HealthSummary) -> dict[str, Any]:
+    return overview._laid_out(seen, tracker.rates(), tracker.durations(), found)
 
 
 def page(seen: FleetView, **more: Any) -> str:

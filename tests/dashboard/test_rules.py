@@ -18,9 +18,6 @@ from tests.http.live import Desk as Sink
 from tests.http.live import Live, event
 
 from oncebridge.dashboard import (
-    background_work as aside,
-)
-from oncebridge.dashboard import (
     mismatches,
     rule_descriptions,
     try_events,
@@ -542,7 +539,7 @@ def test_who_waits_too_long_for_others_is_told(start, monkeypatch):
 
 
 def test_a_store_that_never_answers_is_told(start, monkeypatch):
-    monkeypatch.setattr(aside, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(try_events, "_ANSWER_S", 0.05)
     monkeypatch.setattr(rules, "_VIEW_WITHIN_S", 0.05)
     live, visitor = start('sink = "-"\nroute = "crm"')
 

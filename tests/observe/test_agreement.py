@@ -243,7 +243,7 @@ def service(tmp_path, rule, clock, **flags):
 async def told(running):
     """Let a worker measure its clock and report, as it does at least every ten seconds."""
     await running._measure()
-    await running._share()
+    await running.monitor.share()
 
 
 async def test_services_with_different_rules_on_one_file_warn_after_a_rolling_restart(
@@ -257,13 +257,13 @@ async def test_services_with_different_rules_on_one_file_warn_after_a_rolling_re
     try:
         for each in (one, other):
             await told(each)
-        await one._compare()
+        await one.monitor.compare()
         assert [line for line in lines(caplog) if "mixed" in line[0]] == []
         clock.ahead_ms = ROLLING_RESTART_MS
         for each in (one, other):
             await told(each)
-        await one._compare()
-        await other._compare()
+        await one.monitor.compare()
+        await other.monitor.compare()
         assert lines(caplog) == [("oncebridge.mixed_rules", "default")] * 2
     finally:
         await one.close(timedelta(seconds=1))
@@ -276,7 +276,7 @@ async def test_a_service_whose_route_has_a_new_name_says_so_after_its_start(tmp_
         running = service(tmp_path, '"content"', clock, route=name)
         await running.open()
         await told(running)
-        await running._compare()
+        await running.monitor.compare()
         await running.close(timedelta(seconds=1))
     assert ("oncebridge.route_lost", "of old") in lines(caplog)
 

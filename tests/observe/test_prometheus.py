@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.dashboard.fleets import histogram
 
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.counters import Books
@@ -151,11 +152,11 @@ def test_all_series_are_there_from_the_start():
 
 
 def test_histograms_count_up():
-    counts = RouteCounts()
-    for value in (0.0001, 0.0005, 0.003, 99.0):
-        counts.took.add(value, SECONDS)
-    counts.lag.add(7200.0, LAGS)
-    counts.sent_together.add(10, ITEMS)
+    counts = RouteCounts(
+        took=histogram((0.0001, 0.0005, 0.003, 99.0), SECONDS),
+        lag=histogram([7200.0], LAGS),
+        sent_together=histogram([10], ITEMS),
+    )
     found = numbers(exposition(report(Counts({"crm": counts}))))
 
     def bucket(name, end):

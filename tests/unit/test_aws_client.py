@@ -18,6 +18,7 @@ from tests.http.targets import OK, TLS, refusing_port, server_tls, serving
 
 from oncebridge.aws.account import Account
 from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
+from oncebridge.aws.options import AwsOptions
 from oncebridge.aws.signing import AwsCredentials, AwsRequest, Signer, encoded_path, encoded_query
 from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError
@@ -243,7 +244,7 @@ async def test_what_is_missing_is_said_to_a_human(somebody, env, message):
             somebody.delenv(name)
         else:
             somebody.setenv(name, value)
-    client = AwsClient(TABLE)
+    client = AwsClient(TABLE, AwsOptions())
     with pytest.raises(ConfigError, match=message):
         await client.open()
     await client.aclose()
@@ -479,10 +480,10 @@ async def _silent(seen, reader, writer):
 
 
 @contextlib.asynccontextmanager
-async def opened(example, seen=None, **settings):
+async def opened(example, seen=None, *, connections=32, clock=None, **settings):
     if seen is not None:
         settings["endpoint"] = f"http://127.0.0.1:{seen.port}"
-    client = AwsClient(example, **settings)
+    client = AwsClient(example, AwsOptions(**settings), connections=connections, clock=clock)
     try:
         async with asyncio.timeout(20):
             await client.open()

@@ -17,7 +17,7 @@ import click
 import pytest
 import yaml
 
-from oncebridge.aws.templates import stack
+from oncebridge.aws.templates.rendering import stack
 from oncebridge.base.options import settings_of
 from oncebridge.cli.app import app
 from oncebridge.http.server import Response, Server

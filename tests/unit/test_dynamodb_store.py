@@ -25,7 +25,8 @@ from tests.servers.meddler import (
     vanish,
 )
 
-from oncebridge.aws import templates
+from oncebridge.aws.templates import rendering
+from oncebridge.aws.templates.access import ACTIONS
 from oncebridge.base.clock import system_clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.key import Part
@@ -839,7 +840,7 @@ async def test_the_cloudformation_template_makes_a_table_that_serves(ministack):
     )
     client.create_stack(
         StackName=name,
-        TemplateBody=templates.table(name),
+        TemplateBody=rendering.table(name),
         Capabilities=["CAPABILITY_IAM"],
     )
     for _ in range(100):
@@ -858,19 +859,19 @@ async def test_the_cloudformation_template_makes_a_table_that_serves(ministack):
 
 def test_the_cloudformation_template_switches_expiry_on():
     # The emulator passes over it.
-    text = templates.table("genesys-dedup")
+    text = rendering.table("genesys-dedup")
     assert "TimeToLiveSpecification:\n        AttributeName: x\n        Enabled: true\n" in text
 
 
 def test_the_terraform_template_says_the_same():
-    text = templates.table("genesys-dedup", format="terraform")
+    text = rendering.table("genesys-dedup", format="terraform")
     for line in (
         'default = "genesys-dedup"',
         'billing_mode                = "PAY_PER_REQUEST"',
         'hash_key                    = "k"',
         'type = "B"',
         'attribute_name = "x"',
-        *(f'"{action}",' for action in templates.ACTIONS),
+        *(f'"{action}",' for action in ACTIONS["store.dynamodb"]),
     ):
         assert line in text
     assert text.count("{") == text.count("}")
@@ -878,7 +879,7 @@ def test_the_terraform_template_says_the_same():
 
 def test_a_template_for_a_name_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="not the name of a DynamoDB table"):
-        templates.table('a"b')
+        rendering.table('a"b')
 
 
 async def test_the_policy_of_the_template_allows_all_that_is_done(meddler, table):
@@ -896,7 +897,7 @@ async def test_the_policy_of_the_template_allows_all_that_is_done(meddler, table
         "TransactWriteItems": {"PutItem"},
     }
     used = set().union(*(needed.get(name, {name}) for name, _ in meddler.calls))
-    assert {f"dynamodb:{action}" for action in used} == set(templates.ACTIONS)
+    assert {f"dynamodb:{action}" for action in used} == set(ACTIONS["store.dynamodb"])
 
 
 def test_a_store_is_made_without_a_loop_and_without_asking_anybody():

@@ -17,7 +17,7 @@ from tests.servers.process import free_port
 from tests.servers.s3 import S3Server
 from tests.servers.s3_meddler import Asked, Meddler, Told, error
 
-from oncebridge.aws.templates.s3 import table
+from oncebridge.aws.templates.rendering import bucket as bucket_template
 from oncebridge.base.clock import SystemDice
 from oncebridge.engine import pauses
 from oncebridge.errors import ConfigError, StoreUnavailable
@@ -935,7 +935,7 @@ async def test_a_window_that_is_longer_than_the_rule_is_told_once(
 
 @pytest.mark.parametrize("form", ["cloudformation", "terraform"])
 def test_a_template_has_the_rule_that_migrating_makes(form: str) -> None:
-    text = table("acme-dedup/events", format=form, window=timedelta(days=14))  # type: ignore[arg-type]
+    text = bucket_template("acme-dedup/events", format=form, window=timedelta(days=14))  # type: ignore[arg-type]
     for part in ("acme-dedup", "oncebridge-events", "events/", "65536", " 15\n", "AES256"):
         assert part in text, part
     for action in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:ListBucket"):
@@ -945,11 +945,13 @@ def test_a_template_has_the_rule_that_migrating_makes(form: str) -> None:
 
 
 def test_a_template_for_a_whole_bucket_has_no_prefix() -> None:
-    assert "      object_size_less_than = 65536" in table("acme-dedup", format="terraform")
-    assert 'Prefix: ""' in table("acme-dedup")
+    assert "      object_size_less_than = 65536" in bucket_template(
+        "acme-dedup", format="terraform"
+    )
+    assert 'Prefix: ""' in bucket_template("acme-dedup")
 
 
 @pytest.mark.parametrize("name", ["ACME", "acme-dedup/a b", "acme-dedup/..", "x--use1-az4--x-s3"])
 def test_a_template_for_what_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(ConfigError):
-        table(name)
+        bucket_template(name)

@@ -168,7 +168,7 @@ class Account:
         if self._session is None:
             session = botocore.session.Session(profile=self._profile)
             path = session.get_config_variable("data_path")
-            session.register_component("data_loader", _loader(path))
+            session.register_component("data_loader", sdk_loader(path))
             session.set_default_client_config(_TIMEOUTS)  # roles are fetched by calls, too
             self._session = session
         return self._session
@@ -218,7 +218,7 @@ class Account:
 
 
 @cache
-def _loader(path: str | None) -> Any:
+def sdk_loader(path: str | None) -> Any:
     """Return the loader of service descriptions; they are large, so they are read once."""
     return create_loader(path)
 

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.aws.account import Account, SampleCall, ServiceEndpoint
+from oncebridge.aws.options import AwsOptions
 from oncebridge.aws.signing import (
     AwsCredentials,
     AwsRequest,
@@ -143,27 +144,29 @@ class AwsClient:
     """
     Call the service of *example*, at most *connections* times at once.
 
-    *timeout* limits a call, from waiting for a free connection to the last byte of the
-    response; *connect_timeout* limits the connecting within it. *region*, *endpoint* and
-    *profile* override the environment. A client belongs to the loop it is used in.
+    The timeout of *options* limits a call, from waiting for a free connection to the last byte of
+    the response. *options* override the environment, and *region* overrides *options*. A client
+    belongs to the loop it is used in.
     """
 
     def __init__(
         self,
         example: SampleCall,
+        options: AwsOptions,
         *,
         region: str | None = None,
-        endpoint: str | None = None,
-        profile: str | None = None,
-        timeout: timedelta = timedelta(seconds=5),
-        connect_timeout: timedelta = timedelta(seconds=2),
         connections: int = 32,
         clock: SkewedClock | None = None,
     ) -> None:
         self.clock = clock or SkewedClock()
-        self._account = Account(example, region=region, endpoint=endpoint, profile=profile)
-        self._timeout_s = timeout.total_seconds()
-        self._connect_timeout = connect_timeout
+        self._account = Account(
+            example,
+            region=region or options.region,
+            endpoint=options.endpoint,
+            profile=options.profile,
+        )
+        self._timeout_s = options.timeout.total_seconds()
+        self._connect_timeout = options.connect_timeout
         self._free = asyncio.Semaphore(connections)
         self._service: ServiceEndpoint | None = None
         self._http: Client

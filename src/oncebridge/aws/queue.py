@@ -10,7 +10,7 @@ has a result of its own. Nothing is sent twice here; a call that fails raises `A
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
@@ -200,17 +200,13 @@ class SqsQueue:
                 "one of them",
             )
         self.name = address.name
-        self.is_fifo = address.is_fifo
         self._address = address
         self._url = address.url
         self._timeout = options.timeout
         self._client = AwsClient(
             SampleCall("sqs", "get_queue_url", {"QueueName": address.name}),
-            region=address.region or options.region,
-            endpoint=options.endpoint,
-            profile=options.profile,
-            timeout=options.timeout,
-            connect_timeout=options.connect_timeout,
+            options,
+            region=address.region,
             connections=_CONNECTIONS + polls,
         )
 
@@ -341,6 +337,12 @@ def size_of(body: bytes, attributes: dict[str, TextAttribute]) -> int:
             for name, one in attributes.items()
         ]
     )
+
+
+def tens(items: Sequence[_T]) -> Iterator[list[_T]]:
+    """Yield *items* in lists that one call takes."""
+    for at in range(0, len(items), MOST_ENTRIES):
+        yield list(items[at : at + MOST_ENTRIES])
 
 
 def _max_receives(policy: str) -> int | None:

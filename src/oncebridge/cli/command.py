@@ -6,6 +6,7 @@ current directory. If the directory has one that is not used, a note says so.
 """
 
 import functools
+import inspect
 import os
 import sys
 import traceback
@@ -21,6 +22,7 @@ from rich.text import Text
 
 from oncebridge.base.formatting import format_count
 from oncebridge.base.options import Setting, describe_type, format_setting, settings_of
+from oncebridge.cli.event_loop import run_loop
 from oncebridge.errors import ConfigError, ConfigErrors, OncebridgeError
 from oncebridge.operate.operator_log import AuditFile
 from oncebridge.service import logs
@@ -45,15 +47,29 @@ def examples(*lines: str) -> str:
 def command(
     *lines: str, name: str | None = None, every: bool = False, more: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command that gets a `Setup`; *lines* are its examples, *more* further flags."""
+    """
+    Make a command that gets a `Setup`; *lines* are its examples, *more* further flags.
+
+    An async function runs on the event loop, and returns the exit code.
+    """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
+        if inspect.iscoroutinefunction(function):
+            function = _on_event_loop(function)
         body = _hint_at_unused_config(
             configured(every=every, more=more)(_end_quietly_on_broken_pipe(function))
         )
         return click.command(name, epilog=examples(*lines))(body)
 
     return decorate
+
+
+def _on_event_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **rest: Any) -> None:
+        sys.exit(run_loop(function(*args, **rest)))
+
+    return wrapped
 
 
 def _hint_at_unused_config(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oncebridge.base.options import Text
 from oncebridge.cli.command import (
@@ -22,6 +20,7 @@ from oncebridge.cli.command import (
     screen,
 )
 from oncebridge.cli.event_loop import on_signals, remove_signal_handlers, run_loop
+from oncebridge.cli.event_selection import progress_text
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.service import logs
 from oncebridge.service.addresses import StorePlace, is_missing, refuse_memory
@@ -116,21 +115,10 @@ async def _run(copying: Copying) -> None:
         stopping.set()
 
     on_signals(stop)
-    console = Console(stderr=True)
-    bar = Progress(
-        BarColumn(bar_width=30),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
     try:
-        with bar:
-            row = bar.add_task("", total=None)  # the total is not known
+        with progress_text() as show:
             while await copying.step() and not stopping.is_set():
-                shown = f"{copying.seen:,} read, {copying.copied:,} copied"
-                bar.update(row, description=shown)
+                show(f"{copying.seen:,} read, {copying.copied:,} copied")
     finally:
         remove_signal_handlers()
 

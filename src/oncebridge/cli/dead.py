@@ -28,8 +28,12 @@ from oncebridge.cli.command import (
     printable,
     screen,
 )
-from oncebridge.cli.event_loop import run_loop
-from oncebridge.cli.event_selection import because_option, store_for_reading
+from oncebridge.cli.event_selection import (
+    because_option,
+    require_confirmation,
+    store_for_reading,
+    yes_option,
+)
 from oncebridge.cli.status_line import STYLES
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.dead_letters.copies import Copies, copies_of
@@ -84,12 +88,9 @@ def dead() -> None:
     "--limit", default=50, show_default=True, type=click.IntRange(min=1), help="The most to list."
 )
 @as_json_option
-def list_(setup: Setup, *, reason: str, route: str | None, limit: int, as_json: bool) -> None:
+async def list_(setup: Setup, *, reason: str, route: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, the oldest first, without their payloads."""
-    run_loop(_list(setup, DeadLetterFilter(reason=reason, route=route), limit, as_json=as_json))
-
-
-async def _list(setup: Setup, choice: DeadLetterFilter, limit: int, *, as_json: bool) -> None:
+    choice = DeadLetterFilter(reason=reason, route=route)
     letters: list[DeadLetter] = []
     async with _letters(setup) as dead:
         async for letter in select(dead, choice):
@@ -108,8 +109,8 @@ async def _list(setup: Setup, choice: DeadLetterFilter, limit: int, *, as_json: 
     for letter, copies in zip(letters, counts, strict=True):
         died = iso_time(letter.buried_ms)[:19].replace("T", " ")
         again = f"{copies.count:,}" if copies.count else "-"
-        route = letter.route or "-"
-        rows.append([str(letter.number), died, letter.reason, route, again, letter.message])
+        on = letter.route or "-"
+        rows.append([str(letter.number), died, letter.reason, on, again, letter.message])
     if not any(copies.count for copies in counts):
         rows = [[*row[:4], row[5]] for row in rows]
     if len(rows) == 1:
@@ -157,28 +158,23 @@ def _as_json(letter: DeadLetter, copies: Copies) -> dict[str, Any]:
 @click.argument("number", type=click.IntRange(min=1))
 @click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
 @click.option("--raw", is_flag=True, help="Print only the event, byte for byte as it was received.")
-def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> None:
+async def show(setup: Setup, *, number: int, as_json: bool, raw: bool) -> int:
     """Show one dead letter with its event."""
-    letter, copies = run_loop(_find(setup, number))
-    if letter is None:
+    async with _letters(setup) as dead:
+        found = [letter async for letter in select(dead, DeadLetterFilter((number,)))]
+    if not found:
         note(f"there is no dead letter {number}")
-        sys.exit(EXIT_NEEDS_ATTENTION)
+        return EXIT_NEEDS_ATTENTION
+    letter, copies = found[0], (await _copies(setup, found))[0]
     if raw:
         sys.stdout.buffer.write(letter.raw)
-        return
+        return 0
     fields = _as_json(letter, copies) | _header_as_json(setup, letter)
     if as_json:
         click.echo(json.dumps({**fields, **_body_as_json(letter.raw)}))
     else:
         _print(fields, letter.raw)
-
-
-async def _find(setup: Setup, number: int) -> tuple[DeadLetter | None, Copies]:
-    async with _letters(setup) as dead:
-        found = [letter async for letter in select(dead, DeadLetterFilter((number,)))]
-    if not found:
-        return None, Copies()
-    return found[0], (await _copies(setup, found))[0]
+    return 0
 
 
 def _header_as_json(setup: Setup, letter: DeadLetter) -> dict[str, str]:
@@ -233,7 +229,9 @@ def _body(raw: bytes) -> str:
 @click.option("--to", metavar="ROUTE", help="Replay them on this route instead of their own.")
 @because_option
 @as_json_option
-def replay(setup: Setup, *, to: str | None, because: str, as_json: bool, **chosen: Any) -> None:
+async def replay(
+    setup: Setup, *, to: str | None, because: str, as_json: bool, **chosen: Any
+) -> int:
     """
     Replay dead letters, each on the route where it died.
 
@@ -249,12 +247,6 @@ def replay(setup: Setup, *, to: str | None, because: str, as_json: bool, **chose
     choice = _choice(**chosen)
     refuse_memory(setup.config.store, "store")
     chosen_routes(setup, [to] if to is not None else [], flag="--to")
-    sys.exit(run_loop(_replay(setup, choice, to, because, as_json=as_json)))
-
-
-async def _replay(
-    setup: Setup, choice: DeadLetterFilter, to: str | None, because: str, *, as_json: bool
-) -> int:
     operator_log = OperatorLog(open_audit_file(setup), setup.config.store.opened, reason=because)
     if _is_empty(setup):
         return _missing(choice.numbers)
@@ -337,25 +329,16 @@ def replayed_as_json(one: Replayed) -> dict[str, Any]:
 @_reason
 @_route
 @because_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as one JSON object.")
-def drop(setup: Setup, *, because: str, yes: bool, as_json: bool, **chosen: Any) -> None:
+async def drop(setup: Setup, *, because: str, yes: bool, as_json: bool, **chosen: Any) -> int:
     """
     Delete dead letters for good, with their events.
 
     Exit code 1: a dead letter was not found, or you answered no.
     """
     choice = _choice(**chosen)
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError(
-            "dropped events cannot be restored; use --yes to confirm without a terminal"
-        )
-    sys.exit(run_loop(_drop(setup, choice, because, yes=yes, as_json=as_json)))
-
-
-async def _drop(
-    setup: Setup, choice: DeadLetterFilter, because: str, *, yes: bool, as_json: bool
-) -> int:
+    require_confirmation("dropped events cannot be restored", yes=yes)
     audit = open_audit_file(setup)
     async with _letters(setup) as dead:
         identities = Identities(setup)

@@ -61,7 +61,6 @@ class FoundEvent(Struct, frozen=True):
     """One event, and where it was found."""
 
     label: str
-    line: int
     event: Event | Unreadable
     letter: DeadLetter | None = None
     """The dead letter in which it was found, if any."""
@@ -98,7 +97,7 @@ class EventFinder:
         with open_file(name) as file:
             for record in RecordReader(file):
                 for event in events_in(record, self._settings):
-                    yield FoundEvent(f"{name}, line {record.line}", record.line, event)
+                    yield FoundEvent(f"{name}, line {record.line}", event)
 
     async def events(self, named: EventReference) -> list[FoundEvent]:
         """Find whole events by key or id: in the recording, then in the dead letters."""
@@ -126,7 +125,7 @@ class EventFinder:
             letters = [whole] if whole else []
         for letter in letters:
             for event in events_in(letter.raw, self._settings):
-                found = FoundEvent(f"dead letter {letter.number}", letter.number, event, letter)
+                found = FoundEvent(f"dead letter {letter.number}", event, letter)
                 is_key = named.kind == "key" and letter.key == named.key
                 if is_key or self.is_named(found, named):
                     yield found
@@ -142,8 +141,9 @@ class EventFinder:
             note(f"{place} was not searched: {costs}. Use --scan to search it, or --in FILE")
             return []
         found: dict[bytes, Record] = {}
-        with progress_counter("read") as progress:
-            async for record in records_with_id(store, named.text, progress):
+        with progress_text() as show:
+            counted = records_with_id(store, named.text, lambda count: show(f"{count:,} read"))
+            async for record in counted:
                 found[record.key] = record
         return list(found.values())
 
@@ -341,8 +341,8 @@ async def store_for_reading(setup: Setup, otherwise: str) -> AsyncIterator[Store
 
 
 @contextmanager
-def progress_counter(word: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a running count on a terminal, where the total is not known."""
+def progress_text(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show the progress as text on a terminal, where the total is not known."""
     console = Console(stderr=True)
     bar = Progress(
         BarColumn(bar_width=30),
@@ -354,4 +354,4 @@ def progress_counter(word: str, *, quiet: bool = False) -> Iterator[Callable[[in
     )
     with bar:
         row = bar.add_task("", total=None)
-        yield lambda count: bar.update(row, description=f"{count:,} {word}")
+        yield lambda text: bar.update(row, description=text)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,13 +23,12 @@ from oncebridge.cli.command import (
     printable,
     screen,
 )
-from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
     EventFinder,
     event_finder,
     in_option,
     not_found,
-    progress_counter,
+    progress_text,
     scan_option,
     store_for_reading,
 )
@@ -80,7 +78,7 @@ class _ExplainOptions(Struct, frozen=True):
     "--canonical", is_flag=True, help="Show the text that was hashed too; it is part of the event."
 )
 @as_json_option
-def explain(
+async def explain(
     setup: Setup,
     *,
     what: str,
@@ -89,7 +87,7 @@ def explain(
     values: bool,
     canonical: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """
     Show what happened to an event and why, with all operator actions.
 
@@ -104,11 +102,7 @@ def explain(
     Exit code 1: something could not be read as an event, or nothing was found.
     """
     asked = _ExplainOptions(as_json, canonical, values, recording)
-    sys.exit(run_loop(_explain(setup, what, asked, scan=scan)))
-
-
-async def _explain(setup: Setup, what: str, asked: _ExplainOptions, *, scan: bool) -> int:
-    async with event_finder(setup, recording=asked.recording, scan=scan) as finder:
+    async with event_finder(setup, recording=recording, scan=scan) as finder:
         named = finder.named(what)
         async with store_for_reading(setup, "no verdicts") as store:
             printer = _ExplanationPrinter(setup, finder, store, asked)
@@ -244,10 +238,10 @@ def _recording(name: str | None) -> Iterator[Iterable[RawRecord]]:
 
 def _counted(records: Iterable[RawRecord]) -> Iterator[RawRecord]:
     """Yield *records*, and show progress."""
-    with progress_counter("read") as progress:
+    with progress_text() as show:
         for number, record in enumerate(records, 1):
             if not number % 1000:
-                progress(number)
+                show(f"{number:,} read")
             yield record
 
 

@@ -1,7 +1,6 @@
 """`oncebridge forget`: remove the records of an event, so that its next copy is delivered."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 
 import click
@@ -16,7 +15,6 @@ from oncebridge.cli.command import (
     printable,
     screen,
 )
-from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
     SelectedEvent,
     event_finder,
@@ -53,7 +51,7 @@ _BUT = "; another event has the same key with different content, and is kept"
 @scan_option
 @reason_option
 @as_json_option
-def forget(
+async def forget(
     setup: Setup,
     *,
     what: tuple[str, ...],
@@ -62,7 +60,7 @@ def forget(
     scan: bool,
     reason: str,
     as_json: bool,
-) -> None:
+) -> int:
     """
     Remove events from the store, so that the next copy is delivered.
 
@@ -77,22 +75,6 @@ def forget(
     """
     refuse_memory(setup.config.store, "store")
     chosen_routes(setup, routes)  # raises for unknown names
-    work = _forget(
-        setup, what, routes, recording=recording, scan=scan, reason=reason, as_json=as_json
-    )
-    sys.exit(run_loop(work))
-
-
-async def _forget(
-    setup: Setup,
-    what: Sequence[str],
-    routes: Sequence[str],
-    *,
-    recording: str | None,
-    scan: bool,
-    reason: str,
-    as_json: bool,
-) -> int:
     audit = open_audit_file(setup)
     code, is_bare, is_unknown = 0, False, False
     async with (

@@ -1,13 +1,11 @@
 """`oncebridge migrate`: create the tables that the store and the sinks need."""
 
 import json
-import sys
 from collections.abc import Iterator
 
 import click
 
 from oncebridge.cli.command import EXIT_NEEDS_ATTENTION, as_json_option, command, note, printable
-from oncebridge.cli.event_loop import run_loop
 from oncebridge.service import logs
 from oncebridge.service.addresses import BackendAddress, Migrates, MigratesBySQL
 from oncebridge.service.config import Setup
@@ -20,7 +18,7 @@ from oncebridge.service.config import Setup
 )
 @click.option("--sql", is_flag=True, help="Print the SQL instead of running it.")
 @as_json_option
-def migrate(setup: Setup, *, sql: bool, as_json: bool) -> None:
+async def migrate(setup: Setup, *, sql: bool, as_json: bool) -> int:
     """
     Create the tables, indexes and expiry rules that the store and the sinks need.
 
@@ -31,18 +29,7 @@ def migrate(setup: Setup, *, sql: bool, as_json: bool) -> None:
     """
     logs.set_up(setup.config.log_level, setup.config.log_format)
     if sql:
-        sys.exit(_print_sql(setup, as_json=as_json))
-    run_loop(_migrate(setup, as_json=as_json))
-
-
-def _places(setup: Setup) -> Iterator[tuple[str, BackendAddress]]:
-    yield "store", setup.config.store
-    for route in setup.routes:
-        yield "sink", route.sink
-    yield "dead", setup.config.dead
-
-
-async def _migrate(setup: Setup, *, as_json: bool) -> None:
+        return _print_sql(setup, as_json=as_json)
     for kind, place in _places(setup):
         done = await _migrated(place)
         if as_json:
@@ -50,6 +37,14 @@ async def _migrate(setup: Setup, *, as_json: bool) -> None:
             continue
         for line in done or ["nothing to do"]:
             click.echo(f"{kind} {printable(place)}: {printable(line)}")
+    return 0
+
+
+def _places(setup: Setup) -> Iterator[tuple[str, BackendAddress]]:
+    yield "store", setup.config.store
+    for route in setup.routes:
+        yield "sink", route.sink
+    yield "dead", setup.config.dead
 
 
 async def _migrated(place: BackendAddress) -> list[str]:

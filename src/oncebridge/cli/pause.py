@@ -1,14 +1,12 @@
 """`oncebridge pause` and `oncebridge resume`: stop and start delivery on all workers."""
 
 import json
-import sys
 from collections.abc import Sequence
 
 import click
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.cli.command import chosen_routes, command, note, open_audit_file, opened
-from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import reason_option
 from oncebridge.engine import pauses
 from oncebridge.operate.operator_log import OperatorLog
@@ -26,7 +24,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the routes a
 @_route
 @reason_option
 @_json
-def pause(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
+async def pause(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> int:
     """
     Pause delivery on all workers, on all routes or on some.
 
@@ -37,16 +35,12 @@ def pause(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) 
     names = chosen_routes(setup, routes)
     if is_missing(setup.config.store):
         note(f"the store {setup.config.store} does not exist yet: no worker has used it")
-    sys.exit(run_loop(_pause(setup, names, reason, as_json=as_json)))
-
-
-async def _pause(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
     audit = open_audit_file(setup)
     async with opened(setup.config.store.opened) as store:
-        before = await pauses.paused(store, routes)
-        await OperatorLog(audit, store, reason=reason).write_on_routes("pause", routes)
-        await pauses.pause(store, routes, SystemDice())
-    _print_result(routes, before, paused=True, as_json=as_json)
+        before = await pauses.paused(store, names)
+        await OperatorLog(audit, store, reason=reason).write_on_routes("pause", names)
+        await pauses.pause(store, names, SystemDice())
+    _print_result(names, before, paused=True, as_json=as_json)
     return 0
 
 
@@ -54,22 +48,19 @@ async def _pause(setup: Setup, routes: Sequence[str], reason: str, *, as_json: b
 @_route
 @reason_option
 @_json
-def resume(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> None:
+async def resume(setup: Setup, *, routes: tuple[str, ...], reason: str, as_json: bool) -> int:
     """Resume paused routes, all or some."""
     refuse_memory(setup.config.store, "store")
-    sys.exit(run_loop(_resume(setup, chosen_routes(setup, routes), reason, as_json=as_json)))
-
-
-async def _resume(setup: Setup, routes: Sequence[str], reason: str, *, as_json: bool) -> int:
+    names = chosen_routes(setup, routes)
     audit = open_audit_file(setup)
-    before = [False] * len(routes)
+    before = [False] * len(names)
     if is_missing(setup.config.store):
         note(f"the store {setup.config.store} does not exist yet, so nothing is paused")
     else:
         async with opened(setup.config.store.opened) as store:
-            await OperatorLog(audit, store, reason=reason).write_on_routes("resume", routes)
-            before = await pauses.resume(store, routes)
-    _print_result(routes, before, paused=False, as_json=as_json)
+            await OperatorLog(audit, store, reason=reason).write_on_routes("resume", names)
+            before = await pauses.resume(store, names)
+    _print_result(names, before, paused=False, as_json=as_json)
     return 0
 
 

@@ -1,10 +1,10 @@
 """`oncebridge release`: release the claims of a worker that is gone."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 
 import click
+from msgspec import Struct
 
 from oncebridge.cli.command import (
     EXIT_NEEDS_ATTENTION,
@@ -17,7 +17,6 @@ from oncebridge.cli.command import (
     printable,
     screen,
 )
-from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
     SelectedEvent,
     event_finder,
@@ -57,7 +56,7 @@ _ENTITY = "an older state of the entity may then arrive after a newer one."
 @reason_option
 @yes_option
 @as_json_option
-def release(
+async def release(
     setup: Setup,
     *,
     what: tuple[str, ...],
@@ -67,7 +66,7 @@ def release(
     reason: str,
     yes: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """
     Release events that are held by a worker that is gone.
 
@@ -83,35 +82,6 @@ def release(
     refuse_memory(setup.config.store, "store")
     chosen_routes(setup, routes)  # raises for unknown names
     require_confirmation("an event may be sent twice if its worker still runs", yes=yes)
-    work = _release(
-        setup, what, routes, recording=recording, scan=scan, reason=reason, yes=yes, as_json=as_json
-    )
-    sys.exit(run_loop(work))
-
-
-class _CheckedEvent:
-    """A selected event, and the status of its records."""
-
-    def __init__(self, each: SelectedEvent, standings: Sequence[RecordStatus]) -> None:
-        self.each = each
-        self.standings = standings
-
-    @property
-    def is_held(self) -> bool:
-        return any(can_release(standing) for standing in self.standings)
-
-
-async def _release(
-    setup: Setup,
-    what: Sequence[str],
-    routes: Sequence[str],
-    *,
-    recording: str | None,
-    scan: bool,
-    reason: str,
-    yes: bool,
-    as_json: bool,
-) -> int:
     audit = open_audit_file(setup)
     code = 0
     several = len(setup.routes) > 1
@@ -132,6 +102,17 @@ async def _release(
             code = code if _is_done(done) else EXIT_NEEDS_ATTENTION
             _print_result(one.each, done, several=several, as_json=as_json)
     return code
+
+
+class _CheckedEvent(Struct, frozen=True):
+    """A selected event, and the status of its records."""
+
+    each: SelectedEvent
+    standings: Sequence[RecordStatus]
+
+    @property
+    def is_held(self) -> bool:
+        return any(can_release(standing) for standing in self.standings)
 
 
 async def _check(store: Store, each: SelectedEvent) -> _CheckedEvent:

@@ -1,7 +1,6 @@
 """`oncebridge resend`: send an event again, although it was delivered."""
 
 import json
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -23,13 +22,12 @@ from oncebridge.cli.command import (
     printable,
 )
 from oncebridge.cli.dead import replayed_as_json
-from oncebridge.cli.event_loop import run_loop
 from oncebridge.cli.event_selection import (
     EventFinder,
     FoundEvent,
     event_finder,
     in_option,
-    progress_counter,
+    progress_text,
     reason_option,
     require_confirmation,
     route_option,
@@ -71,7 +69,7 @@ _WARNING = (
 @click.option("--dry-run", is_flag=True, help="Send nothing; show what would be done.")
 @yes_option
 @as_json_option
-def resend(
+async def resend(
     setup: Setup,
     *,
     what: tuple[str, ...],
@@ -81,7 +79,7 @@ def resend(
     dry_run: bool,
     yes: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """
     Send events again, although they were delivered.
 
@@ -100,23 +98,26 @@ def resend(
     chosen_routes(setup, routes)  # raises for unknown names
     if not dry_run:
         require_confirmation("events that were delivered are sent again", yes=yes)
-    asked = _ResendOptions(
-        what, routes, recording, reason, dry_run=dry_run, yes=yes, as_json=as_json
-    )
-    sys.exit(run_loop(_resend(setup, asked)))
-
-
-class _ResendOptions(Struct, frozen=True):
-    """The options of the command line."""
-
-    what: Sequence[str]
-    routes: Sequence[str]
-    """Empty for all."""
-    recording: str | None
-    reason: str
-    dry_run: bool
-    yes: bool
-    as_json: bool
+    audit = open_audit_file(setup)
+    printer = _ResultPrinter(setup, as_json=as_json)
+    is_resolved = True
+    async with event_finder(setup, recording=recording) as finder, AsyncExitStack() as stack:
+        gathering = _BatchReader(finder, routes, printer)
+        sender: _BatchSender | None = None
+        async for batch in gathering.batches(what):
+            if sender is None:
+                # A new store is empty, which is no reason not to send.
+                store = await stack.enter_async_context(opened(setup.config.store.opened))
+                sender = _BatchSender(setup, OperatorLog(audit, store, reason=reason), printer)
+                stack.push_async_callback(sender.aclose)
+            ready = await _ready(setup.config.store.opened, batch, printer, dry_run=dry_run)
+            is_resolved = is_resolved and len(ready.sends) == len(batch.sends)
+            if dry_run or not (ready.sends or ready.letters):
+                continue
+            if not yes and not _confirmed(ready.routes):
+                return EXIT_NEEDS_ATTENTION
+            is_resolved = await sender.send(ready) and is_resolved
+    return 0 if is_resolved and gathering.is_whole and sender is not None else EXIT_NEEDS_ATTENTION
 
 
 class _Batch(Struct):
@@ -207,31 +208,6 @@ class _BatchReader:
         self.is_whole = False
 
 
-async def _resend(setup: Setup, asked: _ResendOptions) -> int:
-    audit = open_audit_file(setup)
-    printer = _ResultPrinter(setup, as_json=asked.as_json)
-    is_resolved = True
-    async with event_finder(setup, recording=asked.recording) as finder, AsyncExitStack() as stack:
-        gathering = _BatchReader(finder, asked.routes, printer)
-        sender: _BatchSender | None = None
-        async for batch in gathering.batches(asked.what):
-            if sender is None:
-                # A new store is empty; the event can be sent all the same.
-                store = await stack.enter_async_context(opened(setup.config.store.opened))
-                sender = _BatchSender(
-                    setup, OperatorLog(audit, store, reason=asked.reason), printer
-                )
-                stack.push_async_callback(sender.aclose)
-            ready = await _ready(setup.config.store.opened, batch, printer, dry_run=asked.dry_run)
-            is_resolved = is_resolved and len(ready.sends) == len(batch.sends)
-            if asked.dry_run or not (ready.sends or ready.letters):
-                continue
-            if not asked.yes and not _confirmed(ready.routes):
-                return EXIT_NEEDS_ATTENTION
-            is_resolved = await sender.send(ready) and is_resolved
-    return 0 if is_resolved and gathering.is_whole and sender is not None else EXIT_NEEDS_ATTENTION
-
-
 async def _ready(
     store: Store, batch: _Batch, printer: "_ResultPrinter", *, dry_run: bool
 ) -> _Batch:
@@ -239,8 +215,8 @@ async def _ready(
     ready = _Batch([], batch.letters)
     for at in range(0, len(batch.sends), _LOOKED_AT):
         pairs = batch.sends[at : at + _LOOKED_AT]
-        events = [(one.event, way) for one, way in pairs if isinstance(one.event, Event)]
-        for (one, way), intent in zip(pairs, await plan_resends(store, events), strict=True):
+        plans = await plan_resends(store, [way for _, way in pairs])
+        for (one, way), intent in zip(pairs, plans, strict=True):
             if intent.why_not:
                 printer.refuse(one.label, way.route.name, intent.why_not)
                 continue
@@ -297,13 +273,13 @@ class _BatchSender:
         gateways = {one.route: one for one in router.gateways}
         again = Resender(store, gateways, before=self._before_send)
         is_resolved = True
-        with progress_counter("sent", quiet=len(sends) < _LOOKED_AT) as progress:
+        with progress_text(quiet=len(sends) < _LOOKED_AT) as show:
             for count, (one, way) in enumerate(sends, 1):
                 assert isinstance(one.event, Event)  # noqa: S101 - or it would have no way
                 done = await again.send(one.event, way)
                 self._printer.resent(one.label, done)
                 is_resolved = is_resolved and done.is_sent
-                progress(count)
+                show(f"{count:,} sent")
         return is_resolved
 
     async def _before_send(self, intent: ResendPlan) -> None:

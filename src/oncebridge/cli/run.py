@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from oncebridge.cli.command import EXIT_INTERRUPTED, EXIT_NEEDS_ATTENTION, command, is_to_stdout
-from oncebridge.cli.event_loop import on_signals, run_loop
+from oncebridge.cli.event_loop import on_signals
 from oncebridge.cli.status_line import Screen, table_of_counts
 from oncebridge.errors import ConfigError, OncebridgeError
 from oncebridge.service import logs
@@ -30,7 +30,7 @@ _SAME_STROKE_S = 0.05  # a supervisor may signal the process and its group
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the counts at the end as one JSON object."
 )
-def run(setup: Setup, *, as_json: bool) -> None:
+async def run(setup: Setup, *, as_json: bool) -> int:
     """
     Run the service: receive events and deliver each one once.
 
@@ -40,7 +40,7 @@ def run(setup: Setup, *, as_json: bool) -> None:
     source, it ends by itself and prints the counts.
     """
     logs.set_up(setup.config.log_level, setup.config.log_format)
-    sys.exit(run_loop(serve(setup, as_json=as_json)))
+    return await serve(setup, as_json=as_json)
 
 
 async def serve(setup: Setup, *, as_json: bool = False) -> int:

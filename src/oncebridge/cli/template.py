@@ -15,11 +15,10 @@ from typing import Any
 import click
 from msgspec import Struct
 
-from oncebridge.aws import templates
-from oncebridge.aws.templates import s3 as s3_templates
+from oncebridge.aws.templates import rendering
+from oncebridge.aws.templates.needs import needed
 from oncebridge.aws.templates.policies import FORMATS, Known, policy
 from oncebridge.aws.templates.policies import Format as PolicyFormat
-from oncebridge.aws.templates.rendering import Format
 from oncebridge.base.durations import parse_duration
 from oncebridge.base.options import Text, did_you_mean
 from oncebridge.base.secrets import is_at_aws, mask_address
@@ -69,14 +68,14 @@ _name = click.option(
 @_format
 @_name
 @report_errors
-def function(*, form: Format, name: str) -> None:
+def function(*, form: rendering.Format, name: str) -> None:
     """
     Print a stack: rule, queue, Lambda function, table, alarms.
 
     For events of Genesys Cloud on their partner event bus, or of any other bus. The code of
     the function is a zip file in a bucket; docs/deploy.md says how to build it.
     """
-    click.echo(templates.stack("lambda", name, format=form), nl=False)
+    click.echo(rendering.stack("lambda", name, format=form), nl=False)
 
 
 @template.command(
@@ -88,13 +87,13 @@ def function(*, form: Format, name: str) -> None:
 @_format
 @_name
 @report_errors
-def worker(*, form: Format, name: str) -> None:
+def worker(*, form: rendering.Format, name: str) -> None:
     """
     Print a stack for `oncebridge run`: rule, queue, role, table, alarms.
 
     Its outputs are the values for the settings source, store and dead.
     """
-    click.echo(templates.stack("worker", name, format=form), nl=False)
+    click.echo(rendering.stack("worker", name, format=form), nl=False)
 
 
 # --- policies -------------------------------------------------------------------------------
@@ -150,7 +149,7 @@ def iam(
         if address is not None:
             _set_value(table, [kind], address)
     known = Known(region, account, keys)
-    click.echo(policy(templates.needed(table), format=form, known=known), nl=False)
+    click.echo(policy(needed(table), format=form, known=known), nl=False)
 
 
 def _read_config(config: str | None) -> dict[str, Any]:
@@ -290,7 +289,7 @@ def _postgres_table(asked: _TableRequest) -> str:
 
 
 _KINDS = {
-    "dynamodb": _StoreKind(("cloudformation", "terraform"), _aws_table(templates.table)),
-    "s3": _StoreKind(("cloudformation", "terraform"), _aws_table(s3_templates.table)),
+    "dynamodb": _StoreKind(("cloudformation", "terraform"), _aws_table(rendering.table)),
+    "s3": _StoreKind(("cloudformation", "terraform"), _aws_table(rendering.bucket)),
     "postgres": _StoreKind(("sql",), _postgres_table),
 }

@@ -5,7 +5,6 @@ from typing import Final
 
 from oncebridge.engine.router import Router
 from oncebridge.observe import fleet
-from oncebridge.observe.history import HistoryQuery, SearchResult
 from oncebridge.observe.history_reader import HistoryReader
 from oncebridge.service.config import Setup
 from oncebridge.service.monitor import Monitor
@@ -61,11 +60,6 @@ class DashboardData:
 
     async def _read(self) -> fleet.FleetView:
         return await fleet.read(self.store, self.monitor.report() if self.monitor else None)
-
-    async def search(self, query: HistoryQuery) -> SearchResult:
-        """Search the history."""
-        view = await self.view()
-        return await self.history.search(query, [*view.reports, *view.gone])
 
     def known_without_store(self) -> list[str]:
         """Return in a few lines what this process knows while the store is unavailable."""

@@ -110,10 +110,6 @@ def _word(text: str) -> str:
     return text if text in VERDICTS else "other"
 
 
-def _cause_meaning(text: str) -> str:
-    return _CAUSES.get(text, "")
-
-
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "iso": iso,
     "instant": format_instant,
@@ -129,7 +125,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "soft": soft,
     "word": _word,
     "meaning": lambda text: VERDICTS.get(text, ""),
-    "cause_meaning": _cause_meaning,
+    "cause_meaning": lambda text: _CAUSES.get(text, ""),
     "outline": lambda name: _OUTLINES.get(name, _OTHER),
 }
 

@@ -116,11 +116,6 @@ def anchor(name: str) -> str:
     )
 
 
-def describe_rules(setup: Setup, view: FleetView | None) -> RuleDescriptions:
-    """Return the configured routes and rules, with counts if *view* is given."""
-    return RuleDescriber(setup).book(view)
-
-
 class RuleDescriber:
     """Describes one configuration; everything but the counts is computed once, as it is slow."""
 

@@ -6,15 +6,15 @@ Nothing is claimed or changed; the text is neither stored nor logged. It is pars
 the result is limited in size.
 """
 
+import asyncio
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.dashboard.background_work import run_in_thread
 from oncebridge.dashboard.mismatches import MismatchFinder, NotMatched, cut, shown
 from oncebridge.engine.verdict import First
 from oncebridge.errors import OncebridgeError
@@ -32,7 +32,9 @@ from oncebridge.operate.identity import EventKey, Identities, RouteIdentity
 from oncebridge.operate.lookup import events_in
 from oncebridge.service.config import Setup
 from oncebridge.service.monitor import mask_of
-from oncebridge.stores.api import Store
+from oncebridge.stores.api import Record, Store
+
+_T = TypeVar("_T")
 
 MOST_BYTES: Final = 2 * 1024 * 1024
 MOST_EVENTS: Final = 50
@@ -41,6 +43,7 @@ _MOST_CANONICAL: Final = 20_000
 _MOST_CANONICAL_IN_ALL: Final = 150_000
 _CHUNK: Final = 32 * 1024
 """A chunk may consist of line ends only, and is split at once."""
+_ANSWER_S: Final = 10.0
 
 
 class KeyTrial(Struct, frozen=True):
@@ -119,7 +122,31 @@ class TrialResult(Struct, frozen=True):
 
 async def try_events(text: str, setup: Setup, store: Store) -> TrialResult:
     """Return the results of the events in *text*."""
-    return await run_in_thread(store, lambda far: _tried_out(text, setup, far))
+    # The work runs in a thread with an event loop of its own, so that it does not delay events.
+    far = cast("Store", _OtherLoopStore(store, asyncio.get_running_loop()))
+    return await asyncio.to_thread(lambda: asyncio.run(_tried_out(text, setup, far)))
+
+
+class _OtherLoopStore:
+    """The read methods of a store that belongs to another event loop; they raise `TimeoutError`."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+
+    async def now_ms(self) -> int:
+        return await self._asked(self._store.now_ms)
+
+    async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
+        return await self._asked(lambda: self._store.peek(keys))
+
+    async def _asked(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        async def asked() -> _T:
+            return await ask()
+
+        answer = asyncio.run_coroutine_threadsafe(asked(), self._loop)
+        async with asyncio.timeout(_ANSWER_S):
+            return await asyncio.wrap_future(answer)
 
 
 async def _tried_out(text: str, setup: Setup, store: Store) -> TrialResult:

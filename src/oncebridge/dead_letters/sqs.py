@@ -45,6 +45,7 @@ from oncebridge.aws.queue import (
     advice,
     refused_character,
     size_of,
+    tens,
 )
 from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.base.durations import format_duration
@@ -286,7 +287,7 @@ class SqsDeadLetters:
             if seen.letter == self._shown(number)
         ]
         dropped: set[int] = set()
-        for ten in _tens(doomed):
+        for ten in tens(doomed):
             deleting = self._queue.delete([handle for *_, handle in ten])
             answers = await _answered(deleting, "DeleteMessage", self._queue.name)
             for (number, name, _), failure in zip(ten, answers, strict=True):
@@ -304,7 +305,7 @@ class SqsDeadLetters:
         self._seen = {}
         self._refreshed_at = None
         releasing = [
-            self._queue.change_visibility([(handle, 0) for handle in ten]) for ten in _tens(handles)
+            self._queue.change_visibility([(handle, 0) for handle in ten]) for ten in tens(handles)
         ]
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
@@ -407,11 +408,6 @@ def _key(text: str) -> bytes:
 
 
 # --- calls -----------------------------------------------------------------------------------
-
-
-def _tens(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    for at in range(0, len(items), MOST_ENTRIES):
-        yield items[at : at + MOST_ENTRIES]
 
 
 def _is_denied(error: Exception) -> bool:

@@ -636,15 +636,16 @@ class TierOptions(Struct, frozen=True, kw_only=True):
         )
 
 
+_Entity = Annotated[
+    str | None,
+    Doc("What the event is about; by default the entity of the rule.", example="detail.orderId"),
+]
+
+
 class LatestOptions(Struct, frozen=True, kw_only=True):
     """Only the newest version is delivered, as the configuration writes it."""
 
-    entity: Annotated[
-        str | None,
-        Doc(
-            "What the event is about; by default the entity of the rule.", example="detail.orderId"
-        ),
-    ] = None
+    entity: _Entity = None
     version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
     ahead: Annotated[
         timedelta,
@@ -659,12 +660,7 @@ class LatestOptions(Struct, frozen=True, kw_only=True):
 class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
     """A repeated state is dropped for a time, as the configuration writes it."""
 
-    entity: Annotated[
-        str | None,
-        Doc(
-            "What the event is about; by default the entity of the rule.", example="detail.orderId"
-        ),
-    ] = None
+    entity: _Entity = None
     state: Annotated[str, Doc("Its state.", example="detail.status")]
     time: Annotated[timedelta, Doc("How long the same state counts as noise.", example="500ms")]
 

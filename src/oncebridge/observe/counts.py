@@ -6,7 +6,6 @@ restart, are added with `+`. Its size is bounded: there are few routes, rules, v
 and of topics and entities only those with the highest counts are kept.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, TypeVar
@@ -41,12 +40,6 @@ class Histogram(Struct, omit_defaults=True):
     counts: list[int] = []
     """One more than there are bounds; empty before the first value."""
     sum: float = 0.0
-
-    def add(self, value: float, ends: Sequence[float]) -> None:
-        if not self.counts:
-            self.counts = [0] * (len(ends) + 1)
-        self.counts[bisect_left(ends, value)] += 1
-        self.sum += value
 
     @property
     def count(self) -> int:

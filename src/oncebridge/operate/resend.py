@@ -48,7 +48,6 @@ _OUTDATED = {
 class ResendPlan(Struct, frozen=True):
     """What would be done with one event on one route."""
 
-    event: Event
     way: RouteIdentity
     why_not: str = ""
     """Empty: it can be sent."""
@@ -83,16 +82,14 @@ class Resent(Struct, frozen=True):
         return self.outcome is not None and self.outcome.forwarded
 
 
-async def plan_resends(
-    store: Store, asked: Sequence[tuple[Event, RouteIdentity]]
-) -> list[ResendPlan]:
+async def plan_resends(store: Store, ways: Sequence[RouteIdentity]) -> list[ResendPlan]:
     """Return for each event whether it can be sent on its route; nothing is changed."""
     look = RecordView(store)
-    paused = await look.prepare([way for _, way in asked])
-    return [_intent(look, event, way, paused) for event, way in asked]
+    paused = await look.prepare(ways)
+    return [_intent(look, way, paused) for way in ways]
 
 
-def _intent(look: RecordView, event: Event, way: RouteIdentity, paused: set[str]) -> ResendPlan:
+def _intent(look: RecordView, way: RouteIdentity, paused: set[str]) -> ResendPlan:
     plan = way.plan
     own = contents(way)
     standings = [look.standing(key, own) for key in own]
@@ -100,7 +97,7 @@ def _intent(look: RecordView, event: Event, way: RouteIdentity, paused: set[str]
     was = next((r.fate for r in reversed(there) if r.fate is not None), None)
 
     def refused(why: str) -> ResendPlan:
-        return ResendPlan(event, way, why, was)
+        return ResendPlan(way, why, was)
 
     if plan.action in _REFUSED:
         return refused(plan.message or _REFUSED[plan.action])
@@ -119,7 +116,7 @@ def _intent(look: RecordView, event: Event, way: RouteIdentity, paused: set[str]
     if outdated in _OUTDATED:
         return refused(_OUTDATED[outdated])
     forgets = tuple(record.key for record in there)
-    return ResendPlan(event, way, "", was, forgets, look.touched(way))
+    return ResendPlan(way, "", was, forgets, look.touched(way))
 
 
 def _is_dropped_as_conflict(way: RouteIdentity, standings: Sequence[RecordStatus]) -> bool:
@@ -153,7 +150,7 @@ class Resender:
     async def send(self, event: Event, way: RouteIdentity) -> Resent:
         """Send one event on one route."""
         # Checked again: the operator may have taken a while to confirm.
-        (intent,) = await plan_resends(self._store, [(event, way)])
+        (intent,) = await plan_resends(self._store, [way])
         if intent.why_not:
             return Resent(intent, why_not=intent.why_not)
         await self._before(intent)

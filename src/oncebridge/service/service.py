@@ -264,8 +264,8 @@ class Service:
             _log.warning("oncebridge.store_is_away", extra={"error": str(error)})
         else:
             self._is_open = True
-        with suppress(OncebridgeError):
-            await self._look_for_pauses()
+            with suppress(OncebridgeError):
+                await self._look_for_pauses()
         for listener in self._listeners:
             await listener.open()
         if self._dashboard is not None:
@@ -273,19 +273,20 @@ class Service:
         for source in self._all_sources:
             await source.open(self._host)
         self.monitor.open()
+        monitor = self.monitor
         self._keepers = [
-            asyncio.create_task(self._keep(every_s, work))
-            for every_s, work in (
-                (_LOOK_S, self._open_late),
-                (_PURGE_S, self._purge),
-                (_LOOK_S, self._look_for_pauses),
-                (_MEASURE_S if self.monitor.is_charged else _LOOK_S, self._look_at_epoch),
-                (_LOOK_S, self._look_for_gone),
-                (_LOOK_S, self._tell),
-                (_RECORD_S, self._record),
-                (_MEASURE_S, self._measure),
-                (_SHARE_S, self._share),
-                (_COMPARE_S, self._compare),
+            asyncio.create_task(self._keep(every_s, work, with_store=with_store))
+            for every_s, work, with_store in (
+                (_LOOK_S, self._open_late, False),
+                (_PURGE_S, self._purge, True),
+                (_LOOK_S, self._look_for_pauses, True),
+                (_MEASURE_S if monitor.is_charged else _LOOK_S, self._look_at_epoch, True),
+                (_LOOK_S, self._look_for_gone, False),
+                (_LOOK_S, self._tell, False),
+                (_RECORD_S, monitor.record, True),
+                (_MEASURE_S, self._measure, False),
+                (_SHARE_S, monitor.share, True),
+                (_COMPARE_S, monitor.compare, True),
             )
         ]
 
@@ -366,11 +367,18 @@ class Service:
 
     # --- periodic tasks ----------------------------------------------------------------
 
-    async def _keep(self, every_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Run *work* periodically; a failure is logged, and does not stop it."""
+    async def _keep(
+        self, every_s: float, work: Callable[[], Awaitable[None]], *, with_store: bool
+    ) -> None:
+        """
+        Run *work* periodically; a failure is logged, and does not stop it.
+
+        Work *with_store* waits until the store is open.
+        """
         while True:
             try:
-                await work()
+                if self._is_open or not with_store:
+                    await work()
             except Exception as error:  # noqa: BLE001 - the next run may succeed
                 # Our own errors quote no payload; of others only the type is logged.
                 is_ours = isinstance(error, OncebridgeError)
@@ -401,26 +409,14 @@ class Service:
             _log.warning("oncebridge.store_is_there")
 
     async def _purge(self) -> None:
-        if not self._is_open:
-            return
         while await self.store.purge(_PURGE_MOST) >= _PURGE_MOST:  # noqa: ASYNC110 - takes turns
             await asyncio.sleep(0)
-
-    async def _record(self) -> None:
-        if self._is_open:
-            await self.monitor.record()
 
     async def _measure(self) -> None:
         await self.monitor.measure(is_open=self._is_open)
 
-    async def _share(self) -> None:
-        if self._is_open:
-            await self.monitor.share()
-
     async def _look_at_epoch(self) -> None:
         """Notice that the store has lost its records, and count deliveries from then on."""
-        if not self._is_open:
-            return
         before_ms = self._epoch.lost_ms
         await self._epoch.look()
         for gateway in self.router.gateways:
@@ -440,13 +436,7 @@ class Service:
         longest_ms = max(gateway.rules.longest_ms for gateway in self.router.gateways)
         return lost_ms if self._clock() - lost_ms < longest_ms else 0
 
-    async def _compare(self) -> None:
-        if self._is_open:
-            await self.monitor.compare()
-
     async def _look_for_pauses(self) -> None:
-        if not self._is_open:
-            return
         gateways = self.router.gateways
         states = await pauses.paused(self.store, [gateway.route for gateway in gateways])
         for gateway, is_paused in zip(gateways, states, strict=True):

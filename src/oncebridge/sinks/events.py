@@ -173,7 +173,7 @@ class EventsSink:
         try:
             await self._check_bus()
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_log(error, f"event bus {self._bus.name}", "create it, or use another name")
+            raise_or_log(error, f"event bus {self._bus.name}")
             self._note_failed_check(error)
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:

@@ -122,7 +122,7 @@ class KinesisSink:
             body = await self._client.call("DescribeStreamSummary", _encode(self._named))
             summary = decode_answer(_described, body).stream_description_summary
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_log(error, f"Kinesis stream {self._name}", "create it, or use another name")
+            raise_or_log(error, f"Kinesis stream {self._name}")
             return
         if summary.most_kib:
             most = summary.most_kib << 10

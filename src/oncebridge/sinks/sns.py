@@ -117,7 +117,7 @@ class SnsSink:
         try:
             answer = await self._call("GetTopicAttributes", [("TopicArn", self._arn)])
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_log(error, f"SNS topic {self._arn}", "create it, or use another name")
+            raise_or_log(error, f"SNS topic {self._arn}")
             return
         most = _maximum(answer)
         if most is not None:

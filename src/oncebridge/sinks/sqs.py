@@ -87,7 +87,7 @@ class SqsSink:
             await self._queue.open()
             settings = await self._queue.settings()
         except (AwsError, NotSent, Unclear) as error:
-            raise_or_log(error, f"SQS queue {self._queue.name}", "create it, or use another name")
+            raise_or_log(error, f"SQS queue {self._queue.name}")
         else:
             self._limits = CallLimits(MOST_ENTRIES, MOST_BYTES, settings.max_bytes)
 

@@ -48,17 +48,9 @@ def decode_record(data: bytes, key: bytes | None = None) -> Record:
         fate, until, keep, hard, attempts, token, generation, hash_, memo, inner = _decode(
             memoryview(data)[1:]
         )
+        own = inner if key is None else key
         return Record(
-            inner if key is None else key,
-            token,
-            generation,
-            until,
-            attempts,
-            hash_,
-            _FATES[fate],
-            memo,
-            hard,
-            keep,
+            own, token, generation, until, attempts, hash_, _FATES[fate], memo, hard, keep
         )
     except (msgspec.DecodeError, IndexError):
         raise StoreError("a record cannot be read: it is damaged") from None

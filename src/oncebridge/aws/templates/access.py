@@ -7,9 +7,6 @@ If a backend starts to call another action, add it here, and nowhere else.
 from collections.abc import Mapping
 from typing import Final
 
-from oncebridge.aws.templates.s3 import BUCKET_ACTIONS, OBJECT_ACTIONS
-from oncebridge.aws.templates.tables import ACTIONS as TABLE_ACTIONS
-
 ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "source.sqs": (
         "sqs:ChangeMessageVisibility",
@@ -30,10 +27,20 @@ ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "kinesis:DescribeStreamConsumer",
         "kinesis:SubscribeToShard",
     ),
-    "store.dynamodb": TABLE_ACTIONS,
+    # What a worker does; `oncebridge migrate` also creates the table, or the bucket and its rule.
+    "store.dynamodb": (
+        "dynamodb:BatchGetItem",
+        "dynamodb:DeleteItem",
+        "dynamodb:DescribeTable",
+        "dynamodb:DescribeTimeToLive",
+        "dynamodb:PartiQLInsert",
+        "dynamodb:PartiQLUpdate",
+        "dynamodb:PutItem",
+        "dynamodb:Scan",
+    ),
     "store.redis": ("elasticache:Connect",),
-    "store.s3": BUCKET_ACTIONS,
-    "store.s3.objects": OBJECT_ACTIONS,
+    "store.s3": ("s3:GetBucketVersioning", "s3:GetLifecycleConfiguration", "s3:ListBucket"),
+    "store.s3.objects": ("s3:DeleteObject", "s3:GetObject", "s3:PutObject"),
     "sink.events": ("events:DescribeEventBus", "events:PutEvents"),
     "sink.kinesis": ("kinesis:DescribeStreamSummary", "kinesis:PutRecords"),
     "sink.sns": ("sns:GetTopicAttributes", "sns:Publish"),

@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from shlex import quote
 from typing import Any, Final
 
@@ -30,9 +29,9 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     SSOError,
     TokenRetrievalError,
 )
-from botocore.loaders import create_loader  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from oncebridge.aws.account import sdk_loader
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.skewed_clock import SkewedClock
 from oncebridge.base.clock import Clock
@@ -141,7 +140,7 @@ class AwsReader:
         if profile not in self._sessions:
             session = botocore.session.Session(profile=profile)
             session.register_component(
-                "data_loader", _loader(session.get_config_variable("data_path"))
+                "data_loader", sdk_loader(session.get_config_variable("data_path"))
             )
             session.set_default_client_config(_PATIENCE)  # roles are fetched by calls, too
             self._sessions[profile] = session
@@ -315,9 +314,3 @@ class AwsService:
         if date:
             clock = self._reader.clock
             clock.note(str(date).encode(), self._asked.at_ms, clock.local())
-
-
-@cache
-def _loader(path: str | None) -> Any:
-    """Return the loader of service descriptions; they are large, so it is shared."""
-    return create_loader(path)

@@ -262,7 +262,6 @@ async def _confirm(data: DashboardData, request: PageRequest) -> PageResponse:
         "shown": await headlines.all(found[:_SHOWN_BEFORE]),
         "groups": groups,
         "maybe": sum([letter.maybe_delivered for letter in found]),
-        "is_every": is_every,
         "choice": choice,
         "more": more,
         "most": MOST_AT_A_TIME,

@@ -22,6 +22,7 @@ from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import OncebridgeError, StoreError
 from oncebridge.observe.counts import LAGS, SECONDS, Counts, Histogram, RouteCounts, added
 from oncebridge.observe.fleet import FleetView, is_silent, present
+from oncebridge.observe.metric_families import CALLS
 from oncebridge.observe.report import Report, RouteState, State, StoreHealth
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.monitor import mode_of
@@ -37,7 +38,6 @@ _FEW: Final = 50
 _PIECE: Final = 10
 _MOST_BYTES: Final = 8 * 1024 * 1024
 """Dead letters are counted by reading them, up to this many bytes."""
-_CALLS: Final = ("claim", "commit", "release", "extend", "remember")
 _FIRST_EVENT: Final = (
     '{"version":"0","id":"my-first-event","source":"com.example","detail-type":"Hello",'
     '"detail":{"who":"me"}}'
@@ -188,11 +188,6 @@ class WorkerRow(Struct, frozen=True):
     status: str
 
 
-def values_of(view: FleetView, tracker: RateTracker, found: HealthSummary) -> dict[str, Any]:
-    """Return the values for the template."""
-    return _laid_out(view, tracker.rates(), tracker.durations(), found)
-
-
 def _laid_out(
     view: FleetView, rates: Totals, lately: Durations | None, found: HealthSummary
 ) -> dict[str, Any]:
@@ -254,7 +249,7 @@ def _lines(lately: Durations | None, ever: Durations) -> list[DurationRow]:
         ),
     ]
     none = Histogram()
-    for call in [*_CALLS, *sorted(ever.store.keys() - set(_CALLS))]:
+    for call in [*CALLS, *sorted(ever.store.keys() - set(CALLS))]:
         if call in ever.store:
             before, after = ever.store[call], now.store.get(call)
             found.append(

@@ -101,25 +101,22 @@ def client_for(
     """Return a client that sends requests as the SDK does for this operation."""
     return AwsClient(
         SampleCall(service, operation, arguments),
+        options,
         region=target.region,
-        endpoint=options.endpoint,
-        profile=options.profile,
-        timeout=options.timeout,
-        connect_timeout=options.connect_timeout,
         connections=max(options.concurrency, _CONNECTIONS),
     )
 
 
-def raise_or_log(error: AwsError | NotSent | Unclear, what: str, advice: str) -> None:
+def raise_or_log(error: AwsError | NotSent | Unclear, what: str) -> None:
     """
     Handle an *error* of the check at the start whether *what* exists.
 
-    Raise `ConfigError` with *advice* if an operator has to change something. Otherwise only log:
-    the right to send does not include the right to describe, and an outage ends.
+    Raise `ConfigError` if an operator has to change something. Otherwise only log: the right to
+    send does not include the right to describe, and an outage ends.
     """
     if isinstance(error, AwsError) and not error.is_denied:
         if error.is_missing:
-            raise ConfigError("", f"there is no {what}; {advice}") from None
+            raise ConfigError("", f"there is no {what}; create it, or use another name") from None
         if isinstance(answer_to(error), Closed | Never):
             raise ConfigError("", f"{what} cannot be used: {error}") from None
     _log.info("oncebridge.sink_not_checked", extra={"target": what, "reason": str(error)})

@@ -71,7 +71,6 @@ class HeldShard:
         times: KinesisTimings,
         stream: str,
     ) -> None:
-        self.shard = shard
         self.behind_ms = 0
         """The age of the oldest record that is not read yet."""
         self.is_ended = False

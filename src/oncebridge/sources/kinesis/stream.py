@@ -99,7 +99,6 @@ class KinesisStream:
                 "region", f"the ARN of the stream has {found['region']}; use that, or none"
             )
         self.name = name
-        self.options = options
         self.region = found["region"] if found else options.region
         self.clock = SkewedClock()
         # By its ARN, so that a stream of another account can be read.
@@ -108,11 +107,8 @@ class KinesisStream:
         self._page_timeout = max(_PAGE_TIMEOUT, options.timeout)
         self._client = AwsClient(
             SampleCall("kinesis", "describe_stream_summary", {"StreamName": name}),
+            options,
             region=self.region,
-            endpoint=options.endpoint,
-            profile=options.profile,
-            timeout=options.timeout,
-            connect_timeout=options.connect_timeout,
             clock=self.clock,
         )
 

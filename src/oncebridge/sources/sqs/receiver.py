@@ -11,13 +11,13 @@ when its visibility timeout is over.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Final, TypeVar
 
 from oncebridge.aws.client import AwsError
-from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice
+from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice, tens
 from oncebridge.base.clock import Dice
 from oncebridge.errors import OncebridgeError
 
@@ -258,13 +258,8 @@ class ReceivedMessages:
             failures.succeeded()
             return answers
 
-        answers = await asyncio.gather(*[one(ten) for ten in _tens(entries)])
+        answers = await asyncio.gather(*[one(ten) for ten in tens(entries)])
         return [answer for ten in answers for answer in ten]
-
-
-def _tens(entries: Sequence[_T]) -> Iterator[list[_T]]:
-    for at in range(0, len(entries), MOST_ENTRIES):
-        yield list(entries[at : at + MOST_ENTRIES])
 
 
 class FailureLog:

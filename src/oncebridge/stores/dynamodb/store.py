@@ -137,11 +137,8 @@ class DynamoDBStore(ConditionalStore):
         self._warned_ms = 0
         self._client = AwsClient(
             SampleCall("dynamodb", "describe_table", {"TableName": name}),
-            region=found["region"] if found else options.region,
-            endpoint=options.endpoint,
-            profile=options.profile,
-            timeout=options.timeout,
-            connect_timeout=options.connect_timeout,
+            options,
+            region=found["region"] if found else None,
             connections=options.connections,
             clock=self._skewed,
         )

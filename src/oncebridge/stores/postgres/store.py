@@ -508,17 +508,9 @@ def _remember_answers(keys: Sequence[bytes], done: Sequence[bytes]) -> list[Reme
 
 def _record(row: Any) -> Record:
     until, keep_until, hard_until, attempts, fate, key, token, generation, hash_, memo, whole = row
+    key = whole or key
     return Record(
-        whole or key,
-        token,
-        generation,
-        until,
-        attempts,
-        hash_,
-        _FATES[fate],
-        memo,
-        hard_until,
-        keep_until,
+        key, token, generation, until, attempts, hash_, _FATES[fate], memo, hard_until, keep_until
     )
 
 

@@ -233,11 +233,7 @@ class S3Store(ConditionalStore):
         self._prefix = checked_prefix(bucket, prefix)
         self._client = AwsClient(
             SampleCall("s3", "head_bucket", {"Bucket": bucket}),
-            region=options.region,
-            endpoint=options.endpoint,
-            profile=options.profile,
-            timeout=options.timeout,
-            connect_timeout=options.connect_timeout,
+            options,
             connections=options.connections,
         )
         self._max_skew_ms = ms(options.max_skew)

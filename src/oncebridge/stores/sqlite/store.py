@@ -382,16 +382,7 @@ def _ends(terms: tuple[int, int, int], now: int) -> tuple[int, int, int, int]:
 def _record(row: Sequence[Any]) -> Record:
     key, token, generation, until, attempts, hash_, fate, memo, hard_until, keep_until = row
     return Record(
-        key,
-        token,
-        generation,
-        until,
-        attempts,
-        hash_,
-        _FATES[fate],
-        memo,
-        hard_until,
-        keep_until,
+        key, token, generation, until, attempts, hash_, _FATES[fate], memo, hard_until, keep_until
     )
 
 
