@@ -146,7 +146,7 @@ def test_cloudformation_is_what_cfn_lint_wants(tmp_path):
         [sys.executable, "-c", LINT, *sorted(map(str, tmp_path.iterdir()))],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

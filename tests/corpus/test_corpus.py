@@ -16,7 +16,7 @@ from tests.http.live import PATH, event, live, prepare, read_answer
 
 from oncebridge.errors import OncebridgeError
 
-BOUND_S = 5.0
+BOUND_S = 30.0
 numbers = itertools.count(1)
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 unpacked = [case for case in CASES.values() if "Content-Encoding" not in case.headers]

@@ -20,7 +20,7 @@ from .operations import Claiming, Committing, Operation
 from .proxy import GARBAGE, Fault, Proxy
 
 TIMEOUT_S = 0.7
-GRACE_S = 1.0
+GRACE_S = 3.0
 LATE_S = 1.5 * TIMEOUT_S
 _TRIES = (0.05, 0.2, 0.5)  # about as often as the ledger asks again
 _ARRIVES = frozenset(

@@ -336,7 +336,9 @@ async def test_the_place_is_saved_while_it_runs(path, store, monkeypatch):
     async with reading(path, store, sink=sink) as reader:
         running = asyncio.create_task(reader.run())
         await eventually(lambda: len(sink.taken) == 60)
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(60):
+            while await _saved_line(reader, store) < 40:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         # Be killed: nothing is given back.
         reader.source._checkpoint._store = BrokenStore()
         reader.source.stop()
@@ -346,6 +348,11 @@ async def test_the_place_is_saved_while_it_runs(path, store, monkeypatch):
         await reader.run()
         assert reader.source.resumed_at > 1
         assert 40 <= reader.books.arrived <= 80
+
+
+async def _saved_line(reader, store):
+    (record,) = await store.peek([reader.source._checkpoint.key])
+    return json.loads(record.memo)[1] if record and record.memo else 0
 
 
 class BrokenStore:
