@@ -10,10 +10,11 @@ import socket
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from tests.e2e.towns import Command, Senders, event, receiving, send
 from tests.servers.redis import RedisServer, running
@@ -531,6 +532,15 @@ def test_a_redis_that_was_wiped_is_noticed(tmp_path, receiver, redis_server):
     assert (counts["delivered"], counts["unprotected"]) == (2, 1)
 
 
+def freeze(run, store):
+    """Stop a process while it does not hold the lock of its store: others would wait for it."""
+    with closing(sqlite3.connect(store, timeout=30, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        run.signal(signal.SIGSTOP)
+        wait_for(lambda: psutil.Process(run.process.pid).status() == psutil.STATUS_STOPPED)
+        db.execute("ROLLBACK")
+
+
 def test_an_event_that_a_frozen_worker_and_another_delivered_is_counted(tmp_path, receiver):
     short = ("--sink-timeout", "2s", "--commit-budget", "500ms", "--lease", "4s", "--json")
     receiver.open.clear()
@@ -542,7 +552,7 @@ def test_an_event_that_a_frozen_worker_and_another_delivered_is_counted(tmp_path
         url, first_url = other.ready(), frozen.ready()
         first = threads.submit(send, first_url, event(1), timeout=30)
         wait_for(lambda: receiver.begun == 1)
-        frozen.signal(signal.SIGSTOP)
+        freeze(frozen, tmp_path / "seen.db")
         receiver.open.set()  # the CRM has it, and nobody listens
         wait_for(lambda: send(url, event(1))[1].get("verdict") == "delivered")
         frozen.signal(signal.SIGCONT)
