@@ -106,7 +106,7 @@ async def resend(
         sender: _BatchSender | None = None
         async for batch in gathering.batches(what):
             if sender is None:
-                # A new store is empty, which is no reason not to send.
+                # A new store is empty; the event can be sent all the same.
                 store = await stack.enter_async_context(opened(setup.config.store.opened))
                 sender = _BatchSender(setup, OperatorLog(audit, store, reason=reason), printer)
                 stack.push_async_callback(sender.aclose)
